@@ -85,7 +85,6 @@ class CommitLoop:
 
     @property
     def head(self) -> LogState:
-        """The log's state as last read."""
         return self._committer.head
 
     @property

@@ -47,9 +47,7 @@ INTERVAL_S_MIN: Final = 0.02
 JITTER: Final = 0.15
 AGE_FACTOR: Final = 2
 AGE_SLACK: Final = 4
-RECENT_MS: Final = (
-    60_000  # a producer without commits for longer than this, and than RECENT_INTERVALS, is no contender
-)
+RECENT_MS: Final = 60_000  # without commits for longer, and than RECENT_INTERVALS, a producer is no contender
 RECENT_INTERVALS: Final = 3
 EXPOSURES_KEPT: Final = 15
 EXPOSURES_RECENT: Final = 3
@@ -132,7 +130,6 @@ class Pacer:
 
     @property
     def gives_way(self) -> bool:
-        """Whether `max_delay` is shorter than the interval, so that batches wait longer than it."""
         return self.interval_s > self.delay_max_s
 
     @property
@@ -165,7 +162,6 @@ class Pacer:
             self._seen = (now_s, version)
 
     def won(self, *, started_s: float, exposure_s: float) -> None:
-        """Note a successful attempt that began at `started_s`."""
         self._measure(exposure_s)
         self.losses = 0
         self._locked_out = False  # for the rest of this quiet time: it is for others like us
@@ -173,12 +169,10 @@ class Pacer:
         self._started_s = started_s
 
     def lost(self, *, ended_s: float, exposure_s: float) -> None:
-        """Note an attempt that was lost to another producer, as known at `ended_s`."""
         self._measure(exposure_s)
         self.losses += 1
-        shortest_s = (
-            BACKOFF_EXPOSURES * self.exposure_s
-        )  # racing starts do not see each other yet and must be separated
+        # Racing starts do not see each other yet and must be separated.
+        shortest_s = BACKOFF_EXPOSURES * self.exposure_s
         overdue = self._age / (self.others + 1)
         longest_s = max(shortest_s, self.interval_s / max(1.0, overdue) ** 2)
         doubled_s = shortest_s * 2.0 ** min(self.losses, _DOUBLINGS_MAX)

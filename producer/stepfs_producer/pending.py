@@ -13,7 +13,7 @@ successor gets another key. One descriptor is taken for a seq; the other objects
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -38,6 +38,15 @@ class Item:
     payload_bytes: int  # of a ticket: about so many, until it is settled
     durable: Durable | None = None
     durable_s: float = 0.0
+    keys: set[str] = field(default_factory=set)  # of a ticket: names that its object may have
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """One append: its seq, and the key of its object."""
+
+    seq: int
+    key: str
 
 
 class Pending:
@@ -49,7 +58,7 @@ class Pending:
         self.uncommitted_bytes = 0
         self.next_seq = next_seq
         self._items: list[Item] = []
-        self._unsettled: dict[int, None] = {}  # seqs of tickets, in order
+        self._unsettled: dict[int, Item] = {}  # of tickets, in order
         self._ready = 0
         self._ready_bytes = 0
 
@@ -64,7 +73,6 @@ class Pending:
 
     @property
     def uncommitted_tgbs(self) -> int:
-        """The number of appends without a commit."""
         return len(self._items)
 
     @property
@@ -98,15 +106,25 @@ class Pending:
         )
 
     def add(self, payloads: tuple[bytes, ...], records: tuple[int, ...], position: bytes) -> Item:
-        """Give an append its seq."""
         payload_bytes = sum(map(len, payloads))
         self.memory_bytes += payload_bytes
         return self._added(Item(self.next_seq, payloads, records, position, payload_bytes))
 
     def reserve(self, payload_bytes: int, records: tuple[int, ...], position: bytes) -> Item:
         """Give an append its seq whose payloads are uploaded elsewhere."""
-        self._unsettled[self.next_seq] = None
-        return self._added(Item(self.next_seq, (), records, position, payload_bytes))
+        item = self._added(Item(self.next_seq, (), records, position, payload_bytes))
+        self._unsettled[item.seq] = item
+        return item
+
+    def reserved(self, ticket: Ticket) -> Item:
+        """The append of a ticket that is not settled; else `UsageError`."""
+        item = self._unsettled.get(ticket.seq)
+        if item is None or ticket.key not in item.keys:
+            raise UsageError(
+                f"ticket {ticket.seq} with key {ticket.key} is not open: it was settled, or is of another incarnation; reserve "
+                "an append for each step"
+            )
+        return item
 
     def _added(self, item: Item) -> Item:
         self._items.append(item)
@@ -149,68 +167,18 @@ class Pending:
         return gone
 
 
-@dataclass(frozen=True, slots=True)
-class Ticket:
-    """One append: its seq, and the key of its object."""
-
-    seq: int
-    key: str
-
-
-@dataclass(slots=True)
-class _Open:
-    """A ticket that is not settled."""
-
-    item: Item
-    keys: set[str] = field(default_factory=set)
+def refuse_misfit(item: Item, tgb: Descriptor) -> None:
+    """`UsageError` names the first mismatch of a descriptor with the append that it would settle."""
+    why = next(_misfits(item, tgb), None)
+    if why is not None:
+        raise UsageError(
+            f"the descriptor does not fit ticket {item.seq}: {why}; settle a ticket with what was uploaded under it"
+        )
 
 
-class Tickets:
-    """The tickets of an incarnation that are not settled."""
-
-    def __init__(self, new_key: Callable[[Item], str]) -> None:
-        self._new_key = new_key
-        self._open: dict[int, _Open] = {}
-
-    def issue(self, item: Item) -> Ticket:
-        """The first ticket of a reserved append."""
-        self._open[item.seq] = _Open(item)
-        return self._with_new_key(item)
-
-    def renew(self, ticket: Ticket) -> Ticket:
-        """Another key for the same seq."""
-        return self._with_new_key(self._found(ticket).item)
-
-    def take(self, ticket: Ticket, tgb: Descriptor) -> Item:
-        """The append that this descriptor settles; it is settled from now on. `UsageError` names the mismatch."""
-        found = self._found(ticket)
-        why = next(_misfits(found, tgb), None)
-        if why is not None:
-            raise UsageError(
-                f"the descriptor does not fit ticket {ticket.seq}: {why}; settle a ticket with what was uploaded under it"
-            )
-        del self._open[ticket.seq]
-        return found.item
-
-    def _found(self, ticket: Ticket) -> _Open:
-        found = self._open.get(ticket.seq)
-        if found is None or ticket.key not in found.keys:
-            raise UsageError(
-                f"ticket {ticket.seq} with key {ticket.key} is not open: it was settled, or is of another incarnation; reserve "
-                "an append for each step"
-            )
-        return found
-
-    def _with_new_key(self, item: Item) -> Ticket:
-        ticket = Ticket(item.seq, self._new_key(item))
-        self._open[item.seq].keys.add(ticket.key)
-        return ticket
-
-
-def _misfits(found: _Open, tgb: Descriptor) -> Iterator[str]:
-    """Mismatches. Only the first one makes sense."""
-    item = found.item
-    if tgb.key not in found.keys or tgb.origin:
+def _misfits(item: Item, tgb: Descriptor) -> Iterator[str]:
+    """Only the first one makes sense."""
+    if tgb.key not in item.keys or tgb.origin:
         yield f"it names {tgb.key}, which is no key of it"
     if tgb.seq != item.seq:
         yield f"it is of seq {tgb.seq}"

@@ -178,7 +178,7 @@ class AsyncProducer:
 
     def renew(self, ticket: Ticket) -> Ticket:
         """Another key for the same seq: for a second constructor, beside or in place of one that may be lost."""
-        return self._open().tickets.renew(ticket)
+        return self._open().renew(ticket)
 
     def settle(self, ticket: Ticket, descriptor: Descriptor) -> None:
         """The object is durable under the key of this ticket, or of another one of its seq. `UsageError` if the descriptor

@@ -51,9 +51,7 @@ async def start(store: Store, producer_id: str, *, clock: Clock, pacer: Pacer, b
     `SealedError` if no more steps may come. Raced starts end with exactly one live.
     """
     identity = await backoff.run(lambda: open_lake(store))
-    schema = payload_schema(
-        identity, store.url
-    )  # one of a newer stepfs is refused before any producer is fenced
+    schema = payload_schema(identity, store.url)  # a newer stepfs's is refused before any producer is fenced
     await backoff.run(lambda: probe_store(store, thorough=False))
     committer = Committer(store, await backoff.run(lambda: LogReader.open(store, identity)), clock)
     incarnation = entropy.token(COMMIT_ID_BYTES)
@@ -95,7 +93,6 @@ async def start(store: Store, producer_id: str, *, clock: Clock, pacer: Pacer, b
 
 
 def unanswered(store: Store, attempt: Undecided) -> StoreUnreachableError:
-    """The error of an attempt that stays undecided."""
     return StoreUnreachableError(
         f"{store.url}: no answer to the create of log version {attempt.version}{attempt.why}"
     )

@@ -16,9 +16,9 @@ from stepfs.format.descriptor import Descriptor
 from stepfs.store.api import Store
 from stepfs_producer.backoff import Backoff, Outage
 from stepfs_producer.commit_loop import CommitLoop
-from stepfs_producer.lead.limit import Lead
+from stepfs_producer.lead import Lead
 from stepfs_producer.pace import Pacer
-from stepfs_producer.pending import Item, Pending, Ticket, Tickets
+from stepfs_producer.pending import Item, Pending, Ticket, refuse_misfit
 from stepfs_producer.recovery import Started
 from stepfs_producer.settings import ProducerSettings
 from stepfs_producer.snapshots import SnapshotWriter
@@ -52,7 +52,6 @@ class RunningProducer:
             changed=self.changed,
         )
         self._writer = TgbWriter(store, started.identity, started.me, at_once=settings.uploads)
-        self.tickets = Tickets(self._writer.new_key)
         self._lead = Lead(
             started.committer.reader.control,
             steps_max=settings.max_lead,
@@ -102,11 +101,21 @@ class RunningProducer:
 
     def reserve(self, payload_bytes: int, records: tuple[int, ...], position: bytes) -> Ticket:
         """Give an append its seq that is uploaded elsewhere; never waits."""
-        return self.tickets.issue(self.pending.reserve(payload_bytes, records, position))
+        return self._with_new_key(self.pending.reserve(payload_bytes, records, position))
+
+    def renew(self, ticket: Ticket) -> Ticket:
+        """Another key for the same seq."""
+        return self._with_new_key(self.pending.reserved(ticket))
 
     def settle(self, ticket: Ticket, tgb: Descriptor) -> None:
-        """The object of a ticket is durable."""
-        self._made_durable(self.tickets.take(ticket, tgb), tgb)
+        item = self.pending.reserved(ticket)
+        refuse_misfit(item, tgb)
+        self._made_durable(item, tgb)
+
+    def _with_new_key(self, item: Item) -> Ticket:
+        ticket = Ticket(item.seq, self._writer.new_key(item))
+        item.keys.add(ticket.key)
+        return ticket
 
     async def _upload(self, item: Item) -> None:
         backoff = self._backoff(f"upload of seq {item.seq}")

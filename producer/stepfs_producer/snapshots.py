@@ -42,7 +42,6 @@ class SnapshotWriter:
             self._changed.unpark_all()
 
     async def run(self) -> None:
-        """Write requested snapshots until cancelled."""
         while True:
             while self._wanted is None:
                 await self._changed.park()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
@@ -46,15 +47,14 @@ class Producer:
 
     @_takes_what(AsyncProducer.__init__)
     def __init__(self, *arguments: Any, **settings: Any) -> None:
-        self._async = AsyncProducer(*arguments, **settings)
+        self._made = AsyncProducer(*arguments, **settings)
         self._made_by = os.getpid(), generation()
         self._loop: BackgroundLoop[AsyncProducer] | None = None
 
     def __enter__(self) -> Self:
-        self._refuse_fork()
+        producer_id = self._async.producer_id
         if self._loop is not None:
             raise UsageError("a producer runs once; make a new one")
-        producer_id = self._async.producer_id
         self._loop = BackgroundLoop(
             lambda: self._async,
             name=f"stepfs-producer-{producer_id}",
@@ -80,11 +80,7 @@ class Producer:
 
         Ctrl-C ends the wait. `next_seq` then tells whether the batch was appended nevertheless, at the last moment.
         """
-
-        async def append() -> int:
-            return await self._async.append(batch, position=position, records=records)
-
-        return self._call(append)
+        return self._call(partial(self._async.append, batch, position=position, records=records))
 
     def flush(self) -> None:
         """Return when everything appended before the call is durable, committed and visible to readers."""
@@ -97,55 +93,50 @@ class Producer:
     @property
     def position(self) -> object:
         """The position of the newest committed batch of this id; None before the first."""
-        self._refuse_fork()
         return self._async.position
 
     @property
     def next_seq(self) -> int:
         """The seq of the next append."""
-        self._refuse_fork()
         return self._async.next_seq
 
     @property
     def committed_seq(self) -> int:
         """Batches of this id below this seq are committed."""
-        self._refuse_fork()
         return self._async.committed_seq
 
     @property
     def lake(self) -> LakeIdentity:
         """The lake's identity: slices per batch, file extension."""
-        self._refuse_fork()
         return self._async.lake
 
     @property
     def epoch(self) -> int:
         """This incarnation's epoch."""
-        self._refuse_fork()
         return self._async.epoch
 
     @property
     def tally(self) -> CommitStats:
         """The attempts of this incarnation so far, and their results."""
-        self._refuse_fork()
         return self._async.tally
 
     @property
     def pacing(self) -> Pacing:
         """The present interval of this producer's commits; see `AsyncProducer.pacing`."""
-        self._refuse_fork()
         return self._async.pacing
 
     def _call(self, work: Callable[[], Awaitable[_T]]) -> _T:
-        self._refuse_fork()
         if self._loop is None:
             raise UsageError("the producer has not been started; use it as `with Producer(…) as producer:`")
         return self._loop.call(work)
 
-    def _refuse_fork(self) -> None:
+    @property
+    def _async(self) -> AsyncProducer:
+        """The producer, unless this is a child of a fork."""
         pid, made_in = self._made_by
         if made_in != generation():
             raise RefusedError(
-                f"producer {self._async.producer_id!r} belongs to process {pid}; after a fork, make a Producer of its own, "
+                f"producer {self._made.producer_id!r} belongs to process {pid}; after a fork, make a Producer of its own, "
                 "with an id of its own, in the child"
             )
+        return self._made

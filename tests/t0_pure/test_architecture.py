@@ -36,15 +36,15 @@ QUESTIONS = {  # of a newcomer, to be answered from folder and file names alone
     "How often does a mount look for new steps?": "follow/poll_interval.py",
     "Who decides how many GETs run at once?": "data/fetch/concurrency.py",
     "Which steps hold a record?": "stepfs_producer/run/history/find.py",
-    "What clears the mount point of a killed daemon?": "mount/host/mountpoint.py",
+    "What clears the mount point of a killed daemon?": "mount/host/dead_mount.py",
     "When does a producer try its next commit?": "stepfs_producer/pace.py",
     "Where is an old incarnation of a producer refused?": "stepfs_producer/rebase.py",
-    "Where does a failed request to Google or Azure become our error?": "store/cloud/answers.py",
+    "Where does a server's refusal become our error?": "store/answers.py",
     "What does a planned run wait for most?": "stepfs_producer/run/measured/bottleneck.py",
     "When may a group's change or an advance be recorded?": "lake/decisions.py",
     "Who gives the task of a worker that hangs to another?": "stepfs_producer/engine/failover.py",
     "What pushes bytes into the page cache?": "data/pagecache/primer.py",
-    "When does a producer wait for trainers that are behind?": "stepfs_producer/lead/limit.py",
+    "When does a producer wait for trainers that are behind?": "stepfs_producer/lead.py",
     "Where does a slice become idle, consumed or wanted again?": "data/roles.py",
 }
 
@@ -141,7 +141,7 @@ BREACHES = {
     "committing knows nothing of what it commits": [("stepfs_producer.packs", "stepfs_producer.plan")],
     "the planner is pure": [
         ("stepfs_producer.plan.waits", "trio"),
-        ("stepfs_producer.plan.pack.reads", "os"),
+        ("stepfs_producer.plan.balance.reads", "os"),
         ("stepfs_producer.plan.looks", "stepfs.format.ids"),
     ],
     "each optional library has one home": [

@@ -18,7 +18,6 @@ from stepfs.torch.table import torch_arrays
 from stepfs_producer.payloads.described import (
     planned_schema,
     refuse_other_arrays,
-    tokenizer_facts,
 )
 from stepfs_producer.payloads.encode import construct
 from stepfs_producer.payloads.step_task import PayloadSpec
@@ -30,7 +29,7 @@ PLANNED = (".pt", ".safetensors", ".npy", ".tar", ".bin")
 
 
 def facts():
-    return tokenizer_facts(open_tokenizer(TokenizerSpec()), None, eos=256, pad=257)
+    return open_tokenizer(TokenizerSpec()).facts(None)
 
 
 def problem(ext, schema, payload):
@@ -74,9 +73,13 @@ def test_the_page_and_the_schemas_agree():
 def test_a_tokenizer_is_named_with_what_a_reader_needs():
     assert facts() == {"kind": "bytes", "identity": "bytes", "vocabulary": 258, "eos": 256, "pad": 257}
     plan = open_tokenizer(TokenizerSpec(eos="none"))
-    assert tokenizer_facts(plan, "ab" * 32, eos=plan.eos, bos=plan.bos, pad=plan.pad) == {
-        "kind": "bytes", "identity": "bytes", "vocabulary": 258, "pad": 257, "file_sha256": "ab" * 32,
-    }  # fmt: skip
+    assert plan.facts("ab" * 32) == {
+        "kind": "bytes",
+        "identity": "bytes",
+        "vocabulary": 258,
+        "pad": 257,
+        "file_sha256": "ab" * 32,
+    }
 
 
 def test_what_a_lake_does_not_promise_is_refused_and_another_tokenizer_told():

@@ -13,17 +13,16 @@ from tokenizers import Tokenizer
 
 from stepfs.errors import AbsentError, RefusedError, UsageError
 from stepfs_producer.transforms import model_tokenizer
-from stepfs_producer.transforms.model_tokenizer import load_tokenizer, open_tokenizer, tokenizer_digest
-from stepfs_producer.transforms.spec import TokenizerKind, TokenizerSpec
+from stepfs_producer.transforms.model_tokenizer import load_tokenizer, open_tokenizer, pinned
+from stepfs_producer.transforms.spec import TokenizerSpec
 
-HF = TokenizerKind.HUGGINGFACE
 KINDS = {"qwen": None, "gpt2": None, "llama": None, "bert": "[SEP]", "t5": None}
 FILES = {name: getattr(model_files, name)() for name in [*KINDS, "words"]}
 
 
 def of(name: str, **names: str | None) -> model_tokenizer.Tokenizer:
     names = {"eos": KINDS.get(name)} | names
-    return open_tokenizer(TokenizerSpec(HF, f"{name}.json", **names), FILES[name])
+    return open_tokenizer(TokenizerSpec(f"{name}.json", **names), FILES[name])
 
 
 def by_library(name: str, text: str) -> list[int]:
@@ -31,6 +30,11 @@ def by_library(name: str, text: str) -> list[int]:
     model.no_truncation()
     model.no_padding()
     return model.encode(text, add_special_tokens=False).ids
+
+
+def encoded(tokenizer: model_tokenizer.Tokenizer, texts: list[str]):
+    closed = tokenizer.encode_plain(texts).closed(tokenizer.bos, tokenizer.eos)
+    return closed.ids, closed.lengths
 
 
 def split(ids, lengths) -> list[list[int]]:
@@ -43,8 +47,8 @@ def split(ids, lengths) -> list[list[int]]:
 @settings(max_examples=40)
 def test_ids_are_the_models_own_and_no_text_shows_in_another(name: str, texts: list[str], cut: int) -> None:
     tokenizer = of(name)
-    whole = split(*tokenizer.encode_batch(texts))
-    parts = split(*tokenizer.encode_batch(texts[:cut])) + split(*tokenizer.encode_batch(texts[cut:]))
+    whole = split(*encoded(tokenizer, texts))
+    parts = split(*encoded(tokenizer, texts[:cut])) + split(*encoded(tokenizer, texts[cut:]))
     assert whole == parts
     for text, ids in zip(texts, whole, strict=True):
         if not any(control in text for control in ("</s>", "<s>", "<pad>", "<unk>")):
@@ -62,7 +66,7 @@ def test_ids_are_the_models_own_and_no_text_shows_in_another(name: str, texts: l
 def test_a_control_token_that_a_text_spells_stays_text(name: str, control: str) -> None:
     tokenizer = of(name)
     number = Tokenizer.from_str(FILES[name]).token_to_id(control)
-    ids, lengths = tokenizer.encode_batch([f"a{control}b", control])
+    ids, lengths = encoded(tokenizer, [f"a{control}b", control])
     first, second = split(ids, lengths)
     assert number not in first[:-1]
     assert number not in second[:-1]
@@ -72,10 +76,10 @@ def test_a_control_token_that_a_text_spells_stays_text(name: str, control: str) 
 
 def test_a_named_token_that_is_not_special_is_a_control_token_then() -> None:
     number = Tokenizer.from_str(FILES["qwen"]).token_to_id("<tool_call>")
-    ids, _ = of("qwen").encode_batch(["a<tool_call>b"])
+    ids, _ = encoded(of("qwen"), ["a<tool_call>b"])
     assert number in ids.tolist(), "an added token that is not special is part of texts"
     named = of("qwen", eos="<tool_call>")
-    ids, _ = named.encode_batch(["a<tool_call>b"])
+    ids, _ = encoded(named, ["a<tool_call>b"])
     assert ids.tolist().count(number) == 1
     assert ids[-1] == number == named.eos
 
@@ -87,7 +91,7 @@ def test_special_tokens_by_name_and_by_their_usual_names() -> None:
     assert usual.vocabulary == names("<tool_call>") + 1 == Tokenizer.from_str(FILES["qwen"]).get_vocab_size()
     named = of("qwen", eos="<|im_end|>", bos="<|im_start|>", pad="a")
     assert (named.eos, named.bos, named.pad) == (names("<|im_end|>"), names("<|im_start|>"), names("a"))
-    ids, lengths = named.encode_batch(["the", "", "cat"])
+    ids, lengths = encoded(named, ["the", "", "cat"])
     assert split(ids, lengths) == [
         [named.bos, *by_library("qwen", text), named.eos] if text else [] for text in ("the", "", "cat")
     ]
@@ -95,7 +99,7 @@ def test_special_tokens_by_name_and_by_their_usual_names() -> None:
     for nothing in ("none", ""):
         without = of("qwen", eos=nothing, pad=nothing, bos=nothing)
         assert (without.eos, without.bos, without.pad) == (None, None, 0)
-        assert without.encode_batch(["the"])[0].tolist() == by_library("qwen", "the")
+        assert encoded(without, ["the"])[0].tolist() == by_library("qwen", "the")
     assert len({usual.identity, named.identity, without.identity, of("gpt2").identity}) == 4
     assert of("qwen", pad="a").identity == usual.identity, "padding is no part of a text's ids"
 
@@ -106,7 +110,7 @@ def test_an_end_that_is_not_clear_or_not_there_is_refused() -> None:
     both = json.loads(FILES["t5"])
     both["added_tokens"].append(both["added_tokens"][1] | {"id": 12, "content": "<|endoftext|>"})
     with pytest.raises(UsageError, match=r"'<\|endoftext\|>', '</s>'"):
-        open_tokenizer(TokenizerSpec(HF, "t5.json"), json.dumps(both))
+        open_tokenizer(TokenizerSpec("t5.json"), json.dumps(both))
     with pytest.raises(UsageError, match=r"qwen\.json: the eos token '<\|endoftxt\|>'.*did you mean '<\|endoftext\|>'"):
         of("qwen", eos="<|endoftxt|>")
     with pytest.raises(UsageError, match=r"the pad token '日本語日本語' is not in its vocabulary$"):
@@ -115,27 +119,27 @@ def test_an_end_that_is_not_clear_or_not_there_is_refused() -> None:
 
 def test_settings_of_inference_do_not_cut_fill_or_draw() -> None:
     tokenizer = of("qwen")
-    ids, lengths = tokenizer.encode_batch(["cat " * 30, "a"])
+    ids, lengths = encoded(tokenizer, ["cat " * 30, "a"])
     assert lengths.tolist() == [len(by_library("qwen", "cat " * 30)) + 1, 2]
     random = model_files.edited(FILES["gpt2"], dropout=0.9)
-    steady = open_tokenizer(TokenizerSpec(HF, "g.json"), random)
-    ids, _ = steady.encode_batch(["the cat sat on the mat " * 20])
+    steady = open_tokenizer(TokenizerSpec("g.json"), random)
+    ids, _ = encoded(steady, ["the cat sat on the mat " * 20])
     assert ids[:-1].tolist() == by_library("gpt2", "the cat sat on the mat " * 20)
 
 
 def test_normalisers_do_what_the_model_expects() -> None:
-    composed, _ = of("qwen").encode_batch([unicodedata.normalize("NFC", "naïve")])
-    apart, _ = of("qwen").encode_batch([unicodedata.normalize("NFD", "naïve")])
+    composed, _ = encoded(of("qwen"), [unicodedata.normalize("NFC", "naïve")])
+    apart, _ = encoded(of("qwen"), [unicodedata.normalize("NFD", "naïve")])
     assert composed.tolist() == apart.tolist()
-    upper, _ = of("bert").encode_batch(["THE CAT"])
-    assert upper.tolist() == of("bert").encode_batch(["the cat"])[0].tolist()
+    upper, _ = encoded(of("bert"), ["THE CAT"])
+    assert upper.tolist() == encoded(of("bert"), ["the cat"])[0].tolist()
 
 
 def test_bytes() -> None:
     plain = open_tokenizer(TokenizerSpec())
     assert (plain.vocabulary, plain.eos, plain.bos, plain.pad) == (258, 256, None, 257)
-    assert split(*plain.encode_batch(["é", "", "a"])) == [[0xC3, 0xA9, 256], [], [97, 256]]
-    assert open_tokenizer(TokenizerSpec(eos="none")).encode_batch(["a"])[0].tolist() == [97]
+    assert split(*encoded(plain, ["é", "", "a"])) == [[0xC3, 0xA9, 256], [], [97, 256]]
+    assert encoded(open_tokenizer(TokenizerSpec(eos="none")), ["a"])[0].tolist() == [97]
     with pytest.raises(UsageError, match="kind bytes has no token '</s>'"):
         open_tokenizer(TokenizerSpec(eos="</s>"))
 
@@ -148,33 +152,31 @@ def test_bytes() -> None:
 )  # fmt: skip
 def test_a_damaged_file_is_named(text: str) -> None:
     with pytest.raises(UsageError, match=r"^some/tokenizer\.json"):
-        open_tokenizer(TokenizerSpec(HF, "some/tokenizer.json", eos="none"), text)
+        open_tokenizer(TokenizerSpec("some/tokenizer.json", eos="none"), text)
 
 
 def test_a_file_is_read_once_and_a_changed_one_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     with pytest.raises(AbsentError, match=r"tokenizer\.json: no such tokenizer file"):
-        load_tokenizer(TokenizerSpec(HF, str(path)))
+        load_tokenizer(TokenizerSpec(str(path)))
     path.write_text(FILES["gpt2"])
-    loose = TokenizerSpec(HF, str(path))
-    pinned = TokenizerSpec(HF, str(path), digest=tokenizer_digest(str(path)))
+    loose = TokenizerSpec(str(path))
+    kept = pinned(TokenizerSpec(str(path), pad="none"))  # not loaded yet
     before = load_tokenizer(loose)
     assert load_tokenizer(loose) is before
     path.write_text(FILES["qwen"])
     os.utime(path, ns=(1, 1))
     assert load_tokenizer(loose).identity != before.identity
     with pytest.raises(RefusedError, match=r"tokenizer\.json changed"):
-        load_tokenizer(pinned)
+        load_tokenizer(kept)
     path.write_bytes(b"\xff")
     with pytest.raises(UsageError, match=r"tokenizer\.json: .*UTF-8"):
         load_tokenizer(loose)
     with pytest.raises(UsageError, match=r"could not be read"):
-        load_tokenizer(TokenizerSpec(HF, str(tmp_path)))
+        load_tokenizer(TokenizerSpec(str(tmp_path)))
 
 
 def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_tokenizer, "find_spec", lambda _: None)
     with pytest.raises(UsageError, match=r"kind huggingface.*pip install 'stepfs\[text\]'"):
         of("qwen")
-    with pytest.raises(UsageError, match="needs a file"):
-        open_tokenizer(TokenizerSpec(HF))

@@ -10,12 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepfs_producer.plan.balance.deal import Over, deal, heavy_light
-from stepfs_producer.plan.balance.differencing import differencing
-from stepfs_producer.plan.balance.greedy import greedy
-from stepfs_producer.plan.balance.partition import Method, partition
-from stepfs_producer.plan.balance.swaps import swap
+from stepfs_producer.plan.balance.partition import Method, differencing, greedy, partition, swap
 from stepfs_producer.plan.cost import Cost, row_costs
-from stepfs_producer.plan.pack.best_fit import best_fit
+from stepfs_producer.plan.pack import best_fit
 
 METHODS = [greedy, differencing, *(lambda costs, bins, m=m: partition(costs, bins, m) for m in Method)]
 problems = st.tuples(st.integers(1, 5), st.integers(1, 6)).flatmap(

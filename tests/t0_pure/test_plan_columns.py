@@ -25,7 +25,7 @@ from stepfs_producer.plan.rules import SourceRule
 from stepfs_producer.plan.samples import Ahead, Long, Piece, samples_after
 from stepfs_producer.plan.state import SourceState
 from stepfs_producer.plan.step import SPAN_COLUMNS, End, StepPlan
-from stepfs_producer.run.compile import CompiledPlan, compile_plan, grid_of
+from stepfs_producer.run.compile import CompiledPlan, compile_plan, grid_of, modules_of
 
 
 def piece(tokens, rows, first: int = 0, records: int | None = None) -> Piece:
@@ -187,14 +187,12 @@ def test_the_larger_load_is_no_worse_than_dealing_rows_heaviest_first_in_turn(dr
     assert sorted(dealt(loads, bins, over).ravel().tolist()) == list(range(len(loads)))
 
 
-def test_a_load_that_is_nowhere_a_negative_one_and_one_beyond_53_bits() -> None:
+def test_a_load_that_is_nowhere_and_one_beyond_53_bits() -> None:
     loads = np.array([[5, 0], [4, 0], [3, 0], [2, 0]], np.int64)
     assert normalised(loads, 2)[:, 1].tolist() == [0, 0, 0, 0]
     assert loads[dealt(loads, 2, Over.RANKS)[:, 0], 0].sum(axis=1).tolist() == [7, 7]
     nothing = np.zeros((4, 2), np.int64)
     assert sorted(partition_of_loads(normalised(nothing, 2), 2).ravel().tolist()) == [0, 1, 2, 3]
-    with pytest.raises(UsageError, match="a load is negative; the least is 0"):
-        normalised(np.array([[1, -1]], np.int64), 1)
     with pytest.raises(UsageError, match=r"divide the cost by \d+|divide them by \d+"):
         planned(cost=Cost(1 << 46, 0), loads=("tokens", "pixels"))
 
@@ -288,8 +286,8 @@ def test_only_sources_that_may_give_columns_are_others_with_them() -> None:
 
 
 def test_workers_load_what_a_plan_needs_before_their_first_task() -> None:
-    assert compiled(plan_of(columns={})).modules == ["json"]
-    modules = compiled(plan_of(columns=PIXELS, images=Images(fields="jpg"))).modules
+    assert modules_of(compiled(plan_of(columns={})).transforms.values()) == ["json"]
+    modules = modules_of(compiled(plan_of(columns=PIXELS, images=Images(fields="jpg"))).transforms.values())
     program = (
         "import sys; from stepfs_producer.engine.worker import preload;"
         f"preload('.', {[*modules, 'no.such.module']});"

@@ -17,9 +17,9 @@ from stepfs_producer.plan.file.yaml_file import read_plan
 from stepfs_producer.plan.rules import Exhausted, Packing
 from stepfs_producer.plan.samples import Long, SkipBudget
 from stepfs_producer.plan.schedule import ONE
-from stepfs_producer.run.compile import CompiledPlan, compile_plan
+from stepfs_producer.run.compile import CompiledPlan, compile_plan, payload_spec
 from stepfs_producer.sources.spec import SourceSpec
-from stepfs_producer.transforms.spec import TokenizerKind, TokenizerSpec
+from stepfs_producer.transforms.spec import TokenizerSpec
 
 PLANS = Path(__file__).parent / "plans"
 OUTPUT = Output(mesh="dp=2", sequence_length=64)
@@ -46,8 +46,9 @@ def test_the_first_plan_has_the_defaults_of_a_first_user():
     assert rules.sources["code"].long is Long.SPLIT
     assert rules.sources["code"].skips is None
     assert rules.sources["code"].listing == "l"
-    assert first.payload_spec(padding=1, vocabulary=9) == PayloadSpec(".safetensors", True, 1, 9)
-    assert first.tokenizer == TokenizerSpec(TokenizerKind.HUGGINGFACE, "tokenizer.json", "</s>")
+    first_plan = read_plan((PLANS / "first.yaml").read_bytes(), "first.yaml").plan
+    assert payload_spec(first_plan, padding=1, vocabulary=9) == PayloadSpec(".safetensors", True, 1, 9)
+    assert first.transforms["code"].tokenizer == TokenizerSpec("tokenizer.json", "</s>")
     assert first.specs["code"] == SourceSpec("code", "parquet", ("s3://corpora/code/*.parquet",), text_field="content")
 
 
@@ -81,7 +82,7 @@ def test_relative_names_are_below_the_directory_of_the_plan():
     )
     there = compile_plan(plan, listings={}, tokenizer_digest="", directory="/plans")
     assert there.specs["a"].files == ("/plans/x", "/abs", "s3://b/k", "/plans/sub/*.txt")
-    assert there.tokenizer.file == "/plans/t.json"
+    assert there.transforms["a"].tokenizer.file == "/plans/t.json"
     assert there.rules == dataclasses.replace(
         compile_plan(plan, listings={}, tokenizer_digest="").rules,
         mix=there.rules.mix,

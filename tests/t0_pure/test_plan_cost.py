@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from stepfs_producer.run.memory import memory_of
 
 from stepfs.errors import UsageError
 from stepfs_producer.plan.cost import EXACT_MAX, Cost, row_costs
 from stepfs_producer.plan.file.schema import Output, Plan, Text
 from stepfs_producer.run.compile import compile_plan
-from stepfs_producer.run.memory.bounds import memory_of
 
 
 def columns(*tokens: int) -> dict[str, np.ndarray]:
@@ -32,12 +32,6 @@ def test_hidden_size_gives_the_cost_of_a_transformer() -> None:
 def test_the_documents_of_a_row_add_up() -> None:
     costs = Cost(2, 1).of_samples(columns(3, 4, 5))
     assert row_costs(costs, np.array([1, 1, 0]), 3).tolist() == [35, 15 + 24, 0]
-
-
-@pytest.mark.parametrize("coefficients", [(-1, 1), (1, -1), (0, 0)])
-def test_coefficients_that_cannot_be_meant_are_refused(coefficients: tuple[int, int]) -> None:
-    with pytest.raises(UsageError, match="must not be negative"):
-        Cost(*coefficients)
 
 
 def test_a_cost_that_overflows_int64_names_a_divisor() -> None:

@@ -18,8 +18,8 @@ PROGRAM = """
 import numpy as np
 from planned import small_plan, steps
 from stepfs_producer.plan.balance.partition import Method, partition
-from stepfs_producer.plan.order import order_key, record_order
-order = record_order(order_key(1, 2, "code", 3), 4096)
+from stepfs_producer.plan.order import block_key, record_order
+order = record_order(block_key(1, 2, "code", 3, 0), 4096)
 print(order.tobytes().hex()[-64:], partition(order // 7, 64, Method.AUTO).tobytes().hex()[:512])
 print([plan.digest() for plan in steps(*small_plan(), 6)])
 """

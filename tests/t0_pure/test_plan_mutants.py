@@ -12,8 +12,7 @@ from planned import small_plan, steps
 
 from stepfs_producer.plan import mix, planner, spans
 from stepfs_producer.plan.balance import partition
-from stepfs_producer.plan.balance.greedy import greedy
-from stepfs_producer.plan.pack.best_fit import best_fit
+from stepfs_producer.plan.pack import best_fit
 from stepfs_producer.plan.step import StepPlan
 
 STEPS = 8
@@ -46,7 +45,7 @@ def later_of_equals(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def later_of_equal_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     """P1: of equally heavy bins, the rows are taken in another order."""
-    monkeypatch.setattr(partition, "greedy", lambda costs, bins: greedy(costs, bins)[::-1])
+    monkeypatch.setattr(partition, "greedy", lambda costs, bins, greedy=partition.greedy: greedy(costs, bins)[::-1])
 
 
 def what_is_buffered(monkeypatch: pytest.MonkeyPatch) -> None:

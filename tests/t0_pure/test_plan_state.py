@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planned import Corpus, next_step, rules, small_plan, steps
 
-from stepfs.errors import RefusedError, UsageError
+from stepfs.errors import RefusedError
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import SourceRule
 from stepfs_producer.plan.samples import BAD, Ahead, Long, Piece, SkipBudget, samples_after
@@ -125,16 +125,3 @@ def test_nothing_known_is_a_need_and_limits_are_ends() -> None:
         plans = steps(short, {"code": corpora["code"]}, 9)
         assert len(plans) == 2
         assert isinstance(Planner(short).next(plans[-1].after, {}), End)
-
-
-@pytest.mark.parametrize(
-    ("what", "advice"),
-    [
-        ({"lengths": {0: 60}}, "60 does not divide micro_batch_tokens 256"),
-        ({"ranks": 0}, "at least one rank"),
-        ({"ranks": 1 << 23}, "a step of 2147483648 tokens is too large"),
-    ],
-)
-def test_a_shape_that_cannot_be_planned_is_refused(what: dict[str, object], advice: str) -> None:
-    with pytest.raises(UsageError, match=advice):
-        rules({"s": 1}, **{"lengths": {0: 64}, "ranks": 2, "micro_batch_tokens": 256, **what})

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepfs_producer.engine.kept import KeptBody
-from stepfs_producer.payloads.gather import SampleGroup, gathered
-from stepfs_producer.payloads.step_task import NO_TOKEN
+from stepfs_producer.payloads.step_task import NO_TOKEN, SampleGroup, gathered
 from stepfs_producer.plan.samples import Long, samples_after
 from stepfs_producer.plan.state import SourceState, State
 from stepfs_producer.plan.step import StepPlan

@@ -16,7 +16,7 @@ from stepfs.errors import StepfsError, UsageError
 from stepfs_producer.sources.block import Kind, Records
 from stepfs_producer.transforms.documents import BAD, Tokenised
 from stepfs_producer.transforms.records import transform
-from stepfs_producer.transforms.spec import TokenizerKind, TokenizerSpec, TransformSpec
+from stepfs_producer.transforms.spec import TokenizerSpec, TransformSpec
 
 BYTES = TransformSpec(TokenizerSpec())
 
@@ -80,7 +80,7 @@ def test_tokens_pass_and_are_closed_once() -> None:
 def test_bos_and_eos_by_name(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_text(model_files.llama())
-    spec = TransformSpec(TokenizerSpec(TokenizerKind.HUGGINGFACE, str(path), eos="</s>", bos="<s>"))
+    spec = TransformSpec(TokenizerSpec(str(path), eos="</s>", bos="<s>"))
     (text,) = samples(made(spec, records_of(Kind.TEXT, ["the</s>é".encode()])))
     assert (text[0], text[-1]) == (1, 2)
     assert not {1, 2} & set(text[1:-1])
@@ -199,7 +199,7 @@ def test_a_function_that_is_not_there_stops_the_plan(call: str, why: str) -> Non
 def test_a_text_that_the_model_has_no_token_for_is_bad_alone(tmp_path: Path) -> None:
     path = tmp_path / "words.json"
     path.write_text(model_files.words())
-    spec = TransformSpec(TokenizerSpec(TokenizerKind.HUGGINGFACE, str(path)))
+    spec = TransformSpec(TokenizerSpec(str(path)))
     result = made(spec, records_of(Kind.TEXT, [b"the cat", b"the dog", b"cat </s>", b"cat"]))
     assert samples(result) == [[0, 1, 2], None, None, [1, 2]]
     assert "the tokenizer refuses the text" in result.bad[1]

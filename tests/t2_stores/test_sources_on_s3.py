@@ -21,7 +21,7 @@ from stepfs.format.planned.listing import Listing, from_shards
 from stepfs.store.s3.read_only import ReadOnlyBucket
 from stepfs_producer.sources.block import Block, BlockAddress
 from stepfs_producer.sources.corpus import list_corpus, located
-from stepfs_producer.sources.files.objects import bucket_of
+from stepfs_producer.sources.files.opened import bucket_of
 from stepfs_producer.sources.layout import Layout
 from stepfs_producer.sources.reading import read_block
 from stepfs_producer.sources.spec import SourceSpec

@@ -2,7 +2,6 @@
 
 
 def main() -> None:
-    """Entry point of the console script."""
     from stepfs.interruption import end_silently
 
     end_silently()

@@ -10,6 +10,7 @@ from stepfs_producer.cli.replay import replay
 from stepfs_producer.cli.run import run
 from stepfs_producer.cli.simulate import simulate
 from stepfs_producer.cli.text import text
+from stepfs_producer.plan.packages import plan_packages
 
 app = new_program(
     "stepfs-produce",
@@ -18,4 +19,4 @@ app = new_program(
     "unreachable, 7 fenced (do not restart), 130 or 143 stopped by SIGINT or SIGTERM (restart to continue)",
 )
 for command in (run, check, simulate, find, replay, text):
-    app.command(command.__name__)(reported("stepfs-produce")(command))
+    app.command(command.__name__)(reported("stepfs-produce")(plan_packages()(command)))

@@ -22,17 +22,14 @@ def check(
 ) -> None:
     """Report every mistake in PLAN with its line, then shares, files, bytes, epochs, slices and memory. Writes nothing."""
     from stepfs.errors import UsageError
-    from stepfs_producer.plan.packages import plan_packages
 
     if schema:
-        with plan_packages():
-            from stepfs_producer.cli.plans.check_report import schema_text
+        from stepfs_producer.cli.plans.check_report import schema_text
 
         typer.echo(schema_text())
         return
     if plan is None:
         raise UsageError("no plan was named; name its YAML file, or give --schema")
-    with plan_packages():
-        from stepfs_producer.cli.plans.check_report import check_plan
+    from stepfs_producer.cli.plans.check_report import check_plan
 
     typer.echo(check_plan(plan, sources=not no_sources, as_json=as_json))

@@ -28,10 +28,7 @@ def find(
     as_json: Json = False,
 ) -> None:
     """Find the steps of LAKE that hold a record, in every epoch. The other way round: `stepfs lineage`."""
-    from stepfs_producer.plan.packages import plan_packages
-
-    with plan_packages():
-        from stepfs_producer.cli.plans.find_report import find_report
+    from stepfs_producer.cli.plans.find_report import find_report
 
     report = find_report(
         lake, StoreOptions(endpoint_url), source, file, record, plan_dir=plan_dir, as_json=as_json

@@ -34,11 +34,8 @@ def replay(
     """
     from stepfs.errors import UsageError
     from stepfs.view.selection import parse_ranks, parse_steps
-    from stepfs_producer.plan.packages import plan_packages
-
-    with plan_packages():
-        from stepfs_producer.cli.plans.replay_report import replay_and_report
-        from stepfs_producer.run.history.replay import ReplayOptions
+    from stepfs_producer.cli.plans.replay_report import replay_and_report
+    from stepfs_producer.run.history.replay import ReplayOptions
 
     if compare and to is not None:
         raise UsageError("--compare and --to are two purposes; give one of them")

@@ -24,11 +24,8 @@ def run(
     values: dict[str, Any],
 ) -> None:
     """Run PLAN into LAKE, created when absent; run again after any ending, it continues exactly."""
-    from stepfs_producer.plan.packages import plan_packages
-
-    with plan_packages():
-        from stepfs_producer.cli.plans.run_report import run_and_report
-        from stepfs_producer.run.prepare import plan_at
+    from stepfs_producer.cli.plans.run_report import run_and_report
+    from stepfs_producer.run.prepare import plan_at
 
     options = RunOptions(lake, **values, store_options=StoreOptions(endpoint_url))
     if code := run_and_report(plan_at(plan, held_out=holdout), options, as_json=as_json):

@@ -18,9 +18,6 @@ def simulate(
     as_json: Json = False,
 ) -> None:
     """Plan the first steps of PLAN over its real records, without a lake: shares, fill, balance, padding, planning time."""
-    from stepfs_producer.plan.packages import plan_packages
-
-    with plan_packages():
-        from stepfs_producer.cli.plans.simulation_report import simulation_report
+    from stepfs_producer.cli.plans.run_report import simulation_report
 
     typer.echo(simulation_report(plan, steps=steps, workers=workers, held_out=holdout, as_json=as_json))

@@ -35,12 +35,9 @@ def text(
     Documents stand end to end in the order of the files, and every one is in exactly one step; the last step is padded. Files
     must not change meanwhile. For everything else, such as several sources or shuffling, write a plan: `stepfs-produce run`.
     """
-    from stepfs_producer.plan.packages import plan_packages
-
-    with plan_packages():
-        from stepfs_producer.cli.plans.run_report import run_and_report
-        from stepfs_producer.cli.plans.text_plan import parsed_shard, shape_of_lake, text_plan
-        from stepfs_producer.run.prepare import LocatedPlan
+    from stepfs_producer.cli.plans.run_report import run_and_report
+    from stepfs_producer.cli.plans.text_plan import parsed_shard, shape_of_lake, text_plan
+    from stepfs_producer.run.prepare import LocatedPlan
 
     options = TextOptions(**values)
     index, count = parsed_shard(options.shard)

@@ -1,12 +1,13 @@
-"""The face of an engine: submit a plain function, get its result, or learn that its worker died.
+"""Engines: submit a plain function, get its result, or learn that its worker died.
 
-A large result need not return. A function whose result is *kept* returns a head and a body: the head returns by value,
-the body stays with the engine, and a reference to it stands for it among the arguments of later tasks. The command owns
-all references. A body may be lost (a node is gone, its memory was needed): that is a result, not an error.
+A function whose result is *kept* returns a head and a body: the head returns by value, the body stays with the engine,
+and a reference stands for it among the arguments of later tasks. The command owns all references. A body may be lost (a
+node is gone, its memory was needed): that is a result, not an error.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Final, Generic, Protocol, TypeVar
@@ -15,7 +16,7 @@ from stepfs.errors import RefusedError, StepfsError
 
 T = TypeVar("T")
 H = TypeVar("H")
-Look = Callable[[], list[str]]  # carried out on another machine: what it lacks, in words that follow its name
+Look = Callable[[], list[str]]  # on another machine: its lacks, each as the end of a sentence about it
 
 _WORKERS_PER_SPARE: Final = 8  # a spare is warm: it takes over at once where a worker died or hangs
 
@@ -41,9 +42,7 @@ class Reference(Protocol):
     """A body that the engine keeps until it is released. Each engine has a class of its own, compared by identity."""
 
     @property
-    def nbytes(self) -> int:
-        """Of the body in memory."""
-        ...
+    def nbytes(self) -> int: ...  # of the body in memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +55,7 @@ class Kept(Generic[H]):
 
 @dataclass(frozen=True, slots=True)
 class WorkerDied:
-    """The worker ended before its task did; the same task may be given to another one.
-
-    `with_machine`: its machine is lost, or cannot be reached, which is seldom the task's fault.
-    """
+    """The worker ended before its task did. `with_machine`: its machine is lost, which is seldom the task's fault."""
 
     reason: str
     with_machine: bool = False
@@ -72,58 +68,61 @@ class Lost:
     references: tuple[Reference, ...]
 
 
-class Engine(Protocol):
-    """Runs what is submitted side by side, in no promised order. A task's exceptions are raised where it was submitted.
+class Engine(ABC):
+    """Runs tasks side by side, in no promised order. The exceptions of a task are raised where it was submitted.
 
     Functions are found in the worker by their names. A `Reference` among the arguments of a task (not inside of one) is
     replaced by its body there. Cancelling a call ends its worker.
     """
 
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self.died = 0  # workers, so far
+        self.kept_bytes = 0  # of bodies, now
+
     @property
     def workers(self) -> int:
-        """How many tasks should run at a time; `failover` keeps to it. May be set: missing workers start, idle ones end."""
-        ...
+        """How many tasks should run at a time; `failover` keeps to it. May be set."""
+        return self._workers
 
     @workers.setter
-    def workers(self, count: int) -> None: ...
-
-    @property
-    def died(self) -> int:
-        """Workers, so far."""
-        ...
-
-    @property
-    def kept_bytes(self) -> int:
-        """Of bodies, now."""
-        ...
-
-    async def admit(self, look: Look) -> None:
-        """Begin, once `look` has found nothing missing on each other machine; else `UnfitNodesError`."""
-        ...
+    def workers(self, count: int) -> None:
+        self._workers = count
+        self._fit()
 
     @property
     def spares(self) -> int:
         """Workers beyond those, for tasks whose worker died or is late."""
-        ...
+        return spares_of(self._workers)
 
+    async def admit(self, look: Look) -> None:  # noqa: B027 - where there is no other machine, there is nothing to do
+        """Begin, once `look` has found nothing missing on each other machine; else `UnfitNodesError` has a line for each.
+
+        `StoreUnreachableError`: a store is away from a machine, now.
+        """
+
+    @abstractmethod
     async def up(self) -> None:
-        """Return once a worker has come up."""
-        ...
+        """Return once a worker has come up, or has died at its start."""
 
+    @abstractmethod
     async def submit(self, function: Callable[..., T], *arguments: object) -> T | WorkerDied | Lost:
         """Run `function(*arguments)` in a worker, at once."""
-        ...
 
+    @abstractmethod
     async def keep(
         self, function: Callable[..., tuple[H, object]], *arguments: object
     ) -> Kept[H] | WorkerDied | Lost:
-        """Run `function(*arguments)` in a worker, at once, and keep the second part of what it returns."""
-        ...
+        """Run `function(*arguments)` in a worker, at once, and keep the second part of its result."""
 
+    @abstractmethod
     def release(self, reference: Reference) -> None:
         """The body is not needed any more. To a task that is submitted with it all the same, it is lost."""
-        ...
 
+    @abstractmethod
     def warm_spare(self) -> None:
         """Start a worker in place of one that was ended; it is up before it is needed."""
-        ...
+
+    @abstractmethod
+    def _fit(self) -> None:
+        """Start the workers that are missing, and end idle ones that are too many."""

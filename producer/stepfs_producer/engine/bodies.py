@@ -1,12 +1,10 @@
 """Bodies of this machine: anonymous files in memory, written by one worker, then mapped by those that need them.
 
-The command makes the file and has it open; workers find it as /proc/<command>/fd/<number>. So the kernel frees it when
-the command ends, however it ends: there is no directory to be swept, and no storage of a fixed size. Numbers are used
-again, so a file has a name that no other has, which is looked at after opening. Once written it is sealed.
+The command has the file open; workers find it as /proc/<command>/fd/<number>. So the kernel frees it when the command
+ends, however it ends. Numbers are used again, so each file has a name of its own, compared after opening.
 
 Arrays and `PickleBuffer`s lie in the file as they are, behind the pickle that names them, and are mapped without a copy.
-A small body needs no file: its bytes pass through the command, which does not look at them. Where another store keeps
-bodies (`ray`), it has the same parts.
+A small body needs no file: its bytes pass through the command. Ray's store keeps the same parts.
 
 Workers import this module, so nothing here may need trio.
 """
@@ -66,7 +64,7 @@ def run_task(
 ) -> object:
     """In a worker: the result of `function`, or (head, `Stored`) of it if it is kept, or `LostBodies`.
 
-    `keep_in`: the file for its body; None: no file can be had, and the body returns whatever its size.
+    `keep_in`: the file for its body; None: no file can be had, and a body of any size returns.
     """
     found: list[object] = []
     lost = []

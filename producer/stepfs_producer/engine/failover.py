@@ -1,13 +1,10 @@
-"""Carrying out tasks although workers die or hang, stores are silent and bodies are lost: the same task again, and its
-result is the same.
+"""Tasks are done although workers die or hang, stores are silent and bodies are lost: the same task has the same result.
 
-A worker that dies may have been killed, or may have been killed by its task: out of memory, a fault in a library. So a
-task gets three workers. A machine may be lost at any time, and seldom by a task; but one that takes all memory may take
-machine after machine, so it gets eight of them. A worker may also hang, for a reason of its own or of its task, and
-nobody would ever say so: a task that is late, beside others of its kind, is given to a spare worker as well; if that is
-late, too, to another in its place. The first answer wins, and the other worker is ended, which is no death. An error of
-the operating system or of a store is never a property of the data, so it is waited out; any other error of a task ends
-the run.
+A task may have killed its worker (out of memory, a fault in a library), so it gets three of them. It seldom costs a
+machine, but one that takes all memory may take machine after machine, so it gets eight. A hanging worker gives no sign:
+a task that is late, beside others of its kind, is given to a spare worker as well; if that is late, too, to another in
+its place. The first answer wins, and the other worker is ended, which is no death. An error of the operating system or
+of a store is never a property of the data, so it is waited out; any other error of a task ends the run.
 """
 
 from __future__ import annotations
@@ -15,9 +12,8 @@ from __future__ import annotations
 import logging
 import math
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
-from functools import partial
 from typing import Any, Final, TypeVar
 
 import trio
@@ -47,7 +43,7 @@ class MachinesLostError(StepfsError):
 
 
 class _Deaths:
-    """Of the workers of one task."""
+    """The workers that one task has cost."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -55,7 +51,7 @@ class _Deaths:
         self._machines = 0
 
     def note(self, death: WorkerDied) -> None:
-        """One more; `WorkersDiedError` and `MachinesLostError` if it is too many."""
+        """`WorkersDiedError` and `MachinesLostError` if it is one too many."""
         self._workers += not death.with_machine
         self._machines += death.with_machine
         end = "Nothing was committed beyond the steps before it"
@@ -73,7 +69,7 @@ class _Deaths:
 
 
 class PerAttempt:
-    """An argument that every worker gets anew, be it after another one or beside it."""
+    """An argument that is made anew for every worker."""
 
     def __init__(self, make: Callable[[], object]) -> None:
         self.make = make
@@ -133,18 +129,16 @@ class Tasks:
         workers died of it, `MachinesLostError` after eight machines were lost; `StoreUnreachableError` when its store was
         silent too long.
         """
-        return await self._repeated(
-            what, partial(self._first_answer, what, source, function, keep=False), arguments
-        )
+        result: T = await self._repeated(what, source, function, arguments, keep=False)
+        return result
 
     async def keep(
         self, what: str, source: str, function: Callable[..., tuple[H, object]], *arguments: object
     ) -> tuple[H, KeptBody]:
-        """The same, for a function that returns (head, body); the caller holds the body."""
-        kept = await self._kept(what, source, function, *arguments)
+        kept: Kept[H] = await self._repeated(what, source, function, arguments, keep=True)
 
         async def again() -> Reference:
-            found = await self._kept(what, source, function, *arguments)
+            found: Kept[H] = await self._repeated(what, source, function, arguments, keep=True)
             if found.head != kept.head:
                 raise RefusedError(
                     f"{what}: done again, it has another result; files that changed? A transform has to be a function of its "
@@ -154,16 +148,15 @@ class Tasks:
 
         return kept.head, KeptBody(kept.reference, again, self._engine.release)
 
-    async def _kept(
-        self, what: str, source: str, function: Callable[..., tuple[H, object]], *arguments: object
-    ) -> Kept[H]:
-        answer: Callable[..., Awaitable[Kept[H] | WorkerDied | Lost]]
-        answer = partial(self._first_answer, what, source, function, keep=True)
-        return await self._repeated(what, answer, arguments)
-
     async def _repeated(
-        self, what: str, answer: Callable[..., Awaitable[T | WorkerDied | Lost]], arguments: Sequence[object]
-    ) -> T:
+        self,
+        what: str,
+        source: str,
+        function: Callable[..., object],
+        arguments: Sequence[object],
+        *,
+        keep: bool,
+    ) -> Any:
         backoff = Backoff(what, self._give_up_after_s)
         deaths = _Deaths(what)
         with ExitStack() as held:
@@ -172,7 +165,9 @@ class Tasks:
                     held.enter_context(argument.held())
             while True:
                 try:
-                    result = await answer(*await _resolved(arguments))
+                    result = await self._first_answer(
+                        what, source, function, *await _resolved(arguments), keep=keep
+                    )
                 except OSError as error:
                     await backoff.failed(StoreUnreachableError(f"{what}: {error}"))
                     continue
@@ -190,10 +185,9 @@ class Tasks:
     async def culprit(
         self, first: int, last: int, function: Callable[..., tuple[object, object]], *arguments: object
     ) -> int | None:
-        """The record of `first` … `last` - 1 that kills a worker by itself, None if none does. The task is
-        `function(*arguments, first, last)`, and is kept.
+        """The record of `first` … `last` - 1 that kills a worker by itself, found by halving; None if none does.
 
-        Halves are tried until one record is left. It costs one worker per halving: 17 for the largest group.
+        The task is `function(*arguments, first, last)`, and is kept. A search costs 17 workers in the largest group.
         """
         while last - first > 1:
             middle = (first + last) // 2
@@ -212,7 +206,7 @@ class Tasks:
                 except (
                     StepfsError,
                     OSError,
-                ):  # of another record; it would have ended the run already, had the worker lived
+                ):  # of another record: it would have ended the run, had the worker lived
                     return False
             if isinstance(result, Kept):
                 self._engine.release(result.reference)
@@ -221,14 +215,13 @@ class Tasks:
             self._note_lost(result, arguments)
 
     def _note_lost(self, result: Lost, arguments: Sequence[object]) -> None:
-        """They are made again before the task is given to another worker."""
         bodies = {argument for argument in arguments if isinstance(argument, KeptBody)}
         self.lost += sum(body.note_lost(result.references) for body in bodies)
 
     async def _first_answer(
         self, what: str, source: str, function: Callable[..., object], *arguments: object, keep: bool
     ) -> Any:
-        """Of one worker, or of two while the first one is late. A result, `Kept` if it is to be; or `WorkerDied`, `Lost`."""
+        """The answer of one worker, or of two while the first one is late: a result or `Kept`, `WorkerDied`, `Lost`."""
         answers: list[object] = []
         under_way = 0
 
@@ -289,7 +282,7 @@ class Tasks:
 
 
 async def _resolved(arguments: Sequence[object]) -> list[object]:
-    """With a reference in place of each body; those that are not there are made again, side by side."""
+    """References in place of bodies; those that are not there are made again, side by side."""
     while missing := {one for one in arguments if isinstance(one, KeptBody) and not one.here}:
         async with trio.open_nursery() as nursery:
             for body in missing:

@@ -11,10 +11,9 @@ from stepfs_producer.engine.api import Reference
 
 
 class KeptBody:
-    """The body of a kept task.
+    """The body of a kept task. Its first holder is the caller that got it; without a holder it is released.
 
-    Nobody holds it: it is released. It is lost, or was released and is held again: `make_again` does its task once more,
-    once for all that wait. One holder is the caller who got it.
+    Where it is lost, or was released and is held again, `make_again` repeats its task, once for all that wait.
     """
 
     def __init__(
@@ -32,21 +31,18 @@ class KeptBody:
 
     @property
     def here(self) -> bool:
-        """Whether it is there, as far as is known."""
         return self._reference is not None
 
     @property
     def reference(self) -> Reference:
-        """For a task. `here`, and held."""
+        """For a task, while it is `here` and held."""
         assert self._reference is not None
         return self._reference
 
     def hold(self) -> None:
-        """One more holder."""
         self._holders += 1
 
     def let_go(self) -> None:
-        """One holder less."""
         self._holders -= 1
         assert self._holders >= 0
         if not self._holders and self._reference is not None:
@@ -55,7 +51,6 @@ class KeptBody:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold it until the end of the block."""
         self.hold()
         try:
             yield
@@ -71,7 +66,7 @@ class KeptBody:
         return True
 
     async def make_again(self) -> None:
-        """Until it is there. The caller holds it."""
+        """Return once it is there. The caller holds it."""
         async with self._making:
             if self._reference is None:
                 self._reference = await self._again()

@@ -17,7 +17,7 @@ import trio
 import trio_parallel
 
 from stepfs.errors import UsageError
-from stepfs_producer.engine.api import Kept, Look, Lost, WorkerDied, spares_of
+from stepfs_producer.engine.api import Engine, Kept, Lost, Reference, WorkerDied
 from stepfs_producer.engine.bodies import BodyFile, LostBodies, Stored, run_task
 from stepfs_producer.engine.worker import begin
 
@@ -30,16 +30,15 @@ _FILES_MAX: Final = 1 << 16  # that the command may have open; half of them are 
 
 
 class LocalReference:
-    """A body that a worker has stored. `descriptor`: of its file, which the command has open."""
+    """A stored body. `descriptor`: of its file, which the command has open."""
 
     def __init__(self, stored: Stored, descriptor: int | None) -> None:
         self.stored = stored
         self.descriptor = descriptor
         self.nbytes = sum(stored.sizes) if stored.inline is None else len(stored.inline)
-        self.released = False
 
 
-class LocalEngine:
+class LocalEngine(Engine):
     """Tasks in processes of their own."""
 
     def __init__(
@@ -49,38 +48,26 @@ class LocalEngine:
         nursery: trio.Nursery,
         preload: Callable[[], object],
     ) -> None:
+        super().__init__(workers)
         self._context = context
         self._preload = preload
         self._nursery = nursery
-        self._workers = workers
         # A task that finds no idle worker starts one, so the limit is one of processes: those that come up slowly have a task.
         self._limiter = trio.CapacityLimiter(workers + self.spares)
         self._up = trio.Event()
-        self.died = 0  # workers, so far
-        self.kept_bytes = 0  # of bodies, now
         self._bodies: dict[LocalReference, None] = {}
         self._keeping = 0  # tasks under way whose bodies are kept
         self._numbers = itertools.count()
         self._files_max = _file_limit() // 2
 
-    @property
-    def workers(self) -> int:
-        return self._workers
-
-    @workers.setter
-    def workers(self, count: int) -> None:
-        self._workers = count
-        self._limiter.total_tokens = count + self.spares
+    def _fit(self) -> None:
+        self._limiter.total_tokens = self.workers + self.spares
         found = self._context.statistics()
-        missing = count + self.spares - found.idle_workers - found.running_workers
+        missing = self.workers + self.spares - found.idle_workers - found.running_workers
         for _ in range(missing + found.idle_workers if missing > 0 else 0):  # see `warm_spare`
             self._nursery.start_soon(self._warm_one)
         for _ in range(min(-missing, found.idle_workers)):
             self._nursery.start_soon(self._end_one)
-
-    @property
-    def spares(self) -> int:
-        return spares_of(self._workers)
 
     @property
     def idle(self) -> int:
@@ -88,22 +75,16 @@ class LocalEngine:
         count: int = self._context.statistics().idle_workers
         return count
 
-    async def admit(self, look: Look) -> None:
-        """There is no other machine."""
-
     async def up(self) -> None:
-        """Return once a worker has come up, or has died at its start."""
         await self._up.wait()
 
     async def submit(self, function: Callable[..., T], *arguments: object) -> T | WorkerDied | Lost:
-        """Run `function(*arguments)` in a worker; cancelling it kills the worker."""
         result: T | WorkerDied | Lost = await self._run(function, arguments, None, keep=False)
         return result
 
     async def keep(
         self, function: Callable[..., tuple[H, object]], *arguments: object
     ) -> Kept[H] | WorkerDied | Lost:
-        """Run `function(*arguments)` in a worker, and keep the second part of what it returns."""
         name = f"stepfs-{os.getpid()}-{next(self._numbers)}"
         descriptor = None
         if len(self._bodies) + self._keeping < self._files_max:  # else bodies return
@@ -126,19 +107,16 @@ class LocalEngine:
             if descriptor is not None and not used:
                 os.close(descriptor)
 
-    def release(self, reference: object) -> None:
-        """Let the body go."""
+    def release(self, reference: Reference) -> None:
         assert isinstance(reference, LocalReference)
-        if reference.released:
+        if reference not in self._bodies:
             return
-        reference.released = True
         del self._bodies[reference]
         self.kept_bytes -= reference.nbytes
         if reference.descriptor is not None:
             os.close(reference.descriptor)
 
     def release_all(self) -> None:
-        """Let all bodies go: the run is over."""
         for reference in list(self._bodies):
             self.release(reference)
 
@@ -151,7 +129,7 @@ class LocalEngine:
         keep: bool,
     ) -> Any:
         references = [argument for argument in arguments if isinstance(argument, LocalReference)]
-        if lost := tuple(reference for reference in references if reference.released):
+        if lost := tuple(reference for reference in references if reference not in self._bodies):
             return Lost(lost)
         stored = tuple(one.stored if isinstance(one, LocalReference) else one for one in arguments)
         call = partial(run_task, function, stored, keep_in, keep=keep)
@@ -168,14 +146,12 @@ class LocalEngine:
         return result
 
     async def warm(self) -> None:
-        """Start all workers and the spares, side by side."""
         async with trio.open_nursery() as nursery:
             for _ in range(self.workers + self.spares):
                 nursery.start_soon(self._warm_one)
 
     def warm_spare(self) -> None:
-        """Start a worker in place of one that was ended. Idle ones get the task first, so there is one for each of them."""
-        for _ in range(self.idle + 1):
+        for _ in range(self.idle + 1):  # idle ones get the task first
             self._nursery.start_soon(self._warm_one)
 
     async def _warm_one(self) -> None:

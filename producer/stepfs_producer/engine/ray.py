@@ -2,9 +2,9 @@
 
 A worker is an actor that Ray neither restarts nor gives a task twice, because `failover` does both.
 
-A body is the second of two objects that a task returns, not one that the worker puts: so the command owns it, and it
-outlives its worker. It stays in the memory of the worker's node, and is lost with the node; Ray fetches it to the node of a
-task that needs it. Ray itself sends a small one (100 KiB) along with the answer.
+A body is the second of two objects that a task returns: so the command owns it, and it outlives its worker. It is lost
+with the worker's node. Ray fetches it to the node of a task that needs it, and sends a small one (100 KiB) along with the
+answer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,16 @@ import trio
 
 from stepfs.errors import StoreUnreachableError
 from stepfs_producer.engine import ray_calls
-from stepfs_producer.engine.api import Kept, Look, Lost, UnfitNodesError, WorkerDied, spares_of
+from stepfs_producer.engine.api import (
+    Engine,
+    Kept,
+    Look,
+    Lost,
+    Reference,
+    UnfitNodesError,
+    WorkerDied,
+    spares_of,
+)
 from stepfs_producer.engine.bodies import Given, LostBodies
 from stepfs_producer.engine.ray_calls import Actor, InStore, RayError
 from stepfs_producer.engine.reach import in_a_thread, line_of, options_of_init, refuse_unreachable
@@ -42,13 +51,13 @@ class RayReference:
         self.nbytes = nbytes
 
 
-class RayEngine:
+class RayEngine(Engine):
     """Tasks in actors, spread over the nodes, one CPU each."""
 
     def __init__(
         self, workers: int, nursery: trio.Nursery, preload: Callable[[], object], say: Callable[[str], None]
     ) -> None:
-        self._workers = workers
+        super().__init__(workers)
         self._nursery = nursery
         self._preload = preload
         self._say = say
@@ -61,27 +70,8 @@ class RayEngine:
         self._starting: set[Actor] = set()  # those of them that are not up yet
         self._up, self._idle = trio.open_memory_channel[Actor](math.inf)
         self._why = ""
-        self.died = 0  # workers, so far
-        self.kept_bytes = 0  # of bodies, now
-
-    @property
-    def workers(self) -> int:
-        return self._workers
-
-    @workers.setter
-    def workers(self, count: int) -> None:
-        self._workers = count
-        self._fit()
-
-    @property
-    def spares(self) -> int:
-        return spares_of(self._workers)
 
     async def admit(self, look: Look) -> None:
-        """Start workers, unless `look` finds something missing on a node: `UnfitNodesError` has a line for each.
-
-        `StoreUnreachableError`: a store is away from a node, now.
-        """
         self._look = look
         self._fit()  # they come up meanwhile
         found: dict[str, list[str]] = {}
@@ -97,18 +87,15 @@ class RayEngine:
         self._nursery.start_soon(self._tell_waiting)
 
     async def up(self) -> None:
-        """Return once a worker has come up."""
         await self._first.wait()
 
     async def submit(self, function: Callable[..., T], *arguments: object) -> T | WorkerDied | Lost:
-        """Run `function(*arguments)` in a worker; cancelling it kills the worker."""
         result = await self._carry_out(function, arguments, keep=False)
         return result if isinstance(result, WorkerDied | Lost) else cast("T", result[0])
 
     async def keep(
         self, function: Callable[..., tuple[H, object]], *arguments: object
     ) -> Kept[H] | WorkerDied | Lost:
-        """Run `function(*arguments)` in a worker, and keep the second part of what it returns."""
         result = await self._carry_out(function, arguments, keep=True)
         if isinstance(result, WorkerDied | Lost):
             return result
@@ -116,8 +103,7 @@ class RayEngine:
         self.kept_bytes += nbytes
         return Kept(head, RayReference(stored, nbytes))
 
-    def release(self, reference: object) -> None:
-        """Let the body go."""
+    def release(self, reference: Reference) -> None:
         assert isinstance(reference, RayReference)
         if reference.stored is not None:
             reference.stored = None
@@ -153,11 +139,9 @@ class RayEngine:
         return value, kept
 
     def warm_spare(self) -> None:
-        """Start a worker in place of one that was ended."""
         self._fit()
 
     def _fit(self) -> None:
-        """Start the workers that are missing, and end idle ones that are too many."""
         missing = self._workers + self.spares - len(self._actors)
         for _ in range(missing):
             actor = ray_calls.start()
@@ -169,7 +153,7 @@ class RayEngine:
                 self._end(self._idle.receive_nowait())
 
     def end(self) -> None:
-        """Of all workers, also in a cluster that stays."""
+        """End all workers, also in a cluster that stays."""
         for actor in list(self._actors):
             self._end(actor)
 
@@ -219,7 +203,7 @@ class RayEngine:
                 self._nursery.start_soon(ask, self._idle.receive_nowait())
 
     async def _look_at(self, node_id: str, found: dict[str, list[str]]) -> None:
-        """Note what a node lacks, unless it lacks nothing. `StoreUnreachableError`, as `admit`."""
+        """Note the lacks of a node, if it has any. `StoreUnreachableError`, as `admit`."""
         assert self._look is not None
         name = f"node {ray_calls.nodes().get(node_id, '')} ({node_id[:8]})"
         lines = [f"did not answer within {LOOK_S:.0f} s; look at it, or take it out of the cluster"]
@@ -265,7 +249,7 @@ async def ray_engine(
     """An engine on the cluster at `address`, or on a Ray of its own, which ends with it. It has no workers before `admit`.
 
     `workers`: at first, and `most` later; None: those that the CPUs are enough for. `travelling`: a directory that is sent
-    to the nodes, where workers are in it. `store_bytes`: memory for what is under way, in a Ray of its own.
+    to the nodes, where workers are in it. `store_bytes`: memory for the bodies under way, in a Ray of its own.
     """
     options = options_of_init(
         most or workers or len(os.sched_getaffinity(0)), store_bytes, own=address is None

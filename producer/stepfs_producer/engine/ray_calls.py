@@ -1,8 +1,8 @@
 """Calls of Ray, as an engine of actors needs them: the only file that imports ray.
 
-Tasks and results cross as pickles, as to local workers; bodies lie in Ray's object store as they do in a local file, and
-are views of it while a task runs. References travel beside the pickle of their task: Ray counts only those it sees. They
-are in a list, because Ray would end a task whose own argument is lost without saying which.
+Tasks and results cross as pickles; bodies are views of Ray's object store while a task runs. References travel beside the
+pickle of their task, because Ray counts only those it sees, and in a list, because Ray would end a task whose own
+argument is lost without saying which.
 """
 
 from __future__ import annotations
@@ -19,9 +19,7 @@ from stepfs_producer.engine.reach import of_our_own, outcome_of, quiet, refusal_
 from stepfs_producer.engine.worker import carried_out
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read when it is imported
-os.environ.setdefault(
-    "RAY_BACKEND_LOG_LEVEL", "fatal"
-)  # else it tells on stderr that bodies are lost, as errors
+os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # else lost bodies are errors on stderr
 try:
     import ray
     from ray._private import worker as ray_worker

@@ -44,7 +44,7 @@ while left or os.path.exists(sys.argv[1]):  # until killed ones are gone, which 
 
 
 def options_of_init(workers: int, store_bytes: int, *, own: bool) -> dict[str, object]:
-    """Of `ray.init`. `own`: for a Ray of our own, with CPUs for so many workers and memory for what is under way."""
+    """Of `ray.init`. `own`: for a Ray of our own, with CPUs for so many workers and memory for bodies under way."""
     options: dict[str, object] = {
         "log_to_driver": False,
         "logging_level": logging.CRITICAL,
@@ -60,7 +60,7 @@ def options_of_init(workers: int, store_bytes: int, *, own: bool) -> dict[str, o
 
 
 def refusal_of(error: Exception, address: str | None) -> StepfsError:
-    """What an error of `ray.init` means, in one line; errors of ours are as they are."""
+    """An error of `ray.init` as one of ours."""
     if isinstance(error, StepfsError):
         return error
     if address is None:
@@ -127,9 +127,8 @@ async def in_a_thread(life: AbstractContextManager[None]) -> AsyncIterator[None]
         await up.wait()
         if failed:
             raise failed[0]
-        if (
-            threading.current_thread() is threading.main_thread()
-        ):  # Ray's handler would abort 3 s after the signal
+        if threading.current_thread() is threading.main_thread():
+            # Ray's handler would abort 3 s after the signal.
             signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
         yield
     finally:
@@ -154,7 +153,7 @@ async def outcome_of(future: Future[T]) -> T:
 
 @contextmanager
 def of_our_own() -> Iterator[str]:
-    """Around the life of a Ray, with a directory for it: nobody else on this machine may use it, and nothing of it stays.
+    """Around the life of a Ray, with a directory for it: other users of this machine are kept out, and nothing of it stays.
 
     Its processes are known by the token in their environment, however the command ends: two agents would else stay for a
     minute, and the directory for ever. The home directory gets no token.
@@ -181,7 +180,7 @@ def of_our_own() -> Iterator[str]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Ray's native part writes to stderr whatever the level is; all that counts is raised as well."""
+    """Ray's native part writes to stderr at any level; all that counts is raised as well."""
     kept, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)
     try:

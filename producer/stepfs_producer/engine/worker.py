@@ -25,7 +25,7 @@ from typing import Final, TypeAlias
 
 from stepfs_producer.engine.bodies import Given, body_of, parts_of
 
-Buffer: TypeAlias = bytes | memoryview  # or whatever a store maps
+Buffer: TypeAlias = bytes | memoryview  # or any other buffer that a store maps
 _STDERR: Final = 2
 _PIPE_BYTES: Final = 1 << 20  # the most that a user without rights gets
 
@@ -49,9 +49,7 @@ def begin_in_ray(preload: Callable[[], object]) -> None:
     """In a new worker that Ray started: where the plan's directory travels with the run, it is the current one."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     here = Path.cwd()
-    sys.path[:] = [
-        path for path in sys.path if Path(path) != here
-    ]  # installed modules go first, as everywhere
+    sys.path[:] = [path for path in sys.path if Path(path) != here]  # installed modules go first
     preload()
 
 
@@ -91,16 +89,15 @@ def _failed(error: BaseException) -> bytes:
 def preload(directory: str, modules: Sequence[str] = ()) -> None:
     """In a new worker: import the modules of tasks, and find the user's beside the plan; `modules` are the plan's own.
 
-    What takes long to import would make a first task late.
+    Slow imports would make a first task late.
     """
     import stepfs_producer.payloads.encode  # noqa: PLC0415
-    import stepfs_producer.payloads.gather  # noqa: PLC0415
     import stepfs_producer.sources.reading  # noqa: PLC0415
     import stepfs_producer.transforms.records  # noqa: F401, PLC0415
 
     find_modules_in(directory)
     for name in modules:
-        with suppress(Exception, SystemExit):  # a task says what is wrong with it
+        with suppress(Exception, SystemExit):  # its first task names the error
             import_module(name)
 
 

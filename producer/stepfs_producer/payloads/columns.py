@@ -1,7 +1,7 @@
-"""The arrays that samples carry beside their tokens: patches of images, and whatever else a transform gives.
+"""The arrays that samples carry beside their tokens, such as patches of images.
 
-`Columns` is one value from the transform to the file. Planning needs its `counts` alone; everything else of it is bytes
-that nobody looks at before the file is written, so whoever keeps it by reference keeps the value whole.
+`Columns` is one value from the transform to the file. Planning needs its `counts` alone; its rows are bytes that only the
+writing of the file looks at.
 """
 
 from __future__ import annotations
@@ -30,11 +30,9 @@ class ColumnSpec:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row."""
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
     def none(self) -> NDArray[Any]:
-        """No row."""
         return np.empty((0, *self.shape), np.dtype(self.dtype).newbyteorder("<"))
 
 
@@ -47,7 +45,7 @@ class Columns:
 
     @classmethod
     def of_samples(cls, specs: Sequence[ColumnSpec], given: Sequence[Mapping[str, NDArray[Any]]]) -> Self:
-        """Of samples that give some of the columns each."""
+        """Each sample gives some of the columns."""
         counts = np.array([[len(one.get(spec.name, ())) for spec in specs] for one in given], np.int64)
         rows = (
             np.concatenate([spec.none(), *(one[spec.name] for one in given if spec.name in one)])
@@ -57,17 +55,15 @@ class Columns:
 
     @property
     def nbytes(self) -> int:
-        """Bytes in memory."""
         return self.counts.nbytes + sum(rows.nbytes for rows in self.rows)
 
     def part(self, first: int, last: int) -> Self:
-        """Of samples `first` … `last` - 1: views."""
+        """Samples `first` … `last` - 1, as views."""
         begins, ends = self.counts[:first].sum(axis=0), self.counts[:last].sum(axis=0)
         places = zip(self.rows, begins.tolist(), ends.tolist(), strict=True)
         return type(self)(self.counts[first:last], tuple(rows[begin:end] for rows, begin, end in places))
 
     def kept(self, samples: NDArray[np.bool_]) -> Self:
-        """Of some of the samples."""
         rows = (
             rows[np.repeat(samples, counts)] for rows, counts in zip(self.rows, self.counts.T, strict=True)
         )

@@ -1,4 +1,4 @@
-"""What `encode` writes, as a lake's payload schema: recorded when a run creates the lake.
+"""The files that `encode` writes, as a lake's payload schema: recorded when a run creates the lake.
 
 A plan's numbers of micro-batches and tokens may change at a step, so those dimensions have names. The rows of
 `stepfs-produce text` never change, so they are numbers.
@@ -7,7 +7,7 @@ A plan's numbers of micro-batches and tokens may change at a step, so those dime
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from stepfs.errors import RefusedError
 from stepfs.format.payload.check import schemas_at_odds
@@ -17,16 +17,6 @@ from stepfs_producer.payloads.rank_arrays import SPANS
 
 _STACKED: Final = 4  # arrays in an .npy file
 _SHORT_VOCABULARY: Final = 1 << 16
-
-
-class _Ids(Protocol):
-    """A tokenizer's name and size."""
-
-    @property
-    def identity(self) -> str: ...
-
-    @property
-    def vocabulary(self) -> int: ...
 
 
 def planned_schema(
@@ -44,31 +34,22 @@ def planned_schema(
         return PayloadSchema(
             "bin", {"input_ids": ArraySpec(dtype, shape if known else ("tokens",))}, tokenizer
         )
-    arrays = _of_rows(ext, shape, len(SPANS), {"cu_seqlens": "boundaries", "cu_seqlens_offsets": None})
-    if arrays is not None:
+    arrays: dict[str, ArraySpec] | None = None
+    if ext == ".npy":
+        arrays = {ONLY_ARRAY: ArraySpec("int32", (_STACKED, *shape))}
+    elif ext in {".pt", ".safetensors"}:
+        arrays = {
+            **dict.fromkeys(("input_ids", "labels"), ArraySpec("int64", shape)),
+            **dict.fromkeys(("position_ids", "doc_ids"), ArraySpec("int32", shape)),
+            "cu_seqlens": ArraySpec("int32", ("boundaries",)),
+            "cu_seqlens_offsets": ArraySpec("int32", (None,)),
+            "spans": ArraySpec("int64", ("spans", len(SPANS))),
+        }
         for column in columns:
             rows: tuple[Dimension, ...] = (column.name, *column.shape)
             arrays[column.name] = ArraySpec(column.dtype, rows, column.name if column.own_file else "")
             arrays[column.name + COUNTS] = ArraySpec("int32", ("spans",))
     return PayloadSchema(format_of(ext), arrays, tokenizer)
-
-
-def tokenizer_facts(
-    tokenizer: _Ids, file_digest: str | None, *, eos: int | None, pad: int, bos: int | None = None
-) -> dict[str, Scalar]:
-    """A tokenizer as schemas name it. `file_digest`: SHA-256 of the file that it was loaded from, in hex."""
-    kind = tokenizer.identity.partition("-")[0]
-    facts: dict[str, Scalar] = {
-        "kind": kind,
-        "identity": tokenizer.identity,
-        "vocabulary": tokenizer.vocabulary,
-    }
-    facts |= {
-        name: number for name, number in (("bos", bos), ("eos", eos), ("pad", pad)) if number is not None
-    }
-    if file_digest is not None:
-        facts["file_sha256"] = file_digest
-    return facts
 
 
 def refuse_other_arrays(lake: str, made: PayloadSchema, recorded: PayloadSchema | None) -> str | None:
@@ -84,18 +65,3 @@ def refuse_other_arrays(lake: str, made: PayloadSchema, recorded: PayloadSchema 
     if None in {mine, others} or mine == others:
         return None
     return f"the lake's ids are said to be made with the tokenizer {others}, and these are made with {mine}"
-
-
-def _of_rows(
-    ext: str, shape: tuple[Dimension, Dimension], span_columns: int, more: Mapping[str, Dimension]
-) -> dict[str, ArraySpec] | None:
-    if ext == ".npy":
-        return {ONLY_ARRAY: ArraySpec("int32", (_STACKED, *shape))}
-    if ext not in {".pt", ".safetensors"}:
-        return None
-    return {
-        **dict.fromkeys(("input_ids", "labels"), ArraySpec("int64", shape)),
-        **dict.fromkeys(("position_ids", "doc_ids"), ArraySpec("int32", shape)),
-        **{name: ArraySpec("int32", (size,)) for name, size in more.items()},
-        "spans": ArraySpec("int64", ("spans", span_columns)),
-    }

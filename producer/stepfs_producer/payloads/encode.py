@@ -61,10 +61,10 @@ def encoder_for(ext: str, *, vocabulary: int) -> Encoder:
     """
     encoders: dict[str, Encoder] = {
         ".safetensors": partial(_of_tensors, _safetensors),
-        ".npy": lambda rank, _: [_npy(rank)],
+        ".npy": lambda rank, _: [_npy_bytes(np.stack([getattr(rank, name) for name in STACKED]))],
         ".pt": partial(_of_tensors, torch_bytes),
         ".tar": _webdataset,
-        ".bin": lambda rank, _: [_ids_alone(rank, np.dtype("<u2" if vocabulary <= 1 << 16 else "<u4"))],
+        ".bin": lambda rank, _: [rank.input_ids.astype("<u2" if vocabulary <= 1 << 16 else "<u4").tobytes()],
     }
     if ext not in encoders:
         raise UsageError(f"plans do not make {ext} files; the extension is one of {' '.join(encoders)}")
@@ -122,10 +122,6 @@ def _safetensors(found: Tensors, facts: Mapping[str, object]) -> bytes:
     )
 
 
-def _npy(arrays: RankArrays) -> bytes:
-    return _npy_bytes(np.stack([getattr(arrays, name) for name in STACKED]))
-
-
 def _npy_bytes(array: NDArray[Any]) -> bytes:
     buffer = io.BytesIO()
     np.save(buffer, np.ascontiguousarray(array), allow_pickle=False)
@@ -165,7 +161,3 @@ def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
     member.size = len(data)
     member.mode = 0o444
     archive.addfile(member, io.BytesIO(data))
-
-
-def _ids_alone(arrays: RankArrays, dtype: np.dtype[np.unsignedinteger[Any]]) -> bytes:
-    return arrays.input_ids.astype(dtype).tobytes()

@@ -1,4 +1,7 @@
-"""One planned step with the tokens it needs: everything that a constructor gets."""
+"""One planned step with the tokens it needs: everything that a constructor gets, gathered from the groups of its samples.
+
+Spans travel through the command; groups stay where they were made, and are mapped where the step is made.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,10 @@ from typing import Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from stepfs_producer.payloads.columns import Columns, ColumnSpec
+from stepfs_producer.payloads.columns import Columns, ColumnSpec, Taken
+from stepfs_producer.payloads.columns import gathered as gathered_columns
 
+Integers = NDArray[np.int64]
 NO_TOKEN: Final = -1
 SPAN_COLUMNS: Final = (
     "rank",
@@ -24,6 +29,9 @@ SPAN_COLUMNS: Final = (
     "offset",  # of the record in its file: bytes, or rows
     "first",  # token of the record
 )
+# "group": number among the groups of the step; "record": of the group.
+PLACED_COLUMNS: Final = (*SPAN_COLUMNS[:-3], "group", "record", "first")
+_TOKENS, _GROUP, _RECORD, _FIRST = map(PLACED_COLUMNS.index, ("tokens", "group", "record", "first"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,3 +96,78 @@ class PayloadSpec:
         counts[:, 0] = np.bincount(of, minlength=ranks * each)
         found: list[int] = counts.ravel().tolist()
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class SampleGroup:
+    """The samples of consecutive records of a block."""
+
+    begins: Integers  # where each record's tokens begin in `ids`, and where the last's end
+    ids: NDArray[np.int32]
+    mask: NDArray[np.uint8] | None  # per id: 0 where the loss ignores it; None: nowhere
+    files: Integers  # per record
+    offsets: Integers
+    columns: Columns | None = None  # of the records
+
+
+@dataclass(frozen=True, slots=True)
+class StepSpans:
+    """A step to be made, but for its tokens."""
+
+    shape: tuple[int, int, int]  # ranks, micro-batches, rows of a micro-batch
+    sequence_length: int
+    sources: tuple[str, ...]
+    spans: Integers  # [spans, columns of PLACED_COLUMNS], in reading order
+    rows: Integers  # [spans, the plan's columns]: rows that each has beside its tokens
+
+
+def gathered(step: StepSpans, groups: Sequence[SampleGroup]) -> StepTask:
+    """The step with its tokens. `groups`: those that its spans name, in the order of their numbers."""
+    spans = step.spans
+    counts = spans[:, _TOKENS]
+    ends = np.cumsum(counts)
+    masked = any(group.mask is not None for group in groups)
+    tokens = int(ends[-1]) if len(ends) else 0
+    found = StepTask(
+        step.shape,
+        step.sequence_length,
+        step.sources,
+        np.column_stack([spans[:, :_GROUP], np.zeros((len(spans), 2), np.int64), spans[:, _FIRST]]),
+        np.empty(tokens, np.int32),
+        np.full(len(spans), NO_TOKEN, np.int32),
+        np.ones(tokens, np.uint8) if masked else None,
+        np.ones(len(spans), np.uint8) if masked else None,
+    )
+    order = np.argsort(spans[:, _GROUP], kind="stable")
+    bounds = np.searchsorted(spans[order, _GROUP], np.arange(len(groups) + 1))
+    assert bounds[-1] == len(spans), "every span lies in a group"
+    taken: list[Taken] = []
+    for number, group in enumerate(groups):
+        mine = order[bounds[number] : bounds[number + 1]]
+        _gather_of(group, spans[mine], mine, ends[mine] - counts[mine], found)
+        if group.columns is not None:
+            taken.append(Taken(group.columns, spans[mine, _RECORD], mine))
+    columns = gathered_columns(len(spans), taken)
+    rows = np.zeros_like(step.rows) if columns is None else columns.counts
+    assert np.array_equal(rows, step.rows), "columns stay with their tokens"  # hazard P17
+    return replace(found, columns=columns)
+
+
+def _gather_of(
+    group: SampleGroup, spans: Integers, numbers: Integers, places: Integers, found: StepTask
+) -> None:
+    """Fill in the spans of one group. `numbers`: theirs in the step; `places`: where their tokens belong."""
+    record, counts = spans[:, _RECORD], spans[:, _TOKENS]
+    start = group.begins[record] + spans[:, _FIRST]
+    after = start + counts
+    goes_on = after < group.begins[record + 1]
+    assert (after <= group.begins[record + 1]).all(), "every span lies in its record"
+    found.following[numbers[goes_on]] = group.ids[after[goes_on]]
+    found.spans[numbers, _GROUP], found.spans[numbers, _RECORD] = group.files[record], group.offsets[record]
+    # Slices: indices of all tokens would cost more than their copies.
+    for place, begin, count in zip(places.tolist(), start.tolist(), counts.tolist(), strict=True):
+        found.ids[place : place + count] = group.ids[begin : begin + count]
+        if group.mask is not None and found.mask is not None:
+            found.mask[place : place + count] = group.mask[begin : begin + count]
+    if group.mask is not None and found.following_mask is not None:
+        found.following_mask[numbers[goes_on]] = group.mask[after[goes_on]]

@@ -1,4 +1,4 @@
-"""What a row costs a rank: Σ a·l + b·l² over its documents of l tokens, as attention under a document mask does.
+"""The cost of a row for a rank: Σ a·l + b·l² over its documents of l tokens, as attention under a document mask does.
 
 Integers only. A cost that could lose exactness anywhere (a sum in int64, a comparison elsewhere in 53 bits) stops the
 plan: a rounded cost may order two rows otherwise on another machine.
@@ -37,14 +37,11 @@ class Cost:
     prices: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
-        if self.call is None and (min(self.linear, self.quadratic) < 0 or self.linear == self.quadratic == 0):
-            raise UsageError("the coefficients of the cost must not be negative, and one must be positive")
+        assert self.call is not None or (min(self.linear, self.quadratic) >= 0 < self.linear + self.quadratic)
 
     @classmethod
     def of_hidden_size(cls, hidden_size: int) -> Cost:
         """A transformer's: projections 6·hidden_size per token beside attention's 1 per token²."""
-        if hidden_size < 1:
-            raise UsageError(f"hidden_size {hidden_size}: the least is 1")
         return cls(_LINEAR_PER_HIDDEN * hidden_size, 1)
 
     def of_samples(self, columns: Columns, address: Callable[[int], str] = str) -> Integers:

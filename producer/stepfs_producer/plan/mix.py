@@ -109,7 +109,7 @@ class _Loop:
         self.next = max(live, key=self._debts.__getitem__) if live else -1  # the first of equals
 
     def gave(self, source: int, tokens: int) -> None:
-        """Account for a draw; debts and the next turn in one pass, which is most of what a draw costs."""
+        """Account for a draw: debts and the next turn in one pass, which takes most of the time of a draw."""
         debts = self._debts
         debts[source] -= tokens * ONE
         best, most = -1, 0
@@ -120,10 +120,7 @@ class _Loop:
         self.next = best
 
     def without(self, source: int) -> Turns:
-        live = [bool(share) and index != source for index, share in enumerate(self._shares)]
-        if not any(live):
-            return _Loop([], [])
-        return _turns(*with_live_debts(self._shares, self._debts, live))
+        return _without(source, self._shares, self._debts)
 
 
 class _Vector:
@@ -148,11 +145,15 @@ class _Vector:
         debts = [0] * len(self._all_shares)
         for index, debt in zip(self._sources, self._debts.tolist(), strict=True):
             debts[index] = debt
-        live = [bool(share) and index != source for index, share in enumerate(self._all_shares)]
-        return _turns(*with_live_debts(self._all_shares, debts, live))
+        return _without(source, self._all_shares, debts)
 
 
 Turns = _Loop | _Vector
+
+
+def _without(source: int, shares: Sequence[int], debts: Sequence[int]) -> Turns:
+    live = [bool(share) and index != source for index, share in enumerate(shares)]
+    return _turns(*with_live_debts(shares, debts, live)) if any(live) else _Loop([], [])
 
 
 def _turns(shares: Sequence[int], debts: Sequence[int]) -> Turns:

@@ -17,16 +17,11 @@ _ORDER: Final = b"stepfs-order-1\0"
 _RECORD: Final = b"stepfs-record-1\0"
 
 
-def order_key(seed: int, epoch: int, source: str, index: int) -> bytes:
-    """The key of one fragment in one epoch: 16 bytes."""
-    return _key(_ORDER, seed, epoch, source, index)
-
-
 def block_key(seed: int, epoch: int, source: str, fragment: int, block: int) -> bytes:
-    """The key of one block, which begins in `fragment`.
+    """The key of one block, which begins in `fragment`: 16 bytes.
 
-    The first block of a fragment has the fragment's key. The further blocks of a large fragment add their number;
-    without it, blocks of equal size would be permuted alike.
+    The first block of a fragment has the key that orders the fragment. Further blocks of a large fragment add their
+    number: without it, blocks of equal size would be permuted alike.
     """
     return _key(_ORDER, seed, epoch, source, fragment, *((block,) if block else ()))
 

@@ -13,7 +13,7 @@ _PACKAGES: Final = {"pydantic": "pydantic", "trio_parallel": "trio-parallel", "y
 
 @contextmanager
 def plan_packages() -> Iterator[None]:
-    """Around imports that plans need. `MissingPackageError` for a package that is not installed."""
+    """Around imports that plans need, or a decorator of their commands. `MissingPackageError`: one is not installed."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -92,7 +92,7 @@ class Planner:
         self, state: State, samples: Sequence[Samples], shares: list[int], debts: list[int], length: int
     ) -> StepPlan | Need | End:
         rules = self._rules
-        rows = rules.ranks * rules.micro_batches * rules.micro_batch_tokens // length
+        rows = rules.step_tokens // length
         drawn = draw(
             shares,
             debts,

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from stepfs.errors import UsageError
 from stepfs_producer.plan.balance.deal import Over
 from stepfs_producer.plan.balance.partition import Method
 from stepfs_producer.plan.cost import Cost
@@ -43,7 +42,7 @@ class SourceRule:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """A plan, normalised. `UsageError` for a stage whose rows do not fill a micro-batch."""
+    """A plan, normalised."""
 
     digest: str
     sources: Mapping[str, SourceRule]
@@ -64,19 +63,14 @@ class Rules:
     pad_last: bool = False  # write a last step although a micro-batch has no token
 
     def __post_init__(self) -> None:
-        if min(self.ranks, self.micro_batches) < 1:
-            raise UsageError("a step has at least one rank and one micro-batch")
-        step_tokens = self.ranks * self.micro_batches * self.micro_batch_tokens
-        if step_tokens > _DEBT_TOKENS_MAX:
-            raise UsageError(f"a step of {step_tokens} tokens is too large; the most is {_DEBT_TOKENS_MAX}")
+        # `plan.file` refuses such plans by name. Here they would be wrong steps.
+        assert min(self.ranks, self.micro_batches) >= 1
+        assert self.step_tokens <= _DEBT_TOKENS_MAX
         for length in self.stages.every():
-            if length < 1 or self.micro_batch_tokens % length:
-                raise UsageError(
-                    f"sequence_length {length} does not divide micro_batch_tokens {self.micro_batch_tokens}; "
-                    "choose a multiple of every stage's length"
-                )
-            if length * len(self.sources) > _DEBT_TOKENS_MAX:
-                raise UsageError(
-                    f"{len(self.sources)} sources at sequence_length {length} could owe more than a position holds; "
-                    "use fewer sources or shorter sequences"
-                )
+            assert self.micro_batch_tokens % length == 0
+            assert length * len(self.sources) <= _DEBT_TOKENS_MAX
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens that a step has room for."""
+        return self.ranks * self.micro_batches * self.micro_batch_tokens

@@ -76,9 +76,7 @@ class Samples:
     bad: NDArray[np.bool_]  # per record
     lost: Integers  # per record: tokens that truncating or dropping loses
     refused_from: int | None  # the sample before which the budget of bad records is exceeded
-    rows: Integers | None = (
-        None  # per record: rows of its columns. Such a record is one sample; None: there is none
-    )
+    rows: Integers | None = None  # per record: rows of its columns. A record with any is one sample
 
     def refuse_if_spent(self, index: int) -> None:
         """`RefusedError` if sample `index` lies behind more bad records than the source may have."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stepfs_producer.plan.cost import Integers
 from stepfs_producer.plan.mix import Drawn
-from stepfs_producer.plan.pack.best_fit import best_fit
-from stepfs_producer.plan.pack.concat import Part, concat
+from stepfs_producer.plan.pack import best_fit
 from stepfs_producer.plan.rules import Packing
 from stepfs_producer.plan.samples import Samples
 from stepfs_producer.plan.step import SPAN_COLUMNS
@@ -30,7 +30,6 @@ class Packed:
 
 
 def packed(drawn: Drawn, packing: Packing, *, rows: int, sequence_length: int) -> Packed:
-    """The kept samples of a draw as spans of rows."""
     if packing is Packing.CONCAT:
         return _concat(drawn, rows, sequence_length)
     return _best_fit(drawn, rows, sequence_length)
@@ -47,6 +46,29 @@ def _best_fit(drawn: Drawn, rows: int, length: int) -> Packed:
         np.array(row, np.int64),
         0,
     )
+
+
+class Part(NamedTuple):
+    """`tokens` tokens of sample `sample`, from its token `first` on, stand in `row`."""
+
+    sample: int
+    first: int
+    tokens: int
+    row: int
+
+
+def concat(lengths: Sequence[int], *, rows: int, sequence_length: int) -> list[Part]:
+    """Samples end to end in the order drawn, cut where a row is full; the last one where the step is."""
+    parts = []
+    at, end = 0, rows * sequence_length
+    for sample, tokens in enumerate(lengths):
+        first = 0
+        while first < tokens and at < end:
+            count = min(tokens - first, sequence_length - at % sequence_length)
+            parts.append(Part(sample, first, count, at // sequence_length))
+            first += count
+            at += count
+    return parts
 
 
 def _concat(drawn: Drawn, rows: int, length: int) -> Packed:

@@ -73,11 +73,7 @@ def read_position(value: object) -> State:
             f"the position of this plan is of version {fields.get('v')}, this program reads {VERSION}; upgrade stepfs"
         )
     try:
-        sources = {
-            str(name): SourceState(str(identity), str(listing), *map(int, numbers))
-            for name, (identity, listing, *numbers) in fields["sources"].items()
-            if len(numbers) == _INTEGERS or _malformed(name)
-        }
+        sources = {str(name): _source_state(*one) for name, one in fields["sources"].items()}
         return State(str(fields["plan"]), int(fields["step"]), sources, int(fields["revision"]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RefusedError(
@@ -85,8 +81,10 @@ def read_position(value: object) -> State:
         ) from error
 
 
-def _malformed(name: object) -> bool:
-    raise ValueError(f"source {name}")
+def _source_state(identity: object, listing: object, *numbers: Any) -> SourceState:
+    if len(numbers) != _INTEGERS:
+        raise ValueError(f"{len(numbers)} numbers of a source")
+    return SourceState(str(identity), str(listing), *map(int, numbers))
 
 
 def position_bytes_max(state: State, growing: Collection[str] | None = None) -> int:

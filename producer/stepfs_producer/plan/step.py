@@ -43,9 +43,7 @@ class StepPlan:
     cut: int  # spans that end before their document does, because a row or the step was full
     lost: Mapping[str, int]  # tokens that truncating or dropping lost, by source
     after: State
-    loads: Mapping[str, Integers] = field(
-        default_factory=dict
-    )  # by name, as `costs`, if several were balanced
+    loads: Mapping[str, Integers] = field(default_factory=dict)  # as `costs`, if several were balanced
 
     @property
     def tokens(self) -> int:

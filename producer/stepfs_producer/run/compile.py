@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import astuple, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import astuple
 from pathlib import PurePosixPath
+from typing import NamedTuple
 
 from stepfs.format.grid.record import Grid
 from stepfs_producer.payloads.columns import ColumnSpec
@@ -27,35 +28,16 @@ from stepfs_producer.plan.schedule import MixEntry, MixSchedule, Stages, normali
 from stepfs_producer.sources.layout import identity_text
 from stepfs_producer.sources.spec import SourceSpec
 from stepfs_producer.transforms.images import MODULES, library
-from stepfs_producer.transforms.spec import ImagesSpec, TokenizerKind, TokenizerSpec, TransformSpec
+from stepfs_producer.transforms.spec import ImagesSpec, TokenizerSpec, TransformSpec
 from stepfs_producer.transforms.user import function_of
 
 
-@dataclass(frozen=True, slots=True)
-class CompiledPlan:
-    """A plan in the terms of the rooms below. Mappings are in order of the sources' names, columns of theirs."""
+class CompiledPlan(NamedTuple):
+    """A plan in the terms of the rooms below. Mappings are in order of the sources' names."""
 
     rules: Rules
     specs: Mapping[str, SourceSpec]
     transforms: Mapping[str, TransformSpec]
-    tokenizer: TokenizerSpec
-    ext: str
-    labels_shifted: bool
-    of_micro_batch: bool
-    columns: tuple[ColumnSpec, ...]
-
-    @property
-    def modules(self) -> list[str]:
-        """Of transforms, and of what decodes images: to be loaded before a worker's first task."""
-        calls = {one.call.partition(":")[0] for one in self.transforms.values() if one.call is not None}
-        images = any(one.images is not None for one in self.transforms.values())
-        return [*sorted(calls), *(MODULES if images else ())]
-
-    def payload_spec(self, *, padding: int, vocabulary: int) -> PayloadSpec:
-        """How payloads are written, with ids of the loaded tokenizer."""
-        return PayloadSpec(
-            self.ext, self.labels_shifted, padding, vocabulary, self.of_micro_batch, self.columns
-        )
 
 
 def compile_plan(
@@ -66,7 +48,7 @@ def compile_plan(
     held_out: bool = False,
     directory: str = "",
 ) -> CompiledPlan:
-    """Everything that a run of `plan` needs, with digests of its sources' listings and of its tokenizer's file.
+    """`plan` with digests of its sources' listings and of its tokenizer's file.
 
     Relative names of files are below `directory`, the one that holds the plan. `UsageError` for a cost function that
     cannot be imported.
@@ -79,20 +61,30 @@ def compile_plan(
     identity_of = {
         name: identity(specs[name], transform, tokenizer_digest) for name, transform in transforms.items()
     }
-    return CompiledPlan(
-        rules=_rules(plan, listings, identity_of),
-        specs=specs,
-        transforms=transforms,
-        tokenizer=tokenizer,
-        ext=plan.output.ext,
-        labels_shifted=plan.output.labels == "shifted",
-        of_micro_batch=plan.output.files == "micro_batches",
-        columns=column_specs(plan),
+    return CompiledPlan(_rules(plan, listings, identity_of), specs, transforms)
+
+
+def modules_of(transforms: Iterable[TransformSpec]) -> list[str]:
+    """The modules of functions, and those that decode images: to be loaded before a worker's first task."""
+    known = list(transforms)
+    calls = {one.call.partition(":")[0] for one in known if one.call is not None}
+    return [*sorted(calls), *(MODULES if any(one.images is not None for one in known) else ())]
+
+
+def payload_spec(plan: Plan, *, padding: int, vocabulary: int) -> PayloadSpec:
+    """How payloads are written, with ids of the loaded tokenizer."""
+    output = plan.output
+    return PayloadSpec(
+        output.ext,
+        output.labels == "shifted",
+        padding,
+        vocabulary,
+        output.files == "micro_batches",
+        column_specs(plan),
     )
 
 
 def grid_of(plan: Plan) -> Grid:
-    """The files of a step."""
     output = plan.output
     micro = output.micro_batches if output.files == "micro_batches" else 1
     beside = [column.name for column in column_specs(plan) if column.own_file]
@@ -100,7 +92,7 @@ def grid_of(plan: Plan) -> Grid:
 
 
 def column_specs(plan: Plan) -> tuple[ColumnSpec, ...]:
-    """The columns, in order of names."""
+    """In order of names."""
     return tuple(
         ColumnSpec(name, column.dtype, column.shape, column.file == "own")
         for name, column in sorted(plan.output.columns.items())
@@ -129,10 +121,9 @@ def source_specs(plan: Plan, *, held_out: bool = False, directory: str = "") -> 
 
 
 def tokenizer_spec(plan: Plan, *, directory: str = "") -> TokenizerSpec:
-    """Enough to load the tokenizer."""
     given = plan.tokenizer
     file = None if given.file is None else _below(directory, given.file)
-    return TokenizerSpec(TokenizerKind(given.kind), file, given.eos, given.bos, given.pad)
+    return TokenizerSpec(file, given.eos, given.bos, given.pad)
 
 
 def identity(spec: SourceSpec, transform: TransformSpec, tokenizer_digest: str) -> str:

@@ -1,32 +1,39 @@
-"""A running plan: loaders, the planner, constructors and a sink for their steps, until something ends it.
+"""A running plan: loaders, the planner, constructors and a sink for their steps.
 
-Nothing here decides what a step holds. The planner does, from the committed position and the sources alone, so this
-loop may be killed between any two awaits: the next start plans uncommitted steps again, and makes the same bytes.
+The planner alone decides the content of a step, from the committed position and the sources. So this loop may be killed
+between any two awaits: the next start plans uncommitted steps again, and makes the same bytes.
 """
 
 from __future__ import annotations
 
 import enum
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import trio
 
 from stepfs_producer.engine.api import Engine
 from stepfs_producer.engine.failover import Tasks
+from stepfs_producer.engine.local import local_engine
+from stepfs_producer.engine.worker import preload
 from stepfs_producer.payloads.step_task import PayloadSpec
 from stepfs_producer.plan.rules import Rules
 from stepfs_producer.plan.state import State
 from stepfs_producer.plan.step import End, StepPlan
 from stepfs_producer.run.measured.bottleneck import Bottleneck, Waits, bottleneck_of
 from stepfs_producer.run.measured.workers_wanted import LOOK_EVERY_S, WorkersWanted, workers_needed
+from stepfs_producer.run.memory import memory_of
 from stepfs_producer.run.planner_task import PlannerTask
+from stepfs_producer.run.prepare import PreparedPlan
 from stepfs_producer.run.source_loader import LoadedSource, OnSkip, SourceLoader
 from stepfs_producer.run.step_builder import ByTicket, StepBuilder, StepSink
+from stepfs_producer.settings import GIVE_UP_AFTER_S
 
 
 class EndReason(enum.StrEnum):
-    """Why a run ended; everything appended until then is committed."""
+    """The reason of an end; everything appended until then is committed."""
 
     COMPLETE = "complete"
     LIMIT = "limit"
@@ -35,7 +42,7 @@ class EndReason(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunConfig:
-    """Configuration of one run."""
+    """The settings of one run."""
 
     rules: Rules
     sources: tuple[LoadedSource, ...]
@@ -44,21 +51,21 @@ class RunConfig:
     steps_per_second: float | None = None
     held_bytes_max: int | None = None  # of samples ahead of the planner
     rows_bytes_max: int | None = None  # of columns of the steps under way, with their copies
-    give_up_after_s: float = 600.0
+    give_up_after_s: float = GIVE_UP_AFTER_S
     ranks: tuple[int, ...] | None = None  # whose files are made; None: all
     workers_max: int | None = None  # to which their number follows the need; None: it stays
 
 
 @dataclass(frozen=True, slots=True)
 class RunCallbacks:
-    """Called for each bad record; and for each appended step, with the seconds that the newest plan took and the tokens held."""
+    """Called for each bad record; and for each appended step, with the seconds of the newest plan and the tokens held."""
 
     skipped: OnSkip = lambda _source, _file, _offset, _reason: None
     appended: Callable[[StepPlan, float, Mapping[str, int]], None] = lambda _plan, _seconds, _held: None
 
 
 class Conductor:
-    """One run of a plan. Without a sink steps are planned only, which is a simulation. `stop` ends it between two steps."""
+    """One run of a plan. Without a sink it is a simulation: steps are planned only."""
 
     def __init__(
         self,
@@ -106,7 +113,7 @@ class Conductor:
         self._stop.set()
 
     def bottleneck(self, held_s: float = 0.0) -> Bottleneck | None:
-        """What the run waited for most until now; None before it waited. `held_s`: how long appends waited for trainers."""
+        """The cause of most waiting until now; None before any. `held_s`: seconds that appends waited for trainers."""
         elapsed_s = trio.current_time() - self._began_s
         if self._config.steps_per_second is not None:  # wanted, whether it is reached or not
             elapsed_s = min(elapsed_s, self._steps / self._config.steps_per_second)
@@ -127,7 +134,7 @@ class Conductor:
         self._callbacks.appended(plan, self._planner.seconds, held)
 
     async def run(self, state: State) -> EndReason:
-        """Run from `state` to the end of the plan, the limit, or `stop`; all that was appended is committed then."""
+        """Run from `state` to the end of the plan, the limit, or `stop`."""
         endings: list[EndReason] = []
         self._began_s = trio.current_time()
         async with trio.open_nursery() as nursery:
@@ -180,3 +187,32 @@ class Conductor:
         await self._stop.wait()
         endings.append(EndReason.STOPPED)
         scope.cancel()
+
+
+async def conduct_here(
+    prepared: PreparedPlan,
+    directory: str,
+    workers: int | None,
+    sink: StepSink | None,
+    callbacks: RunCallbacks,
+    state: State,
+    *,
+    steps_max: int,
+    ranks: tuple[int, ...] | None = None,
+) -> str:
+    """Run a plan from `state` on with workers of this machine, one per core by default. The reason of its end, in words."""
+    workers = workers or len(os.sched_getaffinity(0))
+    memory = memory_of(None, prepared.rules, prepared.sources, workers)
+    config = RunConfig(
+        prepared.rules,
+        prepared.sources,
+        prepared.payloads,
+        steps_max=steps_max,
+        held_bytes_max=memory.held_bytes,
+        rows_bytes_max=memory.pending_bytes,
+        ranks=ranks,
+    )
+    async with local_engine(workers, preload=partial(preload, directory, prepared.modules)) as engine:
+        conductor = Conductor(config, engine, sink, callbacks)
+        await conductor.run(state)
+    return conductor.reason

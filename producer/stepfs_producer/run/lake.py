@@ -19,12 +19,13 @@ import trio
 from stepfs.errors import AbsentError, CorruptError, RefusedError, StoreSilentError, StoreUnreachableError
 from stepfs.format.grid.record import Grid
 from stepfs.format.ids import Epoch
-from stepfs.format.keys import LAKE, libraries_key, plan_key, source_listing_key
+from stepfs.format.keys import LAKE, libraries_key, source_listing_key
 from stepfs.format.payload.schema import PayloadSchema
 from stepfs.format.planned.listing import Listing
 from stepfs.format.records import LakeIdentity
 from stepfs.lake.identity import create_lake, open_lake
 from stepfs.lake.log.reader import LogReader
+from stepfs.lake.planned import kept_listing
 from stepfs.lake.slots import Mine, Unknown, take_slot
 from stepfs.store import silence
 from stepfs.store.api import Store
@@ -59,13 +60,8 @@ def committed_positions(log: LogReader) -> dict[str, object]:
     return {producer_id: position for producer_id, position in positions.items() if position is not None}
 
 
-async def keep_plan(store: Store, lake_id: str, digest: str, text: str) -> None:
-    """Keep the normalised text of a plan."""
-    await _keep(store, plan_key(lake_id, digest), text.encode())
-
-
 async def keep_libraries(store: Store, lake_id: str, digest: str, producer_id: str, epoch: Epoch) -> None:
-    """Keep the versions of the libraries that one incarnation makes steps with."""
+    """Keep the versions here, with which one incarnation makes its steps."""
     text = json.dumps(libraries())
     await store.put(libraries_key(lake_id, digest, producer_id, epoch), [text.encode()])
 
@@ -73,7 +69,7 @@ async def keep_libraries(store: Store, lake_id: str, digest: str, producer_id: s
 async def kept_libraries(
     store: Store, lake_id: str, digest: str, producer_id: str, epoch: Epoch
 ) -> dict[str, str | None]:
-    """What `keep_libraries` kept; empty if nothing readable is there."""
+    """Empty if nothing readable was kept."""
     data = await store.get(libraries_key(lake_id, digest, producer_id, epoch))
     try:
         found = json.loads(data or b"")
@@ -96,11 +92,21 @@ def libraries() -> dict[str, str | None]:
 async def keep_listing(store: Store, lake_id: str, listing: Listing) -> None:
     """Keep a listing. A run that names it in a position has kept all of it before."""
     for number, shard in enumerate(listing.to_shards()):
-        await _keep(store, source_listing_key(lake_id, listing.digest, number), shard)
+        await keep(store, source_listing_key(lake_id, listing.digest, number), shard)
+
+
+async def frozen_listing(store: Store, lake_id: str, source: str, digest: str) -> Listing:
+    """The kept listing of a source. `AbsentError` if it is not in the lake."""
+    listing = await kept_listing(store, lake_id, digest)
+    if listing is None:
+        raise AbsentError(
+            f"the list of files of source {source} is not in the lake; restore its objects sources/{digest}/"
+        )
+    return listing
 
 
 def _way_to(grid: Grid, planned: Grid) -> str:
-    """What the plan would have to say for this grid; nothing for one that no plan has."""
+    """Changes of the plan that would give this grid; none for one that no plan has."""
     if grid != Grid(grid.ranks, grid.micro):
         return ""
     mesh = [f"output.mesh to one with dp = {grid.ranks}"] if grid.ranks != planned.ranks else []
@@ -120,7 +126,8 @@ async def _create_or_open(store: Store, grid: Grid, ext: str, schema: str | None
             raise refused from None  # refused for another reason: the store is unfit
 
 
-async def _keep(store: Store, key: str, body: bytes) -> None:
+async def keep(store: Store, key: str, body: bytes) -> None:
+    """Create an object whose name is the digest of its content, unless it is there."""
     outcome = await take_slot(store, key, body)
     if isinstance(outcome, Unknown):
         raise StoreUnreachableError(f"{store.url}: the store stopped answering{outcome.why}; start again")
@@ -129,8 +136,9 @@ async def _keep(store: Store, key: str, body: bytes) -> None:
 
 
 async def notice_silence(store: Store, steps: Callable[[], int]) -> None:
-    """Ask the store something small whenever no step comes for a while. Workers upload the steps, so this program may have
-    no other request under way by which it could notice, and say, that the store is silent. `StoreSilentError` in the end.
+    """Ask the store something small whenever no step comes for a while; `StoreSilentError` in the end.
+
+    Workers upload the steps, so no other request of this program may be under way that would meet the silence.
     """
     while True:
         before = steps()
@@ -141,4 +149,4 @@ async def notice_silence(store: Store, steps: Callable[[], int]) -> None:
             except StoreSilentError:
                 raise
             except StoreUnreachableError:
-                continue  # an outage is told, and waited out, where something is to be sent
+                continue  # an outage is waited out where something is to be sent

@@ -6,6 +6,7 @@ Shares are counters of tokens by source, given and wanted, so any window of them
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
@@ -18,28 +19,20 @@ from stepfs_producer.run.results import PlanTotals
 _PREFIX: Final = "stepfs_produce_"
 
 
+@dataclass(frozen=True, eq=False)
 class PlanMetrics(Collector):
     """Metrics of one run."""
 
-    def __init__(
-        self,
-        info: Mapping[str, str],
-        totals: PlanTotals,
-        conductor: Conductor,
-        engine: Engine,
-        memory_bytes: int,
-    ) -> None:
-        """`info`: lake, producer id and plan."""
-        self._info = dict(info)
-        self._totals = totals
-        self._conductor = conductor
-        self._engine = engine
-        self._memory_bytes = memory_bytes
+    info: Mapping[str, str]  # lake, producer id and plan
+    totals: PlanTotals
+    conductor: Conductor
+    engine: Engine
+    memory_bytes: int
 
     def collect(self) -> Iterator[Metric]:
-        totals = self._totals
+        totals = self.totals
         run = InfoMetricFamily(_PREFIX + "run", "What runs")
-        run.add_metric([], self._info)
+        run.add_metric([], dict(self.info))
         yield run
         yield GaugeMetricFamily(_PREFIX + "next_step", "Step of the plan that comes next", totals.state.step)
         yield CounterMetricFamily(_PREFIX + "steps", "Steps appended by this run", totals.steps)
@@ -53,10 +46,10 @@ class PlanMetrics(Collector):
         yield CounterMetricFamily(
             _PREFIX + "slowest_to_mean",
             "Sum over steps of the cost of the slowest rank by the mean rank's",
-            totals.slowest,
+            totals.slowest[""][0],
         )
-        yield CounterMetricFamily(_PREFIX + "workers_died", "Workers that died", self._engine.died)
-        tasks = self._conductor.tasks
+        yield CounterMetricFamily(_PREFIX + "workers_died", "Workers that died", self.engine.died)
+        tasks = self.conductor.tasks
         yield CounterMetricFamily(
             _PREFIX + "late_tasks", "Tasks that a spare worker tried as well", tasks.late
         )
@@ -64,10 +57,10 @@ class PlanMetrics(Collector):
             _PREFIX + "lost_bodies", "Results kept by workers that were lost, and made again", tasks.lost
         )
         yield GaugeMetricFamily(
-            _PREFIX + "kept_bytes", "Bytes of results kept by workers", self._engine.kept_bytes
+            _PREFIX + "kept_bytes", "Bytes of results kept by workers", self.engine.kept_bytes
         )
         yield GaugeMetricFamily(
-            _PREFIX + "memory_limit_bytes", "Bytes that the run may use", self._memory_bytes
+            _PREFIX + "memory_limit_bytes", "Bytes that the run may use", self.memory_bytes
         )
         yield CounterMetricFamily(_PREFIX + "task_seconds", "Seconds that workers worked", tasks.seconds)
         yield GaugeMetricFamily(_PREFIX + "workers", "Tasks that run at a time", tasks.workers)
@@ -80,7 +73,7 @@ class PlanMetrics(Collector):
             "What the run waited for, by cause; the time of store includes that of trainers",
             labels=["cause", "source"],
         )
-        for (cause, source), seconds in list(self._conductor.waits.seconds.items()):
+        for (cause, source), seconds in list(self.conductor.waits.seconds.items()):
             waited.add_metric([cause, source], seconds)
         return waited
 
@@ -96,19 +89,18 @@ class PlanMetrics(Collector):
         held = GaugeMetricFamily(
             _PREFIX + "source_ahead_bytes", "Bytes of samples and blocks held", labels=["source"]
         )
-        wishes = dict(self._totals.wanted)
-        for name, one in self._totals.sources().items():
+        wishes = dict(self.totals.wanted)
+        for name, one in self.totals.sources().items():
             given.add_metric([name], one["tokens"])
             wanted.add_metric([name], wishes.get(name, 0.0))
             skipped.add_metric([name], one["skipped"])
-        for name, loader in self._conductor.loaders.items():
+        for name, loader in self.conductor.loaders.items():
             ahead.add_metric([name], loader.held.tokens)
             held.add_metric([name], loader.held.nbytes + loader.block_bytes)
         yield from (given, wanted, skipped, ahead, held)
 
 
 def registry_of(metrics: PlanMetrics) -> CollectorRegistry:
-    """A registry of these metrics alone."""
     registry = CollectorRegistry()
     registry.register(metrics)
     return registry

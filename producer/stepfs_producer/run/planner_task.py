@@ -48,14 +48,13 @@ class PlannerTask:
         self.seconds = 0.0  # of the last plan, waiting not included
 
     def changed(self) -> None:
-        """A loader has added a group."""
         self._changed.set()
 
     def set_marks(self, step: int) -> None:
         """Ask every loader for its share of the steps from `step` on, and of the workers."""
         rules = self._rules
         shares = [rules.mix.shares(step + later) for later in range(STEPS_AHEAD)]
-        coming = [sum(of_source) * step_tokens(rules) // ONE for of_source in zip(*shares, strict=True)]
+        coming = [sum(of_source) * rules.step_tokens // ONE for of_source in zip(*shares, strict=True)]
         marks = marks_of(coming, [loading.work for loading in self._loadings], self._tasks.workers)
         nbytes = sum(
             tokens * loading.work.bytes_per_token
@@ -90,8 +89,8 @@ class PlannerTask:
                 await self._wait_for(planned, added)
 
     def _seen(self, step: int) -> dict[str, int]:
-        """Tokens of each source that are shown to the planner, which looks at every record it is shown."""
-        tokens = step_tokens(self._rules)
+        """Tokens of each source to show to the planner at first: it looks at every record that it is shown."""
+        tokens = self._rules.step_tokens
         shares = self._rules.mix.shares(step)
         return {
             loading.name: _SHARES_SEEN * (tokens * share // ONE + self._rules.micro_batch_tokens)
@@ -135,8 +134,3 @@ def _tell_waiting(missing: Mapping[SourceLoader, int]) -> None:
             TOLD_AFTER_S,
             loading.doing or "waiting for a worker",
         )
-
-
-def step_tokens(rules: Rules) -> int:
-    """Tokens that a step has room for."""
-    return rules.ranks * rules.micro_batches * rules.micro_batch_tokens

@@ -1,4 +1,4 @@
-"""From a plan and a lake to everything that a run needs: checked before a healthy run of the same id is fenced.
+"""From a plan and a lake to a run: everything is checked before a healthy run of the same id is fenced.
 
 The files of each source are listed at the first start and frozen in the lake; later starts read that listing, and find
 each of its files unchanged, or refuse by name.
@@ -15,13 +15,13 @@ from typing import Final
 import trio
 
 from stepfs.errors import AbsentError, RefusedError, UsageError
+from stepfs.format.keys import plan_key
 from stepfs.format.payload.schema import Scalar
 from stepfs.format.planned.listing import Listing
 from stepfs.format.records import LakeIdentity
 from stepfs.lake.planned import kept_listing, kept_plan
 from stepfs.store.api import Store
 from stepfs_producer.engine.worker import find_modules_in
-from stepfs_producer.payloads.described import tokenizer_facts
 from stepfs_producer.payloads.step_task import PayloadSpec
 from stepfs_producer.plan.file.diff import PlanChangedError, differences
 from stepfs_producer.plan.file.digest import normalised, plan_digest, plan_text
@@ -29,14 +29,15 @@ from stepfs_producer.plan.file.scalars import parse_shard
 from stepfs_producer.plan.file.schema import Plan
 from stepfs_producer.plan.file.yaml_file import PlanFile, read_plan
 from stepfs_producer.plan.planner import Planner
+from stepfs_producer.plan.rules import Rules
 from stepfs_producer.plan.state import POSITION_BYTES_MAX, State, position_bytes_max, read_position
-from stepfs_producer.run.compile import CompiledPlan, compile_plan, source_specs, tokenizer_spec
-from stepfs_producer.run.lake import keep_listing, keep_plan
+from stepfs_producer.run.compile import compile_plan, modules_of, payload_spec, source_specs, tokenizer_spec
+from stepfs_producer.run.lake import keep, keep_listing
 from stepfs_producer.run.source_loader import LoadedSource
 from stepfs_producer.sources.corpus import list_corpus, located
 from stepfs_producer.sources.layout import Layout
 from stepfs_producer.sources.spec import SourceSpec
-from stepfs_producer.transforms.model_tokenizer import load_tokenizer, tokenizer_digest
+from stepfs_producer.transforms.model_tokenizer import load_tokenizer, pinned
 
 _LISTED_AT_ONCE: Final = 16
 
@@ -54,12 +55,24 @@ class LocatedPlan:
 class PreparedPlan:
     """A plan that fits its lake and its sources."""
 
-    digest: str  # of the plan
-    compiled: CompiledPlan
+    rules: Rules
     payloads: PayloadSpec
-    sources: tuple[LoadedSource, ...]
-    listings: Mapping[str, Listing]
+    sources: tuple[LoadedSource, ...]  # in order of names
     tokenizer: Mapping[str, Scalar]  # as a lake's payload schema names it
+
+    @property
+    def digest(self) -> str:
+        """Of the plan."""
+        return self.rules.digest
+
+    @property
+    def listings(self) -> dict[str, Listing]:
+        return {one.spec.name: one.layout.listing for one in self.sources}
+
+    @property
+    def modules(self) -> list[str]:
+        """To be loaded before a worker's first task."""
+        return modules_of(one.transform for one in self.sources)
 
 
 def plan_file_at(path: Path) -> PlanFile:
@@ -78,7 +91,6 @@ def plan_at(path: Path, *, held_out: bool = False) -> LocatedPlan:
 
 
 async def list_sources(place: LocatedPlan) -> dict[str, Listing]:
-    """The files of every source as they are now."""
     found: dict[str, Listing] = {}
     limiter = trio.CapacityLimiter(_LISTED_AT_ONCE)
 
@@ -99,9 +111,8 @@ async def list_sources(place: LocatedPlan) -> dict[str, Listing]:
 
 def prepare_plan(place: LocatedPlan, listings: Mapping[str, Listing]) -> PreparedPlan:
     """A plan with the listings of its sources. `UsageError` for a mistake that concerns no lake."""
-    spec = tokenizer_spec(place.plan, directory=place.directory)
-    if spec.file is not None:
-        spec = replace(spec, digest=tokenizer_digest(spec.file))  # a worker refuses a file replaced meanwhile
+    # Pinned: workers refuse a file replaced meanwhile.
+    spec = pinned(tokenizer_spec(place.plan, directory=place.directory))
     tokenizer = load_tokenizer(spec)
     found = compile_plan(
         place.plan,
@@ -110,7 +121,7 @@ def prepare_plan(place: LocatedPlan, listings: Mapping[str, Listing]) -> Prepare
         held_out=place.held_out,
         directory=place.directory,
     )
-    _refuse_large_position(Planner(found.rules).begin(), found)
+    _refuse_large_position(Planner(found.rules).begin(), found.rules)
     sources = tuple(
         LoadedSource(
             found.specs[name],
@@ -119,9 +130,8 @@ def prepare_plan(place: LocatedPlan, listings: Mapping[str, Listing]) -> Prepare
         )
         for name, transform in sorted(found.transforms.items())
     )
-    payloads = found.payload_spec(padding=tokenizer.pad, vocabulary=tokenizer.vocabulary)
-    facts = tokenizer_facts(tokenizer, spec.digest, eos=tokenizer.eos, bos=tokenizer.bos, pad=tokenizer.pad)
-    return PreparedPlan(plan_digest(place.plan), found, payloads, sources, listings, facts)
+    payloads = payload_spec(place.plan, padding=tokenizer.pad, vocabulary=tokenizer.vocabulary)
+    return PreparedPlan(found.rules, payloads, sources, tokenizer.facts(spec.digest))
 
 
 async def fit_plan(
@@ -133,11 +143,10 @@ async def fit_plan(
     *,
     accept_changes: bool = False,
 ) -> PreparedPlan:
-    """Fit a plan to its lake, whose newest position of this producer id is `position` (None: there is none). `now`: the
-    files as they are, of `listed`.
+    """Fit a plan to its lake, where this producer id is at `position` (None: it has not begun). `now`: the files as they are.
 
-    `RefusedError` for another pipeline's position, a source that is not the one of before, a file that changed, and a
-    plan that changed unless that is accepted: the message shows the changes.
+    `RefusedError` for another pipeline's position, a source or a file that changed, and a plan that changed unless that is
+    accepted: the message shows the changes.
     """
     state = None if position is None else read_position(position)
     if state is not None:
@@ -157,8 +166,8 @@ async def fit_plan(
             listings[name] = listing
         await keep_listing(store, identity.lake_id, listings[name])
     found = await trio.to_thread.run_sync(prepare_plan, place, listings)
-    _refuse_large_position(Planner(found.compiled.rules).begin(state), found.compiled)
-    await keep_plan(store, identity.lake_id, found.digest, plan_text(place.plan))
+    _refuse_large_position(Planner(found.rules).begin(state), found.rules)
+    await keep(store, plan_key(identity.lake_id, found.digest), plan_text(place.plan).encode())
     return found
 
 
@@ -166,7 +175,7 @@ async def refuse_other_shards(
     store: Store, identity: LakeIdentity, prepared: PreparedPlan, others: Mapping[str, object]
 ) -> None:
     """`RefusedError` if another producer (id → position) deals the files of a source to another number of shards."""
-    specs = {prepared.listings[name].digest: spec for name, spec in prepared.compiled.specs.items()}
+    specs = {one.layout.listing.digest: one.spec for one in prepared.sources}
     for producer_id, position in sorted(others.items()):
         try:
             state = read_position(position)
@@ -187,11 +196,11 @@ async def refuse_other_shards(
                 )
 
 
-def _refuse_large_position(state: State, found: CompiledPlan) -> None:
+def _refuse_large_position(state: State, rules: Rules) -> None:
     """Hazard P9: a position that outgrows a commit would end the run months from now."""
-    bytes_max = position_bytes_max(state, growing=found.specs.keys())
+    bytes_max = position_bytes_max(state, growing=rules.sources.keys())
     if bytes_max > POSITION_BYTES_MAX:
-        former = len(state.sources) - len(found.specs)
+        former = len(state.sources) - len(rules.sources)
         raise UsageError(
             f"the position of {len(state.sources)} sources"
             + (f", {former} of them no longer in the plan," if former else "")

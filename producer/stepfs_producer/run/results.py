@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -46,15 +46,13 @@ class PlanTotals:
     tokens: int = 0
     cut: int = 0
     lost: int = 0
-    slowest: float = 0.0  # sum over steps of slowest ÷ mean rank
-    slowest_micro: float = 0.0  # the same where ranks meet at every micro-batch
-    loads: dict[str, tuple[float, float]] = field(default_factory=dict)  # the same two, of each load
+    # Sums over steps of slowest ÷ mean rank, and the same where ranks meet at every micro-batch; of the cost "", and by load.
+    slowest: dict[str, tuple[float, float]] = field(default_factory=lambda: {"": (0.0, 0.0)})
     planning_s: float = 0.0
     wanted: dict[str, float] = field(default_factory=dict)  # tokens by schedule
     bad: list[BadRecord] = field(default_factory=list)
 
     def note(self, plan: StepPlan, planning_s: float) -> None:
-        """One more step."""
         self.steps += 1
         self.state = plan.after
         self.room += plan.room
@@ -62,23 +60,18 @@ class PlanTotals:
         self.cut += plan.cut
         self.lost += sum(plan.lost.values())
         self.planning_s += planning_s
-        whole, micro = _slowest(plan.costs)
-        self.slowest += whole
-        self.slowest_micro += micro
-        for name, load in plan.loads.items():
-            before, found = self.loads.get(name, (0.0, 0.0)), _slowest(load)
-            self.loads[name] = before[0] + found[0], before[1] + found[1]
+        for name, costs in {"": plan.costs, **plan.loads}.items():
+            (before, before_micro), (whole, micro) = self.slowest.get(name, (0.0, 0.0)), _slowest(costs)
+            self.slowest[name] = before + whole, before_micro + micro
         for name, share in zip(plan.sources, plan.shares, strict=True):
             self.wanted[name] = self.wanted.get(name, 0.0) + plan.tokens * share / ONE
 
     def bad_lines(self) -> list[str]:
-        """The first bad records, for people."""
         return [
             f"source {bad.source}, {bad.file} at {bad.offset}: {bad.reason}" for bad in self.bad[:_BAD_LINES]
         ]
 
     def note_bad(self, record: BadRecord) -> None:
-        """Keep the first ones; the position counts them all."""
         if len(self.bad) < _BAD_KEPT:
             self.bad.append(record)
 
@@ -98,21 +91,19 @@ class PlanTotals:
             }
         return found
 
-    def _loads(self, steps: int) -> dict[str, dict[str, float]]:
-        names = ("slowest_to_mean", "slowest_to_mean_micro")
-        return {
-            load: {name: round(one / steps, 6) for name, one in zip(names, both, strict=True)}
-            for load, both in self.loads.items()
-        }
-
     def measures(self) -> dict[str, Any]:
         """The figures that `simulate` prints too."""
         steps = max(self.steps, 1)
+        names = ("slowest_to_mean", "slowest_to_mean_micro")
+        slowest = {
+            load: {name: round(one / steps, 6) for name, one in zip(names, both, strict=True)}
+            for load, both in self.slowest.items()
+        }
+        of_cost = slowest.pop("")
         return {
             "fill": round(self.tokens / self.room, 6) if self.room else 0.0,
-            "slowest_to_mean": round(self.slowest / steps, 6),
-            "slowest_to_mean_micro": round(self.slowest_micro / steps, 6),
-            **({"loads": self._loads(steps)} if self.loads else {}),
+            **of_cost,
+            **({"loads": slowest} if slowest else {}),
             "padding_tokens": self.room - self.tokens,
             "cut_documents": self.cut,
             "lost_tokens": self.lost,
@@ -133,7 +124,7 @@ def _slowest(costs: NDArray[np.int64]) -> tuple[float, float]:
 
 
 def totals_from(position: object, rules: Rules) -> PlanTotals:
-    """Those of a run that begins at a committed position; None: at the beginning."""
+    """The totals of a run that begins at a committed position; None: at the beginning."""
     state = Planner(rules).begin(None if position is None else read_position(position))
     return PlanTotals(state, state)
 
@@ -210,10 +201,7 @@ def _measures(totals: PlanTotals) -> Mapping[str, Any]:
     return {
         "sources": totals.sources(),
         **totals.measures(),
-        "bad_records": [
-            {"source": one.source, "file": one.file, "offset": one.offset, "reason": one.reason}
-            for one in totals.bad[:_BAD_SHOWN]
-        ],
+        "bad_records": [asdict(one) for one in totals.bad[:_BAD_SHOWN]],
     }
 
 
@@ -229,8 +217,6 @@ def bad_records_named(totals: PlanTotals, say: Callable[[str], None]) -> Iterato
 
 
 def callbacks_of(prepared: PreparedPlan, totals: PlanTotals, show: Show) -> RunCallbacks:
-    """That count in `totals`."""
-
     def skipped(source: str, file: int, offset: int, reason: str) -> None:
         totals.note_bad(BadRecord(source, prepared.listings[source].files[file].name, offset, reason))
 

@@ -1,7 +1,7 @@
-"""The samples of one source that are known, and a step plan with its samples → the spans of a constructor's task.
+"""The known samples of one source, and a step plan with its samples → the spans of a constructor's task.
 
-Groups are kept in order, and found again by the addresses that a plan gives them. What is here are their lengths; their
-bodies are with the engine.
+Groups are kept in order, and found by the addresses in a plan. Only their lengths are here; their bodies are with the
+engine.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepfs_producer.engine.kept import KeptBody
-from stepfs_producer.payloads.gather import StepSpans
+from stepfs_producer.payloads.step_task import StepSpans
 from stepfs_producer.plan.samples import Ahead, Piece
 from stepfs_producer.plan.state import SourceState
 from stepfs_producer.plan.step import SPAN_COLUMNS, StepPlan
@@ -53,12 +53,11 @@ class Group:
 
     @property
     def nbytes(self) -> int:
-        """Bytes in memory."""
         columns = 0 if self.columns is None else self.columns.nbytes
         return (0 if self.body is None else self.body.nbytes) + 2 * self.lengths.nbytes + columns
 
     def piece(self, first: int, last: int) -> Piece:
-        """The metadata that the planner sees, of records `first` … `last` - 1 of the group."""
+        """Records `first` … `last` - 1 of the group, for the planner."""
         lengths = self.lengths[first:last]
         rows = None if self.columns is None else self.columns[first:last]
         return Piece(*self.place, self.block_records, self.first + first, lengths, self.follows, rows)
@@ -76,16 +75,12 @@ class SampleBuffer:
         self._taken = 0
 
     def add(self, group: Group) -> None:
-        """The next group."""
         self.groups.append(group)
         self.tokens += group.tokens
         self.nbytes += group.nbytes
 
     def ahead(self, tokens: int) -> tuple[Ahead, bool]:
-        """For the planner: as many records from the cursor on as have at most so many tokens, and whether these are all.
-
-        It does not change later.
-        """
+        """For the planner: the records from the cursor on with at most so many tokens, and whether these are all."""
         pieces: list[Piece] = []
         left = tokens
         for group in self.groups:
@@ -101,7 +96,7 @@ class SampleBuffer:
         return Ahead(pieces, self.ended), True
 
     def until(self, cursor: SourceState) -> tuple[Group, ...]:
-        """The groups of which a step may take that ends at `cursor`."""
+        """The groups of a step that ends at `cursor`."""
         end = (BlockAddress(cursor.epoch, cursor.fragment, cursor.block), cursor.taken)
         return tuple(takewhile(lambda group: (group.place, group.first) <= end, self.groups))
 
@@ -144,7 +139,7 @@ def spans_of(plan: StepPlan, groups: Mapping[str, Sequence[Group]]) -> tuple[Ste
 
 
 def _found(groups: Sequence[Group], addresses: Integers) -> tuple[Integers, Integers]:
-    """Of which group each record is, and which of its records. `addresses`: [n, 4] of epoch, fragment, block, record."""
+    """The group of each record, and its number in the group. `addresses`: [n, 4] of epoch, fragment, block, record."""
     begins = np.array([(*group.place, group.first) for group in groups], np.int64).reshape(-1, 4)
     merged = np.concatenate([begins, addresses])
     order = np.lexsort(merged.T[::-1])  # stable: a group goes before its first record

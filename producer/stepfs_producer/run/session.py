@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 
 import trio
@@ -33,7 +34,7 @@ from stepfs_producer.run.lake import committed_positions, ensure_lake, keep_libr
 from stepfs_producer.run.machines.needs import look_of
 from stepfs_producer.run.machines.opening import as_nodes_see, open_engine
 from stepfs_producer.run.measured.bottleneck import Bottleneck
-from stepfs_producer.run.memory.bounds import Memory, memory_of
+from stepfs_producer.run.memory import Memory, memory_of
 from stepfs_producer.run.options import RunOptions
 from stepfs_producer.run.prepare import (
     LocatedPlan,
@@ -79,62 +80,55 @@ async def run_plan(
     raise KeyboardInterrupt
 
 
+@dataclass(slots=True)
 class _RunSession:
-    """One run, carried out."""
+    place: LocatedPlan
+    options: RunOptions
+    stopping: Stopping
+    say: Callable[[str], None]
+    progress: Progress
+    workers_max: int = 1
+    conductor: Conductor | None = None
+    bottleneck: Bottleneck | None = None
+    silence: Silence = field(init=False)
+    begun_s: float = field(default_factory=time.monotonic)
 
-    def __init__(
-        self,
-        place: LocatedPlan,
-        options: RunOptions,
-        stopping: Stopping,
-        say: Callable[[str], None],
-        progress: Progress,
-    ) -> None:
-        self._place = place
-        self._options = options
-        self._stopping = stopping
-        self._workers_max = 1
-        self._say = say
-        self._progress = progress
-        self._silence = Silence(say)
-        self._conductor: Conductor | None = None
-        self._bottleneck: Bottleneck | None = None
-        self._begun_s = time.monotonic()
+    def __post_init__(self) -> None:
+        self.silence = Silence(self.say)
 
     def stop(self) -> None:
         """End between two steps."""
-        if self._conductor is not None:
-            self._conductor.stop()
+        if self.conductor is not None:
+            self.conductor.stop()
 
     async def run(self) -> RunResult:
-        """Check, open, conduct, seal."""
-        options = self._options
-        prepared = await looked_up(self._place)  # before a lake is created on behalf of a mistake
+        options = self.options
+        prepared = await looked_up(self.place)  # before a lake is created on behalf of a mistake
         encoder_for(prepared.payloads.ext, vocabulary=prepared.payloads.vocabulary)  # or torch is missing
         async with (
             self._store() as store,
-            open_engine(options, self._place.directory, prepared, self._say) as (engine, most),
+            open_engine(options, self.place.directory, prepared, self.say) as (engine, most),
         ):
-            self._workers_max = most
+            self.workers_max = most
             self._memory_of(prepared)
             identity = await self._lake(store, prepared)
             # Before the producer is opened, which would fence a healthy run.
             position = await self._position(store, identity, prepared)
             accept, listings = options.accept_changes, prepared.listings
-            fit = partial(fit_plan, store, identity, self._place, listings, accept_changes=accept)
+            fit = partial(fit_plan, store, identity, self.place, listings, accept_changes=accept)
             prepared = await fit(position)
             await engine.admit(look_of(self._as_worked(prepared), identity.lake_id, options))
             async with self._producer(store, self._memory_of(prepared)) as producer:
-                self._silence.set_limit(GIVE_UP_AFTER_S)
+                self.silence.set_limit(GIVE_UP_AFTER_S)
                 if producer.position != position:  # another run committed meanwhile
                     prepared = await fit(producer.position)
                 await self._position(store, identity, prepared)  # others may have begun meanwhile
-                totals = totals_from(producer.position, prepared.compiled.rules)
+                totals = totals_from(producer.position, prepared.rules)
                 incarnation = (identity.lake_id, prepared.digest, options.producer_id, Epoch(producer.epoch))
                 key = skips_key(*incarnation)
                 await keep_libraries(store, *incarnation)
                 skip_log = SkipLog(store, key, totals)
-                with bad_records_named(totals, self._say):
+                with bad_records_named(totals, self.say):
                     conductor, ending = await self._conduct(producer, engine, prepared, totals, skip_log)
                 logged = await skip_log.write()
             sealed = options.seal and ending is EndReason.COMPLETE
@@ -148,15 +142,15 @@ class _RunSession:
             totals=totals,
             ending=ending,
             reason=conductor.reason,
-            bottleneck=self._bottleneck,
-            seconds=time.monotonic() - self._begun_s,
+            bottleneck=self.bottleneck,
+            seconds=time.monotonic() - self.begun_s,
             sealed=sealed,
             skip_log=logged,
         )
 
     @asynccontextmanager
     async def _store(self) -> AsyncIterator[Store]:
-        store = open_store(self._options.lake, options=self._options.store_options, silence=self._silence)
+        store = open_store(self.options.lake, options=self.options.store_options, silence=self.silence)
         try:
             yield store
         finally:
@@ -164,9 +158,9 @@ class _RunSession:
                 await store.aclose()
 
     async def _lake(self, store: Store, prepared: PreparedPlan) -> LakeIdentity:
-        plan = self._place.plan
+        plan = self.place.plan
         output = plan.output
-        fixed = self._options.fixed_shape
+        fixed = self.options.fixed_shape
         micro = 1 if output.files == "micro_batches" else output.micro_batches if fixed else "micro"
         schema = planned_schema(
             output.ext,
@@ -176,38 +170,35 @@ class _RunSession:
             columns=prepared.payloads.columns,
         )
         identity = await ensure_lake(store, grid_of(plan), output.ext, schema)
-        warning = refuse_other_arrays(
-            self._options.lake, schema, payload_schema(identity, self._options.lake)
-        )
+        warning = refuse_other_arrays(self.options.lake, schema, payload_schema(identity, self.options.lake))
         if warning is not None:
-            self._say(f"warning: {warning}")
+            self.say(f"warning: {warning}")
         return identity
 
     async def _position(self, store: Store, identity: LakeIdentity, prepared: PreparedPlan) -> object:
         """Where this producer id is, None if it has not begun; then no other one may have other shards of its files."""
         positions = committed_positions(await LogReader.open(store, identity))
-        mine = positions.get(self._options.producer_id)
+        mine = positions.get(self.options.producer_id)
         if mine is None:
             await refuse_other_shards(store, identity, prepared, positions)
         return mine
 
     def _memory_of(self, prepared: PreparedPlan) -> Memory:
-        given = self._options.memory_bytes
-        return memory_of(given, prepared.compiled.rules, prepared.sources, self._workers_max)
+        given = self.options.memory_bytes
+        return memory_of(given, prepared.rules, prepared.sources, self.workers_max)
 
     def _as_worked(self, prepared: PreparedPlan) -> tuple[LoadedSource, ...]:
-        """The sources as workers see them."""
-        if self._options.engine == "local":
+        if self.options.engine == "local":
             return prepared.sources
-        return as_nodes_see(prepared.sources, self._place.directory)
+        return as_nodes_see(prepared.sources, self.place.directory)
 
     def _producer(self, store: Store, memory: Memory) -> AsyncProducer:
         return AsyncProducer(
-            self._options.lake,
-            producer_id=self._options.producer_id,
+            self.options.lake,
+            producer_id=self.options.producer_id,
             store=store,
-            max_lead=self._options.max_lead or None,
-            max_live_bytes=self._options.max_live_bytes,
+            max_lead=self.options.max_lead or None,
+            max_live_bytes=self.options.max_live_bytes,
             max_lead_without_groups=False,
             max_pending_bytes=memory.pending_bytes,
         )
@@ -220,8 +211,8 @@ class _RunSession:
         totals: PlanTotals,
         skip_log: SkipLog,
     ) -> tuple[Conductor, EndReason]:
-        """Feed the producer until something ends it; everything appended is committed then."""
-        options, rules, memory = self._options, prepared.compiled.rules, self._memory_of(prepared)
+        """Feed the producer to the end; everything appended is committed then."""
+        options, rules, memory = self.options, prepared.rules, self._memory_of(prepared)
         config = RunConfig(
             rules,
             self._as_worked(prepared),
@@ -230,30 +221,29 @@ class _RunSession:
             steps_per_second=options.steps_per_second,
             held_bytes_max=memory.held_bytes,
             rows_bytes_max=memory.pending_bytes,
-            give_up_after_s=GIVE_UP_AFTER_S,
-            workers_max=self._workers_max if self._workers_max > engine.workers else None,
+            workers_max=self.workers_max if self.workers_max > engine.workers else None,
         )
-        with self._progress(options.producer_id, options.limit_steps or rules.steps_max) as show:
+        with self.progress(options.producer_id, options.limit_steps or rules.steps_max) as show:
             async with trio.open_nursery() as nursery:
                 at = (options.lake, options.store_options, producer.lake)
                 to = Destination(*at, options.producer_id, Epoch(producer.epoch))
-                self._conductor = conductor = Conductor(
+                self.conductor = conductor = Conductor(
                     config, engine, ByTicket(producer, to), callbacks_of(prepared, totals, show)
                 )
-                if self._stopping.requested:  # it may have come already
+                if self.stopping.requested:  # it may have come already
                     conductor.stop()
                 nursery.start_soon(skip_log.run)
                 nursery.start_soon(notice_silence, skip_log.store, lambda: totals.steps)
                 with self._scraped(prepared, totals, conductor, engine):
                     ending = await conductor.run(totals.start)
-                self._bottleneck = conductor.bottleneck(producer.held_s)
+                self.bottleneck = conductor.bottleneck(producer.held_s)
                 nursery.cancel_scope.cancel()
         return conductor, ending
 
     def _scraped(
         self, prepared: PreparedPlan, totals: PlanTotals, conductor: Conductor, engine: Engine
     ) -> AbstractContextManager[None]:
-        options = self._options
+        options = self.options
         if options.metrics_port is None:
             return nullcontext()
         from stepfs import scrape  # noqa: PLC0415  (a web server, which few runs need)

@@ -1,11 +1,11 @@
-"""Bringing the samples of one source in: blocks are read, groups of records transformed, in any order, kept in theirs.
+"""Bringing the samples of one source in: blocks are read, groups of records transformed side by side, kept in order.
 
-Only their heads come here; records and samples are bodies that stay with the engine. A block's is held until its last
-group is made.
+Only heads come here; records and samples are bodies that stay with the engine. A block's is held until its last group is
+made.
 
 Three tasks per source: one reads blocks, one ahead of the block that is being transformed; one submits groups; one waits
-for them in order. The first two stop at the marks, which follow the source's share of the work of the coming steps. How
-many groups are under way, how large they are and when they come never shows in the sample buffer.
+for them in order. The first two stop at the marks, which follow the source's share of the work of the coming steps.
+Number, size and timing of the groups never show in the sample buffer.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 import trio
@@ -47,11 +47,7 @@ class OnSkip(Protocol):
     def __call__(self, source: str, file: int, offset: int, reason: str) -> None: ...
 
 
-class _Block(NamedTuple):
-    """A block that was read."""
-
-    head: BlockHead
-    body: KeptBody
+_Block = tuple[BlockHead, KeptBody]
 
 
 class SourceLoader:
@@ -86,12 +82,11 @@ class SourceLoader:
 
     @property
     def doing(self) -> str:
-        """One of its oldest tasks under way, in words; empty if there is none."""
+        """Its oldest task under way, in words; empty if there is none."""
         return self._doing[0] if self._doing else ""
 
     @property
     def name(self) -> str:
-        """Of the source."""
         return self._source.spec.name
 
     def want(self, *, tokens: int, parallel: int) -> None:
@@ -106,27 +101,22 @@ class SourceLoader:
         self._notice()
 
     def advance(self, cursor: SourceState) -> None:
-        """The planner took the samples before `cursor`."""
         self.held.forget_before(cursor)
         self._notice()
 
     async def run(self, start: SourceState) -> None:
         """Load from the cursor of `start` on until the source ends, or for ever."""
         sender, receiver = trio.open_memory_channel[_Block](0)  # one block read ahead of the one in use
-        async with (
-            sender,
-            receiver,
-            trio.open_nursery() as nursery,
-        ):  # in this order: an error ends the reader first
+        # In this order: an error ends the reader first.
+        async with sender, receiver, trio.open_nursery() as nursery:
             nursery.start_soon(self._read_blocks, start, sender.clone())
             await sender.aclose()
             slots, in_order = trio.open_memory_channel[_Slot](math.inf)  # the marks bound it
             nursery.start_soon(self._submit_groups, receiver, start.taken, slots, nursery)
             async for slot in in_order:
                 await slot.done.wait()
-                assert slot.result is not None
                 self.under_way -= 1
-                self._add(slot, slot.result)
+                self._add(slot)
                 self._notice()
         self.held.ended = True
         self._changed()
@@ -147,7 +137,7 @@ class SourceLoader:
                     )
                 self.reading = False
                 self.block_bytes += body.nbytes
-                await sender.send(_Block(head, body))
+                await sender.send((head, body))
                 place = head.follows
                 if head.ended:
                     return
@@ -159,11 +149,12 @@ class SourceLoader:
         slots: trio.MemorySendChannel[_Slot],
         nursery: trio.Nursery,
     ) -> None:
-        """Groups of one block after the other, without a pause between two blocks."""
         with slots:
             async for block, body in blocks:
                 if first >= block.records:
-                    slots.send_nowait(_Slot(block, first, block.records, _EMPTY))
+                    slot = _Slot(block, first, block.records)
+                    slot.done.set()
+                    slots.send_nowait(slot)
                     self.under_way += 1
                 while first < block.records:
                     await self._until(lambda: self._transforming < self._parallel and self._wants_more())
@@ -185,7 +176,7 @@ class SourceLoader:
         shared = (self._source.transform, self._source.spec.seed, block.place.epoch, self.name, records)
         try:
             with self._under_way(what):
-                head, body = await self._tasks.keep(
+                slot.head, slot.body = await self._tasks.keep(
                     f"source {self.name}: {what}", self.name, transform, *shared, slot.first, slot.last
                 )
         except WorkersDiedError as error:
@@ -200,8 +191,7 @@ class SourceLoader:
                 f"block {tuple(block.place)}); remove the record, or repair the function or library that fails on it"
             ) from error
         records.let_go()
-        slot.result = _Samples(head, body)
-        self.work.note(slot.last - slot.first, slot.tokens, head.seconds, body.nbytes)
+        self.work.note(slot.last - slot.first, slot.tokens, slot.head.seconds, slot.body.nbytes)
         self._transforming -= 1
         slot.done.set()
         self._notice()
@@ -218,11 +208,12 @@ class SourceLoader:
             )
         self._epoch_tokens, self._whole_epoch = 0, True
 
-    def _add(self, slot: _Slot, samples: _Samples) -> None:
-        block = slot.block
-        head, body = samples
+    def _add(self, slot: _Slot) -> None:
+        block, head = slot.block, slot.head
         self.held.add(
-            Group(block.place, slot.first, block.records, block.follows, head.lengths, body, head.columns)
+            Group(
+                block.place, slot.first, block.records, block.follows, head.lengths, slot.body, head.columns
+            )
         )
         self.added += 1
         self._starved = False
@@ -237,7 +228,6 @@ class SourceLoader:
         self._changed()
 
     def _wants_more(self) -> bool:
-        """Whether tokens here and under way are below the marks."""
         likely = self.under_way * self.work.group_tokens
         return self._starved or self.held.tokens + likely < self._wanted_tokens
 
@@ -261,28 +251,15 @@ class SourceLoader:
         self._wake = trio.Event()
 
 
-class _Samples(NamedTuple):
-    """A group that was transformed; without a body if it has no records."""
-
-    head: GroupHead
-    body: KeptBody | None
-
-
-_EMPTY: Final = _Samples(GroupHead(np.zeros(0, np.int64), {}), None)
-
-
 class _Slot:
     """A group under way."""
 
-    def __init__(self, block: BlockHead, first: int, last: int, result: _Samples | None = None) -> None:
+    def __init__(self, block: BlockHead, first: int, last: int) -> None:
         self.block, self.first, self.last = block, first, last
         self.done = trio.Event()
-        self.result = result
-        if result is not None:
-            self.done.set()
+        self.head = GroupHead(np.zeros(0, np.int64), {})
+        self.body: KeptBody | None = None  # None: it has no records
 
     @property
     def tokens(self) -> int:
-        """Once it is done."""
-        assert self.result is not None
-        return int(np.maximum(self.result.head.lengths, 0).sum())
+        return int(np.maximum(self.head.lengths, 0).sum())

@@ -1,10 +1,10 @@
 """From step plans to committed steps: made side by side, in the lake in the order of the plan, and paced.
 
-A step gets its seq by `append`, after its payloads have been made; or by a ticket, before: then the worker that makes it
-uploads it, and only its descriptor returns.
+A step gets its seq by `append`, after its payloads have been made; or by a ticket before: then a worker uploads it, and
+only its descriptor returns.
 
-At most `STEPS_PER_WORKER` steps per worker are under way, fewer of many bytes, so a producer that has to wait (for
-trainers, for the store) stops the planner, and the planner stops the loaders.
+At most `STEPS_PER_WORKER` steps per worker are under way, fewer of many bytes. So a producer that waits (for trainers,
+for the store) stops the planner, and the planner stops the loaders.
 """
 
 from __future__ import annotations
@@ -18,25 +18,23 @@ from typing import Final, Protocol
 
 import trio
 
-from stepfs.format.descriptor import Descriptor
 from stepfs_producer.engine.failover import PerAttempt, Tasks
 from stepfs_producer.engine.kept import KeptBody
-from stepfs_producer.payloads.gather import StepSpans
-from stepfs_producer.payloads.step_task import PayloadSpec
+from stepfs_producer.payloads.step_task import PayloadSpec, StepSpans
 from stepfs_producer.pending import Ticket
 from stepfs_producer.plan.step import SPAN_COLUMNS, StepPlan
+from stepfs_producer.producer import AsyncProducer
 from stepfs_producer.run.measured.bottleneck import Cause, Waits
-from stepfs_producer.run.memory.step_room import StepRoom
+from stepfs_producer.run.memory import STEPS_PER_WORKER, StepRoom
 from stepfs_producer.run.sample_buffer import Group, spans_of
 from stepfs_producer.run.workers.tasks import make_step
 from stepfs_producer.run.workers.upload import Destination, put_step
 
-STEPS_PER_WORKER: Final = 2
 PAYLOAD_BYTES_PER_TOKEN: Final = 24  # of .safetensors; the others have fewer
 
 
 class StepSink(Protocol):
-    """Where the steps of a run go: a lake's producer, or a comparison with the steps of a lake."""
+    """Takes the steps of a run with their payloads, such as a comparison with the steps of a lake."""
 
     async def append(
         self, batch: Sequence[bytes], *, position: Mapping[str, object], records: Sequence[int]
@@ -45,25 +43,11 @@ class StepSink(Protocol):
     async def flush(self) -> object: ...
 
 
-class TicketIssuer(Protocol):
-    """A producer whose steps are uploaded by workers."""
-
-    async def reserve(
-        self, *, position: object, records: Sequence[int] | None = None, payload_bytes: int
-    ) -> Ticket: ...
-
-    def renew(self, ticket: Ticket) -> Ticket: ...
-
-    def settle(self, ticket: Ticket, descriptor: Descriptor) -> None: ...
-
-    async def flush(self) -> object: ...
-
-
 @dataclass(frozen=True, slots=True)
 class ByTicket:
     """A sink to which no payload comes."""
 
-    producer: TicketIssuer
+    producer: AsyncProducer
     destination: Destination
 
     async def flush(self) -> None:
@@ -116,19 +100,19 @@ class StepBuilder:
         self._sender, self._receiver = trio.open_memory_channel[_PendingStep](steps)
 
     async def wait_for_room(self, plan: StepPlan) -> None:
-        """Wait until this step may be made, too."""
+        """Wait until this step may be made."""
         if self._sink is not None:
             with self._waits.on(Cause.ROOM):
                 await self._room.take(self._row_bytes(plan))
 
     def start(self, plan: StepPlan, groups: Mapping[str, tuple[Group, ...]], nursery: trio.Nursery) -> None:
-        """Make the step, which comes after those before it. `wait_for_room` was called."""
+        """Make the next step, for which `wait_for_room` was called."""
         if self._sink is None:
             self._appended(plan)
             return
         making = _PendingStep(plan)
         self._sender.send_nowait(making)
-        for body in _bodies(groups):  # loaders let go of what the planner has taken
+        for body in _bodies(groups):  # loaders let go of the groups that the planner has taken
             body.hold()
         nursery.start_soon(self._make, making, groups)
 
@@ -137,7 +121,6 @@ class StepBuilder:
         self._sender.close()
 
     async def run(self) -> None:
-        """Append, or reserve, in order."""
         if isinstance(self._sink, ByTicket):
             await self._reserve(self._sink.producer)
         elif self._sink is not None:
@@ -154,7 +137,7 @@ class StepBuilder:
                 )
             self._leave(making.plan)
 
-    async def _reserve(self, producer: TicketIssuer) -> None:
+    async def _reserve(self, producer: AsyncProducer) -> None:
         async for making in self._receiver:
             await self._keep_pace()
             plan = making.plan
@@ -169,7 +152,7 @@ class StepBuilder:
             self._unsettled.append(making)
 
     def _note_settled(self) -> None:
-        """In order: what was settled behind a gap is not certain to be committed."""
+        """In order: a step settled behind a gap is not certain to be committed."""
         while self._unsettled and self._unsettled[0].done.is_set():
             making = self._unsettled.popleft()
             now_s = trio.current_time()
@@ -178,12 +161,10 @@ class StepBuilder:
             self._leave(making.plan)
 
     def _leave(self, plan: StepPlan) -> None:
-        """The step is in its place."""
         self._room.give(self._row_bytes(plan))
         self._appended(plan)
 
     def _row_bytes(self, plan: StepPlan) -> int:
-        """Bytes of the rows that the step's columns have."""
         rows = plan.spans[:, len(SPAN_COLUMNS) :].sum(axis=0).tolist()
         return sum(count * column.row_bytes for count, column in zip(rows, self._spec.columns, strict=True))
 

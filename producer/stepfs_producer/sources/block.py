@@ -1,14 +1,15 @@
-"""Blocks: the address of a block in its source, and its records in block order.
+"""Blocks: the address of a block in its source, the task of reading it, and its records in block order.
 
 A source is *ordered* by blocks (8 MiB by default), *read* by fragments, and transformed by groups of records (parts of a
-block). `planning` terms: see producer/PLANNING.md.
+block); see producer/PLANNING.md. A task has no listing, so it is small.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import Enum, StrEnum
+from fractions import Fraction
 from pickle import PickleBuffer
 from typing import Final, NamedTuple, SupportsIndex
 
@@ -25,6 +26,49 @@ class BlockAddress(NamedTuple):
     epoch: int
     fragment: int  # place of its first fragment in the order of the epoch
     block: int  # in that fragment; 0 unless the fragment is cut into several blocks
+
+
+class Unit(Enum):
+    """The fragments of a file."""
+
+    RANGES = "byte ranges"
+    PARTS = "parts, as listed"
+    WHOLE = "the file, whose decoded size is unknown"
+    NONE = "nothing: it belongs to another file"
+
+
+class FileRef(NamedTuple):
+    """A listed file, and where it lies."""
+
+    location: str
+    size: int
+    etag: str
+    head: str
+
+
+class Fragment(NamedTuple):
+    """A part of a file that is read at once."""
+
+    file: int  # number in the listing
+    ref: FileRef
+    begin: int  # byte range; of a part: (0, its listed bytes)
+    end: int
+    part: int = -1  # number of the part in its file; -1: the byte range itself
+    first_record: int = 0  # of a part: records of the file before it
+    beside: FileRef | None = None  # the file beside it with the places of its records
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTask:
+    """One block to be read."""
+
+    place: BlockAddress
+    fragments: tuple[Fragment, ...]
+    key: bytes  # of the order of its records
+    cut: bool  # one fragment, of which this is block `place.block`; else whole fragments
+    next_fragment: BlockAddress  # behind the last fragment
+    epochs_end: int | None  # the first epoch that the source does not have
+    share: Fraction | None  # of the epoch's records that are read; None: all
 
 
 class Kind(StrEnum):

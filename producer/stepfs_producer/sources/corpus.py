@@ -7,16 +7,17 @@ locations; `located` finds its files among those of today, and refuses by name a
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import closing
 from dataclasses import replace
 from typing import Final
 
 from stepfs.errors import AbsentError, RefusedError
 from stepfs.format.planned.listing import CorpusFile, Listing
+from stepfs_producer.sources.block import Unit
 from stepfs_producer.sources.files.found import FoundFile, find_files
 from stepfs_producer.sources.files.opened import head_of, open_file
 from stepfs_producer.sources.formats import format_of
 from stepfs_producer.sources.spec import SourceSpec
-from stepfs_producer.sources.task import Unit
 
 _ADVICE: Final = "restore it, or give the source a new name to begin it anew"
 
@@ -70,12 +71,9 @@ def _has_records(unit: Unit, file: CorpusFile) -> bool:
 
 
 def _inspected(spec: SourceSpec, found: FoundFile) -> CorpusFile:
-    file = open_file(spec, found.location, found.size, etag=found.etag)
-    try:
+    with closing(open_file(spec, found.location, found.size, etag=found.etag)) as file:
         head = "" if found.etag else head_of(file)
         parts = tuple(format_of(spec).parts(spec, file))
-    finally:
-        file.close()
     return CorpusFile(found.name, found.size, found.etag, head, parts, found.location)
 
 

@@ -36,6 +36,13 @@ class Tokens(NamedTuple):
 Value = bytes | Tokens | Bad
 
 
+def weight_of(value: Value) -> int:
+    """Its bytes."""
+    if isinstance(value, Bad):
+        return 0
+    return len(value.ids if isinstance(value, Tokens) else value)
+
+
 class Raw(NamedTuple):
     """A record as stored. `weight`: its bytes, for cutting a large fragment into blocks; `stored`: for `decode`."""
 
@@ -86,7 +93,6 @@ def _printed(value: object) -> str:
 
 
 def text_line(line: Line) -> Value:
-    """A record of a text file."""
     if line.data is None:
         return too_long(line)
     try:
@@ -104,7 +110,6 @@ def text_file(line: Line) -> Value:
 
 
 def json_line(spec: SourceSpec, line: Line) -> Value:
-    """A record of a JSONL file."""
     if line.data is None:
         return too_long(line)
     value = _parsed(line.data)
@@ -129,7 +134,6 @@ def _parsed(data: bytes) -> Any:
 
 
 def fields_of(spec: SourceSpec, value: dict[str, Any]) -> Value:
-    """The text or the tokens of an object or row."""
     if spec.tokens_field is None:
         if spec.text_field not in value:
             return Bad(f"no field {spec.text_field!r}; it has {_names(value)}")
@@ -150,7 +154,6 @@ def _names(value: dict[str, Any]) -> str:
 
 
 def text_of(value: object, field: str) -> Value:
-    """The bytes of a text."""
     if isinstance(value, bytes):
         try:
             value.decode()

@@ -1,68 +1,27 @@
-"""Formats of sources: the files that they take, the fragments of a file, and its records."""
+"""The formats of sources, by name, and the one of lines and files of text."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from stepfs.errors import UsageError
 from stepfs_producer.sources import compressed
-from stepfs_producer.sources.block import Kind
+from stepfs_producer.sources.api import Format
+from stepfs_producer.sources.block import Fragment, Kind, Unit
 from stepfs_producer.sources.fields import Raw, Value, json_line, kind_of, text_file, text_line
-from stepfs_producer.sources.files.found import FoundFile
-from stepfs_producer.sources.files.opened import OpenFile, open_file
+from stepfs_producer.sources.files.opened import OpenFile, open_listed
 from stepfs_producer.sources.lines import lines_between, split_lines
 from stepfs_producer.sources.megatron import MegatronFormat
 from stepfs_producer.sources.own import own_format
 from stepfs_producer.sources.parquet import ParquetFormat
 from stepfs_producer.sources.spec import SourceSpec
-from stepfs_producer.sources.task import Fragment, Unit
 from stepfs_producer.sources.whole_files import pieces_between, split_pieces
 
 
-class Format(Protocol):
-    """One format. Its objects hold nothing but parameters."""
-
-    @property
-    def suffixes(self) -> tuple[str, ...]:
-        """Ends of the names that it takes from directories; (): all."""
-        ...
-
-    def kind(self, spec: SourceSpec) -> Kind: ...
-
-    def entries(self, files: Sequence[str]) -> Sequence[str]:
-        """The entries to search, given the plan's `files`."""
-        ...
-
-    def choose(self, found: Sequence[FoundFile]) -> list[FoundFile]:
-        """The files to list."""
-        ...
-
-    def unit(self, name: str) -> Unit: ...
-
-    def beside(self, name: str) -> str:
-        """The file with the places of the records of `name`; "" if it has them itself."""
-        ...
-
-    def parts(self, spec: SourceSpec, file: OpenFile) -> Sequence[tuple[int, int]]:
-        """(records, bytes) of the file's parts; () if it has none. Refuses a file that it cannot read."""
-        ...
-
-    def records(self, spec: SourceSpec, fragment: Fragment) -> Iterator[Raw]:
-        """The records of a fragment in stored order."""
-        ...
-
-    def where(self, spec: SourceSpec, first: Fragment, offset: int) -> int | None:
-        """The byte, or row, at which the record at `offset` of a file begins; None: it may be in any fragment. `first`:
-        one of the file's."""
-        ...
-
-    def decode(self, spec: SourceSpec, stored: Any) -> Value: ...
-
-
-@dataclass(frozen=True, slots=True)
-class LineFormat:
+@dataclass(frozen=True)
+class LineFormat(Format):
     """JSONL or text, plain, `.gz` or `.zst`: a record is a line that is not blank, or a file."""
 
     json: bool = False
@@ -72,17 +31,8 @@ class LineFormat:
     def kind(self, spec: SourceSpec) -> Kind:
         return kind_of(spec) if self.json else Kind.TEXT
 
-    def entries(self, files: Sequence[str]) -> Sequence[str]:
-        return files
-
-    def choose(self, found: Sequence[FoundFile]) -> list[FoundFile]:
-        return list(found)
-
     def unit(self, name: str) -> Unit:
         return Unit.WHOLE if compressed.is_compressed(name) else Unit.RANGES
-
-    def beside(self, name: str) -> str:  # noqa: ARG002
-        return ""
 
     def parts(self, spec: SourceSpec, file: OpenFile) -> Sequence[tuple[int, int]]:  # noqa: ARG002
         if compressed.is_compressed(file.location):
@@ -90,10 +40,8 @@ class LineFormat:
         return ()
 
     def records(self, spec: SourceSpec, fragment: Fragment) -> Iterator[Raw]:
-        ref = fragment.ref
-        file = open_file(spec, ref.location, ref.size, etag=ref.etag, head=ref.head)
-        try:
-            if compressed.is_compressed(ref.location):
+        with open_listed(spec, fragment.ref) as file:
+            if compressed.is_compressed(file.location):
                 decoded = compressed.pieces(file)
                 found = split_pieces(decoded) if self.whole else split_lines(decoded, 0)
             else:
@@ -101,11 +49,6 @@ class LineFormat:
                 found = between(file.read, fragment.begin, fragment.end, file.size)
             for line in found:
                 yield Raw(fragment.file, line.offset, line.length, line)
-        finally:
-            file.close()
-
-    def where(self, spec: SourceSpec, first: Fragment, offset: int) -> int | None:  # noqa: ARG002
-        return offset
 
     def decode(self, spec: SourceSpec, stored: Any) -> Value:
         if self.json:

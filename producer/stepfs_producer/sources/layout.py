@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 
 from stepfs.format.planned.listing import CorpusFile, Listing
 from stepfs_producer.plan.order import block_key, fragment_order
-from stepfs_producer.sources.block import BlockAddress, Kind
+from stepfs_producer.sources.block import BlockAddress, BlockTask, FileRef, Fragment, Kind, Unit
 from stepfs_producer.sources.formats import format_of
 from stepfs_producer.sources.spec import SourceSpec
-from stepfs_producer.sources.task import BlockTask, FileRef, Fragment, Unit
 
 RANGE_BYTES_MIN: Final = 1 << 20
 FRAGMENTS_MAX: Final = 1 << 20
@@ -52,7 +51,6 @@ class Layout:
         listing: Listing,
         *,
         range_bytes_min: int = RANGE_BYTES_MIN,
-        fragments_max: int = FRAGMENTS_MAX,
     ) -> None:
         self._spec = spec
         self.listing = listing
@@ -64,7 +62,7 @@ class Layout:
             len(file.parts) for file, unit in zip(listing.files, units, strict=True) if unit is Unit.PARTS
         )
         others = parts + sum(unit is Unit.WHOLE for unit in units)
-        self.range_bytes = range_bytes(sizes[ranged], others, least=range_bytes_min, most=fragments_max)
+        self.range_bytes = range_bytes(sizes[ranged], others, least=range_bytes_min)
         counts = [
             {
                 Unit.RANGES: -(-file.size // self.range_bytes),

@@ -1,6 +1,6 @@
 """Megatron's indexed datasets: `.bin` holds token ids end to end, `.idx` says where sequences and documents begin.
 
-A record is a document that is not empty; it belongs to the range of `.bin` bytes in which it begins. Of the index only
+A record is a document that is not empty; it belongs to the range of `.bin` bytes in which it begins. Of the index
 only the parts for a range are read: a search by pages, then the entries of its documents.
 """
 
@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepfs.errors import AbsentError, CorruptError, UsageError
-from stepfs_producer.sources.block import Kind
+from stepfs_producer.sources.api import Format
+from stepfs_producer.sources.block import Fragment, Kind, Unit
 from stepfs_producer.sources.fields import Raw, Value, tokens_of
 from stepfs_producer.sources.files.found import FoundFile
-from stepfs_producer.sources.files.opened import OpenFile, open_file
+from stepfs_producer.sources.files.opened import OpenFile, open_listed
 from stepfs_producer.sources.spec import SourceSpec
-from stepfs_producer.sources.task import Fragment, Unit
 
 _BIN: Final = ".bin"
 _IDX: Final = ".idx"
@@ -36,7 +36,7 @@ _READ_BYTES: Final = 1 << 20
 Integers = NDArray[np.int64]
 
 
-class MegatronFormat:
+class MegatronFormat(Format):
     """Token ids of documents."""
 
     suffixes = (_BIN, _IDX)
@@ -70,28 +70,17 @@ class MegatronFormat:
         return ((index.documents, index.dtype.itemsize),)
 
     def records(self, spec: SourceSpec, fragment: Fragment) -> Iterator[Raw]:
-        ref, beside = fragment.ref, fragment.beside
-        assert beside is not None
-        index_file = open_file(spec, beside.location, beside.size, etag=beside.etag, head=beside.head)
-        try:
-            index = _Index(index_file)
-            first, begins, ends = index.documents_in(fragment.begin, fragment.end, ref.size)
-        finally:
-            index_file.close()
-        file = open_file(spec, ref.location, ref.size, etag=ref.etag, head=ref.head)
-        try:
+        assert fragment.beside is not None
+        with open_listed(spec, fragment.beside) as beside:
+            index = _Index(beside)
+            first, begins, ends = index.documents_in(fragment.begin, fragment.end, fragment.ref.size)
+        with open_listed(spec, fragment.ref) as file:
             yield from _documents(fragment.file, file, index.dtype, first, begins, ends)
-        finally:
-            file.close()
 
     def where(self, spec: SourceSpec, first: Fragment, offset: int) -> int | None:
         assert first.beside is not None
-        beside = first.beside
-        file = open_file(spec, beside.location, beside.size, etag=beside.etag, head=beside.head)
-        try:
-            return _Index(file).begin_of(offset, first.ref.size)
-        finally:
-            file.close()
+        with open_listed(spec, first.beside) as beside:
+            return _Index(beside).begin_of(offset, first.ref.size)
 
     def decode(self, spec: SourceSpec, stored: Any) -> Value:  # noqa: ARG002
         return tokens_of(stored)
@@ -100,9 +89,8 @@ class MegatronFormat:
 def _both(entry: str) -> str:
     if entry.endswith((_BIN, _IDX)):
         return entry[:-4] + _BOTH
-    is_prefix = (
-        "://" not in entry and not path.lexists(entry) and path.lexists(entry + _BIN)
-    )  # as Megatron names it
+    # Megatron names both files by their prefix.
+    is_prefix = "://" not in entry and not path.lexists(entry) and path.lexists(entry + _BIN)
     return entry + _BOTH if is_prefix else entry
 
 

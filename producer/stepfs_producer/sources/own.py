@@ -25,22 +25,21 @@ from functools import lru_cache
 from typing import Any, BinaryIO, Protocol
 
 from stepfs.errors import StepfsError, UsageError
-from stepfs_producer.sources.block import Kind
+from stepfs_producer.sources.api import Format
+from stepfs_producer.sources.block import Fragment, Kind, Unit
 from stepfs_producer.sources.fields import (
     Bad,
     Raw,
-    Tokens,
     Value,
     fields_of,
     kind_of,
     packed,
     text_of,
     tokens_of,
+    weight_of,
 )
-from stepfs_producer.sources.files.found import FoundFile
-from stepfs_producer.sources.files.opened import OpenFile, Stream, buffered, open_file
+from stepfs_producer.sources.files.opened import OpenFile, Stream, buffered, open_listed
 from stepfs_producer.sources.spec import SourceSpec
-from stepfs_producer.sources.task import Fragment, Unit
 
 
 class OwnReader(Protocol):
@@ -49,7 +48,7 @@ class OwnReader(Protocol):
     def records(self, file: BinaryIO, part: int) -> Iterator[tuple[int, Any]]: ...
 
 
-class OwnFormat:
+class OwnFormat(Format):
     """A class of the user's as a format."""
 
     def __init__(self, name: str, reader: OwnReader) -> None:
@@ -62,17 +61,8 @@ class OwnFormat:
     def kind(self, spec: SourceSpec) -> Kind:
         return kind_of(spec, Kind.FIELDS) if self._kind is None else Kind(self._kind)
 
-    def entries(self, files: Sequence[str]) -> Sequence[str]:
-        return files
-
-    def choose(self, found: Sequence[FoundFile]) -> list[FoundFile]:
-        return list(found)
-
     def unit(self, name: str) -> Unit:  # noqa: ARG002
         return Unit.PARTS if self._in_parts else Unit.WHOLE
-
-    def beside(self, name: str) -> str:  # noqa: ARG002
-        return ""
 
     def parts(self, spec: SourceSpec, file: OpenFile) -> Sequence[tuple[int, int]]:  # noqa: ARG002
         if not self._in_parts:
@@ -82,22 +72,17 @@ class OwnFormat:
             return [(int(records), int(count)) for records, count in parts]
 
     def records(self, spec: SourceSpec, fragment: Fragment) -> Iterator[Raw]:
-        ref = fragment.ref
-        file = open_file(spec, ref.location, ref.size, etag=ref.etag, head=ref.head)
-        try:
-            with buffered(file) as (stream, raw), self._own_code(ref.location, raw):
-                for offset, stored in self._reader.records(stream, max(0, fragment.part)):
-                    value = self._value(spec, stored)
-                    yield Raw(fragment.file, int(offset), _weight(value), value)
-        finally:
-            file.close()
+        with (
+            open_listed(spec, fragment.ref) as file,
+            buffered(file) as (stream, raw),
+            self._own_code(file.location, raw),
+        ):
+            for offset, stored in self._reader.records(stream, max(0, fragment.part)):
+                value = self._value(spec, stored)
+                yield Raw(fragment.file, int(offset), weight_of(value), value)
 
     def where(self, spec: SourceSpec, first: Fragment, offset: int) -> int | None:  # noqa: ARG002
         return None  # the class counts as it likes
-
-    def decode(self, spec: SourceSpec, stored: Any) -> Value:  # noqa: ARG002
-        value: Value = stored
-        return value
 
     def _value(self, spec: SourceSpec, stored: Any) -> Value:
         kind = self.kind(spec)
@@ -126,12 +111,6 @@ class OwnFormat:
             raise UsageError(
                 f"{location}: {self._name} raised {said}; mend it, or leave the file out"
             ) from error
-
-
-def _weight(value: Value) -> int:
-    if isinstance(value, Bad):
-        return 0
-    return len(value.ids if isinstance(value, Tokens) else value)
 
 
 @lru_cache(maxsize=256)

@@ -13,12 +13,11 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 from stepfs.errors import CorruptError, MissingPackageError, UsageError
-from stepfs_producer.sources.block import Kind
-from stepfs_producer.sources.fields import Bad, Raw, Tokens, Value, kind_of, packed, text_of, tokens_of
-from stepfs_producer.sources.files.found import FoundFile
-from stepfs_producer.sources.files.opened import OpenFile, Stream, open_file
+from stepfs_producer.sources.api import Format
+from stepfs_producer.sources.block import Fragment, Kind, Unit
+from stepfs_producer.sources.fields import Bad, Raw, Value, kind_of, packed, text_of, tokens_of, weight_of
+from stepfs_producer.sources.files.opened import OpenFile, Stream, open_listed
 from stepfs_producer.sources.spec import SourceSpec
-from stepfs_producer.sources.task import Fragment, Unit
 
 if TYPE_CHECKING:
     from pyarrow.parquet import ParquetFile
@@ -27,7 +26,7 @@ _BUFFER_BYTES: Final = 1 << 20
 _ROWS: Final = 256  # decoded at a time
 
 
-class ParquetFormat:
+class ParquetFormat(Format):
     """Rows with a text, with token ids, or whole."""
 
     suffixes = (".parquet", ".parq", ".pq")
@@ -35,17 +34,8 @@ class ParquetFormat:
     def kind(self, spec: SourceSpec) -> Kind:
         return kind_of(spec, Kind.FIELDS)
 
-    def entries(self, files: Sequence[str]) -> Sequence[str]:
-        return files
-
-    def choose(self, found: Sequence[FoundFile]) -> list[FoundFile]:
-        return list(found)
-
     def unit(self, name: str) -> Unit:  # noqa: ARG002
         return Unit.PARTS
-
-    def beside(self, name: str) -> str:  # noqa: ARG002
-        return ""
 
     def parts(self, spec: SourceSpec, file: OpenFile) -> Sequence[tuple[int, int]]:
         """(rows, bytes of the needed columns) of each row group, from the footer."""
@@ -65,27 +55,15 @@ class ParquetFormat:
             return groups
 
     def records(self, spec: SourceSpec, fragment: Fragment) -> Iterator[Raw]:
-        ref = fragment.ref
-        file = open_file(spec, ref.location, ref.size, etag=ref.etag, head=ref.head)
-        try:
-            with _parquet(file) as parquet:
-                offset = fragment.first_record
-                batches = parquet.iter_batches(
-                    batch_size=_ROWS, row_groups=[fragment.part], columns=_columns(spec), use_threads=False
-                )
-                for batch in batches:
-                    for value in _values(spec, batch):
-                        yield Raw(fragment.file, offset, _weight(value), value)
-                        offset += 1
-        finally:
-            file.close()
-
-    def where(self, spec: SourceSpec, first: Fragment, offset: int) -> int | None:  # noqa: ARG002
-        return offset
-
-    def decode(self, spec: SourceSpec, stored: Any) -> Value:  # noqa: ARG002
-        value: Value = stored
-        return value
+        with open_listed(spec, fragment.ref) as file, _parquet(file) as parquet:
+            offset = fragment.first_record
+            batches = parquet.iter_batches(
+                batch_size=_ROWS, row_groups=[fragment.part], columns=_columns(spec), use_threads=False
+            )
+            for batch in batches:
+                for value in _values(spec, batch):
+                    yield Raw(fragment.file, offset, weight_of(value), value)
+                    offset += 1
 
 
 def _columns(spec: SourceSpec) -> list[str] | None:
@@ -146,21 +124,12 @@ def _check_columns(spec: SourceSpec, location: str, parquet: ParquetFile) -> Non
         kind = schema.field(name).type
         if option == "text_field":
             kind = kind.value_type if types.is_dictionary(kind) else kind
-            texts = (
-                types.is_string,
-                types.is_large_string,
-                types.is_binary,
-                types.is_large_binary,
-                types.is_null,
-            )
-            fits = any(test(kind) for test in texts)
+            binary = types.is_binary(kind) or types.is_large_binary(kind)
+            fits = types.is_string(kind) or types.is_large_string(kind) or binary or types.is_null(kind)
         else:
             listed = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
-            numbers = (
-                types.is_integer,
-                types.is_boolean,
-                types.is_null,
-            )  # null: of a file whose lists are empty
+            # Null: of a file whose lists are empty.
+            numbers = (types.is_integer, types.is_boolean, types.is_null)
             fits = types.is_null(kind) or (listed and any(test(kind.value_type) for test in numbers))
         if not fits:
             need = "text" if option == "text_field" else "lists of integers"
@@ -208,9 +177,3 @@ def _object(batch: Any, row: int) -> Value:
     except UnicodeDecodeError as error:
         return Bad(f"not UTF-8 ({error.reason})")
     return packed(value)
-
-
-def _weight(value: Value) -> int:
-    if isinstance(value, Bad):
-        return 0
-    return len(value.ids if isinstance(value, Tokens) else value)

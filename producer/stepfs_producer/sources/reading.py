@@ -1,11 +1,14 @@
 """A block's task → its records in block order: the same for every process, at any time.
 
-A record that `selection` drops keeps its place and has no bytes. A record outside of the epoch is not
-decoded, so it is not bad; a bad one is so on both sides of holdout, and in every shard.
+A record that is not of this run keeps its place and has no bytes. Holdout and shard are decided by hashes of its bytes:
+duplicates are on one side, and the records of a file do not move when another file comes or goes. A fractional last epoch
+keeps a record by the hash of its place. A record outside of the epoch is not decoded, so it is not bad; a bad one is so on
+both sides of holdout, and in every shard.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -15,13 +18,11 @@ from typing import Final
 
 import numpy as np
 
-from stepfs_producer.plan.order import KEY_BYTES, record_order
-from stepfs_producer.sources.block import Block, BlockAddress, Kind, Records
+from stepfs_producer.plan.order import KEY_BYTES, record_key, record_order
+from stepfs_producer.sources.block import Block, BlockAddress, BlockTask, Fragment, Kind, Records
 from stepfs_producer.sources.fields import Bad, Raw, Tokens, Value
 from stepfs_producer.sources.formats import format_of
-from stepfs_producer.sources.selection import is_in_epoch, is_of_this_run
 from stepfs_producer.sources.spec import SourceSpec
-from stepfs_producer.sources.task import BlockTask, Fragment
 
 OPEN_MAX: Final = 64
 
@@ -143,3 +144,33 @@ def _cut(spec: SourceSpec, fragment: Fragment, block: int) -> tuple[list[Raw], b
         if len(_open) > OPEN_MAX:
             _open.popitem(last=False)
     return taken, more
+
+
+_HOLDOUT: Final = b"stepfs-holdout1\0"  # 16 bytes, as blake2b wants a `person`
+_SHARD: Final = b"stepfs-shard---1"
+
+
+def is_in_epoch(spec: SourceSpec, task: BlockTask, raw: Raw) -> bool:
+    """Whether a fractional last epoch keeps the record: its own key is below the fraction."""
+    share = task.share or Fraction(1)
+    key = int.from_bytes(record_key(spec.seed, task.place.epoch, spec.name, raw.file, raw.offset), "little")
+    return key * share.denominator < share.numerator << (8 * KEY_BYTES)
+
+
+def is_of_this_run(spec: SourceSpec, value: bytes | Tokens) -> bool:
+    """Whether a record is on this run's side of the holdout, and in its shard."""
+    if spec.holdout and is_held_out(value, spec.holdout) != spec.held_out:
+        return False
+    index, count = spec.shard
+    return count == 1 or _hash(value, _SHARD) % count == index
+
+
+def is_held_out(value: bytes | Tokens, share: Fraction) -> bool:
+    """Whether a record is on the side of the holdout, in any epoch and place."""
+    return _hash(value, _HOLDOUT) * share.denominator < share.numerator << 64
+
+
+def _hash(value: bytes | Tokens, purpose: bytes) -> int:
+    """Of the record's bytes: 64 bits, others for each purpose."""
+    data = value.ids if isinstance(value, Tokens) else value
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8, person=purpose).digest(), "little")

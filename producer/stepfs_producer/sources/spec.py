@@ -29,10 +29,7 @@ class SourceSpec:
     epochs: Fraction | None = None  # None: without end
     holdout: Fraction = Fraction(0)  # share of records that only a run with `held_out` produces
     held_out: bool = False
-    shard: tuple[int, int] = (
-        0,
-        1,
-    )  # (index, count): the records that a hash of their bytes deals to this run
+    shard: tuple[int, int] = (0, 1)  # index, count: a hash of its bytes deals a record to one of them
     endpoint_url: str | None = None
     profile: str | None = None
     version: str = ""  # of the user's code, as declared

@@ -23,11 +23,8 @@ from stepfs.errors import MissingPackageError
 from stepfs_producer.transforms.documents import UnfitRecordError
 from stepfs_producer.transforms.spec import ImagesSpec
 
-MODULES: Final = (
-    "PIL.ImageOps",
-    "PIL.JpegImagePlugin",
-    "PIL.PngImagePlugin",
-)  # half a second: before the first task
+# To be loaded before the first task: half a second.
+MODULES: Final = ("PIL.ImageOps", "PIL.JpegImagePlugin", "PIL.PngImagePlugin")
 _FORMATS: Final = ("JPEG", "PNG")
 _REASON_CHARACTERS_MAX: Final = 120
 
@@ -41,7 +38,7 @@ class Image:
 
 
 def library() -> str:
-    """What decodes: part of the identity of a source with images. `MissingPackageError` without it."""
+    """The decoding library: part of the identity of a source with images. `MissingPackageError` without it."""
     if find_spec("PIL") is None:
         raise MissingPackageError("images need the package pillow: pip install 'stepfs[images]'")
     import PIL  # noqa: PLC0415 (optional, and slow)
@@ -69,9 +66,8 @@ def size_of(width: int, height: int, spec: ImagesSpec) -> tuple[int, int]:
     side = spec.patch * spec.merge
     columns, rows = ((2 * size + side) // (2 * side) or 1 for size in (width, height))
     most = spec.patches_max // spec.merge**2
-    if (
-        columns * rows > most
-    ):  # floors of columns · √(most / area), so the product is at most `most`, or one is 1
+    if columns * rows > most:
+        # Floors of columns · √(most / area), so the product is at most `most`, or one is 1.
         area = width * height
         columns = max(math.isqrt(most * width * width // area), 1)
         rows = max(math.isqrt(most * height * height // area), 1)
@@ -97,9 +93,7 @@ def _decoded(value: object, spec: ImagesSpec, name: str) -> Image:
         image = upright.resize(size_of(*upright.size, spec), Pillow.Resampling.BICUBIC)
     except MemoryError:
         raise
-    except (
-        Exception
-    ) as error:  # Pillow raises whatever the bytes lead it to, OSError too: nothing else was read
+    except Exception as error:  # Pillow raises anything, OSError too: nothing but these bytes was read
         said = " ".join(str(error).split())[:_REASON_CHARACTERS_MAX]
         raise UnfitRecordError(f"the field {name} holds no readable JPEG or PNG ({said})") from error
     return _patches(np.asarray(image, np.uint8), spec)

@@ -14,18 +14,20 @@ import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from stepfs.errors import AbsentError, MissingPackageError, RefusedError, StepfsError, UsageError
-from stepfs_producer.transforms.documents import Documents, Ids, Integers, UnfitRecordError
+from stepfs.format.payload.schema import Scalar
+from stepfs_producer.transforms.documents import Documents, UnfitRecordError
 from stepfs_producer.transforms.model_file import prepared
-from stepfs_producer.transforms.spec import TokenizerKind, TokenizerSpec
+from stepfs_producer.transforms.spec import TokenizerSpec
 from stepfs_producer.transforms.special_tokens import NONE, Names
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ _BATCH_CHARACTERS: Final = 1 << 20  # per call of the library, whose results nee
 _OPEN_MAX: Final = 16  # tokenizers kept in a process; a plan has one
 
 
-class Tokenizer(Protocol):
+class Tokenizer(ABC):
     """Texts → token ids. A pure function of each text."""
 
     identity: str  # changes whenever the same text would get other ids
@@ -44,22 +46,28 @@ class Tokenizer(Protocol):
     bos: int | None  # opens each document
     pad: int
 
+    @abstractmethod
     def encode_plain(self, texts: Sequence[str]) -> Documents:
         """The tokens of each text alone. `UnfitRecordError` if the model has none for a character of a text."""
-        ...
 
-    def encode_batch(self, texts: Sequence[str]) -> tuple[Ids, Integers]:
-        """Ids of all texts, end to end, and one length per text, BOS and EOS included; 0 for a text without tokens."""
-        ...
+    def facts(self, file_digest: str | None) -> dict[str, Scalar]:
+        """As payload schemas name it. `file_digest`: SHA-256 of the file that it was loaded from, in hex."""
+        facts: dict[str, Scalar | None] = {
+            "kind": self.identity.partition("-")[0],
+            "identity": self.identity,
+            "vocabulary": self.vocabulary,
+            "bos": self.bos,
+            "eos": self.eos,
+            "pad": self.pad,
+            "file_sha256": file_digest,
+        }
+        return {name: fact for name, fact in facts.items() if fact is not None}
 
 
-def open_tokenizer(spec: TokenizerSpec, model_json: str | None = None) -> Tokenizer:
+def open_tokenizer(spec: TokenizerSpec, model_json: str = "") -> Tokenizer:
     """The tokenizer of `spec`; `model_json` is the content of its file. `UsageError` if they do not fit."""
-    file = spec.file or "the tokenizer file"
-    if spec.kind is TokenizerKind.BYTES:
+    if spec.file is None:
         return BytesOfText(spec)
-    if model_json is None:
-        raise UsageError(f"a tokenizer of kind {spec.kind} needs a file")
     if find_spec("tokenizers") is None:
         raise MissingPackageError(
             f"a tokenizer of kind {spec.kind} needs the package tokenizers, which is not installed: "
@@ -70,45 +78,45 @@ def open_tokenizer(spec: TokenizerSpec, model_json: str | None = None) -> Tokeni
     try:
         return ModelTokenizer(spec, model_json)
     except UsageError as error:
-        raise error if file in str(error) else UsageError(f"{file}: {error}") from error
+        raise error if spec.file in str(error) else UsageError(f"{spec.file}: {error}") from error
     except StepfsError:
         raise
     except Exception as error:  # the library raises bare Exception
         reason = " ".join(str(error).split())[:200]
         raise UsageError(
-            f"{file} is not a tokenizer.json, or is damaged ({reason or type(error).__name__}); fetch it again"
+            f"{spec.file} is not a tokenizer.json, or is damaged ({reason or type(error).__name__}); fetch it again"
         ) from error
 
 
-def tokenizer_digest(file: str) -> str:
-    """Of a tokenizer file, for `TokenizerSpec.digest`. `AbsentError`, `UsageError`."""
-    return hashlib.sha256(_content(file)).hexdigest()
+def pinned(spec: TokenizerSpec) -> TokenizerSpec:
+    """With the digest of its file as it is now. `AbsentError`, `UsageError`."""
+    if spec.file is None:
+        return spec
+    return replace(spec, digest=hashlib.sha256(_content(spec.file)).hexdigest())
 
 
 def load_tokenizer(spec: TokenizerSpec) -> Tokenizer:
     """`open_tokenizer` with the file's content, kept for the next call.
 
-    `RefusedError` if the file is not the one whose digest the spec has. Without a digest, the file is looked at each
-    time, so that a replaced one is never taken for the one before.
+    `RefusedError` if the file is not the one whose digest the spec has. Without a digest, the file is read each time, so
+    that a replaced one is never taken for the one before.
     """
-    if spec.kind is TokenizerKind.BYTES or spec.file is None:
-        return open_tokenizer(spec)
-    return _opened(spec, () if spec.digest is not None else _signature(spec.file))
+    return _opened(pinned(spec) if spec.digest is None else spec)
 
 
 @lru_cache(maxsize=_OPEN_MAX)
-def _opened(spec: TokenizerSpec, _signature: tuple[int, ...]) -> Tokenizer:
-    assert spec.file is not None
+def _opened(spec: TokenizerSpec) -> Tokenizer:
+    if spec.file is None:
+        return open_tokenizer(spec)
     content = _content(spec.file)
-    if spec.digest is not None and hashlib.sha256(content).hexdigest() != spec.digest:
+    if hashlib.sha256(content).hexdigest() != spec.digest:
         raise RefusedError(
             f"{spec.file} changed while the plan was running; restore it, or give a changed tokenizer a new file"
         )
     try:
-        text = content.decode()
+        return open_tokenizer(spec, content.decode())
     except UnicodeDecodeError as error:
         raise UsageError(f"{spec.file}: not a tokenizer file, which is JSON in UTF-8 ({error})") from error
-    return open_tokenizer(spec, text)
 
 
 def _content(file: str) -> bytes:
@@ -120,32 +128,7 @@ def _content(file: str) -> bytes:
         raise UsageError(f"{file}: {error.strerror or error}; the tokenizer could not be read") from error
 
 
-def _signature(file: str) -> tuple[int, ...]:
-    try:
-        stat = Path(file).stat()
-    except FileNotFoundError as error:
-        raise AbsentError(f"{file}: no such tokenizer file") from error
-    return stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, stat.st_ino
-
-
-class _Encoder(ABC):
-    """Base of all kinds: documents closed by the special tokens."""
-
-    identity: str
-    vocabulary: int
-    eos: int | None
-    bos: int | None
-    pad: int
-
-    @abstractmethod
-    def encode_plain(self, texts: Sequence[str]) -> Documents: ...
-
-    def encode_batch(self, texts: Sequence[str]) -> tuple[Ids, Integers]:
-        closed = self.encode_plain(texts).closed(self.bos, self.eos)
-        return closed.ids, closed.lengths
-
-
-class BytesOfText(_Encoder):
+class BytesOfText(Tokenizer):
     """Ids 0…255 are the bytes of UTF-8, 256 ends a document, 257 is padding."""
 
     def __init__(self, spec: TokenizerSpec) -> None:
@@ -167,7 +150,7 @@ class BytesOfText(_Encoder):
         return Documents(np.frombuffer(b"".join(data), np.uint8).astype(np.int32), lengths)
 
 
-class ModelTokenizer(_Encoder):
+class ModelTokenizer(Tokenizer):
     """A model's own tokenizer.json."""
 
     def __init__(self, spec: TokenizerSpec, model_json: str) -> None:
@@ -183,33 +166,27 @@ class ModelTokenizer(_Encoder):
         }
         if not vocabulary:
             raise UsageError("its vocabulary is empty")
-        self.vocabulary = (
-            max(vocabulary.values()) + 1
-        )  # ids may have gaps, and added tokens stand above the model's
-        names = Names(spec.file or "the tokenizer file", vocabulary, list(new_names))
-        special = names.special_ids(eos=spec.eos, bos=spec.bos, pad=spec.pad)
-        self.eos, self.bos, self.pad = special.eos, special.bos, special.pad
+        # Ids may have gaps, and added tokens stand above the model's.
+        self.vocabulary = max(vocabulary.values()) + 1
+        names = Names(str(spec.file), vocabulary, list(new_names))
+        self.eos, self.bos, self.pad = names.special_ids(eos=spec.eos, bos=spec.bos, pad=spec.pad)
         digest = hashlib.sha256(model_json.encode() + json.dumps([self.eos, self.bos]).encode())
         self.identity = "huggingface-" + digest.hexdigest()[:16]
 
     def encode_plain(self, texts: Sequence[str]) -> Documents:
-        return _encoded(self._model, texts)
-
-
-def _encoded(model: Model, texts: Sequence[str]) -> Documents:
-    lengths: list[int] = []
-    parts = [np.empty(0, np.int32)]
-    for batch in _batches(texts):
-        try:
-            numbers = [encoding.ids for encoding in model.encode_batch_fast(batch, add_special_tokens=False)]
-        except Exception as error:  # such as a vocabulary of words that has none for the unknown
-            raise UnfitRecordError(
-                f"the tokenizer refuses the text ({' '.join(str(error).split())})"
-            ) from error
-        counts = [len(ids) for ids in numbers]
-        parts.append(np.fromiter(chain.from_iterable(numbers), np.int32, sum(counts)))
-        lengths += counts
-    return Documents(np.concatenate(parts), np.array(lengths, np.int64))
+        lengths: list[int] = []
+        parts = [np.empty(0, np.int32)]
+        for batch in _batches(texts):
+            try:
+                encodings = self._model.encode_batch_fast(batch, add_special_tokens=False)
+            except Exception as error:  # such as a vocabulary of words that has none for the unknown
+                said = " ".join(str(error).split())
+                raise UnfitRecordError(f"the tokenizer refuses the text ({said})") from error
+            numbers = [encoding.ids for encoding in encodings]
+            counts = [len(ids) for ids in numbers]
+            parts.append(np.fromiter(chain.from_iterable(numbers), np.int32, sum(counts)))
+            lengths += counts
+        return Documents(np.concatenate(parts), np.array(lengths, np.int64))
 
 
 def _batches(texts: Sequence[str]) -> Iterator[list[str]]:

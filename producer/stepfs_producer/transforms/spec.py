@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 from stepfs_producer.payloads.columns import ColumnSpec
 
 
-class TokenizerKind(StrEnum):
-    """Where token ids come from."""
-
-    BYTES = "bytes"
-    HUGGINGFACE = "huggingface"  # a model's own tokenizer.json
-
-
 @dataclass(frozen=True, slots=True)
 class TokenizerSpec:
-    """A tokenizer, and the names of its special tokens; None: the kind's default, "" or `none`: no such token."""
+    """A tokenizer, and the names of its special tokens; None: the usual ones, "" or `none`: no such token."""
 
-    kind: TokenizerKind = TokenizerKind.BYTES
-    file: str | None = None
+    file: str | None = None  # a model's tokenizer.json; None: tokens are bytes
     eos: str | None = None
     bos: str | None = None
     pad: str | None = None
-    digest: str | None = (
-        None  # SHA-256 of the file, in hex: another content is refused. See `tokenizer_digest`
-    )
+    digest: str | None = None  # SHA-256 of the file, in hex: another content is refused. See `pinned`
+
+    @property
+    def kind(self) -> str:
+        """As plans name it."""
+        return "bytes" if self.file is None else "huggingface"
 
 
 @dataclass(frozen=True, slots=True)

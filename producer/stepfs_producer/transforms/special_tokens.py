@@ -36,15 +36,6 @@ _SHOWN: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class SpecialIds:
-    """Ids of special tokens; None: no such token. Padding always has an id, since rows must be filled up."""
-
-    eos: int | None
-    bos: int | None
-    pad: int
-
-
-@dataclass(frozen=True, slots=True)
 class Names:
     """The names of a tokenizer's tokens, to find ids by."""
 
@@ -52,8 +43,10 @@ class Names:
     vocabulary: Mapping[str, int]
     special: Sequence[str]
 
-    def special_ids(self, *, eos: str | None, bos: str | None, pad: str | None) -> SpecialIds:
-        """Ids of the tokens named.
+    def special_ids(
+        self, *, eos: str | None, bos: str | None, pad: str | None
+    ) -> tuple[int | None, int | None, int]:
+        """Ids of EOS and BOS, None: no such token; and of padding, since rows must be filled up.
 
         None: the end of a document by its usual names, no token at its beginning, padding by its usual names, else
         the end, else 0. "" and `none`: no such token; padding is 0 then. `UsageError` names the nearest token.
@@ -64,7 +57,7 @@ class Names:
             padding = next((self.vocabulary[name] for name in _PADDINGS if name in self.vocabulary), end)
         else:
             padding = self._id_of("pad", pad)
-        return SpecialIds(end, begin, padding or 0)
+        return end, begin, padding or 0
 
     def _end(self) -> int:
         found = [name for name in _ENDS if name in self.vocabulary]

@@ -22,7 +22,6 @@ a restart.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -37,6 +36,7 @@ from numpy.typing import NDArray
 
 from stepfs.errors import StepfsError, UsageError
 from stepfs_producer.payloads.columns import ColumnSpec
+from stepfs_producer.plan.file.problems import nearest
 from stepfs_producer.transforms.documents import Ids, Mask, UnfitRecordError
 
 IGNORED: Final = -100
@@ -66,7 +66,7 @@ class UserFunction:
     def __call__(
         self, record: object, key: bytes, vocabulary: int, columns: Sequence[ColumnSpec] = ()
     ) -> Made | None:
-        """The result of the function for a record: text, or ids below `vocabulary`, and what it gives beside them.
+        """The result of the function for a record: text, or ids below `vocabulary`, and columns beside them.
 
         `UnfitRecordError` if it raises or returns something else. Errors of the operating system are not about
         the record, so they end the task: `StepfsError`.
@@ -94,7 +94,6 @@ class UserFunction:
 
 @lru_cache
 def user_function(name: str) -> UserFunction:
-    """The function of that name; found once in a process."""
     return UserFunction(name)
 
 
@@ -128,9 +127,7 @@ def function_of(name: str) -> Callable[..., object]:
     value: object = module
     for part in function_name.split("."):
         if not hasattr(value, part):
-            close = difflib.get_close_matches(part, dir(value), n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise UsageError(f"{name}: {module_name} has no {function_name!r}{hint}")
+            raise UsageError(f"{name}: {module_name} has no {function_name!r}{nearest(part, dir(value))}")
         value = getattr(value, part)
     if not callable(value):
         raise UsageError(f"{name}: {function_name} is no function, but of type {type(value).__name__}")
@@ -178,8 +175,7 @@ def _columns(given: object, specs: Sequence[ColumnSpec]) -> dict[str, NDArray[An
     for name, values in given.items():
         spec = declared.get(name)
         if spec is None:
-            close = difflib.get_close_matches(str(name), declared, n=1)
-            advice = f"; did you mean {close[0]!r}?" if close else "; declare it in output.columns"
+            advice = nearest(str(name), declared) or "; declare it in output.columns"
             raise UnfitRecordError(f"the column {name!r}, which the plan does not declare{advice}")
         try:
             array = np.array(values)

@@ -27,21 +27,20 @@ from stepfs_producer.engine.kept import KeptBody
 from stepfs_producer.engine.local import local_engine
 from stepfs_producer.engine.worker import preload
 from stepfs_producer.payloads.encode import construct
-from stepfs_producer.payloads.gather import SampleGroup, gathered
+from stepfs_producer.payloads.step_task import SampleGroup, gathered
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.state import State
 from stepfs_producer.plan.step import End, Need
 from stepfs_producer.run.compile import grid_of
 from stepfs_producer.run.conductor import Conductor, RunCallbacks, RunConfig
 from stepfs_producer.run.lake import ensure_lake
-from stepfs_producer.run.memory.bounds import memory_of
+from stepfs_producer.run.memory import memory_of
 from stepfs_producer.run.prepare import PreparedPlan, fit_plan, list_sources, plan_at, prepare_plan
 from stepfs_producer.run.sample_buffer import Group, SampleBuffer, spans_of
 from stepfs_producer.run.source_loader import LoadedSource
 from stepfs_producer.run.workers.tasks import BlockHead, GroupHead, read, transform
-from stepfs_producer.sources.block import BlockAddress
+from stepfs_producer.sources.block import BlockAddress, BlockTask
 from stepfs_producer.sources.spec import SourceSpec
-from stepfs_producer.sources.task import BlockTask
 from stepfs_producer.transforms.spec import TransformSpec
 
 BLOCKS_AHEAD = 3  # of each source, in the Pool
@@ -72,9 +71,9 @@ async def with_lake(plan: Path, lake: str, workers: int) -> tuple[Used, State]:
     try:
         identity = await ensure_lake(store, grid_of(place.plan), place.plan.output.ext, None)
         fit = await fit_plan(store, identity, place, await list_sources(place), None)
-        memory = memory_of(None, fit.compiled.rules, fit.sources, workers)
+        memory = memory_of(None, fit.rules, fit.sources, workers)
         last: list[State] = []
-        running = RunConfig(fit.compiled.rules, fit.sources, fit.payloads, held_bytes_max=memory.held_bytes)
+        running = RunConfig(fit.rules, fit.sources, fit.payloads, held_bytes_max=memory.held_bytes)
         async with (
             AsyncProducer(
                 lake,
@@ -92,7 +91,7 @@ async def with_lake(plan: Path, lake: str, workers: int) -> tuple[Used, State]:
                 running, engine, producer, RunCallbacks(appended=lambda made, *_: last.append(made.after))
             )
             clock = Clock()
-            await conductor.run(Planner(fit.compiled.rules).begin())
+            await conductor.run(Planner(fit.rules).begin())
             return clock.read(), last[-1]
     finally:
         await store.aclose()
@@ -149,7 +148,7 @@ class _Source:
 def without_lake(fit: PreparedPlan, pool: Pool) -> tuple[Used, State]:
     """What it took, and the state behind the last step."""
     clock = Clock()
-    planner = Planner(fit.compiled.rules)
+    planner = Planner(fit.rules)
     state = planner.begin()
     sources = {source.spec.name: _Source(pool, source) for source in fit.sources}
     making: deque[AsyncResult[Any]] = deque()

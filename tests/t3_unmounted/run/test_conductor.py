@@ -30,7 +30,7 @@ from stepfs_producer.run import conductor, planner_task
 from stepfs_producer.run.conductor import Conductor, EndReason, RunCallbacks, RunConfig
 from stepfs_producer.run.measured import work
 from stepfs_producer.run.measured.workers_wanted import WorkersWanted
-from stepfs_producer.run.step_builder import STEPS_PER_WORKER
+from stepfs_producer.run.memory import STEPS_PER_WORKER
 
 MIX = {"code": 30, "prose": 70}
 

@@ -19,7 +19,6 @@ from stepfs.store.opening import open_store
 from stepfs_producer.run.machines import opening
 from stepfs_producer.run.machines.needs import look_of
 from stepfs_producer.run.options import RunOptions
-from stepfs_producer.transforms.spec import TokenizerKind
 
 MIX = {"code": 1, "prose": 1}
 
@@ -87,7 +86,7 @@ def test_a_file_a_function_and_a_tokenizer_that_are_not_there_are_named(sources,
     line, other = lacks((code, wrong), lake)
     assert line.startswith(f"cannot work for source code: {tmp_path}/code/a.jsonl is gone")
     assert other.startswith("cannot work for source prose: my_missing:render: no module")
-    tokenizer = replace(prose.transform.tokenizer, kind=TokenizerKind.HUGGINGFACE, file="gone.json", digest="0" * 64)
+    tokenizer = replace(prose.transform.tokenizer, file="gone.json", digest="0" * 64)
     (line,) = lacks((replace(prose, transform=replace(prose.transform, tokenizer=tokenizer)),), lake)
     assert "gone.json: no such tokenizer file" in line
 

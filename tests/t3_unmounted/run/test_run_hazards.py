@@ -26,8 +26,8 @@ from stepfs_producer.plan.samples import SkipBudget
 from stepfs_producer.plan.state import State, read_position
 from stepfs_producer.run import source_loader, step_builder
 from stepfs_producer.run.workers.tasks import make_step, read, transform
+from stepfs_producer.sources.block import BlockTask
 from stepfs_producer.sources.spec import SourceSpec
-from stepfs_producer.sources.task import BlockTask
 
 MIX = {"code": 30, "prose": 70}
 RULES = rules(MIX, micro_batch_tokens=256)

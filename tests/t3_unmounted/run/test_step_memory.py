@@ -11,7 +11,7 @@ import trio
 from planned_run import HereEngine, NotedProducer, rules, run, sources_in
 
 from stepfs_producer.payloads.columns import ColumnSpec
-from stepfs_producer.run.memory.step_room import COPIES, StepRoom
+from stepfs_producer.run.memory import COPIES, StepRoom
 from stepfs_producer.run.workers.tasks import make_step
 from stepfs_producer.transforms.spec import TransformSpec
 

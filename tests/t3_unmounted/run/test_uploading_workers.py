@@ -25,7 +25,8 @@ from stepfs_producer.pending import Ticket
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.state import read_position
 from stepfs_producer.run.conductor import Conductor, EndReason, RunCallbacks, RunConfig
-from stepfs_producer.run.step_builder import STEPS_PER_WORKER, ByTicket
+from stepfs_producer.run.memory import STEPS_PER_WORKER
+from stepfs_producer.run.step_builder import ByTicket
 from stepfs_producer.run.workers.upload import Destination, put_step
 
 MIX = {"code": 30, "prose": 70}

@@ -16,21 +16,23 @@ from stepfs.cli.columns import printable, size_text, table
 from stepfs.cli.failure import say
 from stepfs.format.ids import JSON_SCHEMA
 from stepfs_producer.engine.worker import find_modules_in
-from stepfs_producer.plan.file.digest import with_defaults
+from stepfs_producer.plan.file.checks import position_bytes
+from stepfs_producer.plan.file.digest import micro_batch_tokens, plan_digest, stages_of, with_defaults
 from stepfs_producer.plan.file.schema import Plan, Stage
 from stepfs_producer.plan.file.yaml_file import PlanFile
 from stepfs_producer.plan.rules import Exhausted
+from stepfs_producer.plan.schedule import ONE, MixEntry
 from stepfs_producer.plan.state import POSITION_BYTES_MAX
 from stepfs_producer.run.check.estimate import PlanEstimate, estimate_plan
 from stepfs_producer.run.check.inspection import Inspection, SourceFacts, inspect
-from stepfs_producer.run.memory.bounds import least_bytes
+from stepfs_producer.run.compile import grid_of
+from stepfs_producer.run.memory import least_bytes
 from stepfs_producer.run.prepare import plan_file_at
 
 _USAGE: Final = 2
 
 
 def schema_text() -> str:
-    """JSON Schema of plan files."""
     return json.dumps(
         {"$schema": "https://json-schema.org/draft/2020-12/schema", **Plan.model_json_schema()}, indent=1
     )
@@ -59,32 +61,32 @@ def _refuse(file: PlanFile, found: Inspection) -> None:
 @dataclass(frozen=True, slots=True)
 class _Report:
     plan: Plan
-    outlook: PlanEstimate
+    estimate: PlanEstimate
     facts: Mapping[str, SourceFacts] | None  # None: sources were not looked at
 
     def as_document(self) -> dict[str, Any]:
-        outlook = self.outlook
+        output = self.plan.output
         return {
             "schema": JSON_SCHEMA,
-            "plan": outlook.digest,
-            "slices": outlook.slices,
-            "ranks": outlook.ranks,
-            "mesh": outlook.mesh,
-            "files": outlook.files,
-            "micro_batches": outlook.micro_batches,
-            "micro_batch_tokens": outlook.micro_batch_tokens,
-            "step_tokens": outlook.step_tokens,
-            "stages": [stage.model_dump(by_alias=True) for stage in outlook.stages],
+            "plan": plan_digest(self.plan),
+            "slices": grid_of(self.plan).slices,
+            "ranks": output.mesh.world,
+            "mesh": str(output.mesh),
+            "files": output.files,
+            "micro_batches": output.micro_batches,
+            "micro_batch_tokens": micro_batch_tokens(self.plan),
+            "step_tokens": self.estimate.step_tokens,
+            "stages": [stage.model_dump(by_alias=True) for stage in stages_of(self.plan)],
             "mix": [
                 {
                     "step": entry.step,
                     "ramp": entry.ramp,
-                    "shares": {name: float(one) for name, one in entry.shares.items()},
+                    "shares": {name: float(one) for name, one in self._shares(entry).items()},
                 }
-                for entry in outlook.mix
+                for entry in self.estimate.mix
             ],
-            "steps": outlook.steps,
-            "position_bytes": outlook.position_bytes,
+            "steps": self.estimate.steps,
+            "position_bytes": position_bytes(sorted(self.plan.sources)),
             "position_bytes_limit": POSITION_BYTES_MAX,
             "memory_bytes": self._memory(),
             "sources": {name: self._source(name) for name in sorted(self.plan.sources)},
@@ -92,19 +94,20 @@ class _Report:
         }
 
     def lines(self) -> Iterator[str]:
-        outlook = self.outlook
-        lengths = ", ".join(map(_rows_text, outlook.stages))
-        yield f"plan       {outlook.digest}"
-        kind = "coordinate of dp" if outlook.files == "ranks" else "micro-batch of it"
-        own = sum(column.file == "own" for column in self.plan.output.columns.values())
-        has = f"has {1 + own} slices" if own else "is a slice"
-        yield f"slices     {outlook.slices} (mesh {outlook.mesh}: {outlook.ranks} ranks; each {kind} {has})"
+        output, grid = self.plan.output, grid_of(self.plan)
+        mesh = output.mesh
+        lengths = ", ".join(map(_rows_text, stages_of(self.plan)))
+        yield f"plan       {plan_digest(self.plan)}"
+        kind = "coordinate of dp" if output.files == "ranks" else "micro-batch of it"
+        has = f"has {len(grid.files)} slices" if len(grid.files) > 1 else "is a slice"
+        yield f"slices     {grid.slices} (mesh {mesh}: {mesh.world} ranks; each {kind} {has})"
         yield (
-            f"step       {outlook.step_tokens} tokens: {outlook.data_ranks} data ranks × {outlook.micro_batches} micro-batches × "
-            f"{outlook.micro_batch_tokens}; rows of {lengths}"
+            f"step       {self.estimate.step_tokens} tokens: {mesh.data_ranks} data ranks × {output.micro_batches} micro-batches × "
+            f"{micro_batch_tokens(self.plan)}; rows of {lengths}"
         )
         yield f"steps      {self._steps_text()}"
-        yield f"position   {outlook.position_bytes} bytes at most, of {POSITION_BYTES_MAX}"
+        position = position_bytes(sorted(self.plan.sources))
+        yield f"position   {position} bytes at most, of {POSITION_BYTES_MAX}"
         memory = self._memory()
         if memory is not None:
             yield f"memory     {size_text(memory)} at least, with one worker per core"
@@ -129,14 +132,14 @@ class _Report:
                 )
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
-        entries = self.outlook.mix
+        entries = self.estimate.mix
         header = ["SOURCE", "FORMAT", *(_step_text(entry.step, ramp=entry.ramp) for entry in entries)]
         if self.facts is not None:
             header += ["FILES", "BYTES", "TOKENS", "EPOCHS"]
         rows = []
         for name in sorted(self.plan.sources):
             row = [printable(name), printable(self.plan.sources[name].format)]
-            row += [f"{float(entry.shares[name]):.3%}" for entry in entries]
+            row += [f"{float(self._shares(entry)[name]):.3%}" for entry in entries]
             if self.facts is not None:
                 facts, epochs = self.facts[name], self._epochs(name)
                 tokens = "?" if facts.tokens is None else f"≈ {facts.tokens}"
@@ -144,6 +147,12 @@ class _Report:
                 row.append("-" if epochs is None else f"≈ {float(epochs):.2f}")
             rows.append(row)
         return header, rows
+
+    def _shares(self, entry: MixEntry) -> dict[str, Fraction]:
+        return {
+            name: Fraction(share, ONE)
+            for name, share in zip(sorted(self.plan.sources), entry.shares, strict=True)
+        }
 
     def _source(self, name: str) -> dict[str, Any]:
         facts = None if self.facts is None else self.facts[name]
@@ -162,11 +171,11 @@ class _Report:
         if self.facts is None:
             return None
         blocks = (facts.largest_block_bytes for facts in self.facts.values())
-        return least_bytes(blocks, self.outlook.step_tokens, len(os.sched_getaffinity(0)))
+        return least_bytes(blocks, self.estimate.step_tokens, len(os.sched_getaffinity(0)))
 
     def _steps_text(self) -> str:
-        if self.outlook.steps is not None:
-            return f"{self.outlook.steps} at most"
+        if self.estimate.steps is not None:
+            return f"{self.estimate.steps} at most"
         ends = [source.epochs is not None for source in with_defaults(self.plan).values()]
         first = self.plan.until.exhausted is Exhausted.FIRST
         return "until the sources end" if (any(ends) if first else all(ends)) else "without end"
@@ -174,9 +183,9 @@ class _Report:
     def _epochs(self, name: str) -> Fraction | None:
         """About how often the plan reads the source until its end."""
         tokens = None if self.facts is None else self.facts[name].tokens
-        if not tokens or self.outlook.tokens is None:
+        if not tokens or self.estimate.tokens is None:
             return None
-        return Fraction(self.outlook.tokens[name], tokens)
+        return Fraction(self.estimate.tokens[name], tokens)
 
     def _declared(self, name: str) -> Fraction | None:
         return with_defaults(self.plan)[name].epochs

@@ -11,12 +11,11 @@ import trio
 import typer
 
 from stepfs.cli.columns import printable
-from stepfs.cli.failure import announce
 from stepfs.cli.target import opened_lineage
 from stepfs.errors import StepfsError
 from stepfs.format.ids import JSON_SCHEMA
 from stepfs.store.options import StoreOptions
-from stepfs_producer.cli.plans.run_report import showing_plan
+from stepfs_producer.cli.plans.run_report import say, showing_plan
 from stepfs_producer.run.history.replay import Replay, ReplayOptions, replay
 
 _LINES_MAX: Final = 20
@@ -26,7 +25,7 @@ def replay_and_report(options: ReplayOptions, store_options: StoreOptions, *, as
     """The exit code."""
     done = trio.run(_replayed, options, store_options)
     for line in _trouble(done):
-        announce(printable(line))
+        say(line)
     typer.echo(json.dumps(_document(done), ensure_ascii=False) if as_json else _line(done))
     return StepfsError.exit_code if done.found.different else 0
 

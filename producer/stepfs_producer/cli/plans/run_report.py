@@ -1,4 +1,4 @@
-"""Progress and result of a run on a terminal: a bar on a terminal, and the totals at its end as a line or a JSON document."""
+"""Progress and result of a run or a simulation: a bar on a terminal, then the totals as lines or a JSON document."""
 
 from __future__ import annotations
 
@@ -7,26 +7,28 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
 import trio
 import typer
 
-from stepfs.cli.columns import printable
+from stepfs.cli.columns import printable, table
 from stepfs.cli.failure import announce
+from stepfs_producer.run.check.simulation import simulate_plan
 from stepfs_producer.run.conductor import EndReason
 from stepfs_producer.run.options import RunOptions
-from stepfs_producer.run.prepare import LocatedPlan
-from stepfs_producer.run.results import PlanTotals, RunResult, Show
+from stepfs_producer.run.prepare import LocatedPlan, plan_at
+from stepfs_producer.run.results import PlanTotals, RunResult, Show, SimulationResult
 from stepfs_producer.run.session import run_plan
 from stepfs_producer.run.stopping import Stopping
 
 
+def say(line: str) -> None:
+    announce(printable(line))
+
+
 def run_and_report(place: LocatedPlan, options: RunOptions, *, as_json: bool = False) -> int:
     """Run to the end of the plan, the limit or a signal; the exit code."""
-
-    def say(line: str) -> None:
-        announce(printable(line))
-
     with Stopping(say) as stopping:
         result = trio.run(partial(run_plan, place, options, stopping, say=say, progress=showing_plan))
     for line in result.totals.bad_lines():
@@ -97,3 +99,39 @@ def _short(count: int) -> str:
         if count >= size:
             return f"{count / size:.1f}{unit}"
     return str(count)
+
+
+def simulation_report(path: Path, *, steps: int, workers: int | None, held_out: bool, as_json: bool) -> str:
+    place = plan_at(path, held_out=held_out)
+    done = trio.run(partial(simulate_plan, place, steps, workers, say=say, progress=showing_plan))
+    return json.dumps(done.document(), ensure_ascii=False) if as_json else "\n".join(_page(done))
+
+
+def _page(done: SimulationResult) -> Iterator[str]:
+    totals, measures = done.totals, done.totals.measures()
+    yield f"steps      {totals.steps} in {done.seconds:.1f} s; {done.reason}"
+    yield f"tokens     {totals.tokens}, fill {measures['fill']:.4f}, {measures['padding_tokens']} of padding"
+    yield (
+        f"balance    slowest ÷ mean rank {measures['slowest_to_mean']:.4f}, at each micro-batch "
+        f"{measures['slowest_to_mean_micro']:.4f}"
+    )
+    for name, load in measures.get("loads", {}).items():
+        yield (
+            f"  {name:8} slowest ÷ mean rank {load['slowest_to_mean']:.4f}, at each micro-batch "
+            f"{load['slowest_to_mean_micro']:.4f}"
+        )
+    yield f"documents  {measures['cut_documents']} cut, {measures['lost_tokens']} tokens lost by truncate or drop"
+    yield f"planning   {measures['planning_ms']:.1f} ms a step"
+    yield ""
+    header = ["SOURCE", "SHARE", "WANTED", "TOKENS", "RECORDS", "SKIPPED", "EPOCH"]
+    rows = [
+        [
+            printable(name),
+            f"{one['share']:.3%}",
+            f"{one['wanted']:.3%}",
+            *(str(one[key]) for key in ("tokens", "records", "skipped", "epoch")),
+        ]
+        for name, one in totals.sources().items()
+    ]
+    yield from table(header, rows)
+    yield from (printable(f"skipped: {line}") for line in totals.bad_lines())

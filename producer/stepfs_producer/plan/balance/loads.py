@@ -12,20 +12,17 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from stepfs.errors import UsageError
-
 Integers = NDArray[np.int64]
 MEAN: Final = 1 << 20  # of a load over bins
 _EVEN: Final = MEAN + MEAN // 1024  # of the worst bin: a thousandth is not worth a swap
 _SWAPS_PER_BIN: Final = 2
-_PAIRS: Final = 4096  # of rows that a swap looks at, in the bins with least of what is too much
+_PAIRS: Final = 4096  # of rows that a swap looks at, in the bins with the least of the load
 _FULL: Final = 1 << 62
 
 
 def normalised(loads: Integers, bins: int) -> Integers:
     """[rows, loads] in units of a `MEAN`-th of each load's mean bin, rounded down; a load that is nowhere stays 0."""
-    if int(loads.min(initial=0)) < 0:
-        raise UsageError("a load is negative; the least is 0")
+    assert int(loads.min(initial=0)) >= 0
     totals = [max(sum(load), 1) for load in loads.T.tolist()]
     exact = loads.astype(object) * (bins * MEAN) // np.array(totals, object)  # beyond 64 bits on the way
     found: Integers = exact.astype(np.int64)
@@ -64,9 +61,8 @@ def _swapped(loads: Integers, members: Integers, held: Integers) -> Integers:
             break
         partners = np.argsort(held[load], kind="stable")[:partners_max]
         own, theirs = loads[members[worst]].T, loads[members[partners]]
-        moved = (
-            own[:, :, None, None] - theirs.transpose(2, 0, 1)[:, None]
-        )  # [loads, rows of the worst, partners, rows]
+        # [loads, rows of the worst, partners, rows]
+        moved = own[:, :, None, None] - theirs.transpose(2, 0, 1)[:, None]
         left, given = held[:, worst, None, None, None] - moved, held[:, None, partners, None] + moved
         after = np.maximum.reduce(np.maximum(left, given))
         best = int(after.argmin())

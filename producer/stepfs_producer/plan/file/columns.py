@@ -1,4 +1,4 @@
-"""Columns of a plan: what samples carry beside their tokens, what their rows cost, and images as their origin."""
+"""Columns of a plan: arrays that samples carry beside their tokens, the prices of their rows, and images as their origin."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,23}", re.ASCII)
 _TAKEN: Final = frozenset({
     "input_ids", "labels", "position_ids", "doc_ids", "cu_seqlens", "cu_seqlens_offsets", "spans", "sources",
     "sequence_length", "micro", "tokens", "boundaries", "source", "record", "first",
-})  # fmt: skip  # names of a file's arrays, facts and dimensions, and of what a cost function gets
+})  # fmt: skip  # names of a file's arrays, facts and dimensions, and of the columns for cost functions
 
 
 def _sizes(value: object) -> tuple[int, ...]:
@@ -57,7 +57,7 @@ class Column(Part):
     shape: Annotated[tuple[int, ...], Parsed(_sizes, _LIST)]
     """Of one row; a sample has any number of rows."""
     file: Annotated[Literal["rank", "own"], choice("place", ("rank", "own"))] = "rank"
-    """rank: in the rank's file; own: in a file beside it, which who does not open it does not fetch."""
+    """rank: in the rank's file; own: in a file beside it, which is fetched only where it is opened."""
 
     def own_problems(self) -> list[Problem]:
         size = math.prod(self.shape) * np.dtype(self.dtype).itemsize

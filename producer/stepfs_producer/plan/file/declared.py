@@ -206,7 +206,6 @@ class _Unknown(_Files):
 
 
 def _of_its_format(value: object) -> object:
-    """The source that a mapping declares."""
     if not isinstance(value, Mapping):
         return value if isinstance(value, _Files) else Jsonl.model_validate(value)
     kind = value.get("format")

@@ -1,6 +1,6 @@
 """Single values of a plan. Each field parses its own text, exactly: no value passes through a float.
 
-In YAML every scalar arrives as text, so `no`, `on` and `1_000` mean whatever their field parses. Python callers may also
+In YAML every scalar arrives as text, so each field parses `no`, `on` and `1_000` itself. Python callers may also
 give integers, and floats, which count as the decimal that Python prints for them.
 """
 

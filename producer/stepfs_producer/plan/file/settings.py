@@ -125,7 +125,7 @@ class Shuffle(Part):
 
 
 class OnError(Part):
-    """What becomes of records that cannot be decoded."""
+    """The treatment of records that cannot be decoded."""
 
     short: ClassVar[str | None] = "do"
     example: ClassVar[str] = "{do: skip, at_most: 0.1%, in_a_row: 100}"
@@ -167,7 +167,7 @@ class Pack(Part):
 
 
 class Cost(Part):
-    """What a row costs a rank; rows are balanced by it."""
+    """The cost of a row for a rank; rows are balanced by it."""
 
     example: ClassVar[str] = "{hidden_size: 4096}"
 
@@ -226,7 +226,7 @@ class Balance(Part):
 
 
 class Until(Part):
-    """Where the plan ends: at what comes first."""
+    """Where the plan ends: at the first of several bounds."""
 
     example: ClassVar[str] = "{steps: 200000}"
 

@@ -149,7 +149,6 @@ def read_plan(data: bytes, name: str) -> PlanFile:
 
 
 def problems_of(error: ValidationError) -> list[Problem]:
-    """The parts of a schema error."""
     return [
         Problem(details["loc"], details["msg"], of_key=details["type"] == OF_KEY)
         for details in error.errors(include_url=False, include_input=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -18,21 +18,20 @@ from stepfs.format.planned.listing import Listing
 from stepfs_producer.plan.file.digest import with_defaults
 from stepfs_producer.plan.file.problems import Problem, Where
 from stepfs_producer.plan.file.schema import Plan
-from stepfs_producer.plan.order import record_key
 from stepfs_producer.run.compile import source_specs, tokenizer_spec, transform_spec
-from stepfs_producer.sources.block import BlockAddress, Records
+from stepfs_producer.sources.block import BlockAddress, BlockTask
 from stepfs_producer.sources.corpus import list_corpus
 from stepfs_producer.sources.layout import Layout
 from stepfs_producer.sources.reading import read_block
 from stepfs_producer.sources.spec import SourceSpec
-from stepfs_producer.sources.task import BlockTask
 from stepfs_producer.transforms.documents import BAD
 from stepfs_producer.transforms.images import library
-from stepfs_producer.transforms.model_tokenizer import load_tokenizer
-from stepfs_producer.transforms.records import transform
+from stepfs_producer.transforms.model_tokenizer import load_tokenizer, pinned
+from stepfs_producer.transforms.records import timed_transform
 from stepfs_producer.transforms.spec import TransformSpec
 from stepfs_producer.transforms.user import function_of
 
+T = TypeVar("T")
 _AT_ONCE: Final = 16
 _SAMPLE_BYTES: Final = 8 << 20  # of all sources together
 _SAMPLE_BYTES_MAX: Final = 256 << 10  # of one
@@ -66,19 +65,17 @@ class Inspection:
     facts: dict[str, SourceFacts] = field(default_factory=dict)
     findings: list[CheckProblem] = field(default_factory=list)
 
-    def attempt(self, where: Where, look: Callable[[], object]) -> bool:
-        """Whether `look` raised nothing; else its error is a finding at `where`."""
+    def attempt(self, where: Where, look: Callable[[], T]) -> T | None:
+        """The result of `look`; None if it raises: its error is a finding at `where`."""
         try:
-            look()
+            return look()
         except StepfsError as error:
             self.findings.append(CheckProblem(Problem(where, str(error)), error.exit_code))
         except OSError as error:
             self.findings.append(
                 CheckProblem(Problem(where, f"{error.filename}: {error.strerror}"), StepfsError.exit_code)
             )
-        else:
-            return True
-        return False
+        return None
 
 
 def inspect(plan: Plan, *, held_out: bool = False, directory: str = "") -> Inspection:
@@ -86,7 +83,8 @@ def inspect(plan: Plan, *, held_out: bool = False, directory: str = "") -> Inspe
     found = Inspection()
     tokenizer = tokenizer_spec(plan, directory=directory)
     place: Where = ("tokenizer", "file") if plan.tokenizer.file else ("tokenizer",)
-    usable = found.attempt(place, lambda: load_tokenizer(tokenizer))
+    loaded = found.attempt(place, lambda: pinned(tokenizer))  # read once, not by every source
+    usable = loaded is not None and found.attempt(place, lambda: load_tokenizer(loaded)) is not None
     call = plan.cost.call
     if call is not None:
         found.attempt(("cost", "call"), lambda: function_of(call))
@@ -99,39 +97,34 @@ def inspect(plan: Plan, *, held_out: bool = False, directory: str = "") -> Inspe
         source = plan.sources[spec.name].transform
         sees = usable
         if source is not None:
-            sees = found.attempt((*where, "transform"), lambda: function_of(source)) and sees
-        work = transform_spec(plan, sources[spec.name], tokenizer)
+            sees = found.attempt((*where, "transform"), lambda: function_of(source)) is not None and sees
+        work = transform_spec(plan, sources[spec.name], loaded or tokenizer)
         if work.images is not None:
-            sees = found.attempt((*where, "images"), library) and sees
-        listings: list[Listing] = []
-        if found.attempt((*where, "files"), lambda: listings.append(list_corpus(spec))):
+            sees = found.attempt((*where, "images"), library) is not None and sees
+        listing = found.attempt((*where, "files"), lambda: list_corpus(spec))
+        if listing is not None:
             usual = work if sees else None
-            found.attempt(where, lambda: found.facts.update(_facts(spec, listings[0], usual, sample_bytes)))
-            if (facts := found.facts.get(spec.name)) is not None:
-                found.attempt(where, lambda: _refuse_all_bad(facts))
+            facts = found.attempt(where, lambda: _facts(spec, listing, usual, sample_bytes))
+            if facts is not None:
+                found.facts[spec.name] = facts
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         list(pool.map(look, specs.values()))
     return found
 
 
-def _refuse_all_bad(facts: SourceFacts) -> None:
-    if facts.sampled and len(facts.bad) == facts.sampled:
-        raise RefusedError(
-            f"none of the {facts.sampled} records looked at can be decoded ({next(iter(facts.bad.values()))}); name the right "
-            "field or format, or repair the files"
-        )
-
-
-def _facts(
-    spec: SourceSpec, listing: Listing, work: TransformSpec | None, sample_bytes: int
-) -> dict[str, SourceFacts]:
+def _facts(spec: SourceSpec, listing: Listing, work: TransformSpec | None, sample_bytes: int) -> SourceFacts:
+    """`RefusedError` if no record that was looked at can be decoded."""
     layout = Layout(spec, listing)
     tokens, sampled, bad = _sampled(spec, listing, work, sample_bytes) if work is not None else (None, 0, {})
-    facts = SourceFacts(
+    if sampled and len(bad) == sampled:
+        raise RefusedError(
+            f"none of the {sampled} records looked at can be decoded ({next(iter(bad.values()))}); name the right field or "
+            "format, or repair the files"
+        )
+    return SourceFacts(
         len(listing.files), listing.total_bytes, layout.largest_block_bytes, tokens, sampled, bad
     )
-    return {spec.name: facts}
 
 
 def _sampled(
@@ -146,7 +139,7 @@ def _sampled(
             continue
         count = max(int(np.searchsorted(records.ends, sample_bytes, side="right")), 1)
         some = records.part(0, count)
-        made = transform(work, some, _keys(small, some))
+        made, _ = timed_transform(work, spec.seed, 0, spec.name, some)
         tokens = int(made.lengths[made.lengths != BAD].sum())
         return _estimate(layout, listing, task, tokens, count / len(records), len(records)), count, made.bad
     return None, 0, {}
@@ -176,8 +169,3 @@ def _estimate(
         return None  # of a compressed file it is not known which part this block is
     listed = sum(fragment.end - fragment.begin for fragment in task.fragments)
     return round(of_block * layout.total_bytes / listed)
-
-
-def _keys(spec: SourceSpec, records: Records) -> list[bytes]:
-    places = zip(records.files.tolist(), records.offsets.tolist(), strict=True)
-    return [record_key(spec.seed, 0, spec.name, file, offset) for file, offset in places]

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
-from functools import partial
 
-from stepfs_producer.engine.local import local_engine
-from stepfs_producer.engine.worker import preload
 from stepfs_producer.plan.planner import Planner
-from stepfs_producer.run.conductor import Conductor, RunConfig
-from stepfs_producer.run.memory.bounds import memory_of
+from stepfs_producer.run.conductor import conduct_here
 from stepfs_producer.run.prepare import LocatedPlan, looked_up
 from stepfs_producer.run.results import (
     PlanTotals,
@@ -21,7 +16,6 @@ from stepfs_producer.run.results import (
     callbacks_of,
     show_nothing,
 )
-from stepfs_producer.settings import GIVE_UP_AFTER_S
 
 
 async def simulate_plan(
@@ -37,23 +31,13 @@ async def simulate_plan(
     `say` gets lines for people: the bad records that may explain an error.
     """
     begun_s = time.monotonic()
-    workers = workers or len(os.sched_getaffinity(0))
     prepared = await looked_up(place)
-    rules = prepared.compiled.rules
-    state = Planner(rules).begin()
+    state = Planner(prepared.rules).begin()
     totals = PlanTotals(state, state)
-    config = RunConfig(
-        rules,
-        prepared.sources,
-        prepared.payloads,
-        steps_max=steps,
-        held_bytes_max=memory_of(None, rules, prepared.sources, workers).held_bytes,
-        give_up_after_s=GIVE_UP_AFTER_S,
-    )
     with progress("simulate", steps) as show, bad_records_named(totals, say):
-        warm = partial(preload, place.directory, prepared.compiled.modules)
-        async with local_engine(workers, preload=warm) as engine:
-            conductor = Conductor(config, engine, None, callbacks_of(prepared, totals, show))
-            await conductor.run(state)
-    reason = conductor.reason or "the limit is reached"
+        callbacks = callbacks_of(prepared, totals, show)
+        reason = await conduct_here(
+            prepared, place.directory, workers, None, callbacks, state, steps_max=steps
+        )
+    reason = reason or "the limit is reached"
     return SimulationResult(prepared.digest, totals, reason, time.monotonic() - begun_s)

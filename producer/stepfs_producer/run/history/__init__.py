@@ -1,1 +1,1 @@
-"""Back from the steps of a lake to what made them: records and their texts, the steps of a record, a replay."""
+"""Back from the steps of a lake: to their records and texts, from a record to its steps, and to the same steps again."""

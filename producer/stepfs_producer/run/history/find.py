@@ -19,7 +19,7 @@ from stepfs.format.payload.spans import Spans
 from stepfs.format.planned.listing import Listing
 from stepfs.lake.lineage import LineageReader
 from stepfs.lake.log.reader import LogReader
-from stepfs.lake.planned import kept_listing, kept_plan
+from stepfs.lake.planned import kept_plan
 from stepfs_producer.engine.worker import find_modules_in
 from stepfs_producer.plan.file.digest import plan_of_text
 from stepfs_producer.plan.file.schema import Plan
@@ -28,7 +28,7 @@ from stepfs_producer.run.compile import source_specs
 from stepfs_producer.run.history.at_hand import require_files
 from stepfs_producer.run.history.positions import CommitBehind, Positions
 from stepfs_producer.run.history.texts import RESTORE
-from stepfs_producer.run.lake import committed_positions
+from stepfs_producer.run.lake import committed_positions, frozen_listing
 from stepfs_producer.sources.block import Block, BlockAddress
 from stepfs_producer.sources.corpus import located_files
 from stepfs_producer.sources.layout import Layout
@@ -89,11 +89,7 @@ async def find_record(log: LogReader, reader: LineageReader, asked: Asked) -> li
     found: list[Holder | NotHeld] = []
     for producer_id, state in sorted(one for one in producers.items() if asked.source in one[1].sources):
         digest = state.sources[asked.source].listing
-        listing = await kept_listing(log.store, log.identity.lake_id, digest)
-        if listing is None:
-            raise AbsentError(
-                f"the list of files of source {asked.source} is not in the lake; restore its objects sources/{digest}/"
-            )
+        listing = await frozen_listing(log.store, log.identity.lake_id, asked.source, digest)
         plan = await _plan_with(log, state.plan, asked.source)
         await trio.to_thread.run_sync(require_files, plan, asked.directory, [asked.source])
         corpus = _Corpus(

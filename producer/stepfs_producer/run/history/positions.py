@@ -43,15 +43,14 @@ class Positions:
 
     async def at(self, step: int) -> CommitBehind | None:
         """The commit with the producer's first step from `step` on; None if there is none."""
-        for number in range(step, self.end):
-            entry = await self._log.entry(Step(number))
-            if entry.producer_id == self.producer_id:
-                return await self._read(entry.version)
-        return None
+        return await self._first_in(range(step, self.end))
 
     async def before(self, step: int) -> CommitBehind | None:
         """The producer's newest commit that ends at or before `step`; None if none is left."""
-        for number in range(step - 1, self.first - 1, -1):
+        return await self._first_in(range(step - 1, self.first - 1, -1))
+
+    async def _first_in(self, steps: range) -> CommitBehind | None:
+        for number in steps:
             entry = await self._log.entry(Step(number))
             if entry.producer_id == self.producer_id:
                 return await self._read(entry.version)

@@ -1,16 +1,14 @@
 """Making steps of a lake again: the same plan from the position before them, with a comparison in place of the producer.
 
-A change of plan shows in the positions; there the planner is changed as a restart does it. What cannot be made again is
-refused by name: steps before the first position that is left, files that are gone or changed, another tokenizer.
+A change of plan shows in the positions; there the planner is changed as a restart does it. Refused by name are
+steps before the first position that is left, files that are gone or changed, another tokenizer.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import trio
@@ -18,29 +16,26 @@ import trio
 from stepfs.errors import AbsentError, RefusedError, UsageError
 from stepfs.format.ids import Epoch, Step
 from stepfs.lake.lineage import LineageReader
-from stepfs.lake.planned import kept_listing, kept_plan
-from stepfs_producer.engine.local import local_engine
-from stepfs_producer.engine.worker import find_modules_in, preload
+from stepfs.lake.planned import kept_plan
+from stepfs_producer.engine.worker import find_modules_in
 from stepfs_producer.plan.file.digest import plan_of_text
 from stepfs_producer.plan.planner import REVISION, Planner
 from stepfs_producer.plan.state import State
-from stepfs_producer.run.conductor import Conductor, RunConfig
+from stepfs_producer.run.conductor import conduct_here
 from stepfs_producer.run.history.at_hand import require_files
 from stepfs_producer.run.history.positions import CommitBehind, Positions
 from stepfs_producer.run.history.replayed import ComparingSink, Comparison, Difference, Expected, WritingSink
 from stepfs_producer.run.history.texts import RESTORE
-from stepfs_producer.run.lake import kept_libraries, libraries
-from stepfs_producer.run.memory.bounds import memory_of
+from stepfs_producer.run.lake import frozen_listing, kept_libraries, libraries
 from stepfs_producer.run.prepare import LocatedPlan, PreparedPlan, list_sources, prepare_plan
 from stepfs_producer.run.results import PlanTotals, Progress, callbacks_of, show_nothing
 from stepfs_producer.run.step_builder import StepSink
-from stepfs_producer.settings import GIVE_UP_AFTER_S
 from stepfs_producer.sources.corpus import located
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayOptions:
-    """Which steps are made again, and what becomes of them."""
+    """The steps to be made again, and where they go."""
 
     lake: str
     steps: range
@@ -53,7 +48,7 @@ class ReplayOptions:
 
 @dataclass(frozen=True, slots=True)
 class LibraryChange:
-    """A library that is not the one of then. None: not installed."""
+    """A library of another version than then. None: not installed."""
 
     library: str
     then: str | None
@@ -62,7 +57,7 @@ class LibraryChange:
 
 @dataclass(slots=True)
 class Replay:
-    """What was made again."""
+    """The result of a replay."""
 
     options: ReplayOptions
     lake_id: str
@@ -88,7 +83,7 @@ class _Stretch:
 async def replay(
     options: ReplayOptions, reader: LineageReader, *, progress: Progress = show_nothing
 ) -> Replay:
-    """Make the steps of the reader's lake again. `AbsentError`, `RefusedError`, `UsageError` say what is missing for it."""
+    """Make the steps of the reader's lake again. `AbsentError`, `RefusedError`, `UsageError` name what is missing."""
     begun_s = time.monotonic()
     find_modules_in(options.directory)
     run = await _Run.of(options, reader)
@@ -135,39 +130,27 @@ class _Run:
                 prepared = await self._prepared(stretch)
                 await self._note_libraries(stretch)
                 placed = await self._placed(stretch)
-                begin = Planner(prepared.compiled.rules).begin(stretch.before if state is None else state)
+                begin = Planner(prepared.rules).begin(stretch.before if state is None else state)
                 totals = PlanTotals(begin, begin)
-                workers = self._options.workers or len(os.sched_getaffinity(0))
-                memory = memory_of(None, prepared.compiled.rules, prepared.sources, workers)
-                config = RunConfig(
-                    prepared.compiled.rules,
-                    prepared.sources,
-                    prepared.payloads,
+                reason = await conduct_here(
+                    prepared,
+                    self._options.directory,
+                    self._options.workers,
+                    self._sink(placed),
+                    callbacks_of(prepared, totals, show),
+                    begin,
                     steps_max=max(placed) + 1,
-                    held_bytes_max=memory.held_bytes,
-                    rows_bytes_max=memory.pending_bytes,
-                    give_up_after_s=GIVE_UP_AFTER_S,
                     ranks=self._options.ranks,
                 )
-                warm = partial(preload, self._options.directory, prepared.compiled.modules)
-                async with local_engine(workers, preload=warm) as engine:
-                    conductor = Conductor(
-                        config, engine, self._sink(placed), callbacks_of(prepared, totals, show)
-                    )
-                    await conductor.run(begin)
                 state = totals.state
                 for number in range(state.step, max(placed) + 1):
                     entry = placed[number].entry
-                    why = f"the plan has no such step any more: {conductor.reason}"
+                    why = f"the plan has no such step any more: {reason}"
                     self.result.found.differ(Difference(entry.step, None, None, why))
 
     def _sink(self, placed: dict[int, Expected]) -> StepSink:
-        identity, to = self._log.identity, self._options.to
-        if to is not None:
-            return WritingSink(placed, self._slices, identity, to, self.result.found)
-        return ComparingSink(
-            placed, self._slices, identity, self._reader, self._reader.by_torch, self.result.found
-        )
+        of, to = (placed, self._slices, self.result.found, self._log.identity), self._options.to
+        return ComparingSink(*of, self._reader) if to is None else WritingSink(*of, to)
 
     async def _stretches(self) -> list[_Stretch]:
         positions, wanted = self._positions, self._options.steps
@@ -228,18 +211,13 @@ class _Run:
         now = await list_sources(place)
         listings = {}
         for name in now:
-            frozen = await kept_listing(store, lake_id, sources[name].listing)
-            if frozen is None:
-                raise AbsentError(
-                    f"the list of files of source {name} is not in the lake; restore its objects "
-                    f"sources/{sources[name].listing}/"
-                )
+            frozen = await frozen_listing(store, lake_id, name, sources[name].listing)
             listings[name] = located(frozen, now[name], name, advice=RESTORE)
         others: Sequence[str] = []
         for held_out in (False, True):  # positions say which side it was by the sources' identities alone
             side = LocatedPlan(place.plan, place.directory, held_out)
             prepared = await trio.to_thread.run_sync(prepare_plan, side, listings)
-            rules = prepared.compiled.rules.sources
+            rules = prepared.rules.sources
             others = [name for name, rule in rules.items() if rule.identity != sources[name].identity]
             if not others:
                 return prepared

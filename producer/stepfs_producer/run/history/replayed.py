@@ -15,7 +15,6 @@ import trio
 
 from stepfs.errors import RefusedError, StepfsError
 from stepfs.format.ids import SliceIndex
-from stepfs.format.payload.arrays import ByTorch
 from stepfs.format.payload.excerpt import UnreadablePayloadError
 from stepfs.format.payload.spans import COLUMNS, Spans, read_spans
 from stepfs.format.records import LakeIdentity
@@ -51,7 +50,7 @@ class Difference:
 
 @dataclass(slots=True)
 class Comparison:
-    """What was compared, or written, so far."""
+    """The steps that were compared, or written, so far."""
 
     steps: int = 0
     files: int = 0  # written
@@ -59,103 +58,86 @@ class Comparison:
     shown: list[Difference] = field(default_factory=list)
 
     def differ(self, difference: Difference) -> None:
-        """One more difference."""
         self.different.add(difference.step)
         if len(self.shown) < _SHOWN_MAX:
             self.shown.append(difference)
 
 
+@dataclass(frozen=True, slots=True)
 class ComparingSink:
     """Compares where a producer would append."""
 
-    def __init__(
-        self,
-        placed: Placed,
-        slices: Sequence[int],
-        identity: LakeIdentity,
-        reader: LineageReader,
-        by_torch: ByTorch,
-        found: Comparison,
-    ) -> None:
-        self._placed = placed
-        self._slices = slices
-        self._identity = identity
-        self._reader = reader
-        self._by_torch = by_torch
-        self._found = found
+    placed: Placed
+    slices: Sequence[int]
+    found: Comparison
+    identity: LakeIdentity
+    reader: LineageReader
 
     async def append(
         self, batch: Sequence[bytes], *, position: Mapping[str, object], records: Sequence[int]
     ) -> None:
         """Compare one step; none that was not asked for."""
-        expected = self._placed.get(_step_of(position))
+        expected = self.placed.get(_step_of(position))
         if expected is None:
             return
-        entry, grid = expected.entry, self._identity.grid
-        self._found.steps += 1
-        refs = [entry.tgb.slice(SliceIndex(index)) for index in self._slices]
+        entry, grid = expected.entry, self.identity.grid
+        self.found.steps += 1
+        refs = [entry.tgb.slice(SliceIndex(index)) for index in self.slices]
         made = await trio.to_thread.run_sync(_checksums, batch)
-        for index, payload, count, crc, ref in zip(self._slices, batch, records, made, refs, strict=True):
+        for index, payload, count, crc, ref in zip(self.slices, batch, records, made, refs, strict=True):
             if (len(payload), crc, count) != (ref.length, ref.crc32c, ref.records):
                 rank = index // (grid.slices // grid.ranks)
                 what = await self._in_words(entry, SliceIndex(index), payload)
-                self._found.differ(Difference(entry.step, index, rank, what))
+                self.found.differ(Difference(entry.step, index, rank, what))
         if expected.behind is not None and expected.behind.position() != position:
             what = "the position behind it is another one, so the steps after it begin elsewhere"
-            self._found.differ(Difference(entry.step, None, None, what))
+            self.found.differ(Difference(entry.step, None, None, what))
 
     async def flush(self) -> None:
         """Nothing is held back."""
 
     async def _in_words(self, entry: StepEntry, index: SliceIndex, payload: bytes) -> str:
-        if len(self._found.shown) >= _SHOWN_MAX:
+        if len(self.found.shown) >= _SHOWN_MAX:
             return ""
         try:
             theirs: list[Spans] = []
-            await self._reader.spans(entry, [index], lambda _, spans: theirs.append(spans))
-            mine = await trio.to_thread.run_sync(read_spans, self._identity.ext, payload, self._by_torch)
+            await self.reader.spans(entry, [index], lambda _, spans: theirs.append(spans))
+            mine = await trio.to_thread.run_sync(read_spans, self.identity.ext, payload, self.reader.by_torch)
         except (StepfsError, UnreadablePayloadError) as error:
             return f"other bytes ({error})"
         return _difference(mine, *theirs)
 
 
+@dataclass(frozen=True, slots=True)
 class WritingSink:
     """Writes the steps below a directory, under the names of a mount."""
 
-    def __init__(
-        self,
-        placed: Placed,
-        slices: Sequence[int],
-        identity: LakeIdentity,
-        directory: Path,
-        found: Comparison,
-    ) -> None:
-        self._placed = placed
-        self._slices = slices
-        self._names = names_of(identity)
-        self._directory = directory
-        self._found = found
+    placed: Placed
+    slices: Sequence[int]
+    found: Comparison
+    identity: LakeIdentity
+    directory: Path
 
     async def append(
         self, batch: Sequence[bytes], *, position: Mapping[str, object], records: Sequence[int]
     ) -> None:
         """Write one step; none that was not asked for. `RefusedError` if it is there, or cannot be written."""
         del records
-        expected = self._placed.get(_step_of(position))
+        expected = self.placed.get(_step_of(position))
         if expected is not None:
             await trio.to_thread.run_sync(self._write, expected.entry, batch)
-            self._found.steps += 1
-            self._found.files += len(batch)
+            self.found.steps += 1
+            self.found.files += len(batch)
 
     async def flush(self) -> None:
         """Nothing is held back."""
 
     def _write(self, entry: StepEntry, batch: Sequence[bytes]) -> None:
-        directory = self._directory / step_name(entry.step).decode()
+        directory, names = self.directory / step_name(entry.step).decode(), names_of(self.identity)
         try:
             directory.mkdir(parents=True)
-            for index, payload in zip(self._slices, batch, strict=True):
-                (directory / self._names.name_of(SliceIndex(index)).decode()).write_bytes(payload)
+            for index, payload in zip(self.slices, batch, strict=True):
+                (directory / names.name_of(SliceIndex(index)).decode()).write_bytes(payload)
         except OSError as error:
             raise RefusedError(
                 f"--to {directory}: {error.strerror}; name an empty directory with room"

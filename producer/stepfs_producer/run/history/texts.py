@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
@@ -25,6 +26,7 @@ from stepfs_producer.sources.fields import unpacked
 from stepfs_producer.sources.layout import Layout
 from stepfs_producer.sources.reading import read_record
 from stepfs_producer.sources.spec import SourceSpec
+from stepfs_producer.transforms.model_tokenizer import pinned
 from stepfs_producer.transforms.records import timed_transform
 from stepfs_producer.transforms.spec import TransformSpec
 
@@ -46,6 +48,8 @@ def record_texts(
     plan = plan_of_text(plan_text)
     specs = source_specs(plan, directory=directory)
     tokenizer = tokenizer_spec(plan, directory=directory)
+    with suppress(StepfsError):  # each text says so
+        tokenizer = pinned(tokenizer)
     sources = {
         name: _Source(
             plan,
@@ -66,59 +70,51 @@ def record_texts(
     ]
 
 
+@dataclass
 class _Source:
     """The records of one source."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        directory: str,
-        spec: SourceSpec,
-        transform: TransformSpec,
-        listing: Listing,
-        files: Collection[int],
-    ) -> None:
-        self._plan = plan
-        self._directory = directory
-        self._spec = spec
-        self._transform = transform
-        self._listing = listing
-        self._all: Layout | None = None  # where one of them is gone or changed: each is looked for by itself
+    plan: Plan
+    directory: str
+    spec: SourceSpec
+    transform: TransformSpec
+    listing: Listing
+    files: Collection[int]
+    all: Layout | None = None  # where one of them is gone or changed: each is looked for by itself
+
+    def __post_init__(self) -> None:
         with suppress(StepfsError, OSError):
-            self._all = self._layout_of(files)
+            self.all = self._layout_of(self.files)
         self._read = lru_cache(maxsize=_RECORDS_KEPT)(self._read_at)
 
     def text(self, part: RecordPart) -> str | NoText:
-        """The text of one part's record."""
         try:
             records = self._read(part.file, part.record)
             if records is None:
                 return self._changed(part)
             if records.kind is Kind.TOKENS:
                 return NoText("its source holds token ids, no text")
-            made, _ = timed_transform(self._transform, self._spec.seed, part.epoch, self._spec.name, records)
+            made, _ = timed_transform(self.transform, self.spec.seed, part.epoch, self.spec.name, records)
         except (StepfsError, OSError) as error:
             return NoText(" ".join(str(error).split()))
         ids = made.ids[part.first : part.first + len(part.ids)]
         return _shown(records) if np.array_equal(ids, part.ids) else self._changed(part)
 
     def _changed(self, part: RecordPart) -> NoText:
-        name = self._listing.files[part.file].name
+        name = self.listing.files[part.file].name
         return NoText(
-            f"source {self._spec.name}: other tokens come of {name} at {part.record}, so file, tokenizer or transform changed "
+            f"source {self.spec.name}: other tokens come of {name} at {part.record}, so file, tokenizer or transform changed "
             "since; restore them"
         )
 
     def _layout_of(self, files: Collection[int]) -> Layout:
-        return Layout(self._spec, located_files(self._spec, self._listing, files, advice=RESTORE))
+        return Layout(self.spec, located_files(self.spec, self.listing, files, advice=RESTORE))
 
     def _read_at(self, file: int, offset: int) -> Records | None:
-        if self._all is None:
-            require_files(self._plan, self._directory, [self._spec.name])
-        layout = self._all or self._layout_of([file])
-        found = (
-            read_record(self._spec, layout.fragment(one), offset) for one in layout.holding(file, offset)
-        )
+        if self.all is None:
+            require_files(self.plan, self.directory, [self.spec.name])
+        layout = self.all or self._layout_of([file])
+        found = (read_record(self.spec, layout.fragment(one), offset) for one in layout.holding(file, offset))
         return next((records for records in found if records is not None), None)
 
 

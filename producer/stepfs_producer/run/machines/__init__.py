@@ -1,1 +1,1 @@
-"""The machines that work for a run: `opening` brings them, `needs` says what each of them must have."""
+"""The machines that work for a run: `opening` brings them, `needs` checks each of them."""

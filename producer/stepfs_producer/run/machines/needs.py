@@ -1,4 +1,4 @@
-"""What a run needs of every machine that works for it, and what one of them lacks: looked at before anybody is fenced."""
+"""The needs of a run, and the lacks of a machine that is to work for it: looked at before another run is fenced."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from stepfs_producer.engine.api import Look
 from stepfs_producer.run.lake import libraries
 from stepfs_producer.run.options import RunOptions
 from stepfs_producer.run.source_loader import LoadedSource
-from stepfs_producer.sources.files.opened import open_file
+from stepfs_producer.sources.block import FileRef
+from stepfs_producer.sources.files.opened import open_listed
 from stepfs_producer.sources.formats import format_of
 from stepfs_producer.sources.spec import SourceSpec
-from stepfs_producer.sources.task import FileRef
 from stepfs_producer.transforms.model_tokenizer import load_tokenizer
 from stepfs_producer.transforms.spec import TransformSpec
 from stepfs_producer.transforms.user import function_of
@@ -31,7 +31,7 @@ _COMPARED: Final = ("stepfs", "python", "numpy", "tokenizers")
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Of every machine."""
+    """The needs of a run, of every machine."""
 
     libraries: Mapping[str, str | None]
     sources: Sequence[tuple[SourceSpec, TransformSpec, FileRef | None]]  # with their first files
@@ -40,7 +40,7 @@ class Needs:
 
 
 def look_of(sources: Sequence[LoadedSource], lake_id: str, options: RunOptions) -> Look:
-    """What finds out, on another machine, what it lacks."""
+    """A call that finds the lacks of another machine, there."""
     firsts = [
         (one.spec, one.transform, one.layout.fragment(0).ref if one.layout.fragments_count else None)
         for one in sources
@@ -49,7 +49,7 @@ def look_of(sources: Sequence[LoadedSource], lake_id: str, options: RunOptions) 
 
 
 def lacking(needs: Needs) -> list[str]:
-    """What this machine lacks, each as the end of a sentence about it.
+    """The lacks of this machine, each as the end of a sentence about it.
 
     `StoreUnreachableError`: a store is away, which says nothing about the machine.
     """
@@ -66,9 +66,8 @@ def lacking(needs: Needs) -> list[str]:
                 function_of(transform.call)
             load_tokenizer(transform.tokenizer)
             if first is not None:
-                file = open_file(spec, first.location, first.size, etag=first.etag, head=first.head)
-                file.read(0, min(first.size, 1))
-                file.close()
+                with open_listed(spec, first) as file:
+                    file.read(0, min(first.size, 1))
         except StoreUnreachableError:
             raise
         except (StepfsError, OSError) as error:
@@ -83,7 +82,7 @@ def lacking(needs: Needs) -> list[str]:
 
 
 async def _put(needs: Needs) -> None:
-    """An object of no incarnation, which the next reclaim deletes as it does what killed producers leave."""
+    """An object of no incarnation, which the next reclaim deletes like uploads of killed producers."""
     options = needs.options
     store = open_store(options.lake, options=options.store_options)
     try:

@@ -16,7 +16,7 @@ from stepfs.errors import UsageError
 from stepfs_producer.engine.api import Engine
 from stepfs_producer.engine.local import local_engine
 from stepfs_producer.engine.worker import preload
-from stepfs_producer.run.memory.bounds import memory_of
+from stepfs_producer.run.memory import memory_of
 from stepfs_producer.run.options import RunOptions, Workers
 from stepfs_producer.run.prepare import PreparedPlan
 from stepfs_producer.run.source_loader import LoadedSource
@@ -33,7 +33,7 @@ async def open_engine(
     if options.engine == "local":
         workers = options.workers or Workers(cores, cores)
         async with local_engine(
-            workers.least, preload=partial(preload, directory, prepared.compiled.modules)
+            workers.least, preload=partial(preload, directory, prepared.modules)
         ) as engine:
             yield engine, workers.most
         return
@@ -41,7 +41,7 @@ async def open_engine(
 
     address = options.ray_address or os.environ.get("RAY_ADDRESS")
     given = options.workers or (Workers(cores, cores) if address is None else None)
-    rules, sources = prepared.compiled.rules, prepared.sources
+    rules, sources = prepared.rules, prepared.sources
     travels = any(
         source.transform.call or source.transform.tokenizer.file or ":" in source.spec.format
         for source in sources
@@ -51,7 +51,7 @@ async def open_engine(
         address,
         None if given is None else given.least,
         most=None if given is None else given.most,
-        preload=partial(preload, ".", prepared.compiled.modules),
+        preload=partial(preload, ".", prepared.modules),
         travelling=_travelling(directory, sources) if travels else nullcontext(),
         store_bytes=0 if memory is None else memory.least + memory.held_bytes,
         say=say,

@@ -1,1 +1,1 @@
-"""What a running plan measures of itself: where workers go, how many it wants, and what it waits for."""
+"""Measures of a running plan: the work of its sources, the workers that it wants, and its bottleneck."""

@@ -1,7 +1,7 @@
-"""What a run waits for: a source, the planner, workers for its steps, its pace, the store or the trainers.
+"""The bottleneck of a run: a source, the planner, workers for its steps, its pace, the store or the trainers.
 
 Two tasks lie one after the other on the way of every step. One plans: all its time goes to sources, to planning, or to room
-for a step. The other appends. Where room is what the first one lacks, the second says why.
+for a step. The other appends. Where the first one lacks room, the waits of the second show the cause.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BUSY: Final = 0.8  # share of their time that workers can be expected to work
 
 
 class Cause(StrEnum):
-    """What may be waited for."""
+    """A cause of waiting."""
 
     SOURCE = "source"
     PLANNER = "planner"
@@ -34,7 +34,7 @@ _PLANNING: Final = {Cause.SOURCE, Cause.PLANNER, Cause.ROOM}
 
 @dataclass(frozen=True, slots=True)
 class Bottleneck:
-    """What a run waited for most. `source` is its name if that is one."""
+    """The cause of most waiting. `source`: its name if it is one."""
 
     cause: Cause
     source: str
@@ -61,7 +61,6 @@ class Waits:
 
     @contextmanager
     def on(self, cause: Cause) -> Iterator[None]:
-        """Note the time until the end of the block."""
         began_s = trio.current_time()
         try:
             yield
@@ -70,7 +69,7 @@ class Waits:
 
     @contextmanager
     def on_sources(self, missing: Sequence[str], held_s: Callable[[], Mapping[str, float]]) -> Iterator[None]:
-        """Note the time until the end of the block for those of the missing sources whose tasks held workers meanwhile.
+        """Note the time for those of the missing sources whose tasks held workers meanwhile.
 
         If none did, for the sources, or the steps, whose tasks held the workers that they lacked.
         """
@@ -86,11 +85,10 @@ class Waits:
                 self.note(Cause.SOURCE if name else Cause.ROOM, waited_s * share / sum(shares.values()), name)
 
     def note(self, cause: Cause, seconds: float, source: str = "") -> None:
-        """So much more."""
         self.seconds[cause, source] = self.seconds.get((cause, source), 0.0) + seconds
 
     def most(self, held_s: float) -> tuple[Cause, str] | None:
-        """What was waited for most. `held_s`: how long appends waited for trainers, which looks like the store here."""
+        """The cause of most waiting. `held_s`: seconds that appends waited for trainers, which count as the store's here."""
         seconds = dict(self.seconds)
         store_s = seconds.pop((Cause.STORE, ""), 0.0)
         seconds[Cause.STORE, ""] = max(store_s - held_s, 0.0)

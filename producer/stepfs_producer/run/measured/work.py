@@ -1,8 +1,7 @@
 """How much of each source is brought in ahead, how many of its groups are under way, and how large they are.
 
 All of it follows work, in seconds as measured: a source of few tokens may need most of the workers, because its records
-are costly. Marks in tokens alone would let one or two of them serve it, whatever there are. Nothing here can show in a
-step (hazard P2).
+are costly. Marks in tokens alone would give it one or two. Nothing here can show in a step (hazard P2).
 """
 
 from __future__ import annotations
@@ -12,18 +11,14 @@ from collections.abc import Sequence
 from typing import Final
 
 GROUP_S: Final = 0.25  # of work: long beside a round trip, short beside a step
-GROUP_RECORDS_FIRST: Final = (
-    1  # nothing is known yet: 16 costly records would keep the first step waiting for seconds
-)
+GROUP_RECORDS_FIRST: Final = 1  # of unknown cost: 16 costly ones would hold the first step back for seconds
 GROUP_RECORDS_MAX: Final = 1 << 16
-GROUP_TOKENS_MAX: Final = (
-    1 << 19
-)  # a group of cheap records is a few MiB, also if that is no quarter of a second
+GROUP_TOKENS_MAX: Final = 1 << 19  # a few MiB of cheap records, although that is no quarter of a second
 STEPS_AHEAD: Final = 3  # the step that is planned, and those while its successors' blocks are read
 _GROUPS_AHEAD: Final = 2  # per worker: one under way, and one that waits for an older one
 _GROWTH_MAX: Final = 4  # of a group by the one before
 _KEPT: Final = 0.8  # weight of the groups so far when another one is done
-_BYTES_PER_TOKEN: Final = 8.0  # before the first group: an id, and what a short record's address costs
+_BYTES_PER_TOKEN: Final = 8.0  # before the first group: an id, and its part of a short record's address
 
 
 class Work:
@@ -38,7 +33,7 @@ class Work:
         self._bytes = 0.0
 
     def note(self, records: int, tokens: int, seconds: float, nbytes: int) -> None:
-        """A group is done. `nbytes`: of its body."""
+        """One more group. `nbytes`: of its body."""
         self._groups = _KEPT * self._groups + 1
         self._records = _KEPT * self._records + records
         self._tokens = _KEPT * self._tokens + tokens
@@ -65,7 +60,6 @@ class Work:
 
     @property
     def bytes_per_token(self) -> float:
-        """Of memory."""
         return self._bytes / max(self._tokens, 1.0) if self._bytes else _BYTES_PER_TOKEN
 
     @property

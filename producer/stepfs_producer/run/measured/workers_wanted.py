@@ -1,8 +1,8 @@
 """How many workers a run with `--workers MIN:MAX` should have: as many as its trainers need, with a fifth to spare.
 
-need = seconds of task work per step × steps per second that trainers take ÷ 0.8. Trainers take what is appended: while
-they lag, an append waits for them. So workers that have no pause need a quarter more, until trainers, the store or a
-pace is what the run waits for. None of it can show in a step (hazard P2).
+need = seconds of task work per step × steps per second that trainers take ÷ 0.8. Trainers take the appended steps: while
+they lag, an append waits for them. So workers without a pause need a quarter more, until the run waits for trainers, the
+store or a pace. None of it can show in a step (hazard P2).
 """
 
 from __future__ import annotations

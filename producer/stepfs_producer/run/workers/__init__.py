@@ -1,1 +1,1 @@
-"""What workers do in a run: `tasks` make heads and bodies and payloads, `upload` puts a step under its ticket."""
+"""The work of workers in a run: `tasks` make heads and bodies and payloads, `upload` puts a step under its ticket."""

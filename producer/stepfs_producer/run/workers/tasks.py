@@ -1,6 +1,6 @@
-"""What workers do in a run: read blocks, transform groups of records, make steps.
+"""The tasks of workers: read blocks, transform groups of records, make steps.
 
-Heads return to the command: they hold what the planner needs. Bodies stay with the engine until a task needs them.
+Heads return to the command, for the planner. Bodies stay with the engine until a task needs them.
 Workers import this module, so nothing here may need trio.
 """
 
@@ -13,12 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepfs_producer.payloads.encode import construct
-from stepfs_producer.payloads.gather import SampleGroup, StepSpans, gathered
-from stepfs_producer.payloads.step_task import PayloadSpec, cut_to
-from stepfs_producer.sources.block import BlockAddress, Records
+from stepfs_producer.payloads.step_task import PayloadSpec, SampleGroup, StepSpans, cut_to, gathered
+from stepfs_producer.sources.block import BlockAddress, BlockTask, Records
 from stepfs_producer.sources.reading import read_block
 from stepfs_producer.sources.spec import SourceSpec
-from stepfs_producer.sources.task import BlockTask
 from stepfs_producer.transforms.records import timed_transform
 from stepfs_producer.transforms.spec import TransformSpec
 
@@ -45,19 +43,16 @@ class GroupHead:
     seconds: float = 0.0  # of the transform
 
     def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, GroupHead)
-            and self.bad == other.bad
-            and np.array_equal(self.lengths, other.lengths)
-            and (self.columns is None) == (other.columns is None)
-            and (self.columns is None or other.columns is None or np.array_equal(self.columns, other.columns))
-        )
+        return isinstance(other, GroupHead) and self._result() == other._result()
+
+    def _result(self) -> tuple[object, ...]:
+        return self.lengths.tolist(), self.bad, None if self.columns is None else self.columns.tolist()
 
     __hash__ = None  # type: ignore[assignment]
 
 
 def read(spec: SourceSpec, task: BlockTask) -> tuple[BlockHead, Records]:
-    """A block; see `read_block`."""
+    """See `read_block`."""
     block = read_block(spec, task)
     return BlockHead(block.place, len(block.records), block.follows, block.ended), block.records
 
@@ -79,13 +74,12 @@ def transform(
 
 
 def record_place(block: Records, index: int) -> tuple[int, int]:
-    """File and offset of a record of a block."""
     return int(block.files[index]), int(block.offsets[index])
 
 
 def make_step(
     spec: PayloadSpec, step: StepSpans, ranks: Sequence[int] | None, *groups: SampleGroup
 ) -> tuple[list[bytes], list[int]]:
-    """The payloads of a step, or of some ranks of it; see `construct`."""
+    """The payloads of a step, or of some of its ranks; see `construct`."""
     task = gathered(step, groups)
     return construct(spec, task if ranks is None else cut_to(task, ranks))

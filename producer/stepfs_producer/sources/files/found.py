@@ -18,7 +18,7 @@ from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from stepfs.errors import AbsentError, RefusedError, UsageError
-from stepfs_producer.sources.files.objects import bucket_of, split_url
+from stepfs_producer.sources.files.opened import bucket_of, split_url
 
 S3: Final = "s3://"
 _MAGIC: Final = frozenset("*?[")

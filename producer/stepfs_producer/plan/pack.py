@@ -4,7 +4,7 @@ Samples that do not fit must not wait for the next step: a step takes prefixes o
 are dropped, at least as many tokens as did not fit, and the rest is packed again. The fullest row that has room takes a
 document; among rows equally full, the one that became so last.
 
-This is most of what a step costs, so documents of one length are placed in one turn: a row that has taken one of them
+This takes most of the time of a step, so documents of one length are placed in one turn: a row that has taken one of them
 is the fullest that has room for the next, until it has none, and then comes the next of the rows that were equally full.
 Free lengths are few, so a bisection over the distinct ones replaces a search over rows.
 """

@@ -32,12 +32,12 @@ TRUST_S: Final = 30.0  # an older need is read again: a group may have rolled ba
 
 
 class Lead:
-    """The bound of one producer. `steps_max`: steps beyond the need; `bytes_max`: the same in payload bytes, counting
-    every committed step with the lake's mean. None means no bound. `without_groups`: they hold, counted from the first
-    live step, although no consumer group is registered that could end a wait.
+    """The bounds of one producer; None: no bound. `steps_max`: steps beyond the need; `bytes_max`: the same in payload
+    bytes, by the lake's mean step. `without_groups`: both hold, counted from the first live step, although no consumer
+    group is registered that could end a wait.
 
     `live_bytes_max`: payload bytes that are committed and not reclaimed, a fork's inherited ones too. It holds in any
-    case, and takes no request while it is kept: each commit reads the control record that says what is deleted."""
+    case, and takes no request while it is kept: each commit reads the control record that counts deleted bytes."""
 
     def __init__(
         self,
@@ -75,7 +75,6 @@ class Lead:
         return self._steps_max is not None or self._bytes_max is not None
 
     def look_due(self, head: LogState, pending: Pending, payload_bytes: int) -> bool:
-        """Whether the groups must be looked at before the next append."""
         now_s = trio.current_time()
         return (self._has_lead and now_s >= self._trusted_until_s) or (
             now_s >= self._look_at_s and self.exceeded(head, pending, payload_bytes)
@@ -83,7 +82,6 @@ class Lead:
 
     @property
     def pause_s(self) -> float:
-        """Seconds until the next look of a producer that is held back."""
         until_s = min(self._look_at_s, self._trusted_until_s) if self._has_lead else self._look_at_s
         return max(0.0, until_s - trio.current_time())
 
@@ -102,9 +100,8 @@ class Lead:
     def _fills(self, head: LogState, pending: Pending, payload_bytes: int) -> bool:
         if self._live_bytes_max is None:
             return False
-        ahead = (
-            self._live_bytes(head) + pending.uncommitted_bytes
-        )  # a batch larger than the bound may stand alone
+        ahead = self._live_bytes(head) + pending.uncommitted_bytes
+        # A batch larger than the bound may stand alone.
         return ahead > 0 and ahead + payload_bytes > self._live_bytes_max
 
     def _live_bytes(self, head: LogState) -> int:
