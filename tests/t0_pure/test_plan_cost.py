@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from stepfs_producer.run.memory import memory_of
 
 from stepfs.errors import UsageError
 from stepfs_producer.plan.cost import EXACT_MAX, Cost, row_costs
 from stepfs_producer.plan.file.schema import Output, Plan, Text
 from stepfs_producer.run.compile import compile_plan
+from stepfs_producer.run.memory import memory_of
 
 
 def columns(*tokens: int) -> dict[str, np.ndarray]:
