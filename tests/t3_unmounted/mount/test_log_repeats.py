@@ -98,7 +98,7 @@ async def test_a_loop_of_failing_reads_is_one_line(monkeypatch, kind):
 
             for turn in range(50):
                 opened = await m.ops.open(inode, 0, Caller())
-                monkeypatch.setattr(type(m.files.get(opened.fh)._handle), "read", failing)
+                monkeypatch.setattr(type(m.files.get(opened.fh).handle), "read", failing)
                 with fails(5):
                     await m.ops.read(opened.fh, turn, 10)
         assert len(logged.lines()) == 1

@@ -104,7 +104,7 @@ async def test_a_read_that_fails_says_step_slice_rank_and_version(caplog, monkey
         async def corrupt(*_):
             raise CorruptError("x")
 
-        monkeypatch.setattr(type(m.files.get(opened.fh)._handle), "read", corrupt)
+        monkeypatch.setattr(type(m.files.get(opened.fh).handle), "read", corrupt)
         with fails(5):
             await m.ops.read(opened.fh, 0, 10)
         facts = logs.facts_of(caplog.records[-1])

@@ -189,7 +189,7 @@ def test_under_steps_files_keep_their_names_behind_checkpoints_but_not_beyond_th
     assert not plain.names_known(Step(0))
 
 
-def test_the_view_rises_and_a_group_that_rolls_back_lets_it_rise_again():
+def test_a_group_that_rolls_back_shows_its_older_steps_again():
     table = FakeTable()
     table.commit(10)
     tree = Tree(table, ViewOptions())
