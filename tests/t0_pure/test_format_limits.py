@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import msgpack
 import pytest
-from stepfs.lake.log.rehearsal import rehearsed
 from t0_pure.test_rebase import LAKE, ME, STAMP, durable, fresh
 
 from stepfs.errors import CorruptError, RefusedError, UsageError
@@ -30,6 +29,7 @@ from stepfs.format.ids import (
     Version,
 )
 from stepfs.format.snapshot import LogState, ProducerState, decode_snapshot, encode_snapshot, genesis
+from stepfs.lake.log.apply import rehearsed
 from stepfs_producer.rebase import POSITIONS_BYTES_MAX, NothingLeft, Stamp, rebase, rebase_start
 from stepfs_producer.tgb_writer import check_records, freeze
 
