@@ -20,7 +20,7 @@ from stepfs.lake.reclaim.run import reclaim
 from stepfs.store.api import Put, Store
 from stepfs.store.opening import open_store
 from stepfs_producer import AsyncProducer
-from stepfs_producer.lead import Lead
+from stepfs_producer.lead.limit import Lead
 from stepfs_producer.pending import Pending
 
 SLICES = 2
