@@ -16,7 +16,7 @@ from stepfs.format.descriptor import Descriptor
 from stepfs.store.api import Store
 from stepfs_producer.backoff import Backoff, Outage
 from stepfs_producer.commit_loop import CommitLoop
-from stepfs_producer.lead import Lead
+from stepfs_producer.lead.limit import Lead
 from stepfs_producer.pace import Pacer
 from stepfs_producer.pending import Item, Pending, Ticket, refuse_misfit
 from stepfs_producer.recovery import Started

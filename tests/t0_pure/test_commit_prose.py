@@ -15,7 +15,7 @@ from stepfs.lake.log.quiet import EVERY_S, QUIET_S, RESTED_S, SAY_AFTER_S
 from stepfs.lake.log.snapshots import _VERSIONS_MAX
 from stepfs_producer import pace
 from stepfs_producer.commit_loop import IDENTITY_CHECK_S, LOSSES_WORTH_SAYING
-from stepfs_producer.lead import LOOK_JITTER, LOOK_S_MAX, LOOK_S_MIN
+from stepfs_producer.lead.limit import LOOK_JITTER, LOOK_S_MAX, LOOK_S_MIN
 from stepfs_producer.pending import UNCOMMITTED_FACTOR, UNCOMMITTED_TGBS_MAX
 from stepfs_producer.rebase import COMMIT_DESCRIPTOR_BYTES_MAX, POSITIONS_BYTES_MAX
 from stepfs_producer.snapshots import SETTLE_S_MAX

@@ -14,7 +14,7 @@ from stepfs.format.ids import Step
 from stepfs.format.keys import control_prefix
 from stepfs.lake.groups import Group
 from stepfs_producer import AsyncProducer
-from stepfs_producer.lead import LONG_S, LOOK_JITTER, LOOK_S_MAX, LOOK_S_MIN
+from stepfs_producer.lead.limit import LONG_S, LOOK_JITTER, LOOK_S_MAX, LOOK_S_MIN
 
 LEAD = 10
 LIVE = 1000  # payload bytes

@@ -19,7 +19,7 @@ from stepfs.lake.origins import OriginStores
 from stepfs.store.api import Put, Store
 from stepfs.store.opening import open_store
 from stepfs_producer import AsyncProducer
-from stepfs_producer.lead import Lead
+from stepfs_producer.lead.limit import Lead
 from stepfs_producer.pending import Pending
 
 SLICES = 2

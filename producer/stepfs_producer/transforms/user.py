@@ -22,6 +22,7 @@ a restart.
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +37,6 @@ from numpy.typing import NDArray
 
 from stepfs.errors import StepfsError, UsageError
 from stepfs_producer.payloads.columns import ColumnSpec
-from stepfs_producer.plan.file.problems import nearest
 from stepfs_producer.transforms.documents import Ids, Mask, UnfitRecordError
 
 IGNORED: Final = -100
@@ -127,7 +127,9 @@ def function_of(name: str) -> Callable[..., object]:
     value: object = module
     for part in function_name.split("."):
         if not hasattr(value, part):
-            raise UsageError(f"{name}: {module_name} has no {function_name!r}{nearest(part, dir(value))}")
+            close = difflib.get_close_matches(part, dir(value), n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise UsageError(f"{name}: {module_name} has no {function_name!r}{hint}")
         value = getattr(value, part)
     if not callable(value):
         raise UsageError(f"{name}: {function_name} is no function, but of type {type(value).__name__}")
@@ -175,7 +177,8 @@ def _columns(given: object, specs: Sequence[ColumnSpec]) -> dict[str, NDArray[An
     for name, values in given.items():
         spec = declared.get(name)
         if spec is None:
-            advice = nearest(str(name), declared) or "; declare it in output.columns"
+            close = difflib.get_close_matches(str(name), declared, n=1)
+            advice = f"; did you mean {close[0]!r}?" if close else "; declare it in output.columns"
             raise UnfitRecordError(f"the column {name!r}, which the plan does not declare{advice}")
         try:
             array = np.array(values)
