@@ -44,7 +44,7 @@ QUESTIONS = {  # of a newcomer, to be answered from folder and file names alone
     "When may a group's change or an advance be recorded?": "lake/decisions.py",
     "Who gives the task of a worker that hangs to another?": "stepfs_producer/engine/failover.py",
     "What pushes bytes into the page cache?": "data/pagecache/primer.py",
-    "When does a producer wait for trainers that are behind?": "stepfs_producer/lead.py",
+    "When does a producer wait for trainers that are behind?": "stepfs_producer/lead/limit.py",
     "Where does a slice become idle, consumed or wanted again?": "data/roles.py",
 }
 

@@ -76,7 +76,7 @@ async def test_reading_thousands_of_files_looks_through_the_wishes_as_often_as_t
         looks += 1
         return requested
 
-    monkeypatch.setattr(slices.requests, "listed", counted)
+    monkeypatch.setattr(type(slices), "requested", property(counted))
     for entry in world.entries:
         for index in range(32):
             slices.reads.open(entry, SliceIndex(index)).close()

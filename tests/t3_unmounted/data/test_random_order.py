@@ -57,8 +57,8 @@ async def test_random_order_fetches_what_is_read(nursery, autojump_clock, steps,
 async def test_random_order_is_planned_for_at_each_eighth_step(nursery, autojump_clock, monkeypatch):
     node = await at_work(nursery, Node(lake(3000, 2)))
     plans = []
-    replace = node.slices.requests.replace
-    monkeypatch.setattr(node.slices.requests, "replace", lambda wanted: replace(plans.append(wanted) or wanted))
+    request = node.slices.request
+    monkeypatch.setattr(node.slices, "request", lambda wanted: request(plans.append(wanted) or wanted))
     await read_all(node, random.Random(5).sample(range(3000), 400), slices=(0, 1))
     assert len(plans) <= 400 / 8 + 16, "some steps go on from another by chance"
     plans.clear()

@@ -176,7 +176,7 @@ async def test_memory_that_is_full_is_one_line() -> None:
 
 COMMAND = """
 import os, sys, time, trio
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = sys.argv[1].split(os.pathsep)
 from stepfs_producer.engine.local import local_engine
 from test_local_bodies import made, total
 
@@ -201,8 +201,8 @@ def test_nothing_is_left_of_a_command_that_was_killed(tmp_path) -> None:
     script = tmp_path / "command.py"
     script.write_text(COMMAND)
     in_storage = set(Path("/dev/shm").iterdir())
-    here = str(Path(__file__).parent)
-    with subprocess.Popen([sys.executable, script, here], stdout=subprocess.PIPE, text=True) as command:
+    paths = os.pathsep.join(sys.path)
+    with subprocess.Popen([sys.executable, script, paths], stdout=subprocess.PIPE, text=True) as command:
         assert command.stdout is not None
         pids = {int(pid) for pid in command.stdout.readline().split()}
         assert command.stdout.readline() == "busy\n"
