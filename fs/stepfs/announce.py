@@ -32,9 +32,7 @@ def announce_steps(directory: str | Path, steps: Iterable[int]) -> bool:
     """
     listed = [_step(step) for step in steps]
     if len(listed) > LISTED_STEPS_MAX:
-        raise UsageError(
-            f"{len(listed)} steps: an order lists at most {LISTED_STEPS_MAX}, announce it in parts"
-        )
+        raise UsageError(f"{len(listed)} steps: an order lists at most {LISTED_STEPS_MAX}, announce it in parts")
     return _look_up(Path(directory), steps_names(listed))
 
 
@@ -68,9 +66,7 @@ def _look_up(directory: Path, names: Iterator[str]) -> bool:
     why = "no answer" if answer is None else str(answer)
     if isinstance(answer, OSError) and answer.errno == errno.EACCES:
         why = "only the user who mounted it, and root, may say what comes next"
-    _log.warning(
-        "%s: the order of steps is not announced (%s); reading works, less is fetched ahead", directory, why
-    )
+    _log.warning("%s: the order of steps is not announced (%s); reading works, less is fetched ahead", directory, why)
     return False
 
 

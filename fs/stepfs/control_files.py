@@ -60,9 +60,7 @@ def read_control_file(directory: Path, name: str) -> str:
                 f"{directory}: the mount's daemon is gone; `stepfs mount` there again clears it, or"
                 f" `{command('stepfs', 'unmount', directory)}`"
             )
-        raise StepfsError(
-            f"{directory}: the mount cannot be read ({answer.strerror}); ask the user who mounted it"
-        )
+        raise StepfsError(f"{directory}: the mount cannot be read ({answer.strerror}); ask the user who mounted it")
     return answer
 
 
@@ -80,9 +78,7 @@ def _document(directory: Path, name: str) -> dict[str, object]:
     try:
         document = json.loads(read_control_file(directory, name))
     except ValueError as error:
-        raise StepfsError(
-            f"{directory}: .stepfs/{name} is not JSON ({error}); is this a stepfs mount?"
-        ) from error
+        raise StepfsError(f"{directory}: .stepfs/{name} is not JSON ({error}); is this a stepfs mount?") from error
     if not isinstance(document, dict):
         raise StepfsError(f"{directory}: .stepfs/{name} is not a map; is this a stepfs mount?")
     return document

@@ -86,9 +86,7 @@ def _application(registry: CollectorRegistry, healthy: Healthy) -> WSGIApplicati
         if path == "/healthz":
             status, text = ("200 OK", "ok\n") if healthy() else ("503 Service Unavailable", "stuck\n")
         body = text.encode()
-        start_response(
-            status, [("Content-Type", "text/plain; charset=utf-8"), ("Content-Length", str(len(body)))]
-        )
+        start_response(status, [("Content-Type", "text/plain; charset=utf-8"), ("Content-Length", str(len(body)))])
         return [body]
 
     return application

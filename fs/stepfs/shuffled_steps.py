@@ -54,9 +54,7 @@ class ShuffledSteps:
         `UsageError` for a range without steps.
         """
         first, stop = _range_of(source, first, stop)
-        self._source = (
-            None if isinstance(source, StepDataset) else source
-        )  # it looks ahead by itself, in its workers
+        self._source = None if isinstance(source, StepDataset) else source  # it looks ahead by itself, in its workers
         self._first, self._stop = check_integer(first, "first"), check_integer(stop, "stop")
         self._seed = check_integer(seed, "seed")
         self._shard, self._shards = check_integer(shard, "shard"), check_integer(shards, "shards")
@@ -120,9 +118,7 @@ class ShuffledSteps:
         """Resume in the epoch of `state`, behind `position` consumed steps. `RefusedError` for another order."""
         expected = {"seed": self._seed, "first": self._first, "stop": self._stop}
         if any(state.get(name) != value for name, value in expected.items()):
-            raise RefusedError(
-                f"the checkpoint was trained in the order of {dict(state)}, this is {expected}"
-            )
+            raise RefusedError(f"the checkpoint was trained in the order of {dict(state)}, this is {expected}")
         self.set_epoch(state["epoch"], position=position)
 
     def part(self, worker: int, workers: int) -> tuple[ShuffledOrder, int]:
@@ -139,9 +135,7 @@ class ShuffledSteps:
             announce_shuffle(self._source, order, at)
 
     def _order(self) -> ShuffledOrder:
-        return ShuffledOrder(
-            self._seed, self._epoch, Step(self._first), Step(self._stop), self._shard, self._shards
-        )
+        return ShuffledOrder(self._seed, self._epoch, Step(self._first), Step(self._stop), self._shard, self._shards)
 
 
 def _range_of(source: object, first: int | None, stop: int | None) -> tuple[int, int]:
@@ -157,9 +151,7 @@ def _range_of(source: object, first: int | None, stop: int | None) -> tuple[int,
             f"source is a {type(source).__name__}; give a mount's directory, a Lake, a StepDataset, or None"
         )
     if isinstance(source, str) and "://" in source:
-        raise UsageError(
-            f"{source} is a lake, not a mount: give `Lake(url)`, or a `StepDataset` that reads it"
-        )
+        raise UsageError(f"{source} is a lake, not a mount: give `Lake(url)`, or a `StepDataset` that reads it")
     if stop is None:
         raise UsageError("where does the order end? give `stop`")
     return first or 0, stop

@@ -93,13 +93,9 @@ class StreamState:
         if not 0 <= next_step <= INTEGER_MAX:
             raise UsageError(f"not the state of a stepfs stream: next_step is {next_step!r}")
         if lake_id != self.lake_id:
-            raise RefusedError(
-                f"the checkpoint was trained on lake {lake_id}, here is {self.lake_id}: mount that lake"
-            )
+            raise RefusedError(f"the checkpoint was trained on lake {lake_id}, here is {self.lake_id}: mount that lake")
         if slices != self.slices:
-            raise RefusedError(
-                f"the checkpoint counted steps of {slices} slices, here a step has {self.slices}"
-            )
+            raise RefusedError(f"the checkpoint counted steps of {slices} slices, here a step has {self.slices}")
         self.next_step = next_step
 
 

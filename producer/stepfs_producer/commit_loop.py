@@ -107,9 +107,7 @@ class CommitLoop:
         while True:
             if self._pending.ready_tgbs:
                 now_s = trio.current_time()
-                due_s = self._pacer.due_s(
-                    now_s=now_s, oldest_s=self._pending.oldest_s, crowded=self._pending.crowded
-                )
+                due_s = self._pacer.due_s(now_s=now_s, oldest_s=self._pending.oldest_s, crowded=self._pending.crowded)
                 if now_s >= due_s:
                     return
                 with trio.move_on_at(due_s):
@@ -174,9 +172,7 @@ class CommitLoop:
                     f"{who}: epoch {epoch} has taken over from epoch {self._me.epoch}; stop this process, do not restart it"
                 )
             case SealedRefusal():
-                return SealedError(
-                    f"{who}: {self._store.url} is sealed; no more steps can be produced into it"
-                )
+                return SealedError(f"{who}: {self._store.url} is sealed; no more steps can be produced into it")
             case _:
                 raise AssertionError(outcome)
 

@@ -101,9 +101,7 @@ class Plan(schema.Plan):
             raise SystemExit(stopping.exit_code)
         return result.document()
 
-    def simulate(
-        self, *, steps: int = 100, workers: int | None = None, holdout: bool = False
-    ) -> dict[str, Any]:
+    def simulate(self, *, steps: int = 100, workers: int | None = None, holdout: bool = False) -> dict[str, Any]:
         """Plan the first `steps` steps over the real records, without a lake.
 
         Returns the document that `stepfs-produce simulate --json` prints (fs/JSON.md): shares, fill, balance.

@@ -107,9 +107,7 @@ class AsyncProducer:
         try:
             patience_s = min(START_GIVE_UP_S, self._settings.give_up_after)
             backoff = Backoff(f"producer {self.producer_id!r}: start", patience_s)
-            started = await start(
-                store, self.producer_id, clock=self._clock, pacer=self._pacer, backoff=backoff
-            )
+            started = await start(store, self.producer_id, clock=self._clock, pacer=self._pacer, backoff=backoff)
             self._nursery_manager = trio.open_nursery()
             self._nursery = await self._nursery_manager.__aenter__()
         except BaseException:
@@ -135,9 +133,7 @@ class AsyncProducer:
                 with trio.CancelScope(shield=True):
                     await self._stack.aclose()
 
-    async def append(
-        self, batch: Sequence[Payload], *, position: object, records: Sequence[int] | None = None
-    ) -> int:
+    async def append(self, batch: Sequence[Payload], *, position: object, records: Sequence[int] | None = None) -> int:
         """Append one global step: one payload of bytes per slice. Returns its seq.
 
         `position`: where to resume after this batch, any msgpack value up to 64 KiB; committed with it. `records`: per
@@ -159,9 +155,7 @@ class AsyncProducer:
             self._open()
             return live.start_upload(payloads, counts, packed).seq
 
-    async def reserve(
-        self, *, position: object, records: Sequence[int] | None = None, payload_bytes: int
-    ) -> Ticket:
+    async def reserve(self, *, position: object, records: Sequence[int] | None = None, payload_bytes: int) -> Ticket:
         """Append one global step that is uploaded elsewhere: `settle` it once it is. Its seq is that of the call.
 
         `payload_bytes`: about how many, for back-pressure. Waits as `append` does. A ticket that is never settled holds back

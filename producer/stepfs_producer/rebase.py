@@ -184,9 +184,7 @@ def _check_room(head: LogState) -> None:
         )
 
 
-def _epoch_commit(
-    head: LogState, producer_id: str, incarnation: bytes, stamp: Stamp, *, retired: bool
-) -> Commit:
+def _epoch_commit(head: LogState, producer_id: str, incarnation: bytes, stamp: Stamp, *, retired: bool) -> Commit:
     known = head.producers.get(producer_id)
     return Commit(
         version=Version(head.version + 1),

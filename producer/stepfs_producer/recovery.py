@@ -93,6 +93,4 @@ async def start(store: Store, producer_id: str, *, clock: Clock, pacer: Pacer, b
 
 
 def unanswered(store: Store, attempt: Undecided) -> StoreUnreachableError:
-    return StoreUnreachableError(
-        f"{store.url}: no answer to the create of log version {attempt.version}{attempt.why}"
-    )
+    return StoreUnreachableError(f"{store.url}: no answer to the create of log version {attempt.version}{attempt.why}")

@@ -50,9 +50,7 @@ class SnapshotWriter:
                 reader = self._reader
                 await write_snapshot(self._store, self._identity, state, reader.segments, reader.control)
             except StepfsError as error:
-                _log.warning(
-                    "snapshot of version %d not written, a later one will be: %s", state.version, error
-                )
+                _log.warning("snapshot of version %d not written, a later one will be: %s", state.version, error)
             finally:
                 self._writing = False
                 self._changed.unpark_all()

@@ -73,9 +73,7 @@ class Producer:
         finally:
             self._loop.stop()
 
-    def append(
-        self, batch: Sequence[Payload], *, position: object, records: Sequence[int] | None = None
-    ) -> int:
+    def append(self, batch: Sequence[Payload], *, position: object, records: Sequence[int] | None = None) -> int:
         """Append one global step; see `AsyncProducer.append`. Blocks only while too much is pending.
 
         Ctrl-C ends the wait. `next_seq` then tells whether the batch was appended nevertheless, at the last moment.

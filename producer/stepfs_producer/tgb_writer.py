@@ -57,8 +57,7 @@ def freeze(batch: Sequence[Payload], *, grid: Grid, bytes_max: int) -> tuple[byt
             f"{DESCRIPTOR_BYTES_MAX} fit; make smaller batches"
         )
     return tuple(
-        payload if isinstance(payload, bytes) else view.tobytes()
-        for payload, view in zip(batch, views, strict=True)
+        payload if isinstance(payload, bytes) else view.tobytes() for payload, view in zip(batch, views, strict=True)
     )
 
 
@@ -87,9 +86,7 @@ def check_kind(payloads: Sequence[bytes], *, ext: str) -> None:
             )
 
 
-def check_schema(
-    payloads: Sequence[bytes], *, ext: str, schema: PayloadSchema, files: tuple[str, ...] = ("",)
-) -> None:
+def check_schema(payloads: Sequence[bytes], *, ext: str, schema: PayloadSchema, files: tuple[str, ...] = ("",)) -> None:
     """`UsageError` names the first payload that contradicts the lake's schema, and the first such array in it.
 
     `files`: those of the lake's grid.
@@ -98,9 +95,7 @@ def check_schema(
     for number, payload in enumerate(payloads):
         problem = check.of_slice(number).problem(Excerpt.of(payload))
         if problem is not None:
-            raise UsageError(
-                f"payload {number} {problem}; append what the schema says, or fork the lake with another"
-            )
+            raise UsageError(f"payload {number} {problem}; append what the schema says, or fork the lake with another")
 
 
 def check_records(records: Sequence[int] | None, *, slices: int) -> tuple[int, ...]:
@@ -110,9 +105,7 @@ def check_records(records: Sequence[int] | None, *, slices: int) -> tuple[int, .
     counts = tuple(records)
     if len(counts) != slices:
         raise UsageError(f"{len(counts)} record counts for {slices} slices; pass one per slice")
-    if any(
-        not isinstance(count, int) or isinstance(count, bool) or not 0 <= count < 2**32 for count in counts
-    ):
+    if any(not isinstance(count, int) or isinstance(count, bool) or not 0 <= count < 2**32 for count in counts):
         raise UsageError("record counts are integers from 0 to 4294967295")
     if sum(counts) > RECORDS_MAX:
         raise UsageError(f"{sum(counts)} records in one batch; at most {RECORDS_MAX} can be counted")

@@ -43,9 +43,7 @@ def train(mount, rank, first, stop):
     for step in range(first, stop):
         file = f"{mount}/step-{step:09d}/rank-{rank:05d}"
         batch, beside = load_file(f"{file}.safetensors"), load_file(f"{file}.pixels.safetensors")
-        features = encode(
-            beside["pixels"].reshape(-1, 4 * 588) / 127.5 - 1
-        )  # normalised here: a byte becomes four
+        features = encode(beside["pixels"].reshape(-1, 4 * 588) / 127.5 - 1)  # normalised here: a byte becomes four
         places = (batch["input_ids"] == IMAGE)[..., None]
         logits = decode(embed(batch["input_ids"]).masked_scatter(places, features))
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())

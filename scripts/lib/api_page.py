@@ -81,9 +81,7 @@ def _class(title: str, kind: type, *, members: bool = True) -> Iterator[str]:
 def _members(kind: type) -> Iterator[str]:
     """Those that the class itself defines and describes, in the order of the source."""
     for name, member in vars(kind).items():
-        public = isinstance(member, FunctionType | property | classmethod) and (
-            name[0] != "_" or name in _SPECIAL
-        )
+        public = isinstance(member, FunctionType | property | classmethod) and (name[0] != "_" or name in _SPECIAL)
         if public and f"{kind.__name__}.{name}" not in _OF_STEPFS and inspect.getdoc(member):
             yield name
 
@@ -121,11 +119,7 @@ def _signature(name: str, function: Any) -> str:
     back = str(signature.return_annotation).strip("'")
     end = "" if function.__name__ == "__init__" else f" -> {back}"
     line = f"{name}({', '.join(shown)}){end}"
-    return (
-        line
-        if len(line) <= _WIDTH
-        else f"{name}(\n" + "".join(f"    {each},\n" for each in shown) + f"){end}"
-    )
+    return line if len(line) <= _WIDTH else f"{name}(\n" + "".join(f"    {each},\n" for each in shown) + f"){end}"
 
 
 def _unquoted(parameter: str) -> str:

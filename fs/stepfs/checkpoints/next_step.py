@@ -44,9 +44,7 @@ class NextStep:
         except ZeroDivisionError:
             raise self._bad() from None
         if not 0 <= value <= INTEGER_MAX:
-            raise UsageError(
-                f"--next-step {self.text!r} makes {value} of checkpoint {counter}, which is no step"
-            )
+            raise UsageError(f"--next-step {self.text!r} makes {value} of checkpoint {counter}, which is no step")
         return Step(value)
 
     def _compile(self, node: ast.expr) -> Callable[[int], int]:

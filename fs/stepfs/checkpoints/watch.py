@@ -60,9 +60,7 @@ class Watch:
     next_step: NextStep
     changed: Changed = lambda _: None
     look_at: Callable[[], Found] | None = None
-    progress: Callable[[], Progress] | None = (
-        None  # of the group's readers; checkpoints beyond it are held back
-    )
+    progress: Callable[[], Progress] | None = None  # of the group's readers; checkpoints beyond it are held back
 
     def __post_init__(self) -> None:
         self._look = self.look_at or partial(look, self.place)
@@ -135,9 +133,7 @@ class Watch:
             else:
                 return
 
-    def _difference(
-        self, complete: frozenset[Step], barred: frozenset[Step], *, at_the_end: bool
-    ) -> Difference:
+    def _difference(self, complete: frozenset[Step], barred: frozenset[Step], *, at_the_end: bool) -> Difference:
         now_s, seen = trio.current_time(), self._seen or frozenset()
         self._late &= complete | barred
         existing = (complete | (barred & seen)) - self._late  # barred now, but known before: not deleted

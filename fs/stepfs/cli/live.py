@@ -16,9 +16,7 @@ Document = Mapping[str, object]
 _SOURCES_SHOWN: Final = 20
 
 
-def live_lines(
-    now: Document, before: Document | None, *, now_s: float, since_start: bool = False
-) -> Iterator[str]:
+def live_lines(now: Document, before: Document | None, *, now_s: float, since_start: bool = False) -> Iterator[str]:
     """The screen for a status document; rates need the previous document, or are those `since_start`.
 
     `now_s`: wall clock, for the time since the producers' last commits.
@@ -48,9 +46,7 @@ class _Rates:
         # Another process, or the same second: nothing to divide by.
         same = before is not None and before.get("pid") == now.get("pid")
         self._before = before if same else None
-        self._span_s = (
-            0.0 if self._before is None else _number(now, "uptime_s") - _number(self._before, "uptime_s")
-        )
+        self._span_s = 0.0 if self._before is None else _number(now, "uptime_s") - _number(self._before, "uptime_s")
 
     def per_s(self, *path: str) -> float | None:
         if self._before is None or self._span_s <= 0:

@@ -36,15 +36,11 @@ def not_empty(name: str | None) -> str | None:
 
 Lake = Annotated[
     str,
-    typer.Argument(
-        metavar="LAKE", help="URL of the lake: file:///dir or s3://bucket/prefix.", callback=not_empty
-    ),
+    typer.Argument(metavar="LAKE", help="URL of the lake: file:///dir or s3://bucket/prefix.", callback=not_empty),
 ]
 LakeOrDirectory = Annotated[
     str,
-    typer.Argument(
-        metavar="LAKE|DIR", help="URL of a lake, or directory it is mounted on.", callback=not_empty
-    ),
+    typer.Argument(metavar="LAKE|DIR", help="URL of a lake, or directory it is mounted on.", callback=not_empty),
 ]
 # A string: typer stats a `Path`, and a mount that hangs would hang the command.
 Directory = Annotated[

@@ -33,9 +33,7 @@ async def ends_of(payload: PayloadBytes) -> Excerpt:
 
     tail = min(TAIL_BYTES_MAX, payload.length)
     head = await payload.read(0, min(HEAD_BYTES_MAX, payload.length))
-    return Excerpt(
-        memoryview(head), memoryview(await payload.read(payload.length - tail, tail)), payload.length
-    )
+    return Excerpt(memoryview(head), memoryview(await payload.read(payload.length - tail, tail)), payload.length)
 
 
 @contextmanager

@@ -45,9 +45,7 @@ def decoder(given: str | None, recorded: Mapping[str, object]) -> Decode | None:
         with reading(path):
             data = path.read_bytes()
     except AbsentError as error:
-        raise AbsentError(
-            f"--tokenizer {given}: no such file; give `bytes`, or the model's tokenizer.json"
-        ) from error
+        raise AbsentError(f"--tokenizer {given}: no such file; give `bytes`, or the model's tokenizer.json") from error
     known = recorded.get("file_sha256")
     if known is not None and known != hashlib.sha256(data).hexdigest():
         say(
@@ -63,9 +61,7 @@ def _decode_bytes(ids: Sequence[int]) -> str:
 
 def _model(path: Path, data: bytes) -> Decode:
     if find_spec("tokenizers") is None:
-        raise UsageError(
-            "--tokenizer needs the package tokenizers, which is not installed: pip install 'stepfs[text]'"
-        )
+        raise UsageError("--tokenizer needs the package tokenizers, which is not installed: pip install 'stepfs[text]'")
     from tokenizers import Tokenizer
 
     try:

@@ -18,9 +18,7 @@ def producer_lines(producers: object, now_ms: int, *, sources_max: int | None = 
         time_s = each.get("time")
         time_ms = round(time_s * 1000) if isinstance(time_s, int | float) else 0
         state = state_text(time_ms, now_ms, retired=bool(each.get("retired")))
-        rows.append(
-            [printable(name), str(each.get("epoch")), str(each.get("next_seq")), state, time_text(time_ms)]
-        )
+        rows.append([printable(name), str(each.get("epoch")), str(each.get("next_seq")), state, time_text(time_ms)])
     if rows:
         yield ""
         yield from table(_PRODUCERS, rows)
@@ -64,9 +62,7 @@ def _by_tokens(sources: Mapping[str, object]) -> list[tuple[str, Mapping[str, ob
         count = _mapping(sources[name]).get("tokens")
         return count if isinstance(count, int) else 0
 
-    return [
-        (name, _mapping(sources[name])) for name in sorted(sources, key=lambda name: (-tokens(name), name))
-    ]
+    return [(name, _mapping(sources[name])) for name in sorted(sources, key=lambda name: (-tokens(name), name))]
 
 
 def _mapping(value: object) -> Mapping[str, object]:

@@ -27,9 +27,7 @@ _NAMES: Final = """
 """
 KNOWN: Final = frozenset(_PREFIX + name for name in _NAMES.split())
 # Kubernetes sets these for a service called stepfs, or stepfs-something.
-_SERVICE: Final = re.compile(
-    r"STEPFS_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)"
-)
+_SERVICE: Final = re.compile(r"STEPFS_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)")
 
 
 def warn_of_unknown() -> None:

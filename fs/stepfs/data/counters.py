@@ -18,9 +18,7 @@ class DataCounts:
 
     requests: int = _counter("Ranged GETs sent for slices, hedges and retries included")
     bytes_fetched: int = _counter("Bytes of slices received from the store")
-    bytes_delivered: int = _counter(
-        "Bytes of slices given to readers, and primed into the page cache for them"
-    )
+    bytes_delivered: int = _counter("Bytes of slices given to readers, and primed into the page cache for them")
     hits: int = _counter("Opens that found every byte at hand")
     misses: int = _counter("Opens that had to wait for the store or the disk")
     hedges: int = _counter("Second requests sent because the first was slow")

@@ -53,9 +53,7 @@ class Slices:
         concurrency = concurrency or ConcurrencyLimit()
         self._fetcher = Fetcher(self.cache.pool, self.counts, deadline_s=deadline_s, concurrency=concurrency)
         sources = Sources(self.cache, self.disk_copies, self.counts, self._fetcher, store, origin_store)
-        self._loader = BlockLoader(
-            self.cache, self._queue, sources, concurrency=concurrency, loaded=self._loaded
-        )
+        self._loader = BlockLoader(self.cache, self._queue, sources, concurrency=concurrency, loaded=self._loaded)
         self.reads = SliceReads(
             cache=self.cache,
             disk_copies=self.disk_copies,

@@ -40,9 +40,7 @@ class Sources:
         """From disk into `buffer`; False for a damaged file, which is removed."""
         owner = block.owners[0]
         check = RangeCheck(block.range, buffer)
-        got = await self.disk_copies.load(
-            owner, block.range.offset - owner.ref.offset, buffer.view(), check.update
-        )
+        got = await self.disk_copies.load(owner, block.range.offset - owner.ref.offset, buffer.view(), check.update)
         problem = check.problem(got)
         if problem is not None:
             self.disk_copies.reject(owner, problem)

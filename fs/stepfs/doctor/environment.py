@@ -75,9 +75,7 @@ def check_fusermount(*, is_root: bool, path: str | None = None) -> Finding:
             return note("fusermount3", "not installed; root mounts without it", remedy)
         return fail("fusermount3", "not installed", remedy)
     if not is_root and not Path(found).stat().st_mode & stat.S_ISUID:
-        return fail(
-            "fusermount3", f"{found} is not set-uid root", f"as root: {command('chmod', 'u+s', found)}"
-        )
+        return fail("fusermount3", f"{found} is not set-uid root", f"as root: {command('chmod', 'u+s', found)}")
     return ok("fusermount3", found)
 
 

@@ -77,9 +77,7 @@ def check_directory(directory: Path) -> Finding:
     if mounted is not None and mounted.fstype == FSTYPE:
         return ok(subject, f"is a mount of {mounted.source}")
     if mounted is not None:
-        return fail(
-            subject, f"is a mount of type {mounted.fstype}", "choose a directory of its own", exit_code=4
-        )
+        return fail(subject, f"is a mount of type {mounted.fstype}", "choose a directory of its own", exit_code=4)
     names = list_within(real)
     if isinstance(names, FileNotFoundError | NotADirectoryError):
         remedy = command("mkdir", "-p", directory)

@@ -42,9 +42,7 @@ class GroupFollower:
     fleet: FleetInterval = field(default_factory=FleetInterval)
     # The present interval of looks for steps, which an idle lake lengthens: looks at the group follow it.
     poll_s: Callable[[], float] = lambda: INTERVAL_S
-    opened_here: Callable[[], Step] = lambda: Step(
-        0
-    )  # one past the greatest step that a reader has opened here
+    opened_here: Callable[[], Step] = lambda: Step(0)  # one past the greatest step that a reader has opened here
     order_needs_from: Callable[[], Step | None] = lambda: None
     on_retired: Callable[[], None] = lambda: None  # the group keeps nothing any more
 

@@ -149,9 +149,7 @@ class Follower:
     def _failed(self, error: StepfsError) -> None:
         if self._failure is None:
             quiet = (
-                "what is in memory stays readable"
-                if isinstance(error, StoreUnreachableError)
-                else "the view stands"
+                "what is in memory stays readable" if isinstance(error, StoreUnreachableError) else "the view stands"
             )
             state = self.reader.state
             facts = {"step": state.next_step - 1, "version": state.version}

@@ -62,9 +62,7 @@ class Waits:
     has_signal: HasPendingSignal | None = None
 
     def __post_init__(self) -> None:
-        self.expired_errno = (
-            errno.ETIMEDOUT if self.wait_s is None else errno.ENOENT
-        )  # of a wait for a commit
+        self.expired_errno = errno.ETIMEDOUT if self.wait_s is None else errno.ENOENT  # of a wait for a commit
         self.seconds = {"commit": Histogram(), "index": Histogram()}  # duration of waits, by their reason
         self._nursery: trio.Nursery | None = None
         self._deadlines: dict[Step, _Deadline] = {}
@@ -92,9 +90,7 @@ class Waits:
                 entry = self.reader.entry_if_loaded(step) or await self.for_entry(step, pid)
                 if isinstance(entry, WaitOutcome) or self.tree.readable(step):
                     return entry
-            elif presence is Presence.PENDING or (
-                waits and presence is Presence.ABSENT and self.tree.awaited(step)
-            ):
+            elif presence is Presence.PENDING or (waits and presence is Presence.ABSENT and self.tree.awaited(step)):
                 outcome = await self.for_commit(step, pid)
                 if outcome is not WaitOutcome.READY:
                     return outcome
@@ -172,9 +168,7 @@ class Waits:
 
     def _enter(self, step: Step) -> _Deadline:
         now = trio.current_time()
-        for other in [
-            s for s, d in self._deadlines.items() if not d.waiters and now >= d.idle_since + _GRACE_S
-        ]:
+        for other in [s for s, d in self._deadlines.items() if not d.waiters and now >= d.idle_since + _GRACE_S]:
             del self._deadlines[other]
         deadline = self._deadlines.get(step)
         if deadline is None:

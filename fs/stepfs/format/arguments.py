@@ -49,9 +49,7 @@ def parse_duration(text: str) -> float:
     """`100ms`, `5s`, `2m`, `1h`, or a bare number of seconds → seconds."""
     match = _DURATION.fullmatch(text.strip())
     if match is None:
-        raise UsageError(
-            f"duration {text!r}: write seconds, or a number with ms, s, m or h, for example 100ms"
-        )
+        raise UsageError(f"duration {text!r}: write seconds, or a number with ms, s, m or h, for example 100ms")
     return float(match[1]) * _SECONDS[match[2]]
 
 

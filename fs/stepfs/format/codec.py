@@ -99,9 +99,7 @@ def decode(kind: Kind, data: bytes | memoryview, what: str) -> Fields:
             f"{what}: written in format {version}, this stepfs reads format {FORMAT_VERSION}; upgrade stepfs"
         )
     if got_kind != kind:
-        raise CorruptError(
-            f"{what}: is a stepfs object of kind {got_kind}, expected {kind.name} ({kind.value})"
-        )
+        raise CorruptError(f"{what}: is a stepfs object of kind {got_kind}, expected {kind.name} ({kind.value})")
     return Fields(unpack(body, what), what)
 
 
@@ -181,9 +179,7 @@ class Fields:
 
     def integers(self, name: str, *, items_max: int = _CONTAINER_ITEMS_MAX) -> list[int]:
         items = self._items(name, items_max, "integers")
-        numbers = [
-            n for n in items if isinstance(n, int) and not isinstance(n, bool) and 0 <= n <= INTEGER_MAX
-        ]
+        numbers = [n for n in items if isinstance(n, int) and not isinstance(n, bool) and 0 <= n <= INTEGER_MAX]
         if len(numbers) != len(items):
             raise self.bad(name, f"integers in [0, {INTEGER_MAX}]")
         return numbers

@@ -105,9 +105,7 @@ def decode_control(data: bytes, what: str) -> tuple[str, ControlRecord]:
     record = _LAYOUT.read(fields)
     for name, group in record.groups.items():
         if group.need < record.first_live_step:
-            raise CorruptError(
-                f"{what}: group {name!r} needs step {group.need}, below {record.first_live_step}"
-            )
+            raise CorruptError(f"{what}: group {name!r} needs step {group.need}, below {record.first_live_step}")
     return fields.text("lake"), record
 
 
@@ -165,8 +163,6 @@ _LAYOUT: Final = Layout(
     first_live_step=stored("first_live_step", Fields.integer),
     floor=stored("floor", Fields.integer),
     deleted_bytes=stored("deleted_bytes", Fields.total),
-    groups=Stored(
-        "groups", _read_groups, lambda groups: [_group_body(*named) for named in sorted(groups.items())]
-    ),
+    groups=Stored("groups", _read_groups, lambda groups: [_group_body(*named) for named in sorted(groups.items())]),
     minima=Stored("minima", _read_minima, lambda minima: [number for pair in minima for number in pair]),
 )

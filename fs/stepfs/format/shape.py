@@ -52,9 +52,7 @@ def check_shape(body: bytes | memoryview, what: str) -> None:
             pending += announces * size
             weight += _CONTAINER + size * (_VALUE if announces == 1 else _PAIR)
             if pending > end - at or weight > weight_max:
-                raise CorruptError(
-                    f"{what}: malformed msgpack (claims more than an object of {end} bytes may hold)"
-                )
+                raise CorruptError(f"{what}: malformed msgpack (claims more than an object of {end} bytes may hold)")
         else:
             at += size
             if head in _EXTENSIONS:

@@ -107,9 +107,7 @@ class LogState:
         """(commit time of its last step in ms, first 8 digest bytes) of a referenced segment; `CorruptError` below them."""
         assert index < self.sealed_segments
         if index < self.first_segment:  # the control record that gave up its steps is lost
-            raise CorruptError(
-                f"segment {index} was reclaimed, but no control record says so: run `stepfs verify`"
-            )
+            raise CorruptError(f"segment {index} was reclaimed, but no control record says so: run `stepfs verify`")
         time_ms, digest = _REF.unpack_from(self.segment_refs, (index - self.first_segment) * REF_BYTES)
         return time_ms, digest
 
@@ -213,9 +211,7 @@ def decode_snapshot(data: bytes, what: str) -> LogState:
     tail = _read_entries(fields, state.sealed_steps)
     refs = len(state.segment_refs)
     if refs % REF_BYTES or state.sealed_steps + len(tail) != state.next_step:
-        raise CorruptError(
-            f"{what}: {refs} reference bytes and {len(tail)} steps do not end at {state.next_step}"
-        )
+        raise CorruptError(f"{what}: {refs} reference bytes and {len(tail)} steps do not end at {state.next_step}")
     return replace(state, tail=tail)
 
 

@@ -121,9 +121,7 @@ class Control:
         prefix, known = control_prefix(self.identity.lake_id), self.number
         newest = await last_number(self.store, prefix, after=max(known, self.hint - 1))
         if newest is None and known < self.hint - 1:
-            newest = await last_number(
-                self.store, prefix, after=known
-            )  # another store's hint: the log was copied
+            newest = await last_number(self.store, prefix, after=known)  # another store's hint: the log was copied
         return known if newest is None else newest
 
     async def change(self, request: Request) -> ControlRecord:

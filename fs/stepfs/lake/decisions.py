@@ -150,9 +150,7 @@ def decide(number: int, record: ControlRecord, request: Request) -> ControlRecor
     return successor(number, record, groups=groups)
 
 
-def _joined(
-    group: GroupRecord, is_new: bool, request: Register | Add | Resume | Revise
-) -> GroupRecord | None:
+def _joined(group: GroupRecord, is_new: bool, request: Register | Add | Resume | Revise) -> GroupRecord | None:
     """After a request that makes a group exist."""
     match request:
         case Register(fork=fork):
@@ -214,11 +212,7 @@ def _check(record: ControlRecord, name: str, old: GroupRecord | None, new: Group
 
 def _advance(number: int, record: ControlRecord, request: Advance) -> ControlRecord | None:
     """None also if the record is another than that of the decision, whose groups and grace were looked at."""
-    if (
-        number != request.on
-        or request.first_live > record.need
-        or request.first_live <= record.first_live_step
-    ):
+    if number != request.on or request.first_live > record.need or request.first_live <= record.first_live_step:
         return None
     return successor(
         number,

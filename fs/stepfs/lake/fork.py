@@ -249,17 +249,14 @@ async def _fill(
     commit = replace(ownerless(head, CommitKind.ORIGIN, clock), origin=origin)
     body = rehearsed(head, commit)
     digest = chain_digest(commit.prev_digest, body)
-    segments = [
-        Segment(SegmentIndex(first_segment + number), digest, tuple(part)) for number, part in enumerate(full)
-    ]
+    segments = [Segment(SegmentIndex(first_segment + number), digest, tuple(part)) for number, part in enumerate(full)]
     state = replace(
         head,
         version=commit.version,
         digest=digest,
         time_ms=commit.time_ms,
         producers={
-            name: replace(producer, version=commit.version)
-            for name, producer in parent.state.producers.items()
+            name: replace(producer, version=commit.version) for name, producer in parent.state.producers.items()
         },
         origins=(origin, *parent.state.origins),
         first_segment=first_segment,
@@ -274,9 +271,7 @@ async def _fill(
     return state
 
 
-async def _placeholders(
-    parent: LogReader, first_segment: SegmentIndex, stretches: list[range]
-) -> list[StepEntry]:
+async def _placeholders(parent: LogReader, first_segment: SegmentIndex, stretches: list[range]) -> list[StepEntry]:
     """Entries for the steps of a segment that lie below the first live one; they are never shown nor read."""
     start, first_live = first_segment * SEGMENT_STEPS, stretches[0].start
     if first_live == start:
@@ -290,10 +285,7 @@ async def _placeholders(
     else:
         pattern = await parent.entry(Step(first_live))
     tgb = replace(pattern.tgb, origin=pattern.tgb.origin + 1)
-    return [
-        replace(pattern, step=Step(step), version=_FIRST_VERSION, tgb=tgb)
-        for step in range(start, first_live)
-    ]
+    return [replace(pattern, step=Step(step), version=_FIRST_VERSION, tgb=tgb) for step in range(start, first_live)]
 
 
 async def _create(store: Store, key: str, body: bytes) -> None:

@@ -104,6 +104,4 @@ async def refuse_existing(store: Store) -> None:
         found = await open_lake(store)
     except AbsentError:
         return
-    raise RefusedError(
-        f"{store.url} is a lake already ({found.grid}, {found.ext}); use it, or choose another prefix"
-    )
+    raise RefusedError(f"{store.url} is a lake already ({found.grid}, {found.ext}); use it, or choose another prefix")

@@ -29,9 +29,7 @@ def group_name(child_lake_id: str) -> str:
     return f"{_FORK}{child_lake_id}"
 
 
-async def group_in_parent(
-    reader: LogReader, origins: OriginStores, clock: Clock | None = None
-) -> Group | None:
+async def group_in_parent(reader: LogReader, origins: OriginStores, clock: Clock | None = None) -> Group | None:
     """The group of a fork in its parent; None if this lake is no fork, or if the parent was deleted as a whole: then
     `stepfs verify` reports the lost steps.
 

@@ -54,9 +54,7 @@ class Assembly(ServedLake):
     ) -> None:
         self.options = options
         self.machine = machine
-        self.names = FileNames(
-            rank_map(log.identity.grid, world=options.world, mesh=options.mesh), log.identity.ext
-        )
+        self.names = FileNames(rank_map(log.identity.grid, world=options.world, mesh=options.mesh), log.identity.ext)
         super().__init__(
             options,
             store,
@@ -90,9 +88,7 @@ class Assembly(ServedLake):
         if options.group is not None:
             directory = options.checkpoint_dir
             watched = None if directory is None else (Place.parse(directory), NextStep(options.next_step))
-            self.group = self.group_follower(
-                options.group, opened_here=lambda: self.meter.opened, checkpoints=watched
-            )
+            self.group = self.group_follower(options.group, opened_here=lambda: self.meter.opened, checkpoints=watched)
 
     @cached_property
     def registry(self) -> CollectorRegistry:

@@ -83,9 +83,7 @@ class MountOptions:
             parse=_absolute_name,
         ),
     ] = None
-    next_step: Annotated[
-        str, Opt("--next-step", "Which step a checkpoint with counter N resumes at.", "EXPR")
-    ] = "N"
+    next_step: Annotated[str, Opt("--next-step", "Which step a checkpoint with counter N resumes at.", "EXPR")] = "N"
     memory_bytes: Annotated[
         int | None,
         Opt(
@@ -116,9 +114,7 @@ class MountOptions:
     prefetch_steps: Annotated[
         int | None, Opt("--prefetch", "Steps to fetch ahead; 0 fetches nothing ahead.", "STEPS", least=0)
     ] = None
-    prime: Annotated[bool, Opt("--prime/--no-prime", "Push fetched steps into the kernel's page cache.")] = (
-        True
-    )
+    prime: Annotated[bool, Opt("--prime/--no-prime", "Push fetched steps into the kernel's page cache.")] = True
     poll_s: Annotated[
         float,
         Opt(

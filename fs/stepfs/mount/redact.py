@@ -11,9 +11,7 @@ from stepfs.store.settings import SECRETS
 
 _SECRET_BYTES_MIN: Final = 4  # a shorter secret would match ordinary words
 _IN_URL: Final = re.compile(r"(?<=://)[^/@\s\"']+@")
-_IN_QUERY: Final = re.compile(
-    r"((?:X-Amz-(?:Signature|Credential|Security-Token))=)[^&\s\"']+", re.IGNORECASE
-)
+_IN_QUERY: Final = re.compile(r"((?:X-Amz-(?:Signature|Credential|Security-Token))=)[^&\s\"']+", re.IGNORECASE)
 _IN_SETTING: Final = re.compile(
     r"((?:secret|token|password|credential)\w*[\"']?\s*[=:]\s*[\"']?)[^\s\"',;&]+", re.IGNORECASE
 )

@@ -65,9 +65,7 @@ def unmount_and_wait(directory: Path, *, timeout_s: float = GONE_S) -> None:
     if mounted is None:
         raise AbsentError(f"{directory}: nothing is mounted here")
     if mounted.fstype != FSTYPE:
-        raise RefusedError(
-            f"{directory}: a {mounted.fstype} file system is mounted here, not stepfs; use umount"
-        )
+        raise RefusedError(f"{directory}: a {mounted.fstype} file system is mounted here, not stepfs; use umount")
     if is_dead(mounted):  # left by a killed daemon: there is no process to wait for
         try:
             clear_dead(mounted)

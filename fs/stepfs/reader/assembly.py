@@ -153,9 +153,7 @@ class Assembly(ServedLake):
     def _absent(self, step: Step) -> StepfsError:
         tree, steps = self.tree, self.options.steps
         if steps is not None and step not in steps:
-            return NoSuchStepError(
-                f"step {step} is outside of the steps {steps.start}:{steps.stop} of this view"
-            )
+            return NoSuchStepError(f"step {step} is outside of the steps {steps.start}:{steps.stop} of this view")
         if step < self.log.first_live_step:
             return ReclaimedError(
                 f"step {step} was reclaimed: no checkpoint that is kept needs it; the lake begins at step"
@@ -166,9 +164,7 @@ class Assembly(ServedLake):
                 f"group {self.options.group!r} needs nothing below step {tree.need}: its checkpoints gave step {step} up"
             )
         if step < tree.next_step:
-            return ReclaimedError(
-                f"step {step} was reclaimed a moment ago: no checkpoint that is kept needs it"
-            )
+            return ReclaimedError(f"step {step} was reclaimed a moment ago: no checkpoint that is kept needs it")
         sealed = "; the lake is sealed, no more will come" if self.log.state.sealed else ""
         return NoSuchStepError(f"step {step} is not committed: {tree.next_step} steps are{sealed}")
 
@@ -206,9 +202,7 @@ async def open_reader(
     try:
         identity = await open_lake(store)
         if lake_id not in {None, identity.lake_id}:
-            raise RefusedError(
-                f"{store.url}: here is lake {identity.lake_id}, not {lake_id}: it was replaced"
-            )
+            raise RefusedError(f"{store.url}: here is lake {identity.lake_id}, not {lake_id}: it was replaced")
         log = await LogReader.open(store, identity)
         memory_bytes = options.memory_share if memory_bytes is None else memory_bytes
         assembly = Assembly(options, store, log, memory_bytes=memory_bytes)

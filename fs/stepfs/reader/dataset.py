@@ -60,9 +60,7 @@ class StepDataset:
     a mount does under `--steps`.
     """
 
-    def __new__(
-        cls, *_args: Any, stop: int | None = None, iterable: bool | None = None, **_options: Any
-    ) -> Self:
+    def __new__(cls, *_args: Any, stop: int | None = None, iterable: bool | None = None, **_options: Any) -> Self:
         kind: type[StepDataset] = cls
         if cls not in {StepDataset, _Stream, _Items}:
             raise UsageError(
@@ -158,9 +156,7 @@ class StepDataset:
     def _joined(self, step: int, micro: int) -> Any:
         """One micro-batch, or a file of several: its files, decoded, as one."""
         read = self.lake.read
-        items = {
-            name: self._decode(read(step, self._rank, micro, name, waits=True)) for name in self.lake.files
-        }
+        items = {name: self._decode(read(step, self._rank, micro, name, waits=True)) for name in self.lake.files}
         if len(items) == 1:
             return next(iter(items.values()))
         if not all(isinstance(item, Mapping) for item in items.values()):

@@ -118,9 +118,7 @@ class Lake:
     def can_follow_to(self, step: Step) -> bool:
         """Wait until the step can be read; False if the view ends before it. Raises as `follow`."""
         number = _numbered(step)
-        return self._parts().tree.readable(number) or self._call(
-            lambda parts: parts.wait_for(number, waits=True)
-        )
+        return self._parts().tree.readable(number) or self._call(lambda parts: parts.wait_for(number, waits=True))
 
     def read(
         self, step: int, rank: int, micro: int | None = None, file: str = "", *, waits: bool = False

@@ -144,9 +144,7 @@ class LakeOptions:
                 has = f"has {', '.join(beside)} beside them" if beside else "has none"
                 raise UsageError(f"files names {name!r}: beside its ranks' files this lake {has}")
         return tuple(
-            number
-            for number, name in enumerate(grid.files)
-            if not name or self.files is None or name in self.files
+            number for number, name in enumerate(grid.files) if not name or self.files is None or name in self.files
         )
 
     @property

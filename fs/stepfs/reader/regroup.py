@@ -23,9 +23,7 @@ def regrouped(files: Sequence[Any], ranks: RankMap, rank: int) -> list[Any]:
     held = [micro_batches(file) if holds_micro_batches(file) else [file] for file in files]
     each = len(held[0])
     if any(len(file) != each for file in held):
-        raise UsageError(
-            f"files of {[len(file) for file in held]} micro-batches: those of a step have equally many"
-        )
+        raise UsageError(f"files of {[len(file) for file in held]} micro-batches: those of a step have equally many")
     units, data = ranks.grid.units * each, ranks.data_ranks
     if units % data:
         split = any(map(holds_micro_batches, files)) or ranks.grid.micro > 1

@@ -30,9 +30,7 @@ class Verdict(enum.Enum):
     FORBIDDEN = enum.auto()  # this action, to these credentials
     EXPIRED = enum.auto()  # credentials that expired, or cannot be had just now: every action
     UNSET = enum.auto()  # no credentials, or settings that make no sense
-    SKEWED = (
-        enum.auto()
-    )  # signed long before it arrived: by a wrong clock, or before the process was suspended
+    SKEWED = enum.auto()  # signed long before it arrived: by a wrong clock, or before the process was suspended
     DISTRUSTED = enum.auto()  # the certificate does not verify: nothing was sent
     FOREIGN = enum.auto()  # a 404 that no store sent: a proxy's page, a gateway without a route
     REFUSED = enum.auto()
@@ -139,9 +137,7 @@ def explain(answer: Answer, url: str, doing: str, words: Words, *, passing: bool
             why = f"the object is archived ({said}); restore it with the store's own tool"
         case Verdict.FOREIGN:
             kind = StoreUnreachableError
-            why = (
-                f"the answer ({said}) is not the store's; look for a proxy in between, {words.check_network}"
-            )
+            why = f"the answer ({said}) is not the store's; look for a proxy in between, {words.check_network}"
         case Verdict.THROTTLED | Verdict.UNREACHABLE:
             kind = StoreUnreachableError
             why = f"{whole}; {words.check_network}"

@@ -112,9 +112,7 @@ class Store(Protocol):
         """
         ...
 
-    async def list(
-        self, prefix: str, *, after: str = "", limit: int | None = None, ages: bool = False
-    ) -> list[Entry]:
+    async def list(self, prefix: str, *, after: str = "", limit: int | None = None, ages: bool = False) -> list[Entry]:
         """Objects under `prefix` with key > `after`, in key order, at most `limit`.
 
         With `ages`, each entry holds the least number of seconds that the object has existed, by the store's own clock

@@ -43,9 +43,7 @@ class Calls:
     def explained(self, answer: Answer, verb: str, key: str, doing: str = "") -> StepfsError:
         """The error for the caller whose `verb` failed on `key`."""
         passing = self.rights.passing(answer.verdict, verb, key)
-        return explain(
-            answer, self._url, f"{doing or verb} {key or 'the lake'}", self._words, passing=passing
-        )
+        return explain(answer, self._url, f"{doing or verb} {key or 'the lake'}", self._words, passing=passing)
 
 
 class Rights:

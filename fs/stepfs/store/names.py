@@ -27,7 +27,5 @@ def check_key(key: str) -> str:
 def check_prefix(prefix: str) -> str:
     """Returns `prefix` ('' lists everything); `UsageError` if no key could start with it."""
     if len(prefix) > KEY_BYTES_MAX or _PREFIX.fullmatch(prefix) is None:
-        raise UsageError(
-            f"not a key prefix: {prefix[:80]!r}; prefixes are relative paths of plain components"
-        )
+        raise UsageError(f"not a key prefix: {prefix[:80]!r}; prefixes are relative paths of plain components")
     return prefix

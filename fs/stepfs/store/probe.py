@@ -57,10 +57,7 @@ class StoreReport:
         if not wrong:
             return ""
         called = f"the server ({self.server}{_alias(self.server)})" if self.server else "the store"
-        return (
-            f"{self.url}: {called} cannot hold a lake: {'; '.join(wrong)}; "
-            "use one that honours conditional writes"
-        )
+        return f"{self.url}: {called} cannot hold a lake: {'; '.join(wrong)}; use one that honours conditional writes"
 
 
 async def probe_store(store: Store, *, thorough: bool) -> None:

@@ -32,15 +32,11 @@ def coordinates(device_mesh: DeviceMesh) -> tuple[int, int]:
     """
     names, here = device_mesh.mesh_dim_names, device_mesh.get_coordinate()
     if names is None:
-        raise UsageError(
-            "the device mesh has no names; give init_device_mesh mesh_dim_names such as ('dp', 'tp')"
-        )
+        raise UsageError("the device mesh has no names; give init_device_mesh mesh_dim_names such as ('dp', 'tp')")
     if here is None:
         raise UsageError("this process is no part of the device mesh")
     try:
-        mesh = parse_mesh(
-            ",".join(f"{name}={size}" for name, size in zip(names, device_mesh.shape, strict=True))
-        )
+        mesh = parse_mesh(",".join(f"{name}={size}" for name, size in zip(names, device_mesh.shape, strict=True)))
     except ValueError as error:
         raise UsageError(f"device mesh {names}: {error}") from error
     return mesh.reader_at(here)[0], mesh.data_ranks

@@ -54,9 +54,7 @@ class TorchProcess:
         with self._turn:
             line = _asked(self._started(), excerpt)
             if not line:
-                raise UnreadablePayloadError(
-                    f"ended the process that looked into it ({_ending(self._end())})"
-                )
+                raise UnreadablePayloadError(f"ended the process that looked into it ({_ending(self._end())})")
         answer = json.loads(line)
         if "problem" in answer:
             raise UnreadablePayloadError(answer["problem"])

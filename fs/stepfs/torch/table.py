@@ -172,8 +172,6 @@ class _Tensors:
         """
         at = bisect.bisect_right(self._headers, values_at) - 1
         if at < 0 or self._members[self._headers[at]] != size:
-            raise UnreadablePayloadError(
-                f"has other bytes for the tensor {name[:80]!r} than its description says"
-            )
+            raise UnreadablePayloadError(f"has other bytes for the tensor {name[:80]!r} than its description says")
         self.unused.discard(self._headers[at])
         return self._headers[at]

@@ -49,9 +49,7 @@ class RankMap:
     def slices_of(self, rank: int, files: Sequence[int] | None = None) -> list[SliceIndex]:
         """The slices that a rank reads, in order: of these files, by default of all."""
         files = range(len(self.grid.files)) if files is None else files
-        return [
-            self.slice_of(rank, micro, file) for micro in range(len(self.units_of(rank))) for file in files
-        ]
+        return [self.slice_of(rank, micro, file) for micro in range(len(self.units_of(rank))) for file in files]
 
     def reader_of(self, index: SliceIndex) -> tuple[int, int, int]:
         """The lowest rank that reads a slice, and which of its micro-batches and their files it is.
@@ -115,11 +113,7 @@ def rank_map(
     size = readers if world is None else world
     if not 0 < size <= RANK_MAX + 1 or size % readers:
         elastic = size > 0 and grid.cp == 1 and grid.units % size == 0
-        way = (
-            f"{spelt('mesh', f'dp={size}')} for as many data ranks"
-            if elastic
-            else "produce a lake of other ranks"
-        )
+        way = f"{spelt('mesh', f'dp={size}')} for as many data ranks" if elastic else "produce a lake of other ranks"
         raise UsageError(
             f"{spelt('world', size)} does not fit this lake's {grid}: use a multiple of {readers}, or {way}"
         )

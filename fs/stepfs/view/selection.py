@@ -30,9 +30,7 @@ def parse_ranks(text: str) -> tuple[int, ...]:
         first, dash, last = item.strip().partition("-")
         last = last if dash else first
         if not (_is_number(first) and _is_number(last)) or not int(first) <= int(last) <= RANK_MAX:
-            raise UsageError(
-                f"--ranks {text!r}: write ranks and ranges such as 0-7 or 0,2,4-5 (both ends included)"
-            )
+            raise UsageError(f"--ranks {text!r}: write ranks and ranges such as 0-7 or 0,2,4-5 (both ends included)")
         ranks.update(range(int(first), int(last) + 1))
     return tuple(sorted(ranks))
 
@@ -42,9 +40,7 @@ def hinted_slices(
 ) -> tuple[SliceIndex, ...]:
     """The slices that these ranks (`--ranks`, ascending) read: of these files, by default of all."""
     if hinted and hinted[-1] >= ranks.world:
-        raise UsageError(
-            f"--ranks names rank {hinted[-1]}, but there are {ranks.world} ranks (0 to {ranks.world - 1})"
-        )
+        raise UsageError(f"--ranks names rank {hinted[-1]}, but there are {ranks.world} ranks (0 to {ranks.world - 1})")
     return tuple(sorted({index for rank in hinted for index in ranks.slices_of(rank, files)}))
 
 

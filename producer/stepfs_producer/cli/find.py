@@ -30,7 +30,5 @@ def find(
     """Find the steps of LAKE that hold a record, in every epoch. The other way round: `stepfs lineage`."""
     from stepfs_producer.cli.plans.find_report import find_report
 
-    report = find_report(
-        lake, StoreOptions(endpoint_url), source, file, record, plan_dir=plan_dir, as_json=as_json
-    )
+    report = find_report(lake, StoreOptions(endpoint_url), source, file, record, plan_dir=plan_dir, as_json=as_json)
     typer.echo(report)

@@ -110,9 +110,7 @@ class Engine(ABC):
         """Run `function(*arguments)` in a worker, at once."""
 
     @abstractmethod
-    async def keep(
-        self, function: Callable[..., tuple[H, object]], *arguments: object
-    ) -> Kept[H] | WorkerDied | Lost:
+    async def keep(self, function: Callable[..., tuple[H, object]], *arguments: object) -> Kept[H] | WorkerDied | Lost:
         """Run `function(*arguments)` in a worker, at once, and keep the second part of its result."""
 
     @abstractmethod

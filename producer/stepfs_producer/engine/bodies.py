@@ -123,9 +123,7 @@ def _load(stored: Stored) -> object:
     assert stored.file is not None
     descriptor = _open(stored.file, os.O_RDONLY)
     try:
-        mapped = memoryview(
-            mmap.mmap(descriptor, 0, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, prot=mmap.PROT_READ)
-        )
+        mapped = memoryview(mmap.mmap(descriptor, 0, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, prot=mmap.PROT_READ))
     finally:
         os.close(descriptor)
     parts, begin = [], 0

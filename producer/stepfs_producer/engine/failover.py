@@ -165,9 +165,7 @@ class Tasks:
                     held.enter_context(argument.held())
             while True:
                 try:
-                    result = await self._first_answer(
-                        what, source, function, *await _resolved(arguments), keep=keep
-                    )
+                    result = await self._first_answer(what, source, function, *await _resolved(arguments), keep=keep)
                 except OSError as error:
                     await backoff.failed(StoreUnreachableError(f"{what}: {error}"))
                     continue
@@ -266,9 +264,7 @@ class Tasks:
     async def _answer(self, function: Callable[..., Any], *arguments: object, keep: bool) -> object:
         submit = self._engine.keep if keep else self._engine.submit
         try:
-            return await submit(
-                function, *(one.make() if isinstance(one, PerAttempt) else one for one in arguments)
-            )
+            return await submit(function, *(one.make() if isinstance(one, PerAttempt) else one for one in arguments))
         except Exception as error:  # noqa: BLE001 - raised once it is known that it is the first answer
             return error
 

@@ -82,9 +82,7 @@ class LocalEngine(Engine):
         result: T | WorkerDied | Lost = await self._run(function, arguments, None, keep=False)
         return result
 
-    async def keep(
-        self, function: Callable[..., tuple[H, object]], *arguments: object
-    ) -> Kept[H] | WorkerDied | Lost:
+    async def keep(self, function: Callable[..., tuple[H, object]], *arguments: object) -> Kept[H] | WorkerDied | Lost:
         name = f"stepfs-{os.getpid()}-{next(self._numbers)}"
         descriptor = None
         if len(self._bodies) + self._keeping < self._files_max:  # else bodies return
@@ -140,9 +138,7 @@ class LocalEngine(Engine):
             self.warm_spare()
             return WorkerDied(_how_it_ended(error))
         if isinstance(result, LostBodies):
-            return Lost(
-                tuple(one for index in result.indices if isinstance(one := arguments[index], LocalReference))
-            )
+            return Lost(tuple(one for index in result.indices if isinstance(one := arguments[index], LocalReference)))
         return result
 
     async def warm(self) -> None:
@@ -167,9 +163,7 @@ class LocalEngine(Engine):
 
 
 @asynccontextmanager
-async def local_engine(
-    workers: int, *, preload: Callable[[], object] = os.getpid
-) -> AsyncIterator[LocalEngine]:
+async def local_engine(workers: int, *, preload: Callable[[], object] = os.getpid) -> AsyncIterator[LocalEngine]:
     """An engine of `workers` processes and their spares; leaving ends them all.
 
     `preload` runs in each new worker before its first task, to import the modules of tasks.
@@ -211,9 +205,7 @@ def _file_limit() -> int:
 
 
 def _how_it_ended(error: trio_parallel.BrokenWorkerError) -> str:
-    processes = [
-        one for one in (*error.args, *getattr(error.__cause__, "args", ())) if hasattr(one, "exitcode")
-    ]
+    processes = [one for one in (*error.args, *getattr(error.__cause__, "args", ())) if hasattr(one, "exitcode")]
     code = processes[0].exitcode if processes else None
     if code is None:
         return "it ended"

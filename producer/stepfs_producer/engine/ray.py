@@ -93,9 +93,7 @@ class RayEngine(Engine):
         result = await self._carry_out(function, arguments, keep=False)
         return result if isinstance(result, WorkerDied | Lost) else cast("T", result[0])
 
-    async def keep(
-        self, function: Callable[..., tuple[H, object]], *arguments: object
-    ) -> Kept[H] | WorkerDied | Lost:
+    async def keep(self, function: Callable[..., tuple[H, object]], *arguments: object) -> Kept[H] | WorkerDied | Lost:
         result = await self._carry_out(function, arguments, keep=True)
         if isinstance(result, WorkerDied | Lost):
             return result
@@ -229,9 +227,7 @@ class RayEngine(Engine):
             if missing and missing != told:
                 cpus, free = ray_calls.cpus()
                 why = f"each takes a CPU, and the cluster has {cpus}, {free} of them free; add nodes, or use fewer"
-                self._say(
-                    f"waiting for {missing} of {self._workers} workers: {(free >= 1 and self._why) or why}"
-                )
+                self._say(f"waiting for {missing} of {self._workers} workers: {(free >= 1 and self._why) or why}")
             told = missing
 
 
@@ -251,9 +247,7 @@ async def ray_engine(
     `workers`: at first, and `most` later; None: those that the CPUs are enough for. `travelling`: a directory that is sent
     to the nodes, where workers are in it. `store_bytes`: memory for the bodies under way, in a Ray of its own.
     """
-    options = options_of_init(
-        most or workers or len(os.sched_getaffinity(0)), store_bytes, own=address is None
-    )
+    options = options_of_init(most or workers or len(os.sched_getaffinity(0)), store_bytes, own=address is None)
     if address is not None:
         await refuse_unreachable(address)
     async with in_a_thread(ray_calls.connected(address, options, travelling)), trio.open_nursery() as nursery:

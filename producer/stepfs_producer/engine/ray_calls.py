@@ -152,9 +152,7 @@ async def run_in(
 async def run_at(node_id: str, function: Callable[[], object]) -> Result:
     """Run a function on a node, beside its workers. `RayError` if it cannot be run there."""
     place = NodeAffinitySchedulingStrategy(node_id, soft=False)
-    task = ray.remote(carried_out).options(
-        num_cpus=0, max_retries=0, num_returns=2, scheduling_strategy=place
-    )
+    task = ray.remote(carried_out).options(num_cpus=0, max_retries=0, num_returns=2, scheduling_strategy=place)
     answer, _ = task.remote(pickle.dumps((function, ())))
     return _unpacked(await _result(answer))
 

@@ -68,9 +68,7 @@ def refusal_of(error: Exception, address: str | None) -> StepfsError:
     said = f"{error} {error.__cause__ or ''}"
     if "Version mismatch" in said:
         facts = " ".join(said.partition("Version mismatch:")[2].split())
-        return RefusedError(
-            f"Ray at {address} is of another version: {facts}; install the cluster's versions here"
-        )
+        return RefusedError(f"Ray at {address} is of another version: {facts}; install the cluster's versions here")
     if "oken" in said and "uthenti" in said:
         return RefusedError(
             f"Ray at {address} asks for another token; set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH"
@@ -85,9 +83,7 @@ async def refuse_unreachable(address: str) -> None:
     """Ray itself would try for minutes."""
     host, _, port = address.rpartition(":")
     if "://" in address or not host or not port.isdecimal():
-        raise UsageError(
-            f"--ray-address {address}: write HOST:PORT of the head node's GCS, such as 10.0.0.4:6379"
-        )
+        raise UsageError(f"--ray-address {address}: write HOST:PORT of the head node's GCS, such as 10.0.0.4:6379")
     try:
         with trio.fail_after(CONNECT_S):
             await (await trio.open_tcp_stream(host, int(port))).aclose()

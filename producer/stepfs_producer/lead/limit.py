@@ -114,9 +114,7 @@ class Lead:
             return True
         if self._bytes_max is None or committed + pending.uncommitted_tgbs == 0:
             return False  # a batch larger than the bound is admitted only if nothing else is ahead
-        return (
-            committed * self._mean_bytes(head) + pending.uncommitted_bytes + payload_bytes > self._bytes_max
-        )
+        return committed * self._mean_bytes(head) + pending.uncommitted_bytes + payload_bytes > self._bytes_max
 
     def _mean_bytes(self, head: LogState) -> float:
         """Mean bytes of a committed step; in a fork those of the newest steps, because its totals omit reclaimed
@@ -199,9 +197,7 @@ class Lead:
             )
         else:
             room = f"; {_RECLAIM}" if self._is_full else ""
-            _log.info(
-                "held back by %s: group %r needs step %d%s", self._bound, self._holder, self._need, room
-            )
+            _log.info("held back by %s: group %r needs step %d%s", self._bound, self._holder, self._need, room)
 
     def note_moving(self) -> None:
         """Note an admitted append: the next hold is logged again, and begins with short pauses."""

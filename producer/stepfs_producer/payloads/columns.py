@@ -47,10 +47,7 @@ class Columns:
     def of_samples(cls, specs: Sequence[ColumnSpec], given: Sequence[Mapping[str, NDArray[Any]]]) -> Self:
         """Each sample gives some of the columns."""
         counts = np.array([[len(one.get(spec.name, ())) for spec in specs] for one in given], np.int64)
-        rows = (
-            np.concatenate([spec.none(), *(one[spec.name] for one in given if spec.name in one)])
-            for spec in specs
-        )
+        rows = (np.concatenate([spec.none(), *(one[spec.name] for one in given if spec.name in one)]) for spec in specs)
         return cls(counts.reshape(-1, len(specs)), tuple(rows))
 
     @property
@@ -64,9 +61,7 @@ class Columns:
         return type(self)(self.counts[first:last], tuple(rows[begin:end] for rows, begin, end in places))
 
     def kept(self, samples: NDArray[np.bool_]) -> Self:
-        rows = (
-            rows[np.repeat(samples, counts)] for rows, counts in zip(self.rows, self.counts.T, strict=True)
-        )
+        rows = (rows[np.repeat(samples, counts)] for rows, counts in zip(self.rows, self.counts.T, strict=True))
         return type(self)(self.counts[samples], tuple(rows))
 
 

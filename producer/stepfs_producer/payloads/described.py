@@ -31,9 +31,7 @@ def planned_schema(
     if ext == ".bin":  # its length tells one dimension
         known = all(isinstance(size, int) for size in shape)
         dtype = "uint16" if vocabulary <= _SHORT_VOCABULARY else "uint32"
-        return PayloadSchema(
-            "bin", {"input_ids": ArraySpec(dtype, shape if known else ("tokens",))}, tokenizer
-        )
+        return PayloadSchema("bin", {"input_ids": ArraySpec(dtype, shape if known else ("tokens",))}, tokenizer)
     arrays: dict[str, ArraySpec] | None = None
     if ext == ".npy":
         arrays = {ONLY_ARRAY: ArraySpec("int32", (_STACKED, *shape))}
@@ -58,9 +56,7 @@ def refuse_other_arrays(lake: str, made: PayloadSchema, recorded: PayloadSchema 
         return None
     problem = schemas_at_odds(made, recorded) if recorded.binding else None
     if problem is not None:
-        raise RefusedError(
-            f"{lake}: {problem}; name another lake, or fork this one with another --payload-schema"
-        )
+        raise RefusedError(f"{lake}: {problem}; name another lake, or fork this one with another --payload-schema")
     mine, others = made.tokenizer.get("identity"), recorded.tokenizer.get("identity")
     if None in {mine, others} or mine == others:
         return None

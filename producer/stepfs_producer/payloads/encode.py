@@ -139,11 +139,7 @@ def _webdataset(arrays: RankArrays, columns: Sequence[ColumnSpec]) -> list[bytes
         for micro in range(len(arrays.input_ids)):
             mine = arrays.spans[:, 0] == micro
             spans = arrays.spans[mine][:, 1:].tolist()
-            key = (
-                "{2:03d}-{3:03d}-{4:06d}-{5:012d}-{6:07d}".format(*spans[0])
-                if spans
-                else f"padding-{micro:04d}"
-            )
+            key = "{2:03d}-{3:03d}-{4:06d}-{5:012d}-{6:07d}".format(*spans[0]) if spans else f"padding-{micro:04d}"
             for name in STACKED:
                 _add(archive, f"{key}.{name}.npy", _npy_bytes(getattr(arrays, name)[micro]))
             given = None if arrays.columns is None else arrays.columns.kept(mine)

@@ -153,9 +153,7 @@ def gathered(step: StepSpans, groups: Sequence[SampleGroup]) -> StepTask:
     return replace(found, columns=columns)
 
 
-def _gather_of(
-    group: SampleGroup, spans: Integers, numbers: Integers, places: Integers, found: StepTask
-) -> None:
+def _gather_of(group: SampleGroup, spans: Integers, numbers: Integers, places: Integers, found: StepTask) -> None:
     """Fill in the spans of one group. `numbers`: theirs in the step; `places`: where their tokens belong."""
     record, counts = spans[:, _RECORD], spans[:, _TOKENS]
     start = group.begins[record] + spans[:, _FIRST]

@@ -79,9 +79,7 @@ def row_costs(costs: Integers, row: Integers, rows: int) -> Integers:
     np.add.at(totals, row, costs)
     bound = rows * int(totals.max(initial=0))
     if bound > EXACT_MAX:
-        raise UsageError(
-            f"{rows} rows as costly as the heaviest exceed 2**53; divide the cost by {_divisor(bound)}"
-        )
+        raise UsageError(f"{rows} rows as costly as the heaviest exceed 2**53; divide the cost by {_divisor(bound)}")
     return totals
 
 
@@ -94,16 +92,12 @@ def _called(call: Callable[[Columns], Any], columns: Columns) -> NDArray[Any]:
     try:
         return np.asarray(call(columns))
     except Exception as error:  # a user's code raises anything
-        raise UsageError(
-            f"the cost function {name} raised {type(error).__name__}: {error}; correct it"
-        ) from error
+        raise UsageError(f"the cost function {name} raised {type(error).__name__}: {error}; correct it") from error
 
 
 def _checked(costs: NDArray[Any], samples: int, address: Callable[[int], str]) -> Integers:
     if costs.shape != (samples,):
-        raise UsageError(
-            f"the cost function returned shape {costs.shape} for {samples} samples; return one cost each"
-        )
+        raise UsageError(f"the cost function returned shape {costs.shape} for {samples} samples; return one cost each")
     if costs.dtype.kind not in "iu":
         wrong = np.flatnonzero(np.isnan(costs)) if costs.dtype.kind == "f" else np.zeros(0, np.int64)
         where = f" (NaN for sample {address(int(wrong[0]))})" if len(wrong) else ""
@@ -111,7 +105,5 @@ def _checked(costs: NDArray[Any], samples: int, address: Callable[[int], str]) -
     wrong = np.flatnonzero((costs < 0) | (costs > EXACT_MAX))
     if len(wrong):
         first = int(wrong[0])
-        raise UsageError(
-            f"the cost of sample {address(first)} is {costs[first]}; return costs from 0 to 2**53"
-        )
+        raise UsageError(f"the cost of sample {address(first)} is {costs[first]}; return costs from 0 to 2**53")
     return costs.astype(np.int64)

@@ -33,9 +33,7 @@ class Drawn:
     ended: int | None = None  # the source that had its turn and is exhausted, if that ends the plan
 
 
-def with_live_debts(
-    shares: Sequence[int], debts: Sequence[int], live: Sequence[bool]
-) -> tuple[list[int], list[int]]:
+def with_live_debts(shares: Sequence[int], debts: Sequence[int], live: Sequence[bool]) -> tuple[list[int], list[int]]:
     """Shares of the live sources, summing to `ONE`, and debts where the others have none. At least one has a share."""
     weights = [share if alive else 0 for share, alive in zip(shares, live, strict=True)]
     owed = sum(debt for debt, weight in zip(debts, weights, strict=True) if not weight)
@@ -47,9 +45,7 @@ def with_live_debts(
 def account(shares: Sequence[int], debts: Sequence[int], kept: Sequence[int]) -> list[int]:
     """The debts after a step that kept so many tokens of each source."""
     total = sum(kept)
-    return [
-        debt + share * total - tokens * ONE for debt, share, tokens in zip(debts, shares, kept, strict=True)
-    ]
+    return [debt + share * total - tokens * ONE for debt, share, tokens in zip(debts, shares, kept, strict=True)]
 
 
 def draw(

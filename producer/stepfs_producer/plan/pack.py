@@ -84,9 +84,7 @@ def _decreasing(lengths: Sequence[int], rows: int, sequence_length: int) -> tupl
     free = _Rows(rows, sequence_length)
     placed: list[int] = []
     left = 0
-    for tokens, (first, last) in zip(
-        longest_first[bounds[:-1]].tolist(), pairwise(bounds.tolist()), strict=True
-    ):
+    for tokens, (first, last) in zip(longest_first[bounds[:-1]].tolist(), pairwise(bounds.tolist()), strict=True):
         taken = free.take(tokens, last - first)
         placed += taken
         left += tokens * (last - first - len(taken))

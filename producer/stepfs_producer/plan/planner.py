@@ -79,9 +79,7 @@ class Planner:
             return End(f"every source is exhausted{why}")
         return self._plan(state, samples, *self._weights(state, shares, live), length)
 
-    def _weights(
-        self, state: State, shares: Sequence[int], live: Sequence[bool]
-    ) -> tuple[list[int], list[int]]:
+    def _weights(self, state: State, shares: Sequence[int], live: Sequence[bool]) -> tuple[list[int], list[int]]:
         """Shares and debts of this step; debts of sources without a share, former ones too, are handed on."""
         debts = [state.sources[name].debt for name in self._names]
         former = sum(source.debt for name, source in state.sources.items() if name not in self._rules.sources)
@@ -120,9 +118,7 @@ class Planner:
 
         costs = row_costs(rules.cost.of_samples(columns, address), row, rows)
         loads = {
-            name: row_costs(
-                rules.cost.of_tokens(columns, address) if name == TOKENS else columns[name], row, rows
-            )
+            name: row_costs(rules.cost.of_tokens(columns, address) if name == TOKENS else columns[name], row, rows)
             for name in rules.loads
         }
         dealt = deal(

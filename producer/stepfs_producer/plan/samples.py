@@ -180,9 +180,7 @@ def samples_after(
     )
 
 
-def _records(
-    name: str, state: SourceState, pieces: Sequence[Piece]
-) -> tuple[Integers, Integers, Integers | None]:
+def _records(name: str, state: SourceState, pieces: Sequence[Piece]) -> tuple[Integers, Integers, Integers | None]:
     """Places, tokens and rows of the records behind the cursor."""
     here = (state.epoch, state.fragment, state.block, state.taken)
     places: list[Integers] = []
@@ -192,9 +190,7 @@ def _records(
         block = (piece.epoch, piece.fragment, piece.block)
         behind = here[3] - piece.first if block == here[:3] else -1
         if not 0 <= behind <= len(piece.tokens):
-            raise ValueError(
-                f"source {name}: expected metadata from {here} on, not of {block} from {piece.first} on"
-            )
+            raise ValueError(f"source {name}: expected metadata from {here} on, not of {block} from {piece.first} on")
         count = len(piece.tokens) - behind
         table = np.empty((count, 8), np.int64)
         table[:] = (*block, 0, piece.records, *piece.follows)
@@ -214,14 +210,10 @@ def _joined(rows: Sequence[Integers | None], tokens: Sequence[Integers]) -> Inte
     if columns is None:
         return None
     pairs = zip(rows, tokens, strict=True)
-    return np.concatenate(
-        [np.zeros((len(of), columns), np.int64) if one is None else one for one, of in pairs]
-    )
+    return np.concatenate([np.zeros((len(of), columns), np.int64) if one is None else one for one, of in pairs])
 
 
-def _refused_from(
-    state: SourceState, bad: NDArray[np.bool_], skips: SkipBudget | None, record: Integers
-) -> int | None:
+def _refused_from(state: SourceState, bad: NDArray[np.bool_], skips: SkipBudget | None, record: Integers) -> int | None:
     skipped, run, before = state.skipped, state.run, -1
     for index in np.flatnonzero(bad).tolist():
         skipped += 1

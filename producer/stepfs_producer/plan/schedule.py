@@ -76,9 +76,7 @@ def _between(before: MixEntry, after: MixEntry, step: int) -> tuple[int, ...]:
 class Stages:
     """The sequence length at every step, and those of sources whose samples are shorter than a row."""
 
-    def __init__(
-        self, lengths: Mapping[int, int], of_sources: Mapping[int, Mapping[str, int]] | None = None
-    ) -> None:
+    def __init__(self, lengths: Mapping[int, int], of_sources: Mapping[int, Mapping[str, int]] | None = None) -> None:
         """First step → sequence length in tokens; first step → source → its own. Step 0 has one."""
         assert 0 in lengths
         self._steps = sorted(lengths)

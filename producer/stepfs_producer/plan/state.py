@@ -76,9 +76,7 @@ def read_position(value: object) -> State:
         sources = {str(name): _source_state(*one) for name, one in fields["sources"].items()}
         return State(str(fields["plan"]), int(fields["step"]), sources, int(fields["revision"]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise RefusedError(
-            f"the position of this plan is malformed ({error}); choose another --producer-id"
-        ) from error
+        raise RefusedError(f"the position of this plan is malformed ({error}); choose another --producer-id") from error
 
 
 def _source_state(identity: object, listing: object, *numbers: Any) -> SourceState:
@@ -89,9 +87,7 @@ def _source_state(identity: object, listing: object, *numbers: Any) -> SourceSta
 
 def position_bytes_max(state: State, growing: Collection[str] | None = None) -> int:
     """Bytes that the position can reach, however long the plan runs. Only `growing` sources change, all by default."""
-    texts = [
-        text for name, source in state.sources.items() for text in (name, source.identity, source.listing)
-    ]
+    texts = [text for name, source in state.sources.items() for text in (name, source.identity, source.listing)]
     frame: bytes = msgpack.packb({**state.position(), "sources": {}})
     integers = _INTEGER_BYTES_MAX  # of the step
     for name, source in state.sources.items():
@@ -99,6 +95,4 @@ def position_bytes_max(state: State, growing: Collection[str] | None = None) -> 
             integers += _INTEGERS * _INTEGER_BYTES_MAX
         else:
             integers += sum(len(msgpack.packb(number)) for number in astuple(source)[-_INTEGERS:])
-    return (
-        len(frame) + sum(len(msgpack.packb(text)) for text in texts) + integers + 3 * len(state.sources) + 5
-    )
+    return len(frame) + sum(len(msgpack.packb(text)) for text in texts) + integers + 3 * len(state.sources) + 5

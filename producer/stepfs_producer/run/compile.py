@@ -55,12 +55,8 @@ def compile_plan(
     """
     specs = source_specs(plan, held_out=held_out, directory=directory)
     tokenizer = tokenizer_spec(plan, directory=directory)
-    transforms = {
-        name: transform_spec(plan, source, tokenizer) for name, source in with_defaults(plan).items()
-    }
-    identity_of = {
-        name: identity(specs[name], transform, tokenizer_digest) for name, transform in transforms.items()
-    }
+    transforms = {name: transform_spec(plan, source, tokenizer) for name, source in with_defaults(plan).items()}
+    identity_of = {name: identity(specs[name], transform, tokenizer_digest) for name, transform in transforms.items()}
     return CompiledPlan(_rules(plan, listings, identity_of), specs, transforms)
 
 
@@ -114,10 +110,7 @@ def transform_spec(plan: Plan, source: AnySource, tokenizer: TokenizerSpec) -> T
 
 def source_specs(plan: Plan, *, held_out: bool = False, directory: str = "") -> dict[str, SourceSpec]:
     """How to find, read and order the records of each source; enough to list its files."""
-    return {
-        name: _source_spec(plan, name, source, held_out, directory)
-        for name, source in with_defaults(plan).items()
-    }
+    return {name: _source_spec(plan, name, source, held_out, directory) for name, source in with_defaults(plan).items()}
 
 
 def tokenizer_spec(plan: Plan, *, directory: str = "") -> TokenizerSpec:

@@ -84,9 +84,7 @@ class Conductor:
         self._began_s = 0.0
         self._steps = 0  # appended by this run
         self.loaders = {
-            source.spec.name: SourceLoader(
-                source, self.tasks, changed=self._loaded, skipped=callbacks.skipped
-            )
+            source.spec.name: SourceLoader(source, self.tasks, changed=self._loaded, skipped=callbacks.skipped)
             for source in config.sources
         }
         self._planner = PlannerTask(

@@ -110,9 +110,7 @@ def _way_to(grid: Grid, planned: Grid) -> str:
     if grid != Grid(grid.ranks, grid.micro):
         return ""
     mesh = [f"output.mesh to one with dp = {grid.ranks}"] if grid.ranks != planned.ranks else []
-    files = (
-        f"micro_batches to {grid.micro} and files to micro_batches" if grid.micro > 1 else "files to ranks"
-    )
+    files = f"micro_batches to {grid.micro} and files to micro_batches" if grid.micro > 1 else "files to ranks"
     return ", or set " + ", ".join([*mesh, *([f"output.{files}"] if grid.micro != planned.micro else [])])
 
 

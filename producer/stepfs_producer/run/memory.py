@@ -102,9 +102,7 @@ class StepRoom:
                 COPIES,
                 most >> 20,
             )
-        while not self._steps or (
-            most is not None and self.row_bytes and COPIES * (self.row_bytes + row_bytes) > most
-        ):
+        while not self._steps or (most is not None and self.row_bytes and COPIES * (self.row_bytes + row_bytes) > most):
             self._given = trio.Event()
             await self._given.wait()
         self._steps -= 1

@@ -50,18 +50,12 @@ class PlanMetrics(Collector):
         )
         yield CounterMetricFamily(_PREFIX + "workers_died", "Workers that died", self.engine.died)
         tasks = self.conductor.tasks
-        yield CounterMetricFamily(
-            _PREFIX + "late_tasks", "Tasks that a spare worker tried as well", tasks.late
-        )
+        yield CounterMetricFamily(_PREFIX + "late_tasks", "Tasks that a spare worker tried as well", tasks.late)
         yield CounterMetricFamily(
             _PREFIX + "lost_bodies", "Results kept by workers that were lost, and made again", tasks.lost
         )
-        yield GaugeMetricFamily(
-            _PREFIX + "kept_bytes", "Bytes of results kept by workers", self.engine.kept_bytes
-        )
-        yield GaugeMetricFamily(
-            _PREFIX + "memory_limit_bytes", "Bytes that the run may use", self.memory_bytes
-        )
+        yield GaugeMetricFamily(_PREFIX + "kept_bytes", "Bytes of results kept by workers", self.engine.kept_bytes)
+        yield GaugeMetricFamily(_PREFIX + "memory_limit_bytes", "Bytes that the run may use", self.memory_bytes)
         yield CounterMetricFamily(_PREFIX + "task_seconds", "Seconds that workers worked", tasks.seconds)
         yield GaugeMetricFamily(_PREFIX + "workers", "Tasks that run at a time", tasks.workers)
         yield self._waited()
@@ -86,9 +80,7 @@ class PlanMetrics(Collector):
             _PREFIX + "source_skipped_records", "Records that could not be decoded", labels=["source"]
         )
         ahead = GaugeMetricFamily(_PREFIX + "source_ahead_tokens", "Tokens held ahead", labels=["source"])
-        held = GaugeMetricFamily(
-            _PREFIX + "source_ahead_bytes", "Bytes of samples and blocks held", labels=["source"]
-        )
+        held = GaugeMetricFamily(_PREFIX + "source_ahead_bytes", "Bytes of samples and blocks held", labels=["source"])
         wishes = dict(self.totals.wanted)
         for name, one in self.totals.sources().items():
             given.add_metric([name], one["tokens"])

@@ -123,9 +123,7 @@ class RunOptions:
     ] = None
     limit_steps: LimitSteps = None
     steps_per_second: Annotated[float | None, Opt("--steps-per-second", "Not faster than this.", "R")] = None
-    seal: Annotated[bool, Opt("--seal", "Seal the lake when the plan is complete: no more steps come.")] = (
-        False
-    )
+    seal: Annotated[bool, Opt("--seal", "Seal the lake when the plan is complete: no more steps come.")] = False
     fixed_shape: bool = False  # a new lake takes rows of this plan's shape alone
     store_options: StoreOptions = field(default_factory=StoreOptions)
     metrics_port: Annotated[
@@ -138,9 +136,7 @@ class RunOptions:
             most=65535,
         ),
     ] = None
-    metrics_address: Annotated[str, Opt("--metrics-address", "Address of the metrics port.", "ADDRESS")] = (
-        "127.0.0.1"
-    )
+    metrics_address: Annotated[str, Opt("--metrics-address", "Address of the metrics port.", "ADDRESS")] = "127.0.0.1"
 
     def __post_init__(self) -> None:
         if self.steps_per_second is not None and not self.steps_per_second > 0:

@@ -57,8 +57,7 @@ class PlannerTask:
         coming = [sum(of_source) * rules.step_tokens // ONE for of_source in zip(*shares, strict=True)]
         marks = marks_of(coming, [loading.work for loading in self._loadings], self._tasks.workers)
         nbytes = sum(
-            tokens * loading.work.bytes_per_token
-            for loading, (tokens, _) in zip(self._loadings, marks, strict=True)
+            tokens * loading.work.bytes_per_token for loading, (tokens, _) in zip(self._loadings, marks, strict=True)
         )
         bound = self._held_bytes_max
         share = 1.0 if bound is None or nbytes <= bound else bound / nbytes
@@ -76,9 +75,7 @@ class PlannerTask:
             known = {name: of_source for name, (of_source, _) in ahead.items()}
             started = time.perf_counter()
             with self._waits.on(Cause.PLANNER):
-                planned = await trio.to_thread.run_sync(
-                    self._planner.next, state, known, abandon_on_cancel=True
-                )
+                planned = await trio.to_thread.run_sync(self._planner.next, state, known, abandon_on_cancel=True)
             self.seconds = time.perf_counter() - started
             if not isinstance(planned, Need):
                 return planned
@@ -99,9 +96,7 @@ class PlannerTask:
 
     async def _wait_for(self, need: Need, before: Mapping[str, int]) -> None:
         """Until every source that the step lacks has more than `before` groups brought in, or has ended."""
-        missing = {
-            loading: before[loading.name] for loading in self._loadings if loading.name in need.samples
-        }
+        missing = {loading: before[loading.name] for loading in self._loadings if loading.name in need.samples}
         tell_s = trio.current_time() + TOLD_AFTER_S
         for loading, added in missing.items():
             if loading.added == added:

@@ -215,9 +215,7 @@ async def looked_up(place: LocatedPlan) -> PreparedPlan:
     return await trio.to_thread.run_sync(prepare_plan, place, await list_sources(place))
 
 
-async def _refuse_changes(
-    store: Store, identity: LakeIdentity, plan: Plan, state: State, *, accepted: bool
-) -> None:
+async def _refuse_changes(store: Store, identity: LakeIdentity, plan: Plan, state: State, *, accepted: bool) -> None:
     if accepted or plan_digest(plan) == state.plan:
         return
     text = await kept_plan(store, identity.lake_id, state.plan)
@@ -226,9 +224,7 @@ async def _refuse_changes(
         if not changes:
             return
     except (ValueError, RecursionError):
-        changes = [
-            "the plan of the steps so far is not in the lake, or damaged, so the changes cannot be shown"
-        ]
+        changes = ["the plan of the steps so far is not in the lake, or damaged, so the changes cannot be shown"]
     raise PlanChangedError(
         f"the plan changed since step {state.step}:\n  "
         + "\n  ".join(changes)

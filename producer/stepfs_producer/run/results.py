@@ -67,9 +67,7 @@ class PlanTotals:
             self.wanted[name] = self.wanted.get(name, 0.0) + plan.tokens * share / ONE
 
     def bad_lines(self) -> list[str]:
-        return [
-            f"source {bad.source}, {bad.file} at {bad.offset}: {bad.reason}" for bad in self.bad[:_BAD_LINES]
-        ]
+        return [f"source {bad.source}, {bad.file} at {bad.offset}: {bad.reason}" for bad in self.bad[:_BAD_LINES]]
 
     def note_bad(self, record: BadRecord) -> None:
         if len(self.bad) < _BAD_KEPT:

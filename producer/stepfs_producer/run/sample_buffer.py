@@ -107,9 +107,7 @@ class SampleBuffer:
         while self.groups:
             group = self.groups[0]
             ends = group.first + group.records
-            if group.place > here or (
-                group.place == here and (ends > cursor.taken or not group.block_records)
-            ):
+            if group.place > here or (group.place == here and (ends > cursor.taken or not group.block_records)):
                 return
             self.groups.popleft()
             if group.body is not None:

@@ -183,9 +183,7 @@ class SourceLoader:
             index = await self._tasks.culprit(slot.first, slot.last, transform, *shared)
             if index is None:
                 raise
-            file, offset = await self._tasks.carry_out(
-                "finding a record", self.name, record_place, records, index
-            )
+            file, offset = await self._tasks.carry_out("finding a record", self.name, record_place, records, index)
             raise WorkersDiedError(
                 f"source {self.name}: every worker dies of the record at {offset} of {self._file(file)} (record {index} of "
                 f"block {tuple(block.place)}); remove the record, or repair the function or library that fails on it"
@@ -211,9 +209,7 @@ class SourceLoader:
     def _add(self, slot: _Slot) -> None:
         block, head = slot.block, slot.head
         self.held.add(
-            Group(
-                block.place, slot.first, block.records, block.follows, head.lengths, slot.body, head.columns
-            )
+            Group(block.place, slot.first, block.records, block.follows, head.lengths, slot.body, head.columns)
         )
         self.added += 1
         self._starved = False

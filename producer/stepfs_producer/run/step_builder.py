@@ -132,9 +132,7 @@ class StepBuilder:
                 await making.done.wait()
             await self._keep_pace()
             with self._waits.on(Cause.STORE):
-                await sink.append(
-                    making.payloads, position=making.plan.after.position(), records=making.records
-                )
+                await sink.append(making.payloads, position=making.plan.after.position(), records=making.records)
             self._leave(making.plan)
 
     async def _reserve(self, producer: AsyncProducer) -> None:
@@ -189,9 +187,7 @@ class StepBuilder:
         making.done.set()
         self._note_settled()
 
-    async def _put(
-        self, making: _PendingStep, spans: StepSpans, bodies: Sequence[KeptBody], sink: ByTicket
-    ) -> None:
+    async def _put(self, making: _PendingStep, spans: StepSpans, bodies: Sequence[KeptBody], sink: ByTicket) -> None:
         await making.reserved.wait()
         ticket = making.ticket
         assert ticket is not None

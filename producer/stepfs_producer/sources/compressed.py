@@ -24,9 +24,7 @@ def is_compressed(name: str) -> bool:
 def check(file: OpenFile) -> None:
     """`UsageError` if the library for this file is missing; `CorruptError` if its beginning is damaged."""
     if file.location.endswith(".zst") and find_spec("zstandard") is None:
-        raise MissingPackageError(
-            f"{file.location}: .zst files need the package zstandard: pip install 'stepfs[zstd]'"
-        )
+        raise MissingPackageError(f"{file.location}: .zst files need the package zstandard: pip install 'stepfs[zstd]'")
     next(pieces(file), b"")
 
 
@@ -44,9 +42,7 @@ def _gzip(file: OpenFile) -> Iterator[bytes]:
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             if raw.failed is not None:
                 raise raw.failed from error
-            raise CorruptError(
-                f"{file.location}: damaged gzip ({error}); replace it or leave it out"
-            ) from error
+            raise CorruptError(f"{file.location}: damaged gzip ({error}); replace it or leave it out") from error
 
 
 def _zstd(file: OpenFile) -> Iterator[bytes]:
@@ -68,6 +64,4 @@ def _zstd(file: OpenFile) -> Iterator[bytes]:
     except zstandard.ZstdError as error:
         raise CorruptError(f"{file.location}: damaged zstd ({error}); replace it or leave it out") from error
     if frame is not None:
-        raise CorruptError(
-            f"{file.location}: damaged zstd (it ends within a frame); replace it or leave it out"
-        )
+        raise CorruptError(f"{file.location}: damaged zstd (it ends within a frame); replace it or leave it out")

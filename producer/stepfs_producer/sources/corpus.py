@@ -59,9 +59,7 @@ def list_corpus(spec: SourceSpec) -> Listing:
 def _found(spec: SourceSpec) -> list[FoundFile]:
     rule = format_of(spec)
     entries = rule.entries(spec.files)
-    return rule.choose(
-        find_files(entries, rule.suffixes, endpoint_url=spec.endpoint_url, profile=spec.profile)
-    )
+    return rule.choose(find_files(entries, rule.suffixes, endpoint_url=spec.endpoint_url, profile=spec.profile))
 
 
 def _has_records(unit: Unit, file: CorpusFile) -> bool:

@@ -168,9 +168,7 @@ def text_of(value: object, field: str) -> Value:
         return Bad(f"not Unicode ({error.reason} at character {error.start})")
 
 
-def tokens_of(
-    ids: Sequence[int], mask: Sequence[int] | None = None, labels: Sequence[int] | None = None
-) -> Value:
+def tokens_of(ids: Sequence[int], mask: Sequence[int] | None = None, labels: Sequence[int] | None = None) -> Value:
     """Token ids with their loss mask: that of `mask`, of `labels` (-100 is ignored), or both."""
     array = _integers(ids, "iu")
     if array is None:

@@ -28,9 +28,7 @@ _MEGATRON_GROWTH: Final = 4  # tokens of one byte become int32
 Integers = NDArray[np.int64]
 
 
-def range_bytes(
-    sizes: Integers, others: int = 0, *, least: int = RANGE_BYTES_MIN, most: int = FRAGMENTS_MAX
-) -> int:
+def range_bytes(sizes: Integers, others: int = 0, *, least: int = RANGE_BYTES_MIN, most: int = FRAGMENTS_MAX) -> int:
     """C: how long byte ranges of plain files of these sizes are, beside `others` further fragments.
 
     More files than `most` have more fragments: C then is the least that gives every file one.
@@ -58,9 +56,7 @@ class Layout:
         units = [rule.unit(file.name) for file in listing.files]
         sizes = np.array([file.size for file in listing.files], np.int64)
         ranged = np.array([unit is Unit.RANGES for unit in units], bool)
-        parts = sum(
-            len(file.parts) for file, unit in zip(listing.files, units, strict=True) if unit is Unit.PARTS
-        )
+        parts = sum(len(file.parts) for file, unit in zip(listing.files, units, strict=True) if unit is Unit.PARTS)
         others = parts + sum(unit is Unit.WHOLE for unit in units)
         self.range_bytes = range_bytes(sizes[ranged], others, least=range_bytes_min)
         counts = [
@@ -133,9 +129,7 @@ class Layout:
             tuple(map(self.fragment, taken)),
             block_key(spec.seed, place.epoch, spec.name, taken[0], place.block),
             bool(self._alone[taken[0]]),
-            BlockAddress(place.epoch, end, 0)
-            if end < self.fragments_count
-            else BlockAddress(place.epoch + 1, 0, 0),
+            BlockAddress(place.epoch, end, 0) if end < self.fragments_count else BlockAddress(place.epoch + 1, 0, 0),
             epochs_end,
             None if whole or spec.epochs is None else spec.epochs - place.epoch,
         )

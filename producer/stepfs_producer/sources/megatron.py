@@ -51,9 +51,7 @@ class MegatronFormat(Format):
         names = {file.name for file in found}
         for file in found:
             if file.name.endswith(_BIN) and self.beside(file.name) not in names:
-                raise AbsentError(
-                    f"{file.location} has no {_IDX} file beside it; restore that, or leave it out"
-                )
+                raise AbsentError(f"{file.location} has no {_IDX} file beside it; restore that, or leave it out")
         return [file for file in found if file.name.endswith(_BIN) or f"{file.name[:-4]}{_BIN}" in names]
 
     def unit(self, name: str) -> Unit:
@@ -121,9 +119,7 @@ class _Index:
             raise CorruptError(f"{file.location}: no Megatron index; replace it or leave it out")
         _, version, code, self._sequences, entries = _HEADER.unpack(head)
         if version != 1 or code not in _TYPES:
-            raise UsageError(
-                f"{file.location}: version {version} with data type {code}; write integers, version 1"
-            )
+            raise UsageError(f"{file.location}: version {version} with data type {code}; write integers, version 1")
         self.dtype = np.dtype(_TYPES[code])
         self.documents = max(0, entries - 1)
         self._lengths_at = _HEADER.size
@@ -190,6 +186,4 @@ class _Index:
         return np.frombuffer(self._file.read(place, end), dtype).astype(np.int64)
 
     def _damaged(self, why: str) -> CorruptError:
-        return CorruptError(
-            f"{self._file.location}: damaged Megatron index ({why}); replace it or leave it out"
-        )
+        return CorruptError(f"{self._file.location}: damaged Megatron index ({why}); replace it or leave it out")

@@ -108,9 +108,7 @@ class OwnFormat(Format):
             if raw.failed is not None:
                 raise raw.failed from error
             said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-            raise UsageError(
-                f"{location}: {self._name} raised {said}; mend it, or leave the file out"
-            ) from error
+            raise UsageError(f"{location}: {self._name} raised {said}; mend it, or leave the file out") from error
 
 
 @lru_cache(maxsize=256)
@@ -120,9 +118,7 @@ def own_format(name: str, options: tuple[tuple[str, str], ...]) -> OwnFormat:
     try:
         made = getattr(importlib.import_module(module), attribute)(**dict(options))
     except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise UsageError(
-            f"format {name}: {error}; name a class as `module:Class`, importable from here"
-        ) from error
+        raise UsageError(f"format {name}: {error}; name a class as `module:Class`, importable from here") from error
     if not callable(getattr(made, "records", None)):
         raise UsageError(f"format {name}: the class has no method `records`; see stepfs_producer.sources.own")
     return OwnFormat(name, made)

@@ -81,9 +81,7 @@ def _is_of(path: str, columns: Sequence[str]) -> bool:
 def _parquet(file: OpenFile) -> Iterator[ParquetFile]:
     """The opened file. `CorruptError` names a damaged one; errors of reading pass as they were raised."""
     if find_spec("pyarrow") is None:
-        raise MissingPackageError(
-            f"{file.location}: Parquet needs the package pyarrow: pip install 'stepfs[parquet]'"
-        )
+        raise MissingPackageError(f"{file.location}: Parquet needs the package pyarrow: pip install 'stepfs[parquet]'")
     from pyarrow import ArrowException, ArrowMemoryError  # noqa: PLC0415  (optional, and 0.2 s)
     from pyarrow.parquet import ParquetFile  # noqa: PLC0415
 
@@ -97,9 +95,7 @@ def _parquet(file: OpenFile) -> Iterator[ParquetFile]:
         if raw.failed is not None:
             raise raw.failed from error
         said = " ".join(str(error).split())[:200]
-        raise CorruptError(
-            f"{file.location}: damaged Parquet ({said}); replace it or leave it out"
-        ) from error
+        raise CorruptError(f"{file.location}: damaged Parquet ({said}); replace it or leave it out") from error
 
 
 def _check_columns(spec: SourceSpec, location: str, parquet: ParquetFile) -> None:

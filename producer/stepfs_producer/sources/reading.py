@@ -51,9 +51,7 @@ def read_record(spec: SourceSpec, fragment: Fragment, offset: int) -> Records | 
     stored = format_of(spec).records(spec, fragment)
     found = [raw for raw in takewhile(lambda raw: raw.offset <= offset, stored) if raw.offset == offset]
     here = BlockAddress(0, 0, 0)
-    task = BlockTask(
-        here, (fragment,), bytes(KEY_BYTES), cut=False, next_fragment=here, epochs_end=None, share=None
-    )
+    task = BlockTask(here, (fragment,), bytes(KEY_BYTES), cut=False, next_fragment=here, epochs_end=None, share=None)
     return _ordered(every, task, found) if found else None
 
 

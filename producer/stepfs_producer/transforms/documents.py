@@ -62,10 +62,7 @@ def documents_of(pieces: Sequence[Ids], masks: Sequence[Mask | None]) -> Documen
     ids = np.concatenate([np.empty(0, np.int32), *pieces])
     if all(mask is None for mask in masks):
         return Documents(ids, lengths)
-    whole = [
-        np.ones(len(piece), np.uint8) if mask is None else mask
-        for piece, mask in zip(pieces, masks, strict=True)
-    ]
+    whole = [np.ones(len(piece), np.uint8) if mask is None else mask for piece, mask in zip(pieces, masks, strict=True)]
     return Documents(ids, lengths, np.concatenate(whole))
 
 

@@ -34,9 +34,7 @@ _REASON_CHARACTERS_MAX: Final = 300
 _NOTHING: Final = np.empty(0, np.int32)
 
 
-def timed_transform(
-    spec: TransformSpec, seed: int, epoch: int, name: str, records: Records
-) -> tuple[Tokenised, float]:
+def timed_transform(spec: TransformSpec, seed: int, epoch: int, name: str, records: Records) -> tuple[Tokenised, float]:
     """`transform`, and its seconds without the loading of tokenizers. A record's key is made only for a function."""
     load_tokenizer(spec.tokenizer)
     began = time.perf_counter()

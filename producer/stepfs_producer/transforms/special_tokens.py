@@ -43,9 +43,7 @@ class Names:
     vocabulary: Mapping[str, int]
     special: Sequence[str]
 
-    def special_ids(
-        self, *, eos: str | None, bos: str | None, pad: str | None
-    ) -> tuple[int | None, int | None, int]:
+    def special_ids(self, *, eos: str | None, bos: str | None, pad: str | None) -> tuple[int | None, int | None, int]:
         """Ids of EOS and BOS, None: no such token; and of padding, since rows must be filled up.
 
         None: the end of a document by its usual names, no token at its beginning, padding by its usual names, else

@@ -63,9 +63,7 @@ class UserFunction:
         except (TypeError, ValueError):  # some functions written in C have no signature
             self._wants_key = False
 
-    def __call__(
-        self, record: object, key: bytes, vocabulary: int, columns: Sequence[ColumnSpec] = ()
-    ) -> Made | None:
+    def __call__(self, record: object, key: bytes, vocabulary: int, columns: Sequence[ColumnSpec] = ()) -> Made | None:
         """The result of the function for a record: text, or ids below `vocabulary`, and columns beside them.
 
         `UnfitRecordError` if it raises or returns something else. Errors of the operating system are not about

@@ -164,9 +164,7 @@ class Bed:
         self.report.figures[what] = {side: [round(value, 6) for value in seconds[side]] for side in seconds}
         return {side: size / 1e6 / median(values) for side, values in seconds.items() if values}
 
-    def ratio(
-        self, bound: float, what: str, ours: float, name: str, theirs: float, *, beside: str = ""
-    ) -> None:
+    def ratio(self, bound: float, what: str, ours: float, name: str, theirs: float, *, beside: str = "") -> None:
         """A row of two speeds in MB/s."""
         text = f"{name} {theirs:,.0f} MB/s{beside}"
         self.report.add(at_least(bound, what, f"{ours:,.0f} MB/s", text, ours / theirs))

@@ -112,9 +112,7 @@ class JuiceFS:
 
 
 @contextmanager
-def _serving(
-    command: list[str], directory: Path, log: Path, variables: dict[str, str]
-) -> Iterator[PeerMount]:
+def _serving(command: list[str], directory: Path, log: Path, variables: dict[str, str]) -> Iterator[PeerMount]:
     began = time.monotonic()
     with log.open("ab") as output:
         process = subprocess.Popen(

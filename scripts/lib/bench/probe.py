@@ -89,9 +89,7 @@ def files(order: dict[str, object]) -> dict[str, object]:
     kind, paths = str(order["kind"]), dict(order["paths"])  # type: ignore[call-overload]
     read = READERS[kind]()
     with tempfile.NamedTemporaryFile() as sample:  # what is imported late, and memory that is touched first
-        Path(sample.name).write_bytes(
-            encoded(KINDS[kind], Path(next(iter(paths.values()))).stat().st_size, 0)
-        )
+        Path(sample.name).write_bytes(encoded(KINDS[kind], Path(next(iter(paths.values()))).stat().st_size, 0))
         read(sample.name)
     others = bytearray(CPU_CACHE_BYTES)
     found: dict[str, object] = {}
@@ -137,9 +135,7 @@ def bare_http(order: dict[str, object]) -> dict[str, object]:
     threads, size = int(str(order["threads"])), int(str(order["bytes"]))
     client = sdk.client("s3")
     urls = {
-        key: urlsplit(
-            client.generate_presigned_url("get_object", Params={"Bucket": order["bucket"], "Key": key})
-        )
+        key: urlsplit(client.generate_presigned_url("get_object", Params={"Bucket": order["bucket"], "Key": key}))
         for key in order["keys"]  # type: ignore[attr-defined]
     }
     buffer = memoryview(bytearray(b"\1" * size))

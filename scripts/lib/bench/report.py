@@ -162,9 +162,7 @@ def busy_share(before: Sequence[int], after: Sequence[int]) -> float:
 
 def cpu_ticks() -> tuple[int, int]:
     """(all, idle) ticks of all cores since boot."""
-    fields = [
-        int(field) for field in Path("/proc/stat").read_text(encoding="utf-8").split("\n", 1)[0].split()[1:9]
-    ]
+    fields = [int(field) for field in Path("/proc/stat").read_text(encoding="utf-8").split("\n", 1)[0].split()[1:9]]
     return sum(fields), fields[3] + fields[4]
 
 

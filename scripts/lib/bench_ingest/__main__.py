@@ -53,30 +53,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/bench_ingest", description=__doc__)
-    parser.add_argument(
-        "--only", default="", help=f"comma-separated, of {', '.join(PARTS)} (default: {USUAL})"
-    )
-    parser.add_argument(
-        "--peers", action="store_true", help=f"brokers instead: {', '.join(SIDES)}, all or --only"
-    )
+    parser.add_argument("--only", default="", help=f"comma-separated, of {', '.join(PARTS)} (default: {USUAL})")
+    parser.add_argument("--peers", action="store_true", help=f"brokers instead: {', '.join(SIDES)}, all or --only")
     parser.add_argument("--quick", action="store_true", help="a tenth of everything, to see that it works")
     parser.add_argument("--long-lake", action="store_true", help="the cold open of 10⁶ steps, too")
     parser.add_argument("--producers", default="", help="numbers of real processes, default 1,4,16")
     parser.add_argument("--intervals", default="", help="seconds of the sweep, default 0.05,0.1,0.25,0.5,1,2")
-    parser.add_argument(
-        "--seconds", type=float, default=0.0, help="per side and number of producers, default 20"
-    )
-    parser.add_argument(
-        "--rounds", type=int, default=0, help="in how many turns each side gets them, default 3"
-    )
+    parser.add_argument("--seconds", type=float, default=0.0, help="per side and number of producers, default 20")
+    parser.add_argument("--rounds", type=int, default=0, help="in how many turns each side gets them, default 3")
     parser.add_argument("--rate", type=float, default=0.0, help="steps/s offered in all, default: found out")
-    parser.add_argument(
-        "--long-steps", type=int, default=0, help="length of the long history, default 100000"
-    )
+    parser.add_argument("--long-steps", type=int, default=0, help="length of the long history, default 100000")
     parser.add_argument("--out", type=Path, default=ROOT / ".bench")
-    parser.add_argument(
-        "--scratch", type=Path, help="where the server keeps its data, default the temporary directory"
-    )
+    parser.add_argument("--scratch", type=Path, help="where the server keeps its data, default the temporary directory")
     options = parser.parse_args(arguments)
     known = SIDES if options.peers else PARTS
     usual = ",".join(SIDES) if options.peers else USUAL

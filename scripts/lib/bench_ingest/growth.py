@@ -98,9 +98,7 @@ async def run(report: Report, name: str, base_url: str, long_steps: int, commits
             "equal, ≤ 3",
             requests[1] == requests[0] <= 3,
         ),
-        at_most(
-            1.05, f"bytes per commit, {label}", f"{moved[1]:.0f}", f"{moved[0]:.0f}", moved[1] / moved[0]
-        ),
+        at_most(1.05, f"bytes per commit, {label}", f"{moved[1]:.0f}", f"{moved[0]:.0f}", moved[1] / moved[0]),
         at_most(
             1.3,
             f"append + commit time, {label}",
@@ -140,9 +138,7 @@ def cold_open(report: Report, directory: Path, steps: int, repeats: int) -> None
     found = []
     for _ in range(repeats):
         drop_cached(Path(unquote(urlsplit(url).path)))
-        done = subprocess.run(
-            [sys.executable, "-c", _OPEN_COLD, url], check=True, capture_output=True, text=True
-        )
+        done = subprocess.run([sys.executable, "-c", _OPEN_COLD, url], check=True, capture_output=True, text=True)
         found.append(json.loads(done.stdout))
     assert all(one[3] == steps for one in found)
     seconds, rss_mb = median([one[0] for one in found]), max(one[1] for one in found)

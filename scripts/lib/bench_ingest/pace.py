@@ -212,9 +212,7 @@ async def run(report: Report, bucket_url: str, plan: Plan) -> None:
             report.add(*rows(count, sides))
 
 
-async def _sweep(
-    report: Report, crew: Sequence[Worker], bucket_url: str, rate: float, plan: Plan
-) -> list[Side]:
+async def _sweep(report: Report, crew: Sequence[Worker], bucket_url: str, rate: float, plan: Plan) -> list[Side]:
     """All sides in every round; the adaptive one first in the result, a commit per batch last if it was measured."""
     pacings: list[str | float] = ["dac", *plan.intervals_s]
     if len(crew) == max(plan.producers) and len(crew) > 1:

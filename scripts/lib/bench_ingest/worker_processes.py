@@ -50,9 +50,7 @@ async def workers(count: int) -> AsyncIterator[list[Worker]]:
     started: list[Worker] = []
     try:
         for _ in range(count):
-            process = await trio.lowlevel.open_process(
-                command, stdin=PIPE, stdout=PIPE, start_new_session=True
-            )
+            process = await trio.lowlevel.open_process(command, stdin=PIPE, stdout=PIPE, start_new_session=True)
             started.append(Worker(process))
         for worker in started:
             await worker.hear()

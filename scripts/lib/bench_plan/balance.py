@@ -51,9 +51,7 @@ def run(report: Report, *, quick: bool) -> None:
 
 def measured(kind: str, length: int, ranks: int, over: Over, cost: Cost = COSTS["7B"]) -> float:
     """Slowest ÷ mean of planned steps, on average."""
-    chosen = rules(
-        {kind: 1}, length, ranks, micro_batches=ROWS, micro_batch_tokens=length, cost=cost, over=over
-    )
+    chosen = rules({kind: 1}, length, ranks, micro_batches=ROWS, micro_batch_tokens=length, cost=cost, over=over)
     meet = over is Over.MICRO_BATCHES
     plans = list(steps(chosen, {kind: KINDS[kind](1, 200_000)}, steps_for(ranks, length)))
     return sum(slowdown(plan.costs, meet=meet) for plan in plans) / len(plans)

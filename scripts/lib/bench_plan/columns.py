@@ -56,9 +56,7 @@ def run(report: Report, *, quick: bool) -> None:
         report.add(Row(what, f"{gather:.0f}, {make:.0f}", f"the same tokens alone {without:.0f}", None))
         if own:
             read = sum(map(len, files[::2])) / sum(map(len, files))
-            report.add(
-                Row("bytes that a stage without the encoder reads", f"{read:.2%}", "of the step's", None)
-            )
+            report.add(Row("bytes that a stage without the encoder reads", f"{read:.2%}", "of the step's", None))
 
 
 def step() -> tuple[

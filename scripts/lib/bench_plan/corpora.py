@@ -103,9 +103,7 @@ mix: {{{mix}}}
 def parquet_plan(paths: list[Path], sources: int, block: str, micro_batch_tokens: int) -> str:
     """A plan of so many sources, one file each; several sources may be over the same file."""
     names = {f"s{number:03}": paths[number % len(paths)] for number in range(sources)}
-    lines = [
-        f"  {name}: {{format: parquet, files: {path}, text_field: text}}" for name, path in names.items()
-    ]
+    lines = [f"  {name}: {{format: parquet, files: {path}, text_field: text}}" for name, path in names.items()]
     return PARQUET_PLAN.format(
         block=block,
         tokens=micro_batch_tokens,

@@ -27,12 +27,8 @@ def run(report: Report, *, quick: bool) -> None:
         lengths = {"lognormal": KINDS["lognormal"](1, 200_000)}
         costs = [plan.costs for plan in steps(chosen, lengths, 1 if quick else STEPS)]
         for data in (16, 32, 64, 128, 256, 512):
-            read = [
-                each.reshape(data, -1) for each in costs
-            ]  # units in order, as a mesh of this size reads them
-            mean, meeting = (
-                sum(slowdown(each, meet=meet) for each in read) / len(read) for meet in (False, True)
-            )
+            read = [each.reshape(data, -1) for each in costs]  # units in order, as a mesh of this size reads them
+            mean, meeting = (sum(slowdown(each, meet=meet) for each in read) / len(read) for meet in (False, True))
             what = f"slowest ÷ mean, dp {RANKS} × {MICRO} of {length // 1024}k read as dp {data}"
             row = Row(what, f"{mean:.4f}", f"{meeting:.3f} where ranks meet at every micro-batch", mean)
             judged = length == 8192 and data in BOUNDS

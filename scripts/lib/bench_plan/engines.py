@@ -50,9 +50,7 @@ def tickets(report: Report, *, quick: bool) -> None:
         commits = 1
         with subprocess.Popen(words, stdout=subprocess.DEVNULL) as process:
             while process.poll() is None:
-                if (
-                    found := len(list(lake.glob("*/log/*")))
-                ) > commits:  # at the end workers' bytes are added
+                if (found := len(list(lake.glob("*/log/*")))) > commits:  # at the end workers' bytes are added
                     commits = found
                     with suppress(OSError):
                         seen.append((_read_and_written(process.pid), _bytes_of(lake)))
@@ -87,9 +85,7 @@ def ray(report: Report, *, quick: bool) -> None:
                     check=False,
                 )
                 if done.returncode:
-                    raise SystemExit(
-                        f"bench_plan: a run with {engine} ended with exit code {done.returncode}"
-                    )
+                    raise SystemExit(f"bench_plan: a run with {engine} ended with exit code {done.returncode}")
                 seen = read_lake(lake)
                 found.append(seen.times_s[-1] - seen.times_s[0])
                 digests.add(digest(seen))
@@ -121,6 +117,4 @@ def _read_and_written(pid: int) -> int:
 
 
 def _bytes_of(lake: Path) -> int:
-    return sum(
-        path.stat().st_size for path in lake.rglob("*") if path.is_file() and "data" in path.parts[-3:-1]
-    )
+    return sum(path.stat().st_size for path in lake.rglob("*") if path.is_file() and "data" in path.parts[-3:-1])

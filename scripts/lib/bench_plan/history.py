@@ -42,10 +42,7 @@ def lineage(report: Report, *, quick: bool) -> None:
             subprocess.run([BIN / "stepfs-produce", *words], env=here, check=True, stdout=subprocess.DEVNULL)
             with slowed(here["AWS_ENDPOINT_URL_S3"], _BYTES_PER_S, _LATENCY_S) as slow:
                 far = here | {"AWS_ENDPOINT_URL_S3": slow.url}
-                file = [
-                    _timed(["lineage", server.url(), "--step", "3", "--rank", "5"], far)
-                    for _ in range(rounds)
-                ]
+                file = [_timed(["lineage", server.url(), "--step", "3", "--rank", "5"], far) for _ in range(rounds)]
                 step = [_timed(["lineage", server.url(), "--step", "3"], far) for _ in range(rounds)]
     report.figures["lineage"] = {"file_s": file, "step_s": step, "load": load()}
     for bound, what, took in ((FILE_S, "a rank's file", file), (STEP_S, f"a step of {_RANKS} ranks", step)):

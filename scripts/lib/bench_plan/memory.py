@@ -57,9 +57,7 @@ def _of_run(directory: Path, paths: list[Path], steps: int) -> int:
 def _of_loaders(corpora: Path) -> int:
     """Bytes of the measured ranks when all windows are full."""
     command = program("bench_plan.windows", str(corpora), str(WINDOW), str(WORKERS))
-    ranks = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(MEASURED)
-    ]
+    ranks = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(MEASURED)]
     try:
         for rank in ranks:
             assert rank.stdout is not None

@@ -22,9 +22,7 @@ def run(report: Report, *, quick: bool) -> None:
         for kind in ("ramped",) if quick else ("static", "staged", "ramped"):
             ours, random = errors(sources, kind, count)
             what = f"share error, {sources} sources, {kind}, any {WINDOW} steps"
-            report.add(
-                at_most(BOUND_PERCENT, what, f"{ours:.4f} %", f"random draws {random:.3f} %", ours, "%")
-            )
+            report.add(at_most(BOUND_PERCENT, what, f"{ours:.4f} %", f"random draws {random:.3f} %", ours, "%"))
             report.figures.setdefault("mix", {})[f"{sources} {kind}"] = {"ours": ours, "random": random}
 
 

@@ -153,9 +153,7 @@ def without_lake(fit: PreparedPlan, pool: Pool) -> tuple[Used, State]:
     sources = {source.spec.name: _Source(pool, source) for source in fit.sources}
     making: deque[AsyncResult[Any]] = deque()
     while not isinstance(
-        planned := planner.next(
-            state, {name: one.held.ahead(sys.maxsize)[0] for name, one in sources.items()}
-        ),
+        planned := planner.next(state, {name: one.held.ahead(sys.maxsize)[0] for name, one in sources.items()}),
         End,
     ):
         if isinstance(planned, Need):

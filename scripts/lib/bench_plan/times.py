@@ -32,9 +32,7 @@ def run(report: Report, *, quick: bool) -> None:
     turns = 5 if quick else 15
     costs = lognormal(3, RANKS * SAMPLES)
     took_ms = min(cpu_ms(lambda: differencing(costs, RANKS)) for _ in range(turns))
-    report.add(
-        at_most(10, f"Karmarkar–Karp, {RANKS} × {SAMPLES}", f"{took_ms:.1f} ms of CPU", "", took_ms, "ms")
-    )
+    report.add(at_most(10, f"Karmarkar–Karp, {RANKS} × {SAMPLES}", f"{took_ms:.1f} ms of CPU", "", took_ms, "ms"))
     report.figures["time"] = {"karmarkar_karp_ms": took_ms}
     for sources in (3, 64, 306):
         planned_ms, samples = one_step(sources, turns)

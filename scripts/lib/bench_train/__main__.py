@@ -18,9 +18,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="bench_train", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="show that it works; measures nothing")
     parser.add_argument("--peers", action="store_true", help="one job beside what people use today, instead")
-    parser.add_argument(
-        "--only", nargs="+", default=[], metavar="PEER", help=f"with --peers: {', '.join(CATALOGUE)}"
-    )
+    parser.add_argument("--only", nargs="+", default=[], metavar="PEER", help=f"with --peers: {', '.join(CATALOGUE)}")
     parser.add_argument("--kinds", nargs="+", choices=job.KINDS, default=job.KINDS, help="with --peers")
     parser.add_argument("--rounds", type=int, default=1, help="with --peers: undisturbed epochs of each")
     parser.add_argument("--out", type=Path, default=ROOT / ".bench", help="default: .bench/")

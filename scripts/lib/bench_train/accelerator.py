@@ -86,9 +86,7 @@ def accelerator(bed: Bed, pace: Pace) -> None:
         _rows(bed, pace, bandwidth, runs, median(busy))
 
 
-def _train(
-    bed: Bed, url: str, pace: Pace, bandwidth: float, period_s: float
-) -> tuple[list[float], list[float]]:
+def _train(bed: Bed, url: str, pace: Pace, bandwidth: float, period_s: float) -> tuple[list[float], list[float]]:
     with (
         slowed(bed.server.endpoint_url, bandwidth, LATENCY_S) as store,
         bed.mounted(url, "--endpoint-url", store.url, "--memory-size", "1G") as mount,

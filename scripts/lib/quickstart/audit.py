@@ -80,9 +80,7 @@ def compare(found: list[tuple[int, bytes]], expected: bytes) -> list[str]:
     at = 0
     for offset, data in found:
         if offset != at:
-            faults.append(
-                f"bytes {min(at, offset)} to {max(at, offset)} {'missing' if offset > at else 'twice'}"
-            )
+            faults.append(f"bytes {min(at, offset)} to {max(at, offset)} {'missing' if offset > at else 'twice'}")
         at = offset + len(data)
     if at != len(expected):
         faults.append(f"ends at byte {at} of {len(expected)}")

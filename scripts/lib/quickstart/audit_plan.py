@@ -42,8 +42,6 @@ def audit_plan(mount: Path, corpus: Path) -> PlanAudit:
             unfinished[source] += 1
         else:
             faults.append(f"{source} at byte {offset}: tokens missing, twice, or from elsewhere")
-    faults += [
-        f"{source}: {number} documents without end" for source, number in unfinished.items() if number > 1
-    ]
+    faults += [f"{source}: {number} documents without end" for source, number in unfinished.items() if number > 1]
     tokens = sum(len(ids) for found in pieces.values() for _, ids in found)
     return PlanAudit(ranks, tokens, whole, tuple(faults))

@@ -78,9 +78,7 @@ class Story:
     def check_nothing_left(self) -> None:
         mounts = [path for path in self.mounts if is_mounted(path)]
         caches = list(self.directory.glob("cache-*"))
-        programs = [
-            name for name in processes_naming(self.directory) if not any(server in name for server in SERVERS)
-        ]
+        programs = [name for name in processes_naming(self.directory) if not any(server in name for server in SERVERS)]
         left = [*map(str, mounts), *map(str, caches), *programs]
         self.check("no mount, process or cache is left", ", ".join(left) or "nothing", not left)
 

@@ -84,9 +84,7 @@ def check_training(story: Story, trainer: Trainer, produced_at: float) -> None:
     first, last = trainer.losses[0], trainer.losses[-1]
     story.check(f"loss over {TRAINED_STEPS} steps falls", f"{first:.2f} → {last:.2f}", last < 0.7 * first)
     ahead = produced_at - trainer.first_at
-    story.check(
-        "training began while producers were committing", f"{ahead:.0f} s before the last commit", ahead > 0
-    )
+    story.check("training began while producers were committing", f"{ahead:.0f} s before the last commit", ahead > 0)
 
 
 def check_lake(story: Story, growing: Path, outputs: list[dict[str, dict[str, int]]], killed_at: int) -> None:
@@ -95,9 +93,7 @@ def check_lake(story: Story, growing: Path, outputs: list[dict[str, dict[str, in
     total = sum(output["total"]["steps"] for output in outputs)
     story.until(f"step {total - 1}", lambda: len(steps_in(growing)) >= total)
     shown = len(steps_in(growing))
-    story.check(
-        f"steps committed by {PRODUCERS} producers = steps shown", f"{total} = {shown}", shown == total
-    )
+    story.check(f"steps committed by {PRODUCERS} producers = steps shown", f"{total} = {shown}", shown == total)
     numbers = [step["step"] for step in listed]
     makers = [step["producer"] for step in listed]
     turns = sum(one != other for one, other in pairwise(makers))

@@ -18,9 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 
 class Steps(Dataset):
     def __init__(self, root):
-        self.steps = [
-            os.path.join(root, name) for name in sorted(os.listdir(root)) if name.startswith("step-")
-        ]
+        self.steps = [os.path.join(root, name) for name in sorted(os.listdir(root)) if name.startswith("step-")]
 
     def __len__(self):
         return len(self.steps)
@@ -28,18 +26,14 @@ class Steps(Dataset):
     def __getitem__(self, number):
         step = self.steps[number]
         ranks = [load_file(os.path.join(step, name)) for name in sorted(os.listdir(step))]
-        return {
-            key: torch.cat([rank[key] for rank in ranks]) for key in ("input_ids", "position_ids", "labels")
-        }
+        return {key: torch.cat([rank[key] for rank in ranks]) for key in ("input_ids", "position_ids", "labels")}
 
 
 class Model(nn.Module):
     def __init__(self, vocabulary=258, width=96, length=128):
         super().__init__()
         self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
-        layer = nn.TransformerEncoderLayer(
-            width, 4, 2 * width, dropout=0.0, batch_first=True, norm_first=True
-        )
+        layer = nn.TransformerEncoderLayer(width, 4, 2 * width, dropout=0.0, batch_first=True, norm_first=True)
         self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
         self.head = nn.Linear(width, vocabulary)
         self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(length))

@@ -19,9 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 
 class Steps(Dataset):
     def __init__(self, root):
-        self.steps = [
-            os.path.join(root, name) for name in sorted(os.listdir(root)) if name.startswith("step-")
-        ]
+        self.steps = [os.path.join(root, name) for name in sorted(os.listdir(root)) if name.startswith("step-")]
 
     def __len__(self):
         return len(self.steps)
@@ -33,9 +31,7 @@ class Steps(Dataset):
 
 def check(batch, shape):
     """What a training program relies on."""
-    ids, labels, places, documents = (
-        batch[name] for name in ("input_ids", "labels", "position_ids", "doc_ids")
-    )
+    ids, labels, places, documents = (batch[name] for name in ("input_ids", "labels", "position_ids", "doc_ids"))
     assert ids.shape == labels.shape == places.shape == documents.shape == shape
     assert (ids.dtype, labels.dtype, places.dtype) == (torch.int64, torch.int64, torch.int32)
     offsets, ends = batch["cu_seqlens_offsets"], batch["cu_seqlens"]

@@ -37,12 +37,8 @@ def release(root: Path, dist: Path) -> Path:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="scripts/release", description="Build a release into dist/; upload nothing."
-    )
-    parser.add_argument(
-        "--check", action="store_true", help="try the wheel in bare environments on each Python found"
-    )
+    parser = argparse.ArgumentParser(prog="scripts/release", description="Build a release into dist/; upload nothing.")
+    parser.add_argument("--check", action="store_true", help="try the wheel in bare environments on each Python found")
     options = parser.parse_args()
     try:
         wheel = release(ROOT, ROOT / "dist")

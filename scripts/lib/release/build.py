@@ -62,9 +62,7 @@ def build_twice(source: Source, directory: Path) -> list[Path]:
     unpacked.mkdir()
     subprocess.run(["tar", "-x", "-f", str(sdist), "-C", str(unpacked)], check=True)
     (tree,) = unpacked.iterdir()
-    of_sdist = build(
-        tree, "wheel", directory / "again", source.epoch, settings=_OTHERWISE, umask=_OTHER_UMASK
-    )
+    of_sdist = build(tree, "wheel", directory / "again", source.epoch, settings=_OTHERWISE, umask=_OTHER_UMASK)
     for one, other in ((sdist, second), (wheel, of_sdist)):
         if one.name != other.name or one.read_bytes() != other.read_bytes():
             raise StepfsError(f"{one.name} is not reproducible: compare {one} and {other}")

@@ -50,9 +50,7 @@ def _compare(names: set[str], sources: set[str], info: str, wheel: str) -> None:
         for source in sources
         if source.startswith(f"{root}/")
     }
-    expected |= {
-        f"{info}/{name}" for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE")
-    }
+    expected |= {f"{info}/{name}" for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE")}
     if foreign := sorted(names - expected):
         raise StepfsError(f"{wheel} holds what does not belong there: {', '.join(foreign[:5])}")
     if missing := sorted(expected - names):

@@ -54,9 +54,7 @@ def interpreter(version: str) -> str | None:
     return None
 
 
-def run(
-    command: Sequence[str], *, directory: Path | None = None, environment: dict[str, str] | None = None
-) -> str:
+def run(command: Sequence[str], *, directory: Path | None = None, environment: dict[str, str] | None = None) -> str:
     """Standard output of a command that must succeed; without a PYTHONPATH that would show it the source tree.
 
     Raises `CheckFailedError`.

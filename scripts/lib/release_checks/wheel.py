@@ -48,11 +48,7 @@ def check_wheel(environment: Environment, directory: Path) -> None:
     version = tried.run("python", "-c", _HOME, str(environment.directory)).strip()
     tried.expect(f"stepfs {version}", tried.run("python", "-m", "stepfs", "--version"))
     said = json.loads(tried.run("stepfs", "version", "--json"))
-    if (
-        said["stepfs"] != version
-        or said["libraries"]["trio"] is None
-        or said["libraries"]["torch"] is not None
-    ):
+    if said["stepfs"] != version or said["libraries"]["trio"] is None or said["libraries"]["torch"] is not None:
         raise CheckFailedError(f"stepfs version --json prints {said}")
     for command, extra in _NEEDS_EXTRA.items():
         tried.expect_refusal(extra, "stepfs-produce", *command)
@@ -65,9 +61,7 @@ def _live(tried: _Tried) -> None:
     (tried.directory / "mounted").mkdir()
     run(["bash", "-euc", init], directory=tried.directory, environment=tried.variables)
     tried.run("python", "-c", producer)
-    tried.run(
-        "stepfs", "mount", lake, "mounted", "--group", "smoke", "--cache-dir", str(tried.directory / "cache")
-    )
+    tried.run("stepfs", "mount", lake, "mounted", "--group", "smoke", "--cache-dir", str(tried.directory / "cache"))
     try:
         total = 1024 * _STEPS * (1024 * _STEPS - 1) // 2
         tried.expect(f"{2 * _STEPS} {total}", tried.run("python", "-c", _READ))

@@ -62,12 +62,8 @@ def _replay(seed: int, *, trace: bool) -> int:
         print(scenario(seed))
         for event in outcome.trace:
             keys = " ".join(key.split("/", 1)[-1] for key in event.keys)
-            print(
-                f"{event.time_us / 1e6:11.6f} {event.actor:9} {event.verb:6} {keys} → {event.outcome} {event.fault}"
-            )
-    print(
-        f"seed {seed}: {outcome.virtual_s:.0f} virtual s, {len(outcome.trace)} requests, trace {outcome.digest[:16]}"
-    )
+            print(f"{event.time_us / 1e6:11.6f} {event.actor:9} {event.verb:6} {keys} → {event.outcome} {event.fault}")
+    print(f"seed {seed}: {outcome.virtual_s:.0f} virtual s, {len(outcome.trace)} requests, trace {outcome.digest[:16]}")
     for broken in outcome.broken:
         print(f"broken: {broken}")
     return 1 if outcome.broken else 0
@@ -79,9 +75,7 @@ def _table(met: Counter[str], failures: int, wall_s: float) -> None:
         print(f"{what:{width}} {met[what]:12,}")
     print(f"{'broken seeds':{width}} {failures:12,}")
     cores = len(os.sched_getaffinity(0))
-    print(
-        f"{met['seeds']} seeds in {wall_s:.0f} s, {wall_s / met['seeds'] * 1e3:.0f} ms each on {cores} cores"
-    )
+    print(f"{met['seeds']} seeds in {wall_s:.0f} s, {wall_s / met['seeds'] * 1e3:.0f} ms each on {cores} cores")
 
 
 if __name__ == "__main__":

@@ -67,9 +67,7 @@ def main() -> int:
 def _run_and_audit(run: Run, options: argparse.Namespace, say: Callable[[str], None]) -> Outcome:
     outcome = Outcome()
     began = time.monotonic()
-    limit_s = (
-        options.minutes * 60 if options.minutes else 60 + options.kills * max(_KILL_LIMIT_S, options.every)
-    )
+    limit_s = options.minutes * 60 if options.minutes else 60 + options.kills * max(_KILL_LIMIT_S, options.every)
     said_at = began
 
     def over() -> bool:
@@ -104,9 +102,7 @@ def _settle(run: Run) -> int:
     """No more faults: zombies meet their successors, producers finish, readers read to the end. Returns all steps."""
     if run.server is not None:
         run.server.be_honest()
-    run.tend_until(
-        "waking what was frozen", lambda: all(actor.frozen is None for actor in run.actors), _SETTLE_S
-    )
+    run.tend_until("waking what was frozen", lambda: all(actor.frozen is None for actor in run.actors), _SETTLE_S)
     run.stop.touch()
     _finish(run, "producer")
     environment = run.actors[0].environment
@@ -123,9 +119,7 @@ def _settle(run: Run) -> int:
 
 def _finish(run: Run, kind: str) -> None:
     actors = run.of(kind)
-    if not run.tend_until(
-        f"the end of the {kind}s", lambda: not any(actor.wanted for actor in actors), _SETTLE_S
-    ):
+    if not run.tend_until(f"the end of the {kind}s", lambda: not any(actor.wanted for actor in actors), _SETTLE_S):
         run.faults += [f"{actor.name} says: {actor.last_words()}" for actor in actors if actor.wanted]
 
 
@@ -134,9 +128,7 @@ def _unmount(run: Run, environment: dict[str, str], outcome: Outcome) -> None:
         actor.wanted = False
         done = run_stepfs(environment, "unmount", str(directory))
         if done.returncode != 0:
-            outcome.faults.append(
-                f"unmount {directory.name}: exit code {done.returncode}: {done.stderr.strip()}"
-            )
+            outcome.faults.append(f"unmount {directory.name}: exit code {done.returncode}: {done.stderr.strip()}")
         elif actor.process is not None and actor.process.wait(60) != 0:
             outcome.faults.append(f"{actor.name} ended with exit code {actor.process.returncode}")
     if run.cache.exists() and any(run.cache.iterdir()):
@@ -188,9 +180,7 @@ def _sampled(run: Run) -> Counter[str]:
     last: dict[tuple[str, int], dict[str, int]] = {}
     for actor in run.of("sampler"):
         assert actor.journal is not None
-        last |= {
-            (actor.name, note["pid"]): note["sampled"] for note in notes(actor.journal) if "sampled" in note
-        }
+        last |= {(actor.name, note["pid"]): note["sampled"] for note in notes(actor.journal) if "sampled" in note}
     return sum(map(Counter, last.values()), Counter())
 
 
@@ -210,26 +200,18 @@ def _stamp(started: float) -> str:
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/torture", description=__doc__)
     length = parser.add_mutually_exclusive_group()
-    length.add_argument(
-        "--kills", type=int, default=40, help="of producers, mounts, reclaimers, server (default 40)"
-    )
+    length.add_argument("--kills", type=int, default=40, help="of producers, mounts, reclaimers, server (default 40)")
     length.add_argument("--minutes", type=float, help="go on for so long instead")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1_000_000))
     parser.add_argument("--producers", type=int, default=3)
-    parser.add_argument(
-        "--readers", type=int, default=2, help="mounts, each with a reading process (default 2)"
-    )
+    parser.add_argument("--readers", type=int, default=2, help="mounts, each with a reading process (default 2)")
     parser.add_argument("--rate", type=float, default=4.0, help="records per second and producer (default 4)")
     parser.add_argument("--every", type=float, default=2.5, help="mean seconds between faults (default 2.5)")
     parser.add_argument("--store", choices=["s3", "gs", "az", "file"], default="s3")
-    parser.add_argument(
-        "--proxy", default=PROXY, help="troubles with probabilities, or 'none' (not for file)"
-    )
+    parser.add_argument("--proxy", default=PROXY, help="troubles with probabilities, or 'none' (not for file)")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of the table")
     parser.add_argument("--keep", action="store_true", help="keep journals, logs and the lake")
-    parser.add_argument(
-        "--plan", action="store_true", help="planned runs in place of these; see --plan --help"
-    )
+    parser.add_argument("--plan", action="store_true", help="planned runs in place of these; see --plan --help")
     options = parser.parse_args()
     if min(options.kills, options.producers, options.readers) < 1 or min(options.rate, options.every) <= 0:
         parser.error("--kills, --producers and --readers start at 1; --rate and --every are above 0")

@@ -75,9 +75,7 @@ def audit_journals(run: Run, total: int) -> Audit:
                     audit.fault(f"{reader.name}: step {note['step']} is {seen}, was {steps[note['step']]}")
         if mine != set(range(total)):
             absent = sorted(set(range(total)) - mine)
-            audit.fault(
-                f"{reader.name} did not see {len(absent)} steps {absent[:_SHOWN_MAX]}, saw {len(mine)}"
-            )
+            audit.fault(f"{reader.name} did not see {len(absent)} steps {absent[:_SHOWN_MAX]}, saw {len(mine)}")
     _audit_records(run, audit, [steps[step] for step in sorted(steps)])
     _audit_epochs(run, audit)
     return audit
@@ -163,9 +161,7 @@ async def _audit_objects(run: Run, audit: Audit) -> None:
     wanted = {keys.LAKE, *(entry.tgb.key for entry in entries)}
     for producer in log.state.producers.values():
         if producer.next_seq != max((n["committed"] for n in _acks(run, producer.producer_id)), default=0):
-            audit.fault(
-                f"{producer.producer_id}: the log has {producer.next_seq} records, its last word differs"
-            )
+            audit.fault(f"{producer.producer_id}: the log has {producer.next_seq} records, its last word differs")
     controls = []
     for entry in await store.list(""):
         key = entry.key

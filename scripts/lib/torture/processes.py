@@ -174,9 +174,7 @@ class Actor:
             self.endings[f"woken: exit code {code}"] += 1
             self.zombies_fenced += code == FENCED
             if code != FENCED:
-                self.faults.append(
-                    f"{self.name}: a zombie ended with exit code {code}, not {FENCED} (fenced)"
-                )
+                self.faults.append(f"{self.name}: a zombie ended with exit code {code}, not {FENCED} (fenced)")
 
     def last_words(self) -> str:
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []

@@ -58,9 +58,7 @@ async def main() -> None:
     parser.add_argument("--probabilities", default="")
     options = parser.parse_args()
     proxy = PlausibleProxy(options.upstream_port, seed=options.seed)
-    proxy.randomly(
-        {TROUBLES[name]: share for name, share in parse_probabilities(options.probabilities).items()}
-    )
+    proxy.randomly({TROUBLES[name]: share for name, share in parse_probabilities(options.probabilities).items()})
     counts: Counter[str] = Counter()
     with trio.open_signal_receiver(signal.SIGUSR1) as honest:
         async with trio.open_nursery() as nursery:

@@ -123,9 +123,7 @@ class Reader:
                 raise Fault(f"torn: {name} of step {step} has {said.st_size} bytes, {len(data)} were read")
             found = recognise(self.seed, data)
             if found is None or found.slice != rank or (whose and (found.producer, found.record) != whose):
-                raise Fault(
-                    f"torn: {name} of step {step} holds {found or data[:60]!r}, not slice {rank} of {whose}"
-                )
+                raise Fault(f"torn: {name} of step {step} holds {found or data[:60]!r}, not slice {rank} of {whose}")
             whose = (found.producer, found.record)
             digest.update(data)
         assert whose is not None
@@ -143,9 +141,7 @@ class Reader:
         return facts
 
 
-def exit_code(
-    run: Callable[[], None], journal: Journal, *, between_mounts: Callable[[], bool] = lambda: False
-) -> int:
+def exit_code(run: Callable[[], None], journal: Journal, *, between_mounts: Callable[[], bool] = lambda: False) -> int:
     """What a reader ends with. Its faults go to the journal; `between_mounts` tells of an empty directory."""
     try:
         run()

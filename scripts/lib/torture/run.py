@@ -140,9 +140,7 @@ def _inject_one(run: Run, draw: random.Random, now: float) -> None:
         run.injected[kind] += 1
 
 
-def stepfs(
-    environment: dict[str, str], *words: str, timeout_s: float = 300
-) -> subprocess.CompletedProcess[str]:
+def stepfs(environment: dict[str, str], *words: str, timeout_s: float = 300) -> subprocess.CompletedProcess[str]:
     """One command that must succeed."""
     done = run_stepfs(environment, *words, timeout_s=timeout_s)
     if done.returncode != 0:
@@ -150,9 +148,7 @@ def stepfs(
     return done
 
 
-def run_stepfs(
-    environment: dict[str, str], *words: str, timeout_s: float = 300
-) -> subprocess.CompletedProcess[str]:
+def run_stepfs(environment: dict[str, str], *words: str, timeout_s: float = 300) -> subprocess.CompletedProcess[str]:
     """One command, whatever becomes of it."""
     return subprocess.run(
         [str(BIN / "stepfs"), *words], capture_output=True, text=True, timeout=timeout_s, check=False,

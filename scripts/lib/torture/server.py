@@ -110,9 +110,7 @@ class Server:
         command = [
             servers.program("weed"), "shell", f"-master=127.0.0.1:{master}", f"-filer=127.0.0.1:{filer}",
         ]  # fmt: skip
-        done = subprocess.run(
-            command, input=_CONFIGURE, capture_output=True, text=True, timeout=60, check=False
-        )
+        done = subprocess.run(command, input=_CONFIGURE, capture_output=True, text=True, timeout=60, check=False)
         if done.returncode != 0 or '"fsync":true' not in "".join(done.stdout.split()):
             raise RuntimeError(f"weed shell: {done.stdout[-500:]} {done.stderr[-500:]}")
 

@@ -28,9 +28,7 @@ class Session:
     console: Console
     held: bool = False
 
-    def report(
-        self, figures: dict[str, object], faults: list[str], show: Callable[[dict[str, object]], None]
-    ) -> None:
+    def report(self, figures: dict[str, object], faults: list[str], show: Callable[[dict[str, object]], None]) -> None:
         """Print the figures, as JSON or as `show` does, and the first faults."""
         if self.options.json:
             print(json.dumps(figures, indent=2))

@@ -21,9 +21,7 @@ def checkpoint(
     target: LakeOrDirectory,
     next_step: Annotated[
         int | None,
-        typer.Argument(
-            metavar="NEXT", min=0, help="First step still needed when resuming from the checkpoint."
-        ),
+        typer.Argument(metavar="NEXT", min=0, help="First step still needed when resuming from the checkpoint."),
     ] = None,
     *,
     group: Annotated[str, opt("--group", "The training run.", "NAME")],

@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 def doctor(
     target: Annotated[
         str | None,
-        typer.Argument(
-            metavar="LAKE|DIR", help="A lake or a mount point to look at as well.", callback=not_empty
-        ),
+        typer.Argument(metavar="LAKE|DIR", help="A lake or a mount point to look at as well.", callback=not_empty),
     ] = None,
     bundle: Annotated[
         str | None,

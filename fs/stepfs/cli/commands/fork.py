@@ -35,9 +35,7 @@ def fork(
     skip: Annotated[
         str | None, opt("--skip", "Leave out steps A to B - 1; `STEP:` leaves out all that follow.", "A:B")
     ] = None,
-    until: Annotated[
-        int | None, opt("--until", "Leave out this step and all after it.", "STEP", least=0)
-    ] = None,
+    until: Annotated[int | None, opt("--until", "Leave out this step and all after it.", "STEP", least=0)] = None,
     until_damage: Annotated[
         bool,
         opt(

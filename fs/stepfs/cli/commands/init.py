@@ -25,9 +25,7 @@ def init(
             help="Data-parallel ranks, where each has several files.",
         ),
     ] = None,
-    micro_batches: Annotated[
-        int, opt("--micro-batches", "Files of each rank, one per micro-batch.", "N")
-    ] = 1,
+    micro_batches: Annotated[int, opt("--micro-batches", "Files of each rank, one per micro-batch.", "N")] = 1,
     cp: Annotated[
         int,
         opt("--cp", "Files of each of these: pieces that the producer cuts for context parallelism.", "N"),
@@ -60,9 +58,7 @@ def init(
 
     number = ranks if slices is None else slices
     if number is None or (slices is not None and (ranks, micro_batches, cp) != (None, 1, 1)):
-        raise UsageError(
-            "give --slices N (one file per data-parallel rank), or --ranks N with --micro-batches or --cp"
-        )
+        raise UsageError("give --slices N (one file per data-parallel rank), or --ranks N with --micro-batches or --cp")
     grid = Grid(number, micro_batches, cp)
     check_ext(ext)
 

@@ -90,9 +90,7 @@ def _files(entry: StepEntry, identity: LakeIdentity) -> list[dict[str, object]]:
 
     names = names_of(identity)
     listed = ((name, entry.tgb.slice(index)) for name, index in (names[n] for n in range(len(names))))
-    return [
-        {"name": name.decode(), "size": ref.length, "crc32c": f"{ref.crc32c:08x}"} for name, ref in listed
-    ]
+    return [{"name": name.decode(), "size": ref.length, "crc32c": f"{ref.crc32c:08x}"} for name, ref in listed]
 
 
 def _step_document(entry: StepEntry) -> dict[str, object]:

@@ -71,9 +71,7 @@ def check_watching(options: MountOptions) -> None:
 
     if options.checkpoint_dir is None:
         if options.next_step != "N":
-            raise UsageError(
-                "--next-step needs --checkpoint-dir: where are the checkpoints that it is about?"
-            )
+            raise UsageError("--next-step needs --checkpoint-dir: where are the checkpoints that it is about?")
         return
     if options.group is None:
         raise UsageError("--checkpoint-dir needs --group: whose checkpoints are these?")

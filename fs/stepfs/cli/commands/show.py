@@ -105,9 +105,7 @@ def show(
         raise CorruptError(f"{shown.payload.name}: {shown.problem}")
 
 
-async def _slice(
-    log: LogReader, lake: str, origins: OriginStores, step: int | None, rank: int, micro: int
-) -> _Payload:
+async def _slice(log: LogReader, lake: str, origins: OriginStores, step: int | None, rank: int, micro: int) -> _Payload:
     from stepfs.format.ids import Step
     from stepfs.lake.identity import payload_schema
     from stepfs.view.file_names import names_of

@@ -159,8 +159,7 @@ def _lines(found: LakeStats, facts: dict[str, Any]) -> Iterator[str]:
     yield ""
     hours = list(found.by_hour().items())[-_HOURS_SHOWN:]
     hour_rows = [
-        [time_text(hour * HOUR_MS), *_amounts(sums), _rate(sums.payload_bytes * 1000 / HOUR_MS)]
-        for hour, sums in hours
+        [time_text(hour * HOUR_MS), *_amounts(sums), _rate(sums.payload_bytes * 1000 / HOUR_MS)] for hour, sums in hours
     ]
     yield from table(["HOUR FROM", "STEPS", "BYTES", "RECORDS", "RATE"], hour_rows)
 

@@ -44,9 +44,7 @@ def status(
 
 
 async def _status(target: str, as_json: bool, watch: bool, store_options: StoreOptions) -> None:
-    reports = (
-        _lake_reports(target, store_options) if is_lake(target) else _mount_reports(Path(target), live=watch)
-    )
+    reports = _lake_reports(target, store_options) if is_lake(target) else _mount_reports(Path(target), live=watch)
     redraw = watch and not as_json and sys.stdout.isatty()
     shown = None
     async with aclosing(reports):
@@ -77,9 +75,7 @@ async def _lake_reports(lake: str, store_options: StoreOptions) -> AsyncGenerato
             await log.poll()
 
 
-def lake_document(
-    log: LogReader, groups: Mapping[str, GroupRecord], nodes: Sequence[NodeRecord]
-) -> dict[str, object]:
+def lake_document(log: LogReader, groups: Mapping[str, GroupRecord], nodes: Sequence[NodeRecord]) -> dict[str, object]:
     """The stable JSON shape. An empty lake has head -1 and frontier -1; retired groups no longer count."""
     from stepfs.format.ids import JSON_SCHEMA
     from stepfs.format.payload.schema import schema_document

@@ -40,9 +40,7 @@ def unmount(
     where = real_directory(Path(directory))
     mounted = mounted_lake(where)
     if mounted.group is None:
-        raise RefusedError(
-            f"{directory} was mounted without --group; there is no run to record a checkpoint for"
-        )
+        raise RefusedError(f"{directory} was mounted without --group; there is no run to record a checkpoint for")
     check_next_step(checkpoint, committed_steps(where))  # report a wrong step while the mount stands
     unmount_and_wait(Path(directory))
     group, options = mounted.group, StoreOptions(mounted.endpoint_url)

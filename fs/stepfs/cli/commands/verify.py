@@ -152,9 +152,7 @@ def _content_check(identity: LakeIdentity, lake: str, by_torch: ByTorch) -> Payl
     if schema is not None and not schema.binding:
         schema = None
     if not is_checkable(identity.ext) and (schema is None or schema.arrays is None):
-        raise UsageError(
-            f"--content: nothing tells a {identity.ext} file from other bytes; verify without it"
-        )
+        raise UsageError(f"--content: nothing tells a {identity.ext} file from other bytes; verify without it")
     if schema is not None and schema.format == "pt" and schema.arrays is not None:
         need_torch("--content of .pt files", for_foreign_files=True)
     return PayloadCheck(identity.ext, schema, by_torch, identity.grid.files)

@@ -66,9 +66,7 @@ class DiskCache:
         if key in self._files:
             self._consumed[key] = None
 
-    def make_room(
-        self, key: SliceKey, size: int, is_pinned: _Keeps, is_last_copy: _Keeps
-    ) -> list[str] | None:
+    def make_room(self, key: SliceKey, size: int, is_pinned: _Keeps, is_last_copy: _Keeps) -> list[str] | None:
         """Names to remove so that a slice fits; None if it may not displace the others.
 
         Consumed files go first, then those the readers passed over, then the farthest ahead; never a pinned one, one that

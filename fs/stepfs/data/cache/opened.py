@@ -68,6 +68,4 @@ class OpenSlices:
 
 
 def _is_being_read(held: HeldSlice, now: float) -> bool:
-    return now - held.read_at < _READING_S or any(
-        place is not None and place.waiting for place in held.places
-    )
+    return now - held.read_at < _READING_S or any(place is not None and place.waiting for place in held.places)

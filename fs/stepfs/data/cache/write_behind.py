@@ -86,9 +86,7 @@ class WriteBehind:
         """A file did not verify: remove it."""
         assert self.disk is not None
         if self.disk.holds(held.key, held.ref):
-            _log.warning(
-                "%s: step %d: %s; the cached copy is dropped", self.disk.path, held.entry.step, problem
-            )
+            _log.warning("%s: step %d: %s; the cached copy is dropped", self.disk.path, held.entry.step, problem)
             self._queue_removal([self.disk.forget(held.key)])
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -119,9 +117,7 @@ class WriteBehind:
         if names is None:
             return
         self._queue_removal(names)
-        parts = [
-            held.window(number, 0, min(BLOCK_BYTES, piece.length)) for number, piece in enumerate(held.pieces)
-        ]
+        parts = [held.window(number, 0, min(BLOCK_BYTES, piece.length)) for number, piece in enumerate(held.pieces)]
         try:
             name = await trio.to_thread.run_sync(disk.write, key, ref, parts)
         except OSError as error:

@@ -35,8 +35,7 @@ class RangeCheck:
                 break
             if self._sum != piece.crc32c and self._problem is None:
                 self._problem = (
-                    f"slice {piece.index} block {piece.block}: CRC32C {self._sum:08x}, "
-                    f"committed as {piece.crc32c:08x}"
+                    f"slice {piece.index} block {piece.block}: CRC32C {self._sum:08x}, committed as {piece.crc32c:08x}"
                 )
             self._piece += 1
             self._sum = 0

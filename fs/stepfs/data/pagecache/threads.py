@@ -52,9 +52,7 @@ class MountThreads:
             self._failures += 1
             if self._failures >= _FAILURES_MAX:
                 self.working = False
-                _log.info(
-                    "the page cache of this mount cannot be primed (%s); reading goes on without", error
-                )
+                _log.info("the page cache of this mount cannot be primed (%s); reading goes on without", error)
             return None
         self._failures = 0
         return done

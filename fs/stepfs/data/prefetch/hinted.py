@@ -138,9 +138,7 @@ class HintedStreams:
                 if first <= step <= frontier:
                     places[step] = min(distance, places.get(step, distance))
                     missing.setdefault(step, set()).update(indices)
-        return [
-            (step, tuple(sorted(missing[step]))) for step in sorted(missing, key=lambda step: places[step])
-        ]
+        return [(step, tuple(sorted(missing[step]))) for step in sorted(missing, key=lambda step: places[step])]
 
     def ended(self, now: float) -> bool:
         """Whether readers came to the end of an order a short while ago: they may not begin at the first step again."""
@@ -153,8 +151,7 @@ class HintedStreams:
     def describe(self) -> list[dict[str, int]]:
         """For the control file: per order its length and the place of its readers."""
         return [
-            {"steps": len(stream.order), "at": stream.front, "lowest": stream.order.lowest}
-            for stream in self._streams
+            {"steps": len(stream.order), "at": stream.front, "lowest": stream.order.lowest} for stream in self._streams
         ]
 
     def _drop_before(self, stream: HintedStream) -> None:

@@ -94,9 +94,7 @@ class OrderEvidence:
         return all(self._went_on)
 
 
-def ordered_runs(
-    runs: Sequence[AccessRun], evidence: OrderEvidence, *, first: Step, frontier: Step
-) -> list[AccessRun]:
+def ordered_runs(runs: Sequence[AccessRun], evidence: OrderEvidence, *, first: Step, frontier: Step) -> list[AccessRun]:
     """The runs that readers will continue; [first, frontier] are the steps that they may open."""
     trusted = evidence.trusts(frontier - first + 1)
     found = []

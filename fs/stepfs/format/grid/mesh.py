@@ -65,9 +65,7 @@ def parse_mesh(value: object) -> Mesh:
     """`pp=2, dp=4, tp=2` → mesh. `ValueError` names the mistake."""
     if isinstance(value, Mesh):
         return value
-    items = (
-        [_DIMENSION.fullmatch(item.strip()) for item in value.split(",")] if isinstance(value, str) else []
-    )
+    items = [_DIMENSION.fullmatch(item.strip()) for item in value.split(",")] if isinstance(value, str) else []
     if not items or None in items:
         raise ValueError(f"{value!r} is no mesh; write it as pp=2,dp=4,tp=2, slowest dimension first")
     mesh = Mesh(tuple((item[1], int(item[2])) for item in items if item))
@@ -80,13 +78,9 @@ def parse_mesh(value: object) -> Mesh:
                 f"{name} looks like a data dimension and is none; call it dp, fsdp, ddp, hsdp or dp_…, and cp by itself"
             )
     if not any(map(_is_data, names)):
-        raise ValueError(
-            "it has no data dimension; add one, such as dp=4 (dp=1 if every rank reads the same)"
-        )
+        raise ValueError("it has no data dimension; add one, such as dp=4 (dp=1 if every rank reads the same)")
     if mesh.data_ranks > SLICES_MAX:
-        raise ValueError(
-            f"its data dimensions make {mesh.data_ranks} slices; a step has at most {SLICES_MAX}"
-        )
+        raise ValueError(f"its data dimensions make {mesh.data_ranks} slices; a step has at most {SLICES_MAX}")
     if mesh.world > RANKS_MAX:
         raise ValueError(f"it has {mesh.world} ranks; the most is {RANKS_MAX}")
     return mesh

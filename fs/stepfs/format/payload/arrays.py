@@ -24,11 +24,7 @@ from stepfs.format.payload_kind import HEAD_BYTES, payload_problem
 _SAFETENSORS: Final = MappingProxyType(
     {
         "BOOL": "bool",
-        **{
-            f"{kind[0].upper()}{bits}": f"{kind}{bits}"
-            for kind in ("int", "uint")
-            for bits in (8, 16, 32, 64)
-        },
+        **{f"{kind[0].upper()}{bits}": f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)},
         **{f"F{bits}": f"float{bits}" for bits in (16, 32, 64)},
         "BF16": "bfloat16",
         "F8_E4M3": "float8_e4m3fn",
@@ -125,9 +121,7 @@ def _safetensors(excerpt: Excerpt) -> PayloadArrays:
 
 def _safetensors_header(data: bytes) -> dict[str, object]:
     try:
-        header = json.loads(
-            data.decode(), object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_int=_whole
-        )
+        header = json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_int=_whole)
     except UnreadablePayloadError:
         raise
     except UnicodeDecodeError as error:
@@ -207,8 +201,6 @@ def _npy(excerpt: Excerpt) -> ArrayInfo:
     header = read_npy_header(excerpt)
     sizes, values = sizes_of(header.shape), excerpt.length - header.values_at
     if sizes is None or array_bytes(header.dtype, sizes) not in {None, values}:
-        raise UnreadablePayloadError(
-            f"is {header.dtype} {list(header.shape)} and has {values} bytes of values"
-        )
+        raise UnreadablePayloadError(f"is {header.dtype} {list(header.shape)} and has {values} bytes of values")
     strided = header.fortran_order and len(sizes) > 1
     return ArrayInfo(ONLY_ARRAY, header.dtype, sizes, header.values_at, values, strided)

@@ -59,9 +59,7 @@ def read_npy_header(excerpt: Excerpt) -> NpyHeader:
         raise UnreadablePayloadError(f"has no header of an npy file: a dict of {', '.join(sorted(_KEYS))}")
     shape, order = header["shape"], header["fortran_order"]
     if not isinstance(shape, tuple) or not isinstance(order, bool):
-        raise UnreadablePayloadError(
-            "has no header of an npy file: shape must be a tuple, fortran_order a bool"
-        )
+        raise UnreadablePayloadError("has no header of an npy file: shape must be a tuple, fortran_order a bool")
     return NpyHeader(_dtype(header["descr"]), shape, order, begin + size)
 
 

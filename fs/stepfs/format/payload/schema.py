@@ -113,9 +113,7 @@ def given_schema(text: str, ext: str, what: str) -> PayloadSchema:
     except _MistakeError as error:
         raise UsageError(f"{what}: {error}") from error
     if schema.format != format_of(ext):
-        raise UsageError(
-            f"{what}: says the format {schema.format!r}, and the lake's files are {ext}; make them agree"
-        )
+        raise UsageError(f"{what}: says the format {schema.format!r}, and the lake's files are {ext}; make them agree")
     if (mistake := _unfit(schema)) is not None:
         raise UsageError(f"{what}: {mistake}")
     if len(schema.text().encode()) > SCHEMA_BYTES_MAX:
@@ -128,11 +126,7 @@ def _unfit(schema: PayloadSchema) -> str | None:
     for name, spec in (schema.arrays or {}).items():
         if spec.dtype in UNKNOWN_DTYPES.get(schema.format, ()):
             return f"{name}: {schema.format} files cannot hold {spec.dtype}; choose another dtype"
-        if (
-            schema.format == "bin"
-            and 0 in spec.shape
-            and not all(isinstance(size, int) for size in spec.shape)
-        ):
+        if schema.format == "bin" and 0 in spec.shape and not all(isinstance(size, int) for size in spec.shape):
             return f"{name}: no payload tells the open dimension of {spec}, which has no values; remove the 0"
     return None
 
@@ -155,18 +149,14 @@ def schema_text(text: str) -> str:
         return str(error)
     arrays = ", ".join(f"{name} {spec}" for name, spec in (schema.arrays or {}).items())
     tokenizer = schema.tokenizer.get("identity")
-    return (
-        schema.format + (f": {arrays}" if arrays else "") + (f"; tokenizer {tokenizer}" if tokenizer else "")
-    )
+    return schema.format + (f": {arrays}" if arrays else "") + (f"; tokenizer {tokenizer}" if tokenizer else "")
 
 
 class _MistakeError(ValueError):
     """The text is no schema; the message says why."""
 
 
-def _parsed(
-    text: str, what: str, *, known_keys_only: bool, format_default: str | None = None
-) -> PayloadSchema:
+def _parsed(text: str, what: str, *, known_keys_only: bool, format_default: str | None = None) -> PayloadSchema:
     if len(text.encode(errors="surrogatepass")) > SCHEMA_BYTES_MAX:
         raise _MistakeError(f"more than {SCHEMA_BYTES_MAX} bytes")
     body = _map(_json(text), "the schema")
@@ -213,9 +203,7 @@ def _array(name: str, value: object, known_keys_only: bool) -> ArraySpec:
     if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
         raise _MistakeError(f"{name}: dtype {_short(dtype)} is none of {' '.join(DTYPE_BYTES)}")
     if not isinstance(shape, list) or len(shape) > DIMENSIONS_MAX:
-        raise _MistakeError(
-            f"{name}: shape {_short(shape)} is no list of at most {DIMENSIONS_MAX} dimensions"
-        )
+        raise _MistakeError(f"{name}: shape {_short(shape)} is no list of at most {DIMENSIONS_MAX} dimensions")
     return ArraySpec(dtype, tuple(_dimension(name, size) for size in shape), file)
 
 
@@ -256,9 +244,7 @@ def _is_fact(name: str, value: object) -> bool:
 def _refuse_unknown(body: Mapping[str, object], known: set[str], where: str) -> None:
     unknown = sorted(set(body) - known)
     if unknown:
-        raise _MistakeError(
-            f"{where}: {unknown[0][:40]!r} means nothing; known are {' '.join(sorted(known))}"
-        )
+        raise _MistakeError(f"{where}: {unknown[0][:40]!r} means nothing; known are {' '.join(sorted(known))}")
 
 
 def _json(text: str) -> object:

@@ -74,9 +74,7 @@ def _sources(header: PayloadArrays) -> tuple[str, ...]:
 def _values(payload: bytes | memoryview, array: ArrayInfo) -> NDArray[Any]:
     size = values_bytes(array, array.nbytes)
     if size is None or not array.dtype.startswith(("int", "uint")):
-        raise UnreadablePayloadError(
-            f"has {array.name!r} of dtype {array.dtype}, which are no spans or tokens"
-        )
+        raise UnreadablePayloadError(f"has {array.name!r} of dtype {array.dtype}, which are no spans or tokens")
     at = array.offset
     if array.member_at is not None:
         local = payload[array.member_at : array.member_at + LOCAL_HEADER_BYTES]

@@ -60,8 +60,7 @@ class Listing:
     def to_shards(self) -> list[bytes]:
         """The bytes to store; equal listings have equal shards."""
         groups = [
-            self.files[first : first + SHARD_FILES_MAX]
-            for first in range(0, max(1, len(self.files)), SHARD_FILES_MAX)
+            self.files[first : first + SHARD_FILES_MAX] for first in range(0, max(1, len(self.files)), SHARD_FILES_MAX)
         ]
         return [
             msgpack.packb({"v": _VERSION, "shards": len(groups), "files": [file.frozen for file in group]})
@@ -78,9 +77,7 @@ def from_shards(shards: Sequence[bytes], digest: str) -> Listing:
     """The stored listing, without locations. `CorruptError` unless it has that digest."""
     listing = Listing(tuple(_thawed(shards)))
     if listing.digest != digest:
-        raise CorruptError(
-            f"the stored listing {digest} has other bytes; restore it, or give its source a new name"
-        )
+        raise CorruptError(f"the stored listing {digest} has other bytes; restore it, or give its source a new name")
     return listing
 
 

@@ -80,9 +80,7 @@ def rehearsed(head: LogState, commit: Commit) -> bytes:
     try:
         apply(head, commit, body)
     except CorruptError as error:
-        raise RefusedError(
-            f"a commit that no reader would accept is not written: {error}; report this"
-        ) from error
+        raise RefusedError(f"a commit that no reader would accept is not written: {error}; report this") from error
     return body
 
 
@@ -91,9 +89,7 @@ def _seal_segments(state: LogState) -> Applied:
     while len(state.tail) >= SEGMENT_STEPS:
         segment = Segment(state.sealed_segments, state.digest, state.tail[:SEGMENT_STEPS])
         segments.append(segment)
-        state = replace(
-            state, segment_refs=state.segment_refs + pack_ref(segment), tail=state.tail[SEGMENT_STEPS:]
-        )
+        state = replace(state, segment_refs=state.segment_refs + pack_ref(segment), tail=state.tail[SEGMENT_STEPS:])
     return Applied(state, tuple(segments))
 
 

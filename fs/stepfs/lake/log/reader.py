@@ -85,9 +85,7 @@ class LogReader:
                 reader.damage = LogDamage(Version(reader.head.version + 1), str(error))
             if await reader.confirm():
                 return reader
-        raise CorruptError(
-            f"{store.url}: the floor keeps passing the log; run `stepfs verify`, see its reclaimers"
-        )
+        raise CorruptError(f"{store.url}: the floor keeps passing the log; run `stepfs verify`, see its reclaimers")
 
     async def poll(self, published: Callable[[], None] = lambda: None) -> bool:
         """Look once for new commits; one request if there are none. True if `state` or `first_live_step` changed.

@@ -88,9 +88,7 @@ async def newest_snapshot(
     """
     passed_over = passed_over or PassedOver()
     while True:
-        async with aclosing(
-            confirmed_snapshots(store, identity, at_most=at_most, passed_over=passed_over)
-        ) as states:
+        async with aclosing(confirmed_snapshots(store, identity, at_most=at_most, passed_over=passed_over)) as states:
             async for state in states:
                 control.hint = max(control.hint, state.control)
                 return state
@@ -144,9 +142,7 @@ async def _candidates(store: Store, prefix: str, at_most: Version | None) -> lis
     return [Version(n) for n in sorted(listed, reverse=True) if n <= newest][:_CANDIDATES_MAX]
 
 
-async def _read_confirmed(
-    store: Store, identity: LakeIdentity, key: str, version: Version
-) -> LogState | None:
+async def _read_confirmed(store: Store, identity: LakeIdentity, key: str, version: Version) -> LogState | None:
     """One snapshot, checked against `log/<version>`; None if either was reclaimed meanwhile."""
     data = await store.get(key)
     log_key = numbered(log_prefix(identity.lake_id), version)
@@ -228,9 +224,7 @@ async def _write_snapshot(
     await _create(store, numbered(snapshot_prefix(identity.lake_id), state.version), snapshot)
 
 
-async def _rebuild(
-    store: Store, identity: LakeIdentity, base: LogState, until: Version
-) -> dict[SegmentIndex, Segment]:
+async def _rebuild(store: Store, identity: LakeIdentity, base: LogState, until: Version) -> dict[SegmentIndex, Segment]:
     rebuilt: dict[SegmentIndex, Segment] = {}
     state = base
     versions = [Version(number) for number in range(base.version + 1, until + 1)]
@@ -251,6 +245,4 @@ async def _create(store: Store, key: str, body: bytes) -> None:
     """
     outcome = settled(await take_slot(store, key, body), store, f"a snapshot waits for {key}")
     if outcome == SlotLost(taken=False):
-        raise StoreUnreachableError(
-            f"{key}: the store does not show what it calls taken; a snapshot waits for that"
-        )
+        raise StoreUnreachableError(f"{key}: the store does not show what it calls taken; a snapshot waits for that")

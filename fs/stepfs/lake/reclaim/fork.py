@@ -25,9 +25,7 @@ async def release_origins(reader: LogReader, origins: OriginStores, clock: Clock
         if reader.first_live_step < parent.end:
             need = parent.parent_step(reader.first_live_step)
             again = command("stepfs", "checkpoint", parent.url, "--group", group.name, need)
-            _log.warning(
-                "%s holds the steps of this fork no more, and may reclaim them: %s", parent.url, again
-            )
+            _log.warning("%s holds the steps of this fork no more, and may reclaim them: %s", parent.url, again)
         return
     # Another reclaimer, or an operator, may retire the group meanwhile: it is not brought back.
     if reader.first_live_step >= parent.end:
@@ -36,6 +34,4 @@ async def release_origins(reader: LogReader, origins: OriginStores, clock: Clock
         return
     need = parent.parent_step(reader.first_live_step)
     if need > record.need:
-        await group.revise(
-            lambda kept: kept if min(kept, default=need) > need else frozenset({need}), revives=False
-        )
+        await group.revise(lambda kept: kept if min(kept, default=need) > need else frozenset({need}), revives=False)

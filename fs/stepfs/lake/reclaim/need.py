@@ -38,10 +38,7 @@ async def ages_of_minima(control: Control, grace_s: float) -> dict[int, float]:
     prefix = control_prefix(control.identity.lake_id)
     listed = await listed_slots(control.store, prefix, after=former[0] - 1, ages=True)
     # A record that vanished is older than those after it.
-    return {
-        ended: max((entry.age_s for n, entry in listed.items() if n >= ended), default=0.0)
-        for ended in former
-    }
+    return {ended: max((entry.age_s for n, entry in listed.items() if n >= ended), default=0.0) for ended in former}
 
 
 def needed(record: ControlRecord, ages_s: Mapping[int, float], grace_s: float, next_step: Step) -> Need:
@@ -56,9 +53,7 @@ def needed(record: ControlRecord, ages_s: Mapping[int, float], grace_s: float, n
         name = min(record.groups, key=lambda group: record.groups[group].need)
         reason = f"group {name!r} needs step {step}"
     if step > next_step:
-        raise RefusedError(
-            f"{reason}, but only {next_step} are committed; is that checkpoint from another lake?"
-        )
+        raise RefusedError(f"{reason}, but only {next_step} are committed; is that checkpoint from another lake?")
     return Need(step, reason)
 
 

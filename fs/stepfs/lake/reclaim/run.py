@@ -170,9 +170,7 @@ class Reclaimer:
         before = self._progress
         return before is None or abs(self._clock.now_ms() - before.searched_ms) >= _SEARCH_MS
 
-    async def _sweep(
-        self, reader: LogReader, target: Target, need: Need, *, dry_run: bool, search: bool
-    ) -> Report:
+    async def _sweep(self, reader: LogReader, target: Target, need: Need, *, dry_run: bool, search: bool) -> Report:
         """Delete the objects below `target`, or with `dry_run` count them: both walk through the same objects."""
         remover = CountingRemover(None if dry_run else self._store)
         before, now_ms, number = self._progress, self._clock.now_ms(), max(reader.control.number, 0)
@@ -247,11 +245,7 @@ async def _target(reader: LogReader, need: Need) -> Target:
     first_live = Step(max(need.step or 0, reader.first_live_step))
     if first_live == reader.first_live_step:
         return Target(first_live, reader.control.floor)
-    lowest = (
-        reader.state.version
-        if first_live >= reader.state.next_step
-        else (await reader.entry(first_live)).version
-    )
+    lowest = reader.state.version if first_live >= reader.state.next_step else (await reader.entry(first_live)).version
     return Target(first_live, max(lowest, reader.control.floor))
 
 

@@ -52,9 +52,7 @@ def _floor_over(reader: LogReader, found: list[Version], lowest: Version) -> Ver
 async def _confirmed(reader: LogReader) -> list[Version]:
     """Versions of the newest confirmed snapshots, newest first, at most `_KEPT`."""
     found: list[Version] = []
-    async with aclosing(
-        confirmed_snapshots(reader.store, reader.identity, at_most=reader.state.version)
-    ) as states:
+    async with aclosing(confirmed_snapshots(reader.store, reader.identity, at_most=reader.state.version)) as states:
         async for state in states:
             found.append(state.version)
             if len(found) == _KEPT:

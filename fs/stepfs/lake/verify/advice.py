@@ -85,9 +85,7 @@ def _lost_steps(lake_id: str, damages: Iterable[Damage], live: range) -> list[in
     lost: set[int] = {damage.step for damage in damages if damage.step is not None}
     for damage in damages:
         segment = (
-            segment_of(index_prefix(lake_id), damage.key)
-            if damage.key.startswith(index_prefix(lake_id))
-            else None
+            segment_of(index_prefix(lake_id), damage.key) if damage.key.startswith(index_prefix(lake_id)) else None
         )
         if segment is not None:
             lost |= set(range(segment * SEGMENT_STEPS, (segment + 1) * SEGMENT_STEPS))

@@ -169,9 +169,7 @@ class _Scan:
                 return [Damage(entry.step, None, tgb.key, "the object is missing")]
             await trio.to_thread.run_sync(check.feed, window[:got])
             if got < size:
-                return [
-                    Damage(entry.step, None, tgb.key, f"the object ends at byte {offset + got} of {tgb.size}")
-                ]
+                return [Damage(entry.step, None, tgb.key, f"the object ends at byte {offset + got} of {tgb.size}")]
             offset += got
         return [Damage(entry.step, index, tgb.key, problem) for index, problem in check.finish()]
 

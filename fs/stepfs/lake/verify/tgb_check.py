@@ -122,9 +122,7 @@ class TgbCheck:
             read_footer(bytes(self._tail), size=self._offset, what=what)
         offset, length = read_footer(bytes(self._tail[-FOOTER_BYTES:]), size=self._offset, what=what)
         if offset < self._tail_from:
-            self._problems.append(
-                (None, f"the index at {offset} overlaps slices that end at {self._tail_from}")
-            )
+            self._problems.append((None, f"the index at {offset} overlaps slices that end at {self._tail_from}"))
             return
         start = offset - self._tail_from
         if self._dirty or any(self._tail[:start]):

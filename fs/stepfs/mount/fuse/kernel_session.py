@@ -86,9 +86,7 @@ async def answer() -> None:
 
 def _tells_the_end(error: BaseException) -> bool:
     """Handlers talk to the network, whose ECONNABORTED is a fault; `fuse_session_receive_buf` names the device's."""
-    return isinstance(error, ConnectionAbortedError) and str(error.strerror).startswith(
-        "fuse_session_receive_buf"
-    )
+    return isinstance(error, ConnectionAbortedError) and str(error.strerror).startswith("fuse_session_receive_buf")
 
 
 def stop() -> None:

@@ -162,9 +162,7 @@ class StepOperations(pyfuse3.Operations):
     async def releasedir(self, fh: pyfuse3.FileHandleT) -> None:
         del self._directories[fh]
 
-    async def open(
-        self, inode: pyfuse3.InodeT, flags: pyfuse3.FlagT, ctx: pyfuse3.RequestContext
-    ) -> pyfuse3.FileInfo:
+    async def open(self, inode: pyfuse3.InodeT, flags: pyfuse3.FlagT, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
         if flags & _WRITING:
             raise pyfuse3.FUSEError(errno.EROFS)
         node = node_of(inode)

@@ -20,9 +20,7 @@ SILENCE_S_MAX: Final = 15.0  # a healthy loop reads the clock more often: the wa
 class RunningTime(trio.abc.Clock):
     """Seconds; between two readings at most `silence_s_max` pass. Any thread may read it."""
 
-    def __init__(
-        self, silence_s_max: float | None = None, *, monotonic: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, silence_s_max: float | None = None, *, monotonic: Callable[[], float] = time.monotonic) -> None:
         """Default `SILENCE_S_MAX`."""
         self._silence_s_max = SILENCE_S_MAX if silence_s_max is None else silence_s_max
         self._monotonic = monotonic

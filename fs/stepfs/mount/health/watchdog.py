@@ -137,9 +137,7 @@ class Watchdog:
         while True:
             if directory is not None and self.answered() == seen:
                 with contextlib.suppress(OSError):  # an error is an answer, too
-                    await trio.to_thread.run_sync(
-                        os.statvfs, directory, abandon_on_cancel=True, limiter=threads
-                    )
+                    await trio.to_thread.run_sync(os.statvfs, directory, abandon_on_cancel=True, limiter=threads)
             seen = self.answered()
             self._proofs += 1
             await trio.sleep(self.timing.interval_s)
@@ -158,9 +156,7 @@ class Watchdog:
                 seen[place] = count
             stuck = silent_s[0] >= self.timing.stuck_s
             if stuck and not self._shown:
-                with contextlib.suppress(
-                    OSError, RuntimeError
-                ):  # no descriptor or no thread left: end nevertheless
+                with contextlib.suppress(OSError, RuntimeError):  # no descriptor or no thread left: end nevertheless
                     write_aside(thread_stacks())
             self._shown = stuck
             if max(silent_s) >= self.timing.abort_s:
@@ -182,9 +178,7 @@ def abort_and_exit(handle: int | None) -> NoReturn:
     `handle` comes from `abort_handle`. Without one the end of the process closes /dev/fuse, or makes the guardian
     abort the connection. The next mount cleans up.
     """
-    last_words = (
-        b"stepfs: the daemon is stuck; its connection was aborted, so that readers fail and do not hang\n"
-    )
+    last_words = b"stepfs: the daemon is stuck; its connection was aborted, so that readers fail and do not hang\n"
     try:
         if handle is not None:
             os.write(handle, b"1")

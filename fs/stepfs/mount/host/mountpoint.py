@@ -106,6 +106,4 @@ def _check_directory(directory: Path) -> None:
     if isinstance(names, OSError):
         raise RefusedError(f"{directory}: {names.strerror}; choose a directory you can read")
     if names:
-        raise RefusedError(
-            f"{directory} is not empty ({names[0]!r} …); mounting would hide that, choose another"
-        )
+        raise RefusedError(f"{directory} is not empty ({names[0]!r} …); mounting would hide that, choose another")

@@ -37,6 +37,4 @@ def _fusermount(directory: Path, *, lazy: bool) -> None:
     )
     if done.returncode:
         busy = "busy" in done.stderr.lower()
-        raise OSError(
-            errno.EBUSY if busy else errno.EPERM, done.stderr.strip() or "fusermount3 failed", str(directory)
-        )
+        raise OSError(errno.EBUSY if busy else errno.EPERM, done.stderr.strip() or "fusermount3 failed", str(directory))

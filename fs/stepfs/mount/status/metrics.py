@@ -61,15 +61,11 @@ class MountCollector(Collector):
         yield InfoMetricFamily("stepfs_mount", "What is mounted", value=dict(self.info))
         yield from self._requests()
         yield from self._times()
-        store = CounterMetricFamily(
-            "stepfs_store_requests", "Requests sent to the object store", labels=["verb"]
-        )
+        store = CounterMetricFamily("stepfs_store_requests", "Requests sent to the object store", labels=["verb"])
         for verb in ("get", "create", "put", "list", "delete"):
             store.add_metric([verb], getattr(self.store, verb))
         yield store
-        yield CounterMetricFamily(
-            "stepfs_store_read_bytes", "Bytes from the store", value=self.store.bytes_read
-        )
+        yield CounterMetricFamily("stepfs_store_read_bytes", "Bytes from the store", value=self.store.bytes_read)
         for name, value in self.data.as_dict().items():
             yield CounterMetricFamily(f"stepfs_data_{name}", HELP[name], value=value)
         for name, level in self.gauges().items():
@@ -81,9 +77,7 @@ class MountCollector(Collector):
         for operation, count in sorted(meter.requests.copy().items()):
             requests.add_metric([operation], count)
         yield requests
-        errors = CounterMetricFamily(
-            "stepfs_request_errors", "Requests that failed", labels=["operation", "errno"]
-        )
+        errors = CounterMetricFamily("stepfs_request_errors", "Requests that failed", labels=["operation", "errno"])
         for (operation, code), count in sorted(meter.errors.copy().items()):
             errors.add_metric([operation, errno.errorcode.get(code, str(code))], count)
         yield errors

@@ -13,9 +13,7 @@ from typing import Final
 
 from stepfs.store.answers import Answer, Verdict, verdict_of
 
-_STATUS: Final = re.compile(
-    r"Error performing [A-Z]+ \S+ in \S+ - Server returned non-2xx status code: (\d{3})\b"
-)
+_STATUS: Final = re.compile(r"Error performing [A-Z]+ \S+ in \S+ - Server returned non-2xx status code: (\d{3})\b")
 _DELETED: Final = re.compile(r"Bulk delete request failed for key \S+: .*\(code: (\d{3})\)", re.DOTALL)
 _CODE: Final = re.compile(r"<Code>(\w{1,80})</Code>")
 _REASON: Final = re.compile(r'(?:message|error): "([^"]+)"|\b(TimedOut|Incomplete\w+)\b')
@@ -25,9 +23,7 @@ _NO_TOKEN: Final = re.compile(r"performing token request|credential error|creden
 _SKEWED: Final = re.compile(r"date header too old|in a reasonable timeframe", re.IGNORECASE)
 _EXPIRED: Final = re.compile(r"not valid in the specified time frame", re.IGNORECASE)
 
-UNSIGNED: Final = Answer(
-    Verdict.UNREACHABLE, "the answer to a write is not the store's; look for a proxy in between"
-)
+UNSIGNED: Final = Answer(Verdict.UNREACHABLE, "the answer to a write is not the store's; look for a proxy in between")
 
 
 def read_answer(text: str) -> Answer:

@@ -149,9 +149,7 @@ class CloudStore:
         finally:
             abandoned.set()
 
-    async def list(
-        self, prefix: str, *, after: str = "", limit: int | None = None, ages: bool = False
-    ) -> Listing:
+    async def list(self, prefix: str, *, after: str = "", limit: int | None = None, ages: bool = False) -> Listing:
         wanted = self._prefix + check_prefix(prefix)
         directory = wanted[: wanted.rfind("/") + 1]  # obstore lists directories alone
         rows_max = self._place.keys_per_page

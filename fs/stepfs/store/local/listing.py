@@ -17,9 +17,7 @@ from pathlib import Path
 from stepfs.store.api import Entry
 
 
-def list_keys(
-    root: Path, prefix: str, after: str, limit: int | None, *, now_s: float | None = None
-) -> list[Entry]:
+def list_keys(root: Path, prefix: str, after: str, limit: int | None, *, now_s: float | None = None) -> list[Entry]:
     """Regular files under `root` whose relative path starts with `prefix` and is > `after`.
 
     `now_s` is the file system's time, for ages: the seconds since the inode last changed. That is when the name was
@@ -32,9 +30,7 @@ def list_keys(
     return list(islice(_walk(root, start, rest, after, limit, now_s), limit))
 
 
-def _walk(
-    root: Path, base: str, starts: str, after: str, limit: int | None, now_s: float | None
-) -> Iterator[Entry]:
+def _walk(root: Path, base: str, starts: str, after: str, limit: int | None, now_s: float | None) -> Iterator[Entry]:
     for child in _in_order(_children(root / base, base, starts, after), limit):
         if child.endswith("/"):
             yield from _walk(root, child, "", after, limit, now_s)

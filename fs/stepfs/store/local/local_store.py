@@ -80,9 +80,7 @@ class LocalStore:
         await self._run(self._put, check_key(key), parts)
         self.counts.bytes_written += sum(memoryview(part).nbytes for part in parts)
 
-    async def list(
-        self, prefix: str, *, after: str = "", limit: int | None = None, ages: bool = False
-    ) -> list[Entry]:
+    async def list(self, prefix: str, *, after: str = "", limit: int | None = None, ages: bool = False) -> list[Entry]:
         self.counts.note("list", prefix)
         return await self._run(self._list, check_prefix(prefix), after, limit, ages)
 
@@ -182,9 +180,7 @@ class LocalStore:
             except OSError:
                 return Put.UNKNOWN  # visible, maybe not durable
             return Put.CREATED
-        raise RefusedError(
-            f"cannot create {self._key(target)}: its directory or temporary file keeps vanishing"
-        )
+        raise RefusedError(f"cannot create {self._key(target)}: its directory or temporary file keeps vanishing")
 
     def _same(self, target: Path, body: bytes) -> bool:
         with self._opened(self._key(target)) as found:

@@ -88,9 +88,7 @@ class Clients:
     def _client(self, role: str, attempts: int, threads: int, timeout_s: float) -> S3Client:
         with self._lock:
             if self._pid not in {None, os.getpid()}:
-                raise RefusedError(
-                    "this process was forked after the store was used; open the store in the child"
-                )
+                raise RefusedError("this process was forked after the store was used; open the store in the child")
             self._pid = os.getpid()
             if role not in self._made:
                 self._made[role] = self._make(attempts, threads, timeout_s)

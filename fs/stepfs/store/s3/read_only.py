@@ -82,16 +82,12 @@ class ReadOnlyBucket:
             if answer.get("ETag") != etag:  # a server that ignores If-Match
                 raise self._replaced(key)
             if not answer.get("ContentRange", "").startswith(f"bytes {first}-"):
-                raise RefusedError(
-                    f"s3://{self.bucket}/{key}: the server ignores Range requests; use another server"
-                )
+                raise RefusedError(f"s3://{self.bucket}/{key}: the server ignores Range requests; use another server")
             while piece := body.read(1 << 20):
                 found += piece
 
     def _replaced(self, key: str) -> StepfsError:
-        return RefusedError(
-            f"s3://{self.bucket}/{key} was replaced since it was listed (other etag); {_RESTORE}"
-        )
+        return RefusedError(f"s3://{self.bucket}/{key} was replaced since it was listed (other etag); {_RESTORE}")
 
     def _explained(self, error: Exception, doing: str) -> StepfsError:
         explained = explain(read_error(error), f"s3://{self.bucket}", doing, S3)

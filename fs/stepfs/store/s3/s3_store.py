@@ -117,9 +117,7 @@ class S3Store:
         name = self._name(key)
         upload = Upload(self.bucket, name, byte_views([body]), encryption())
         try:
-            await self._call(
-                "create", (key,), lambda: upload.create(self._clients.commit(), body), abandon=False
-            )
+            await self._call("create", (key,), lambda: upload.create(self._clients.commit(), body), abandon=False)
         except FAILURES as error:
             outcome = create_outcome(read_error(error))
             if outcome is None:
@@ -147,9 +145,7 @@ class S3Store:
         finally:
             upload.abandoned.set()  # a thread that is still sending stops
 
-    async def list(
-        self, prefix: str, *, after: str = "", limit: int | None = None, ages: bool = False
-    ) -> Listing:
+    async def list(self, prefix: str, *, after: str = "", limit: int | None = None, ages: bool = False) -> Listing:
         check_prefix(prefix)
         found: Listing = []
         request: ListObjectsV2RequestTypeDef = {"Bucket": self.bucket, "Prefix": self._prefix + prefix}
@@ -158,9 +154,7 @@ class S3Store:
         while limit is None or len(found) < limit:
             request["MaxKeys"] = _PAGE if limit is None else min(_PAGE, limit - len(found))
             try:
-                page = await self._call(
-                    "list", (prefix,), lambda: self._clients.data().list_objects_v2(**request)
-                )
+                page = await self._call("list", (prefix,), lambda: self._clients.data().list_objects_v2(**request))
             except FAILURES as error:
                 raise self._explain(error, "list", prefix) from error
             found += page_entries(page, self._prefix, ages=ages)
@@ -181,9 +175,7 @@ class S3Store:
     async def keeps_versions(self) -> bool:
         """Whether the bucket keeps overwritten and deleted objects; False if the server does not answer soon."""
         with suppress(StepfsError, *FAILURES), trio.move_on_after(_ADVICE_S):
-            state = await self._call(
-                "get", (), lambda: self._clients.data().get_bucket_versioning(Bucket=self.bucket)
-            )
+            state = await self._call("get", (), lambda: self._clients.data().get_bucket_versioning(Bucket=self.bucket))
             return state.get("Status") == "Enabled"  # suspended: later writes replace each other
         return False
 
@@ -198,14 +190,10 @@ class S3Store:
                 return
             for key, code in failed.items():
                 if not is_passing(code):
-                    raise RefusedError(
-                        f"cannot delete {key} in {self.url} ({code}); check the rights of this role"
-                    )
+                    raise RefusedError(f"cannot delete {key} in {self.url} ({code}); check the rights of this role")
             batch = tuple(failed)
             await trio.sleep(entropy.uniform(0.0, 0.1 * 2**attempt))
-        raise StoreUnreachableError(
-            f"cannot delete {batch[0]} in {self.url}: the server puts it off; retry later"
-        )
+        raise StoreUnreachableError(f"cannot delete {batch[0]} in {self.url}: the server puts it off; retry later")
 
     async def aclose(self) -> None:
         await trio.to_thread.run_sync(self._clients.close)

@@ -128,9 +128,7 @@ class Call(Protocol):
 class Upload:
     """One object on its way up."""
 
-    def __init__(
-        self, bucket: str, name: str, views: Sequence[memoryview], encryption: dict[str, str]
-    ) -> None:
+    def __init__(self, bucket: str, name: str, views: Sequence[memoryview], encryption: dict[str, str]) -> None:
         self._target: dict[str, Any] = {"Bucket": bucket, "Key": name}
         self._views = views
         self._encryption: dict[str, Any] = dict(encryption)
@@ -220,9 +218,7 @@ class Upload:
 
     def _complete(self, client: S3Client, upload_id: str, parts: list[CompletedPartTypeDef]) -> None:
         try:
-            client.complete_multipart_upload(
-                **self._target, UploadId=upload_id, MultipartUpload={"Parts": parts}
-            )
+            client.complete_multipart_upload(**self._target, UploadId=upload_id, MultipartUpload={"Parts": parts})
         except FAILURES as error:
             # the retry of a completion that succeeded finds no upload any more, but the object
             if read_error(error).said != "NoSuchUpload":

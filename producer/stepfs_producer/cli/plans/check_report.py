@@ -33,9 +33,7 @@ _USAGE: Final = 2
 
 
 def schema_text() -> str:
-    return json.dumps(
-        {"$schema": "https://json-schema.org/draft/2020-12/schema", **Plan.model_json_schema()}, indent=1
-    )
+    return json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **Plan.model_json_schema()}, indent=1)
 
 
 def check_plan(path: Path, *, sources: bool, as_json: bool) -> str:
@@ -149,10 +147,7 @@ class _Report:
         return header, rows
 
     def _shares(self, entry: MixEntry) -> dict[str, Fraction]:
-        return {
-            name: Fraction(share, ONE)
-            for name, share in zip(sorted(self.plan.sources), entry.shares, strict=True)
-        }
+        return {name: Fraction(share, ONE) for name, share in zip(sorted(self.plan.sources), entry.shares, strict=True)}
 
     def _source(self, name: str) -> dict[str, Any]:
         facts = None if self.facts is None else self.facts[name]

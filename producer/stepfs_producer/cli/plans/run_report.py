@@ -51,8 +51,7 @@ def _line(result: RunResult) -> str:
         return f"{result.producer_id}: no further step; {totals.state.step} steps in total; {ended}{sealed}"
     measures = totals.measures()
     shares = ", ".join(
-        f"{printable(name)} {one['share']:.2%}"
-        + (f" ({one['skipped']} records skipped)" if one["skipped"] else "")
+        f"{printable(name)} {one['share']:.2%}" + (f" ({one['skipped']} records skipped)" if one["skipped"] else "")
         for name, one in totals.sources().items()
     )
     bottleneck = "" if result.bottleneck is None else f"bottleneck: {printable(str(result.bottleneck))}; "

@@ -13,9 +13,7 @@ from stepfs_producer.run.options import LimitSteps
 class TextOptions:
     """The plan that a run of text gets, and where that run ends."""
 
-    slices: Annotated[
-        int | None, Opt("--slices", "Slices per step; needed to create the lake.", "N", least=1)
-    ] = None
+    slices: Annotated[int | None, Opt("--slices", "Slices per step; needed to create the lake.", "N", least=1)] = None
     seq_len: Annotated[int, Opt("--seq-len", "Tokens per row.", "L", least=2)] = 1024
     batch_size: Annotated[int, Opt("--batch-size", "Rows per slice.", "B", least=1)] = 8
     tokenizer_file: Annotated[

@@ -42,9 +42,7 @@ def shape_of_lake(lake: str, slices: int | None, ext: str | None, store_options:
         has = f"{lake} has {identity.slices} slices per step, not {slices}"
         raise RefusedError(f"{has}; name another lake, or give --slices {identity.slices}")
     if ext not in {None, identity.ext}:
-        raise RefusedError(
-            f"{lake} holds {identity.ext} files, not {ext}; name another lake, or leave --ext out"
-        )
+        raise RefusedError(f"{lake} holds {identity.ext} files, not {ext}; name another lake, or leave --ext out")
     return LakeShape(identity.slices, identity.ext)
 
 
@@ -64,9 +62,7 @@ def parsed_shard(text: str) -> tuple[int, int]:
         raise UsageError(f"--shard: {error}") from error
 
 
-def text_plan(
-    inputs: Sequence[str], shape: LakeShape, options: TextOptions, endpoint_url: str | None
-) -> Plan:
+def text_plan(inputs: Sequence[str], shape: LakeShape, options: TextOptions, endpoint_url: str | None) -> Plan:
     """A row is a micro-batch, so a file holds `batch_size` rows. `UsageError` for a value that a plan cannot have."""
     tokenizer = options.tokenizer_file
     source = _format_of(inputs, endpoint_url)
@@ -105,8 +101,6 @@ def _format_of(inputs: Sequence[str], endpoint_url: str | None) -> dict[str, Any
     if all(json_lines):
         return {"format": "jsonl"}
     if any(json_lines):
-        raise UsageError(
-            "the inputs are .jsonl files and others; name one kind, or write a plan with a source of each"
-        )
+        raise UsageError("the inputs are .jsonl files and others; name one kind, or write a plan with a source of each")
     skip = {"do": "skip", "at_most": "100%", "in_a_row": _SOME}
     return {"format": "text", "records": "files", "on_error": skip}

@@ -38,9 +38,7 @@ def problems_of_plan(
         problems += _mix(fields["mix"])
     if "output" in fields and "stages" in fields:
         problems += _lengths(fields["output"], fields["stages"], len(sources or ()))
-        problems += _lengths_of_sources(
-            fields["output"], fields["stages"], fields.get("sources", {}), sources or {}
-        )
+        problems += _lengths_of_sources(fields["output"], fields["stages"], fields.get("sources", {}), sources or {})
     if "output" in fields:
         problems += problems_of_use(fields, fields["output"].columns)
     if {"until", "defaults", "sources"} <= set(fields):
@@ -91,9 +89,7 @@ def _mix(entries: Sequence[Mix]) -> Iterator[Problem]:
     for number, entry in enumerate(entries):
         where = ("mix", number)
         if not any(entry.weights.values()):
-            yield Problem(
-                (*where, "weights"), "all weights are zero; give at least one source a positive weight"
-            )
+            yield Problem((*where, "weights"), "all weights are zero; give at least one source a positive weight")
         if entry.ramp_to is not None and entry.from_ is not None:
             yield Problem((*where, "ramp_to"), "give one of from and ramp_to", of_key=True)
         if number == 0 and entry.ramp_to is not None:
@@ -119,9 +115,7 @@ def _lengths(output: Output, stages: Sequence[Stage], sources: int) -> Iterator[
             yield Problem(("stages",), "give one of output.sequence_length and stages", of_key=True)
     elif not stages:
         yield Problem(("output",), "sequence_length is missing; add sequence_length: 4096, or stages")
-    places += [
-        (("stages", number, "sequence_length"), one.sequence_length) for number, one in enumerate(stages)
-    ]
+    places += [(("stages", number, "sequence_length"), one.sequence_length) for number, one in enumerate(stages)]
     if stages and stages[0].from_:
         yield Problem(("stages", 0, "from"), f"the first stage begins at 0, not at {stages[0].from_}")
     for number, (before, after) in enumerate(pairwise(stages), start=1):
@@ -172,14 +166,14 @@ def _unfit(where: Where, length: int, step: int, row: int) -> Iterator[Problem]:
         )
 
 
-def _rows(
-    output: Output, places: Sequence[tuple[tuple[str | int, ...], int]], longest: int
-) -> Iterator[Problem]:
+def _rows(output: Output, places: Sequence[tuple[tuple[str | int, ...], int]], longest: int) -> Iterator[Problem]:
     whole = output.micro_batch_tokens or longest
     mesh: Mesh = output.mesh
     for where, length in places:
         if whole % length:
-            what = f"sequence_length {length} does not divide micro_batch_tokens {whole}; choose a multiple of each length"
+            what = (
+                f"sequence_length {length} does not divide micro_batch_tokens {whole}; choose a multiple of each length"
+            )
             yield Problem(where, what)
     units = mesh.data_ranks * output.micro_batches
     beside = sum(column.file == "own" for column in output.columns.values())

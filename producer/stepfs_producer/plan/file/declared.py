@@ -42,9 +42,9 @@ class Defaults(Part):
 
     example: ClassVar[str] = "{shuffle: {block: 8MiB}, long: split}"
 
-    shuffle: Annotated[
-        Shuffle | None, BeforeValidator(_none_shuffles_nothing, Shuffle | Literal["none"] | None)
-    ] = Shuffle()
+    shuffle: Annotated[Shuffle | None, BeforeValidator(_none_shuffles_nothing, Shuffle | Literal["none"] | None)] = (
+        Shuffle()
+    )
     """In which blocks records are shuffled; `none`: as stored."""
     long: Annotated[Long, choice("way", Long)] = Long.SPLIT
     """What becomes of a document longer than a row, or than the sequence_length of its source: split, truncate or drop."""
@@ -172,11 +172,7 @@ class Source(_Files):
 def _images_alone(images: Images | None, transform: str | None) -> list[Problem]:
     if images is None or transform is not None:
         return []
-    return [
-        Problem(
-            ("images",), "images need a transform to put them into a sample; add transform: module:function"
-        )
-    ]
+    return [Problem(("images",), "images need a transform to put them into a sample; add transform: module:function")]
 
 
 _FORMATS: Final[Mapping[str, type[_Files]]] = {

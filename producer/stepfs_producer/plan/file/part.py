@@ -101,9 +101,7 @@ class Part(BaseModel):
         return _details(Problem(where, what, of_key=kind == OF_KEY))
 
     @classmethod
-    def __get_pydantic_json_schema__(
-        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         found = handler(schema)
         if cls.short is None:
             return found

@@ -58,9 +58,7 @@ def _entries(value: object) -> object:
 
 def _known_version(value: object) -> int:
     if value not in (VERSION, str(VERSION)):
-        raise ValueError(
-            f"version {value} of plan files is unknown; write version: {VERSION}, or upgrade stepfs"
-        )
+        raise ValueError(f"version {value} of plan files is unknown; write version: {VERSION}, or upgrade stepfs")
     return VERSION
 
 
@@ -120,7 +118,6 @@ def _weighed(mix: object) -> list[list[str]]:
     if not isinstance(entries, list | tuple):
         return []
     weights = [
-        entry.get("weights") if isinstance(entry, Mapping) else getattr(entry, "weights", {})
-        for entry in entries
+        entry.get("weights") if isinstance(entry, Mapping) else getattr(entry, "weights", {}) for entry in entries
     ]
     return [[str(name) for name in names] if isinstance(names, Mapping) else [] for names in weights]

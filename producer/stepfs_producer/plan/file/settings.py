@@ -48,13 +48,11 @@ class Output(Part):
     """The files of a step."""
 
     example: ClassVar[str] = '{ext: .safetensors, mesh: "dp=8", sequence_length: 4096}'
-    refused: ClassVar[Mapping[str, str]] = {
-        "parts": "parts: several parts are not supported yet; remove the key"
-    }
+    refused: ClassVar[Mapping[str, str]] = {"parts": "parts: several parts are not supported yet; remove the key"}
 
-    ext: Annotated[
-        Literal[".safetensors", ".npy", ".pt", ".tar", ".bin"], choice("extension", EXTENSIONS)
-    ] = ".safetensors"
+    ext: Annotated[Literal[".safetensors", ".npy", ".pt", ".tar", ".bin"], choice("extension", EXTENSIONS)] = (
+        ".safetensors"
+    )
     """Kind of file."""
     mesh: Annotated[Mesh, Parsed(parse_mesh, {"type": "string"})]
     """The trainer's mesh, slowest dimension first, such as pp=2,dp=4,tp=2. Each coordinate of dp has files."""
@@ -62,9 +60,7 @@ class Output(Part):
     """Tokens of a row, unless `stages` say so."""
     micro_batches: Annotated[int, whole(1, MICRO_BATCHES_MAX)] = 1
     """Per data-parallel rank and step."""
-    files: Annotated[
-        Literal["ranks", "micro_batches"], choice("kind of files", ("ranks", "micro_batches"))
-    ] = "ranks"
+    files: Annotated[Literal["ranks", "micro_batches"], choice("kind of files", ("ranks", "micro_batches"))] = "ranks"
     """ranks: one per rank, of all its micro-batches; micro_batches: one of each, so that other meshes can read the lake."""
     micro_batch_tokens: Length | None = None
     """A multiple of every stage's sequence length; by default the longest."""

@@ -54,9 +54,7 @@ def _refuse_size(depth: int, mark: yaml.Mark) -> NoReturn:
     line, column = _spot(mark)
     if depth > DEPTH_MAX:
         raise _TooMuchError(f"{line}:{column}: nested deeper than {DEPTH_MAX} levels; a plan is flatter")
-    raise _TooMuchError(
-        f"{line}:{column}: more than {NODES_MAX} values, aliases expanded; write a shorter plan"
-    )
+    raise _TooMuchError(f"{line}:{column}: more than {NODES_MAX} values, aliases expanded; write a shorter plan")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +98,10 @@ class Places:
             if not isinstance(key, yaml.ScalarNode):
                 self.problems.append((spot, "a key is a list or a mapping; write text"))
             elif key.value == _MERGE and key.style is None:
-                self.problems.append(
-                    (spot, "merge keys are not supported; write the keys out, or use defaults")
-                )
+                self.problems.append((spot, "merge keys are not supported; write the keys out, or use defaults"))
             elif key.value in found:
                 first = ":".join(map(str, self.keys[(*where, key.value)]))
-                self.problems.append(
-                    (spot, f"key {key.value!r} stands here twice (first at {first}); remove one")
-                )
+                self.problems.append((spot, f"key {key.value!r} stands here twice (first at {first}); remove one"))
             else:
                 self.keys[(*where, key.value)] = spot
                 found[key.value] = self.tree(value, (*where, key.value))
@@ -179,9 +173,7 @@ def _syntax_error(error: Exception, data: bytes) -> str:
     if isinstance(error, yaml.MarkedYAMLError):
         mark = error.problem_mark or error.context_mark
         line, column = _spot(mark) if mark is not None else (1, 1)
-        return (
-            f"{line}:{column}: no YAML: {error.problem or error.context}; correct the line, or quote its text"
-        )
+        return f"{line}:{column}: no YAML: {error.problem or error.context}; correct the line, or quote its text"
     return str(error) if isinstance(error, _TooMuchError) else "1:1: nested too deeply; a plan is flatter"
 
 

@@ -122,9 +122,7 @@ def _facts(spec: SourceSpec, listing: Listing, work: TransformSpec | None, sampl
             f"none of the {sampled} records looked at can be decoded ({next(iter(bad.values()))}); name the right field or "
             "format, or repair the files"
         )
-    return SourceFacts(
-        len(listing.files), listing.total_bytes, layout.largest_block_bytes, tokens, sampled, bad
-    )
+    return SourceFacts(len(listing.files), listing.total_bytes, layout.largest_block_bytes, tokens, sampled, bad)
 
 
 def _sampled(
@@ -156,9 +154,7 @@ def _tasks(layout: Layout) -> Iterator[BlockTask]:
         place = task.next_fragment
 
 
-def _estimate(
-    layout: Layout, listing: Listing, task: BlockTask, tokens: int, part: float, records: int
-) -> int | None:
+def _estimate(layout: Layout, listing: Listing, task: BlockTask, tokens: int, part: float, records: int) -> int | None:
     if not tokens:
         return None
     of_block = tokens / part

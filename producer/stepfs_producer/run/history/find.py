@@ -83,9 +83,7 @@ async def find_record(log: LogReader, reader: LineageReader, asked: Asked) -> li
             continue  # of another pipeline
     known = sorted({name for state in producers.values() for name in state.sources})
     if asked.source not in known:
-        raise AbsentError(
-            f"the lake has no source {asked.source!r}; its plans have: {', '.join(known) or 'none'}"
-        )
+        raise AbsentError(f"the lake has no source {asked.source!r}; its plans have: {', '.join(known) or 'none'}")
     found: list[Holder | NotHeld] = []
     for producer_id, state in sorted(one for one in producers.items() if asked.source in one[1].sources):
         digest = state.sources[asked.source].listing

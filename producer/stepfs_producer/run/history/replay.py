@@ -80,9 +80,7 @@ class _Stretch:
         return self.commits[-1].state
 
 
-async def replay(
-    options: ReplayOptions, reader: LineageReader, *, progress: Progress = show_nothing
-) -> Replay:
+async def replay(options: ReplayOptions, reader: LineageReader, *, progress: Progress = show_nothing) -> Replay:
     """Make the steps of the reader's lake again. `AbsentError`, `RefusedError`, `UsageError` name what is missing."""
     begun_s = time.monotonic()
     find_modules_in(options.directory)
@@ -104,9 +102,7 @@ class _Run:
         each = grid.slices // grid.ranks
         wanted = range(grid.ranks) if options.ranks is None else options.ranks
         if wanted and max(wanted) >= grid.ranks:
-            raise UsageError(
-                f"--ranks names rank {max(wanted)}; the lake has {grid.ranks} data ranks, from 0 on"
-            )
+            raise UsageError(f"--ranks names rank {max(wanted)}; the lake has {grid.ranks} data ranks, from 0 on")
         self._slices = tuple(index for rank in wanted for index in range(rank * each, (rank + 1) * each))
         self.result = Replay(options, self._log.identity.lake_id, positions.producer_id)
 
@@ -155,9 +151,7 @@ class _Run:
     async def _stretches(self) -> list[_Stretch]:
         positions, wanted = self._positions, self._options.steps
         if wanted.start < positions.first:
-            raise AbsentError(
-                f"steps below {positions.first} cannot be made again here: {positions.why_first}"
-            )
+            raise AbsentError(f"steps below {positions.first} cannot be made again here: {positions.why_first}")
         commit = await self._commit(wanted.start)
         assert commit is not None
         before = None if commit.first else await positions.before(commit.steps.start)
@@ -239,9 +233,5 @@ class _Run:
                 self._positions.producer_id,
                 Epoch(epoch),
             )
-            changes += [
-                LibraryChange(name, was, here.get(name))
-                for name, was in then.items()
-                if was != here.get(name)
-            ]
+            changes += [LibraryChange(name, was, here.get(name)) for name, was in then.items() if was != here.get(name)]
         self.result.libraries += [one for one in dict.fromkeys(changes) if one not in self.result.libraries]

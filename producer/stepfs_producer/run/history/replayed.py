@@ -73,9 +73,7 @@ class ComparingSink:
     identity: LakeIdentity
     reader: LineageReader
 
-    async def append(
-        self, batch: Sequence[bytes], *, position: Mapping[str, object], records: Sequence[int]
-    ) -> None:
+    async def append(self, batch: Sequence[bytes], *, position: Mapping[str, object], records: Sequence[int]) -> None:
         """Compare one step; none that was not asked for."""
         expected = self.placed.get(_step_of(position))
         if expected is None:
@@ -118,9 +116,7 @@ class WritingSink:
     identity: LakeIdentity
     directory: Path
 
-    async def append(
-        self, batch: Sequence[bytes], *, position: Mapping[str, object], records: Sequence[int]
-    ) -> None:
+    async def append(self, batch: Sequence[bytes], *, position: Mapping[str, object], records: Sequence[int]) -> None:
         """Write one step; none that was not asked for. `RefusedError` if it is there, or cannot be written."""
         del records
         expected = self.placed.get(_step_of(position))
@@ -139,9 +135,7 @@ class WritingSink:
             for index, payload in zip(self.slices, batch, strict=True):
                 (directory / names.name_of(SliceIndex(index)).decode()).write_bytes(payload)
         except OSError as error:
-            raise RefusedError(
-                f"--to {directory}: {error.strerror}; name an empty directory with room"
-            ) from error
+            raise RefusedError(f"--to {directory}: {error.strerror}; name an empty directory with room") from error
 
 
 def _step_of(position: Mapping[str, object]) -> int:

@@ -63,9 +63,7 @@ def record_texts(
         if name in listings
     }
     return [
-        sources[part.source].text(part)
-        if part.source in sources
-        else NoText("its source is not in the lake's plan")
+        sources[part.source].text(part) if part.source in sources else NoText("its source is not in the lake's plan")
         for part in parts
     ]
 

@@ -42,8 +42,7 @@ class Needs:
 def look_of(sources: Sequence[LoadedSource], lake_id: str, options: RunOptions) -> Look:
     """A call that finds the lacks of another machine, there."""
     firsts = [
-        (one.spec, one.transform, one.layout.fragment(0).ref if one.layout.fragments_count else None)
-        for one in sources
+        (one.spec, one.transform, one.layout.fragment(0).ref if one.layout.fragments_count else None) for one in sources
     ]
     return partial(lacking, Needs({name: libraries()[name] for name in _COMPARED}, firsts, lake_id, options))
 

@@ -32,9 +32,7 @@ async def open_engine(
     cores = len(os.sched_getaffinity(0))
     if options.engine == "local":
         workers = options.workers or Workers(cores, cores)
-        async with local_engine(
-            workers.least, preload=partial(preload, directory, prepared.modules)
-        ) as engine:
+        async with local_engine(workers.least, preload=partial(preload, directory, prepared.modules)) as engine:
             yield engine, workers.most
         return
     from stepfs_producer.engine.ray import ray_engine  # noqa: PLC0415  (an extra, which few runs need)
@@ -43,8 +41,7 @@ async def open_engine(
     given = options.workers or (Workers(cores, cores) if address is None else None)
     rules, sources = prepared.rules, prepared.sources
     travels = any(
-        source.transform.call or source.transform.tokenizer.file or ":" in source.spec.format
-        for source in sources
+        source.transform.call or source.transform.tokenizer.file or ":" in source.spec.format for source in sources
     )
     memory = None if given is None else memory_of(options.memory_bytes, rules, sources, given.most)
     async with ray_engine(

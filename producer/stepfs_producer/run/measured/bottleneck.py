@@ -100,9 +100,7 @@ class Waits:
         return max(seconds.keys() - planning.keys(), key=seconds.__getitem__)
 
 
-def bottleneck_of(
-    waits: Waits, *, held_s: float, work_s: float, elapsed_s: float, workers: int
-) -> Bottleneck | None:
+def bottleneck_of(waits: Waits, *, held_s: float, work_s: float, elapsed_s: float, workers: int) -> Bottleneck | None:
     """None if a run waited for nothing. `work_s`: seconds of tasks in `elapsed_s` at the pace of this run."""
     most = waits.most(held_s)
     if most is None:

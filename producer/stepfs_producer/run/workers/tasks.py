@@ -63,10 +63,7 @@ def transform(
     """Records `first` … `last` - 1 of a block; see `timed_transform`."""
     records = block.part(first, last)
     made, seconds = timed_transform(spec, seed, epoch, name, records)
-    bad = {
-        index: (int(records.files[index]), int(records.offsets[index]), why)
-        for index, why in made.bad.items()
-    }
+    bad = {index: (int(records.files[index]), int(records.offsets[index]), why) for index, why in made.bad.items()}
     begins = np.concatenate([[0], np.cumsum(np.maximum(made.lengths, 0))])
     group = SampleGroup(begins, made.ids, made.mask, records.files, records.offsets, made.columns)
     columns = None if made.columns is None else made.columns.counts

@@ -65,9 +65,7 @@ def _check(payloads: Sequence[bytes], identity: LakeIdentity, url: str) -> None:
     from stepfs_producer.tgb_writer import check_kind, check_schema  # noqa: PLC0415
 
     if len(payloads) != identity.slices:
-        raise UsageError(
-            f"a step of {len(payloads)} files for a lake of {identity.grid}; run the lake's own plan"
-        )
+        raise UsageError(f"a step of {len(payloads)} files for a lake of {identity.grid}; run the lake's own plan")
     if identity.check_payload:
         check_kind(payloads, ext=identity.ext)
     schema = _schema(identity, url)

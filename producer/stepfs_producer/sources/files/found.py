@@ -58,15 +58,11 @@ def find_files(
             taken.setdefault(location, FoundFile(f"{number}/{below}", location, size, etag))
         if not matched:
             wanted = f" that end in {', '.join(suffixes)}" if suffixes and not _is_glob(entry) else ""
-            raise AbsentError(
-                f"{entry}: no files{wanted}; name files, a directory of them, or a glob that matches"
-            )
+            raise AbsentError(f"{entry}: no files{wanted}; name files, a directory of them, or a glob that matches")
     files = sorted(taken.values(), key=lambda file: file.name.encode())
     for before, after in pairwise(files):
         if before.name == after.name:
-            raise UsageError(
-                f"{before.location} and {after.location} have the same printable name; rename one"
-            )
+            raise UsageError(f"{before.location} and {after.location} have the same printable name; rename one")
     return files
 
 
@@ -156,9 +152,7 @@ def _below(path: str, prefix: str) -> str:
     return os.fsencode(os.path.relpath(path, prefix)).decode("utf-8", "backslashreplace")
 
 
-def _objects(
-    entry: str, suffixes: Sequence[str], endpoint_url: str | None, profile: str | None
-) -> Iterator[Found]:
+def _objects(entry: str, suffixes: Sequence[str], endpoint_url: str | None, profile: str | None) -> Iterator[Found]:
     name, key = split_url(entry)
     bucket = bucket_of(name, endpoint_url, profile)
     if _is_glob(key):
@@ -176,12 +170,7 @@ def _objects(
             return
         below = found.key.removeprefix(prefix)
         hidden = any(part.startswith(".") for part in below.split("/"))
-        if (
-            found.key.startswith(prefix)
-            and not hidden
-            and below[-1:] not in {"", "/"}
-            and _wanted(below, suffixes)
-        ):
+        if found.key.startswith(prefix) and not hidden and below[-1:] not in {"", "/"} and _wanted(below, suffixes):
             yield below, f"{S3}{name}/{found.key}", found.size, found.etag
 
 

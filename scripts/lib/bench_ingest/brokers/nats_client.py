@@ -33,9 +33,9 @@ async def main() -> None:
     client = await nats.connect(order["url"], allow_reconnect=False, error_cb=_ignore if quiet else None)
     try:
         context = client.jetstream(timeout=_ACK_S)
-        await {"publish": publish, "latency": latency, "until_killed": until_killed, "audit": audit}[
-            order["do"]
-        ](context, order)
+        await {"publish": publish, "latency": latency, "until_killed": until_killed, "audit": audit}[order["do"]](
+            context, order
+        )
     finally:
         with suppress(Exception):
             await client.close()

@@ -31,10 +31,7 @@ def payload(number: int, size: int) -> bytes:
 
 def number_of(body: bytes) -> int | None:
     """The payload's number; None if it is damaged."""
-    if (
-        len(body) < _NUMBER.size + _CRC.size
-        or zlib.crc32(body[: -_CRC.size]) != _CRC.unpack(body[-_CRC.size :])[0]
-    ):
+    if len(body) < _NUMBER.size + _CRC.size or zlib.crc32(body[: -_CRC.size]) != _CRC.unpack(body[-_CRC.size :])[0]:
         return None
     number: int = _NUMBER.unpack_from(body)[0]
     return number

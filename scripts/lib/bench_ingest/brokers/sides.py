@@ -57,12 +57,8 @@ class Side(Protocol):
 def read_until_killed(command: list[str], count: int, kill: Callable[[], None]) -> list[int]:
     """What a publisher says was acknowledged, a number a line; the server is killed after `count` of them."""
     acknowledged = []
-    env = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(SCRIPTS / "lib"), os.environ.get("PYTHONPATH", "")])
-    }
-    with subprocess.Popen(
-        command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
-    ) as publisher:
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(SCRIPTS / "lib"), os.environ.get("PYTHONPATH", "")])}
+    with subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as publisher:
         assert publisher.stdout is not None
         try:
             for line in publisher.stdout:

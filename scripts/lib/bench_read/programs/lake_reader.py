@@ -22,9 +22,7 @@ _WAIT_S = 120
 def main() -> None:
     order = json.loads(sys.argv[1])
     others = bytearray(CPU_CACHE_BYTES)
-    with Lake(
-        order["url"], ranks=order["rank"], memory=order["memory"], prefetch_steps=order["prefetch"]
-    ) as lake:
+    with Lake(order["url"], ranks=order["rank"], memory=order["memory"], prefetch_steps=order["prefetch"]) as lake:
         for rank in order["warm"]:
             lake[0][rank]
         print("ready", flush=True)
@@ -32,9 +30,7 @@ def main() -> None:
             mode, step = line.split()[0], Step(int(line.split()[1]))
             if mode == "primed":
                 prefetch(lake, step, order["rank"])
-                lake[step][
-                    order["rank"]
-                ]  # as in a loop, the memory that a caller gets was in use a moment ago
+                lake[step][order["rank"]]  # as in a loop, the memory that a caller gets was in use a moment ago
                 step = Step(step + 1)
             others[:] = bytes(CPU_CACHE_BYTES)
             began = time.perf_counter()

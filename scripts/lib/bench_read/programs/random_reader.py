@@ -17,9 +17,7 @@ from typing import Any
 
 def main() -> None:
     order = json.load(sys.stdin)
-    read, samples = (
-        (_from_files, order["paths"]) if "paths" in order else (_from_store(order), order["ranges"])
-    )
+    read, samples = (_from_files, order["paths"]) if "paths" in order else (_from_store(order), order["ranges"])
     threads = int(order["threads"])
     lock, queue, total = threading.Lock(), iter(samples), [0] * threads
 

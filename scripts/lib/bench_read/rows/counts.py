@@ -26,9 +26,7 @@ def counts(bed: Bed) -> None:
             for ranks in _nodes(slices):
                 name = f"{ranks} of {slices} ranks, {size >> 10} KiB"
                 fetched, delivered, requests, needed = _read(bed, url, slices, ranks)
-                figures.append(
-                    {"case": name, "fetched": fetched, "delivered": delivered, "requests": requests}
-                )
+                figures.append({"case": name, "fetched": fetched, "delivered": delivered, "requests": requests})
                 worst_bytes = max(worst_bytes, (fetched / delivered, name))
                 worst_requests = max(worst_requests, (requests / needed, name))
     bed.report.figures["counts"] = figures

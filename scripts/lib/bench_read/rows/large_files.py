@@ -74,9 +74,7 @@ class Large:
 
     def _batches(self) -> Iterator[list[bytes]]:
         for number in self._rounds:
-            batch = [
-                encoded(KINDS[reader], self._size, number + 100 * rank) for rank, reader in enumerate(READERS)
-            ]
+            batch = [encoded(KINDS[reader], self._size, number + 100 * rank) for rank, reader in enumerate(READERS)]
             batch[RAW] = self._raw(number)
             if number == 0:
                 for reader, body in zip(READERS, batch, strict=True):
@@ -155,9 +153,7 @@ class Large:
                 if tmpfs:
                     small = speed["tmpfs first"]
                     text = f"{small:,.0f} MB/s"
-                    self._bed.report.add(
-                        Row("limit of it: tmpfs, pages of 4 KiB like FUSE's", "", text, first / small)
-                    )
+                    self._bed.report.add(Row("limit of it: tmpfs, pages of 4 KiB like FUSE's", "", text, first / small))
 
     def _in_tmpfs(self) -> Path | None:
         """The files once more, where the page cache has no large folios either: that is what ext4 is faster by."""

@@ -66,9 +66,7 @@ def long_lake(bed: Bed, url: str | None) -> None:
         ("second ls", 1.5, 1, "s"),
     ):
         ours, bare = got[f"ours {what}"] * scale, got[f"bare {what}"] * scale
-        report.add(
-            at_most(bound, f"{many}: {what}", f"{ours:.2f} {unit}", f"bare {bare:.2f} {unit}", ours / bare)
-        )
+        report.add(at_most(bound, f"{many}: {what}", f"{ours:.2f} {unit}", f"bare {bare:.2f} {unit}", ours / bare))
     used = got["ours RSS"] / MIB
     text = f"bare {got['bare RSS'] / MIB:.0f} MiB"
     report.add(at_most(500, f"{many}: daemon RSS after listing", f"{used:.0f} MiB", text, used, "MiB"))

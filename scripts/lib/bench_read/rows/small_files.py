@@ -73,9 +73,7 @@ class Small:
         with self._bed.mounted(self.url, *options, "--cache-size", f"{budget}M") as mount:
             if not mount.primed(self._count):
                 self._bed.report.say(f"NOT everything could be primed: {mount.data()}")
-            paths = [
-                mount.path(step, rank) for step in range(plan.small_steps) for rank in range(plan.small_ranks)
-            ]
+            paths = [mount.path(step, rank) for step in range(plan.small_steps) for rank in range(plan.small_ranks)]
             before = mount.requests()
             rate = self._read(paths, workers=workers, loader=loader)
             spent = {name: count for name, count in mount.spent(before).items() if name != "forget"}

@@ -60,9 +60,7 @@ def _probe(bed: Bed, mount: Mount, step: int, rank: int) -> float:
 
 @contextmanager
 def _reader(url: str, memory: int, prefetch: int) -> Iterator[Callable[[str], float]]:
-    order = json.dumps(
-        {"url": url, "rank": RAW, "memory": memory, "prefetch": prefetch, "warm": [RAW + 1, RAW + 2]}
-    )
+    order = json.dumps({"url": url, "rank": RAW, "memory": memory, "prefetch": prefetch, "warm": [RAW + 1, RAW + 2]})
     with subprocess.Popen(
         program("bench_read.programs.lake_reader", order),
         stdin=subprocess.PIPE,

@@ -13,9 +13,7 @@ class Peer:
     module: str  # of `adapters`
     requirements: tuple[str, ...] = ()  # of its own environment; none: it runs in this project's
     mount: str = ""  # what shows the data on the trainer's node: a key of `nodes.MOUNTS`
-    resumes_by: str = (
-        "state"  # as its documents tell: 'state', 'position' (of a sampler), 'skipping' what was read
-    )
+    resumes_by: str = "state"  # as its documents tell: 'state', 'position' (of a sampler), 'skipping' what was read
     kinds: tuple[str, ...] = ("text", "images")
     share: dict[str, float] | None = None  # of the job's batches by kind, where all of them take minutes
     ours: bool = False

@@ -91,9 +91,7 @@ def versions(python: Path, peer: Peer) -> str:
     """Of what is measured, and of torch."""
     names = [requirement.partition("==")[0] for requirement in peer.requirements] or ["stepfs"] * peer.ours
     names.append("torch")
-    code = (
-        f"from importlib.metadata import version as v; print(', '.join(f'{{n}} {{v(n)}}' for n in {names!r}))"
-    )
+    code = f"from importlib.metadata import version as v; print(', '.join(f'{{n}} {{v(n)}}' for n in {names!r}))"
     done = subprocess.run([str(python), "-c", code], check=False, capture_output=True, text=True)
     return done.stdout.strip() or "unknown"
 

@@ -28,9 +28,7 @@ class Journal:
         """A line that a kill cut short is not a batch."""
         facts = [json.loads(line) for line in lines if line.endswith("}\n")]
         batches = [fact for fact in facts if "ids" in fact]
-        imported = next(
-            (fact for fact in facts if "imported_s" in fact), {"imported_s": float("nan"), "cpu_s": 0.0}
-        )
+        imported = next((fact for fact in facts if "imported_s" in fact), {"imported_s": float("nan"), "cpu_s": 0.0})
         ended = next((fact for fact in facts if "ended" in fact), None)
         return cls(
             imported["imported_s"],

@@ -100,9 +100,7 @@ class Measurement:
     def _epoch(self) -> dict[str, float]:
         sent = self._store.sent_bytes()
         with self._nodes.node(self._peer, self._place, self._store.url) as node:
-            order = replace(
-                self._order("train", node), compute_s=self._size.compute_s, seconds_max=_FAR_AWAY_S
-            )
+            order = replace(self._order("train", node), compute_s=self._size.compute_s, seconds_max=_FAR_AWAY_S)
             journal, cpu, memory = self._trainer.epoch(order, node)
             sent = self._store.sent_bytes() - sent
             ready_s = node.ready_s

@@ -42,9 +42,7 @@ def make_corpus(data: Data) -> None:
         coarse = draw.integers(0, 256, (30, 40, 3), dtype=np.uint8)
         image = Image.fromarray(coarse).resize(_IMAGE_SIZE, Image.Resampling.BICUBIC)
         grain = draw.integers(0, 24, (*_IMAGE_SIZE[::-1], 3), dtype=np.uint8)
-        Image.fromarray(np.asarray(image) // 2 + grain).save(
-            directory / f"{number}.jpg", "JPEG", quality=_JPEG_QUALITY
-        )
+        Image.fromarray(np.asarray(image) // 2 + grain).save(directory / f"{number}.jpg", "JPEG", quality=_JPEG_QUALITY)
 
 
 @cache

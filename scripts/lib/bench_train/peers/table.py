@@ -57,9 +57,7 @@ def table(kind: str, results: Sequence[Result]) -> Table:
 
 def markdown(kind: str, results: Sequence[Result]) -> str:
     lines = [f"| {kind}: " + " | ".join(HEADINGS) + " |", "|" + "---|" * len(HEADINGS)]
-    lines += [
-        "| " + " | ".join(cell.replace("|", "/") for cell in cells(result)) + " |" for result in results
-    ]
+    lines += ["| " + " | ".join(cell.replace("|", "/") for cell in cells(result)) + " |" for result in results]
     return "\n".join(lines) + "\n"
 
 

@@ -108,9 +108,7 @@ def pieces_of(payload: bytes) -> Iterator[Piece]:
 
     ids = tensor("input_ids")
     for micro, start, tokens, source, epoch, file, offset, first in tensor("spans").tolist():
-        yield Piece(
-            epoch, (sources[source], file, offset), first, ids[micro, start : start + tokens].tolist()
-        )
+        yield Piece(epoch, (sources[source], file, offset), first, ids[micro, start : start + tokens].tolist())
 
 
 def audit_planned(corpus: Corpus, tormented: PlannedLake, undisturbed: PlannedLake) -> Audit:
@@ -137,9 +135,7 @@ def _audit_positions(tormented: PlannedLake, undisturbed: PlannedLake, audit: Au
             audit.positions += 1
             told = Counter({name: source.tokens for name, source in position.sources.items()})
             if position.step != step or +told != +tokens:
-                audit.fault(
-                    f"the position behind step {step} is of step {position.step} and {told}, not {tokens}"
-                )
+                audit.fault(f"the position behind step {step} is of step {position.step} and {told}, not {tokens}")
             if step in undisturbed.positions and undisturbed.positions[step] != position:
                 audit.fault(f"the position behind step {step} is not the undisturbed one")
         if step < len(tormented.pieces):
@@ -186,9 +182,7 @@ def _audit_sample(corpus: Corpus, epoch: int, address: Address, pieces: list[Pie
     return at == len(expected)
 
 
-def _audit_epochs(
-    corpus: Corpus, end: State, seen: Mapping[tuple[str, int], set[Address]], audit: Audit
-) -> None:
+def _audit_epochs(corpus: Corpus, end: State, seen: Mapping[tuple[str, int], set[Address]], audit: Audit) -> None:
     """An epoch below the cursor has every good record; up to the cursor, as many as the position says."""
     for name, source in end.sources.items():
         good = corpus.records(name)
@@ -198,13 +192,9 @@ def _audit_epochs(
         whole = min(source.epoch, FRACTIONAL.get(name, source.epoch))
         for epoch in range(whole):
             if missing := good - seen.get((name, epoch), set()):
-                audit.fault(
-                    f"source {name}, epoch {epoch}: {len(missing)} records are lost: {sorted(missing)[:5]}"
-                )
+                audit.fault(f"source {name}, epoch {epoch}: {len(missing)} records are lost: {sorted(missing)[:5]}")
         given = sum(len(addresses) for (of, _), addresses in seen.items() if of == name) - bool(source.into)
         if name not in FRACTIONAL and given + source.skipped != source.records:
             audit.fault(f"source {name}: {given} + {source.skipped} skipped are not {source.records} records")
         if not whole * bad <= source.skipped <= (source.epoch + 1) * bad:
-            audit.fault(
-                f"source {name}: {source.skipped} skipped in {source.epoch} epochs of {bad} bad records"
-            )
+            audit.fault(f"source {name}: {source.skipped} skipped in {source.epoch} epochs of {bad} bad records")

@@ -89,9 +89,7 @@ def _prepared(stack: ExitStack, directory: Path, options: argparse.Namespace) ->
         (directory / name).mkdir()
     environment = {"STEPFS_LOG_DIR": str(directory / "logs"), "TMPDIR": str(directory / "t")}
     if options.store == "s3":
-        server = stack.enter_context(
-            Server(directory / "seaweedfs", seed=options.seed, probabilities=options.proxy)
-        )
+        server = stack.enter_context(Server(directory / "seaweedfs", seed=options.seed, probabilities=options.proxy))
         lake = server.url()
         environment |= server.environment()
         os.environ.update(server.environment())
@@ -193,9 +191,7 @@ def _left(run: PlannedRun) -> list[str]:
 
 def _steps(run: PlannedRun) -> int:
     """Committed steps."""
-    done = subprocess.run(
-        [str(BIN / "stepfs"), "status", run.lake, "--json"], capture_output=True, check=False
-    )
+    done = subprocess.run([str(BIN / "stepfs"), "status", run.lake, "--json"], capture_output=True, check=False)
     return int(json.loads(done.stdout)["frontier"]) + 1 if done.returncode == 0 else 0
 
 

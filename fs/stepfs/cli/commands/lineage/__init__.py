@@ -32,9 +32,7 @@ def lineage(
             "R[:MICRO[:TOKEN]]",
         ),
     ] = None,
-    text: Annotated[
-        bool, opt("--text", "Show the records, where their files are at hand and the same.")
-    ] = False,
+    text: Annotated[bool, opt("--text", "Show the records, where their files are at hand and the same.")] = False,
     plan_dir: PlanDirectory = ".",
     as_json: Json = False,
     endpoint_url: EndpointUrl = None,
@@ -54,9 +52,7 @@ def lineage(
     if is_lake(target):
         whose, micro, token = _parted(rank or "")
         if whose and not whose.isdigit():
-            raise UsageError(
-                f"--rank {rank!r}: write a rank, and if need be micro-batch and token: 3 or 3:0:512"
-            )
+            raise UsageError(f"--rank {rank!r}: write a rank, and if need be micro-batch and token: 3 or 3:0:512")
         wanted = Wanted(target, options, step, int(whose) if whose else None, micro, token)
     else:
         for option, given in (("--step", step), ("--rank", rank)):

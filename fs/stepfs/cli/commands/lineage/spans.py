@@ -48,9 +48,7 @@ class Wanted:
         full = Path(os.path.abspath(path))  # noqa: PTH100 (resolve() would follow `latest` of a mount that hangs)
         status = answer_within(full.stat)
         if isinstance(status, (FileNotFoundError, NotADirectoryError)):
-            raise AbsentError(
-                f"{path}: no such file; name a step or a file of a mount, or LAKE --step N --rank R"
-            )
+            raise AbsentError(f"{path}: no such file; name a step or a file of a mount, or LAKE --step N --rank R")
         if isinstance(status, OSError):
             raise StepfsError(f"{path}: {status.strerror}; name a readable file")
         node = None if status is None else node_of(status.st_ino)
@@ -66,9 +64,7 @@ class Wanted:
         if not isinstance(node, StepDirectory):
             raise UsageError(f"{path} is no file of a step; name one, such as step-000000042/rank-00003.pt")
         if micro is not None:
-            raise UsageError(
-                f"{path} is a step of several ranks; name a file of it for a micro-batch or a token"
-            )
+            raise UsageError(f"{path} is a step of several ranks; name a file of it for a micro-batch or a token")
         return cls(lake, options, node.step)
 
 
@@ -114,9 +110,7 @@ async def shown_spans(wanted: Wanted, texts_below: str | None) -> Shown:
         if newest < log.first_live_step:
             raise AbsentError(f"{wanted.lake}: has no step yet")
         entry = await log.lone_entry(Step(newest if wanted.step is None else wanted.step))
-        spans, parts = await _found(
-            reader, entry, log.identity.grid, wanted, with_parts=texts_below is not None
-        )
+        spans, parts = await _found(reader, entry, log.identity.grid, wanted, with_parts=texts_below is not None)
         producer = log.state.producers.get(entry.producer_id)
         standing = None if producer is None else read_plan_position(producer.position)
         commit = await commit_of(log.store, log.identity.lake_id, entry.version)
@@ -206,9 +200,7 @@ async def _listings(log: LogReader, standing: PlanStanding | None, sources: set[
             found[name] = listing
             continue
         where = f"{log.store.url}/{log.identity.lake_id}/sources/{digest}/"
-        announce(
-            f"the list of files of source {name} is not in the lake, so they have numbers only; restore {where}"
-        )
+        announce(f"the list of files of source {name} is not in the lake, so they have numbers only; restore {where}")
     return found
 
 
@@ -228,9 +220,7 @@ async def _texts(
 
     plan = await kept_plan(log.store, log.identity.lake_id, digest) if digest else None
     if plan is None:
-        return [NoText("the text of the plan is not in the lake; restore its object below plans/")] * len(
-            parts
-        )
+        return [NoText("the text of the plan is not in the lake; restore its object below plans/")] * len(parts)
     return await trio.to_thread.run_sync(_record_texts(), plan, listings, parts, directory)
 
 

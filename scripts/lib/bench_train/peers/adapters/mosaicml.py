@@ -17,9 +17,7 @@ def imports() -> None:
     import torch  # noqa: PLC0415
 
     for name in ("nms", "qnms"):
-        torch.library.define(
-            f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-        )
+        torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     import streaming  # type: ignore[import-not-found]  # noqa: F401, PLC0415
 
 
@@ -28,9 +26,7 @@ def write(order: Order) -> None:
     from streaming import MDSWriter  # noqa: PLC0415
 
     columns = (
-        {"tokens": f"ndarray:int32:{samples.TOKENS}"}
-        if order.data.kind == TEXT
-        else {"id": "int", "jpeg": "bytes"}
+        {"tokens": f"ndarray:int32:{samples.TOKENS}"} if order.data.kind == TEXT else {"id": "int", "jpeg": "bytes"}
     )
     with MDSWriter(out=order.cache, columns=columns) as out:
         for number in range(order.data.samples):

@@ -33,9 +33,7 @@ def imports() -> None:
 def write(order: Order) -> None:
     data = order.data
     if data.kind != TEXT:
-        samples.upload(
-            order, ((f"{each:08d}.jpg", partial(samples.jpeg, data, each)) for each in range(data.samples))
-        )
+        samples.upload(order, ((f"{each:08d}.jpg", partial(samples.jpeg, data, each)) for each in range(data.samples)))
         return
     _prepare(Path(data.directory))
     numbers = range(data.batches)
@@ -62,9 +60,7 @@ def _documents(data: Data, number: int) -> bytes:
     size = samples.TOKENS * 5
     ids = range(number * data.batch, (number + 1) * data.batch)
     starts = [(each * size) % max(1, len(corpus) - size) for each in ids]
-    lines = [
-        {"id": each, "text": corpus[start : start + size]} for each, start in zip(ids, starts, strict=True)
-    ]
+    lines = [{"id": each, "text": corpus[start : start + size]} for each, start in zip(ids, starts, strict=True)]
     return "\n".join(map(json.dumps, lines)).encode()
 
 
@@ -108,9 +104,7 @@ class Raw(Dataset[Batch]):
         return torch.tensor(ids), torch.from_numpy(packed)
 
     def _get(self, name: str) -> bytes:
-        body: bytes = (
-            _client().get_object(Bucket=self._order.bucket, Key=f"{self._order.place}/{name}")["Body"].read()
-        )
+        body: bytes = _client().get_object(Bucket=self._order.bucket, Key=f"{self._order.place}/{name}")["Body"].read()
         return body
 
 

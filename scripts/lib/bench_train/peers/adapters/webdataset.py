@@ -30,12 +30,8 @@ def imports() -> None:
 def write(order: Order) -> None:
     """Into the mount if there is one to write through, else as plain objects."""
     count = -(-order.data.samples // _SHARDS)
-    parts = [
-        range(start, min(start + count, order.data.samples)) for start in range(0, order.data.samples, count)
-    ]
-    shards = [
-        (name, partial(samples.tar, order.data, part)) for name, part in zip(_names(), parts, strict=True)
-    ]
+    parts = [range(start, min(start + count, order.data.samples)) for start in range(0, order.data.samples, count)]
+    shards = [(name, partial(samples.tar, order.data, part)) for name, part in zip(_names(), parts, strict=True)]
     if not order.mount:
         samples.upload(order, shards)
         return
