@@ -48,10 +48,7 @@ def find_files(
     """
     taken: dict[str, FoundFile] = {}
     for number, entry in enumerate(entries):
-        if entry.startswith(S3):
-            found = _objects(entry, suffixes, endpoint_url, profile)
-        else:
-            found = _local(entry, suffixes)
+        found = _objects(entry, suffixes, endpoint_url, profile) if entry.startswith(S3) else _local(entry, suffixes)
         matched = False
         for below, location, size, etag in found:
             matched = True
