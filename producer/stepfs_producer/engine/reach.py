@@ -27,15 +27,15 @@ _REAPER: Final = """\
 import os, shutil, signal, sys, time
 sys.stdin.read()  # to the end of the command
 mine = b"RAY_AUTH_TOKEN=" + os.environb[b"RAY_AUTH_TOKEN"]
-left = True
-while left or os.path.exists(sys.argv[1]):  # until killed ones are gone, which may still write
-    left = False
+clean = 0
+while clean < 40 or os.path.exists(sys.argv[1]):  # for 2 s: while a program is loaded, its environment reads as empty
+    clean += 1
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         try:
             with open(f"/proc/{pid}/environ", "rb") as file:
                 if mine in file.read().split(b"\\0") and int(pid) != os.getpid():
                     os.kill(int(pid), signal.SIGKILL)
-                    left = True
+                    clean = 0
         except OSError:
             pass
     shutil.rmtree(sys.argv[1], ignore_errors=True)

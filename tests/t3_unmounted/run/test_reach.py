@@ -96,11 +96,15 @@ def test_nothing_of_our_ray_outlives_a_command_that_was_killed() -> None:
         assert command.stdout is not None
         directory, agent = command.stdout.readline().split()
         assert Path(directory).is_dir()
+        token = dict(line.split("=", 1) for line in Path(f"/proc/{agent}/environ").read_text().split("\0") if line)
         command.send_signal(signal.SIGKILL)
     deadline = time.monotonic() + 60
     while Path(directory).exists() or Path(f"/proc/{agent}/exe").exists():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+    time.sleep(0.5)  # of a Ray that was starting a worker at that moment, one comes up late
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env=token) as late:
+        assert late.wait(60) == -signal.SIGKILL
     assert other.poll() is None, "of another Ray"
     other.kill()
     other.wait()
