@@ -46,12 +46,12 @@ def test_a_body_stays_outlives_its_worker_and_is_freed() -> None:
 
 def test_a_hundredth_of_the_steps_passes_through_the_command(tmp_path: Path) -> None:
     (tmp_path / "prose.txt").write_text(
-        "".join(f"prose {number} " + "y" * (1500 + number * 31 % 900) + "\n" for number in range(4000))
+        "".join(f"prose {number} " + "y" * (6000 + number * 31 % 3600) + "\n" for number in range(1000))
     )
     plan = tmp_path / "plan.yaml"
     plan.write_text(
         PLAN.replace("sequence_length: 128, micro_batch_tokens: 512", "sequence_length: 4096, "
-                     "micro_batch_tokens: 131072").replace(', transform: "my_plan_code_beside:render"', "")
+                     "micro_batch_tokens: 524288").replace(', transform: "my_plan_code_beside:render"', "")
     )  # fmt: skip
     lakes = [f"file://{tmp_path}/lake-{workers}" for workers in (1, 2)]
     limit = ("--limit-steps", STEPS)

@@ -127,9 +127,9 @@ async def test_processes_of_this_machine_that_are_killed_make_the_same_steps(cor
                 await engine.submit(os.getpid)
 
         nursery.start_soon(kill)
-        assert await steps(engine, corpus, chosen) == expected
+        while not engine.died:  # a run may be over before the first kill
+            assert await steps(engine, corpus, chosen) == expected
         nursery.cancel_scope.cancel()
-    assert engine.died
 
 
 async def test_a_run_continues_from_any_position(corpus) -> None:
