@@ -81,7 +81,7 @@ MUTANTS = [
 ]
 
 LARGER = [
-    ("log", [], KILLED | {"APPENDS": 2, "ROUNDS": 2}),
+    ("log", [], KILLED | {"APPENDS": 2}),
     ("log", ["-DSLOTS=3"], {"PROCESSES": 0b0111}),
     ("log", ["-DSLOTS=3", "-DSTARTED=0"], {"PROCESSES": 0b0011, "FAULTS": 2}),
     ("control", [], ALONE | {"OPERATIONS_OF_0": 3}),
