@@ -154,9 +154,10 @@ def of_our_own() -> Iterator[str]:
     Its processes are known by the token in their environment, however the command ends: two agents would else stay for a
     minute, and the directory for ever. The home directory gets no token.
     """
-    before = {name: os.environ.get(name) for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")}
+    before = {name: os.environ.get(name) for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "SPT_NOENV")}
     # Whether it is asked for is Ray's to choose, or the user's.
     os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(16)
+    os.environ["SPT_NOENV"] = "1"  # setproctitle, which Ray's processes call, would else write over their environment
     with TemporaryDirectory(prefix="stepfs-ray-", ignore_cleanup_errors=True) as directory:
         reaper = subprocess.Popen(  # noqa: S603 - our own program
             [sys.executable, "-I", "-S", "-c", _REAPER, directory],
