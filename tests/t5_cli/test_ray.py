@@ -117,7 +117,9 @@ def test_steps_are_those_of_local_workers_and_nothing_is_left_of_a_killed_run(pl
     with started(command(plan, file_url, "--steps-per-second", 4), **mine) as killed:
         until(lambda: log_length(file_url) > 2 or killed.poll() is not None, 300)
         assert killed.poll() is None, killed.communicate()
-        until(lambda: all(processes(named=f"ray::{agent}", below=home) for agent in ("DashboardAgent", "RuntimeEnvAgent")))
+        until(
+            lambda: all(processes(named=f"ray::{agent}", below=home) for agent in ("DashboardAgent", "RuntimeEnvAgent"))
+        )
         renamed = [Path(f"/proc/{pid}/environ").read_bytes() for pid in processes(named="ray::", below=home)]
         assert [kept for kept in renamed if kept.startswith(b"\0")] == []  # else a name is written over it
         os.kill(processes(named="ray::_Worker", below=home)[0], signal.SIGKILL)
