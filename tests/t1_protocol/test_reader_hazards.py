@@ -32,6 +32,9 @@ from stepfs.lake.log.snapshots import write_snapshot
 from stepfs.store.api import Store
 
 POLLS_MAX = 20
+CONFIRM = 3  # requests of the first look at the control sequence: a LIST, the newest record, the one behind it
+
+Work = Callable[[World, ProcessStore], Awaitable[None]]
 
 
 def caught() -> pytest.RaisesExc[BaseException]:
@@ -68,22 +71,41 @@ async def reaches_the_end(world: World, reader: LogReader) -> None:
     raise AssertionError(f"still at version {reader.state.version} after {POLLS_MAX} polls")
 
 
-async def hazard_01(world: World, *, zombie: bool = True, chained: bool = True) -> None:
-    """A reader sleeps; the slot it will look at next is filled, consumed, deleted, and taken by a zombie."""
+async def hazard_01(world: World, *, zombie: bool = True, chained: bool = True, forked: bool = False) -> None:
+    """A reader sleeps; the slot it will look at next is filled, consumed, deleted, and taken by a zombie. `forked`: a process
+    that was forked from it goes on in its place."""
     reader = await LogReader.open(process(world, "reader"), world.identity)
     await move_on(world, zombie_after=reader.head if zombie else None, chained=chained)
+    if forked:
+        reader = await LogReader.continued(process(world, "worker"), world.identity, reader.state)
     await reaches_the_end(world, reader)
     assert not reader.state.sealed
 
 
+@pytest.mark.parametrize("forked", [False, True], ids=["it wakes", "it forks"])
 @pytest.mark.parametrize(
     "variant",
     [{}, {"chained": False}, {"zombie": False}],
     ids=["zombie", "zombie of another history", "empty slot"],
 )
-def test_hazard_01_a_reader_wakes_after_a_reclaim(variant: dict[str, bool]) -> None:
+def test_hazard_01_a_reader_wakes_after_a_reclaim(variant: dict[str, bool], forked: bool) -> None:
     """It neither publishes what the slot holds, nor calls the lake corrupt, nor polls an empty slot for ever."""
-    small(partial(hazard_01, **variant), on=grow)
+    small(partial(hazard_01, **variant, forked=forked), on=grow)
+
+
+@pytest.mark.parametrize("more", [0, 1, 3])
+def test_a_forked_reader_reads_only_what_is_new(more: int) -> None:
+    async def fork(world: World) -> None:
+        reader = await LogReader.open(process(world, "reader"), world.identity)
+        async with world.producer("d") as producer:
+            await feed(producer, more)
+        worker = process(world, "worker")
+        forked = await LogReader.continued(worker, world.identity, reader.state)
+        assert forked.state == (await LogReader.open(process(world, "new"), world.identity)).state
+        assert forked.first_live_step == reader.first_live_step
+        assert worker.counts.requests == 1 + CONFIRM + forked.state.version - reader.state.version
+
+    small(fork, on=grow)
 
 
 @scenario(small, on=grow)
@@ -111,8 +133,14 @@ async def zombies_everywhere(world: World) -> None:
     await move_on(world, zombie_after=world.ledger.state)
 
 
-def test_hazard_01_inside_every_await_of_opening_and_following() -> None:
-    assert inside_everywhere(grow, hazard_01_anywhere, zombies_everywhere, _nothing) > 10
+async def hazard_01_in_a_fork(world: World, store: ProcessStore) -> None:
+    known = (await LogReader.open(process(world, "reader"), world.identity)).state
+    await reaches_the_end(world, await LogReader.continued(store, world.identity, known))
+
+
+@pytest.mark.parametrize(("work", "awaits"), [(hazard_01_anywhere, 10), (hazard_01_in_a_fork, 2)])
+def test_hazard_01_inside_every_await_of_opening_and_following(work: Work, awaits: int) -> None:
+    assert inside_everywhere(grow, work, zombies_everywhere, _nothing) > awaits
 
 
 async def _nothing(_world: World) -> None: ...

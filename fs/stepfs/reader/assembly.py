@@ -29,7 +29,7 @@ from stepfs.errors import (
 from stepfs.follow.served import ServedLake
 from stepfs.follow.waits import WaitOutcome
 from stepfs.format.ids import SliceIndex, Step
-from stepfs.format.snapshot import StepEntry
+from stepfs.format.snapshot import LogState, StepEntry
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.reader.lending import LENT_SHARE, Lending
@@ -188,11 +188,12 @@ def _store_of(options: LakeOptions, silence: Silence) -> Store:
 async def open_reader(
     options: LakeOptions,
     lake_id: str | None = None,
+    known: LogState | None = None,
     *,
     open_store: OpenStore = _store_of,
     memory_bytes: int | None = None,
 ) -> AsyncIterator[Assembly]:
-    """The parts of a reader, running. `lake_id`: the lake that must be there.
+    """The parts of a reader, running. `lake_id`: the lake that must be there. `known`: its log, as an earlier reader saw it.
 
     Raises before it begins what `stepfs mount` refuses: `AbsentError`, `RefusedError`, `UsageError`,
     `StoreUnreachableError`. Later, inside, only `ReplacedError`.
@@ -203,7 +204,10 @@ async def open_reader(
         identity = await open_lake(store)
         if lake_id not in {None, identity.lake_id}:
             raise RefusedError(f"{store.url}: here is lake {identity.lake_id}, not {lake_id}: it was replaced")
-        log = await LogReader.open(store, identity)
+        goes_on = known is not None and known.lake_id == identity.lake_id
+        log = await (
+            LogReader.continued(store, identity, known) if known and goes_on else LogReader.open(store, identity)
+        )
         memory_bytes = options.memory_share if memory_bytes is None else memory_bytes
         assembly = Assembly(options, store, log, memory_bytes=memory_bytes)
         async with assembly.running():

@@ -9,16 +9,18 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Self, TypeVar
 
 from stepfs.background import BackgroundLoop, generation
 from stepfs.data.prefetch.order_hint import Hint
-from stepfs.errors import ClosedError, NoSuchStepError
+from stepfs.errors import ClosedError, NoSuchStepError, StepfsError
 from stepfs.format.arguments import check_integer
 from stepfs.format.grid.record import Grid
 from stepfs.format.ids import Step
+from stepfs.format.snapshot import LogState
 from stepfs.reader.assembly import Assembly, open_reader
 from stepfs.reader.lake_step import LakeStep
 from stepfs.reader.options import DEADLINE_S, LakeOptions
@@ -89,6 +91,7 @@ class Lake:
         self.options = options
         self._closed = False
         self._loop: _Loop | None = None
+        self._known: LogState | None = None  # the log, when it rested
         self._collected: weakref.finalize[[], Lake] | None = None
         self._owner: int | None = None  # the process that ends this one's waits by ending
         self.samplers: weakref.WeakSet[Sampler] = weakref.WeakSet()  # for `CheckpointHook`
@@ -208,6 +211,7 @@ class Lake:
 
     def rest(self) -> None:
         """End the background thread until the next use: before a fork, or for hours without reading."""
+        self._known = self._newest_known()
         loop, self._loop = self._loop, None
         if loop is not None:
             loop.stop()
@@ -222,7 +226,7 @@ class Lake:
 
     def __getstate__(self) -> dict[str, Any]:
         names = ("options", "lake_id", "slices", "ext", "_grid", "_closed")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in names} | {"_known": self._newest_known()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._setup(state["options"])
@@ -260,7 +264,7 @@ class Lake:
             if loop is None or not loop.is_here:
                 if self._closed:
                     raise ClosedError(_CLOSED)
-                opening = partial(open_reader, self.options, self.lake_id)
+                opening = partial(open_reader, self.options, self.lake_id, self._newest_known())
                 loop = BackgroundLoop(opening, name="stepfs-reader", closed=_CLOSED, owner=self._owner)
                 self._collected = weakref.finalize(self, loop.stop, join_s=0)
                 self._collected.atexit = False  # `background` ends all loops at exit
@@ -268,6 +272,14 @@ class Lake:
             if self._closed:  # by another thread, meanwhile
                 self.rest()
             return loop
+
+    def _newest_known(self) -> LogState | None:
+        """The log as this process, or the one that it was forked from, saw it: a worker need not read it again."""
+        loop = self._loop
+        if loop is not None:
+            with suppress(StepfsError):  # it has failed
+                return loop.parts.log.state
+        return self._known
 
 
 def _numbered(step: object) -> Step:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from finished import ran
 from shelf import SMALL, commit_on_disk, lake_on_disk, payload
 
 from stepfs import Lake, background
+from stepfs.lake.log.reader import LogReader
 
 STEPS = 6
 WAIT_S = 30
@@ -194,3 +196,16 @@ def test_ctrl_c_ends_a_program_that_waits(url):
     _, said = process.communicate(timeout=WAIT_S)  # follow would wait for 300 s
     assert process.returncode == -signal.SIGINT
     assert b"KeyboardInterrupt" in said
+
+
+def test_a_log_that_was_read_once_is_not_read_again_after_a_fork_a_rest_or_a_pickle(url, monkeypatch):
+    with Lake(url) as lake:
+        assert reads_all(lake)
+        monkeypatch.setattr(LogReader, "open", None)
+        assert in_child(lambda: reads_all(lake)) == 0
+        copy = pickle.loads(pickle.dumps(lake))
+        lake.rest()
+        assert in_child(lambda: reads_all(lake)) == 0
+        assert reads_all(lake)
+        with copy:
+            assert reads_all(copy)

@@ -5,6 +5,11 @@ link or a disk is full, latency grows in proportion to N, and further GETs only 
 next request. By Little's law N / latency is the throughput, so two limits are compared by latency alone, also while the
 readers do not keep all connections busy.
 
+It begins with few, as TCP does: of GETs that share a link none comes before the others, and a reader's first step would
+come with all that are fetched ahead. Waits in the first ten steps, 4 MiB each, at 95 % of 50 and 100 MB/s: 0.85 and
+0.46 s with 16 GETs at the beginning, 0.40 and 0.23 s with 8, 0.23 and 0.13 s with 4. A store of slow connections is
+given twice as many after each eight GETs.
+
 A hill climb in rounds of one limit's worth of GETs. A larger limit is kept if it gives at least half of the expected
 gain, a smaller one if it costs almost nothing; between two such steps the limit holds still. More are tried only while
 readers wait for bytes: on a full link the additional GETs would delay those that a trainer near its bandwidth needs next,
@@ -21,7 +26,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Final
 
-CONNECTIONS_FIRST: Final = 16
+CONNECTIONS_FIRST: Final = 4
 CONNECTIONS_MAX: Final = 64
 _CONNECTIONS_MIN: Final = 4
 _SAMPLES_MIN: Final = 8

@@ -5,9 +5,9 @@ The window starts small and doubles with every step that confirms the guess, as 
 budget. A window given by the user is taken as it is.
 
 Rejected: fewer GETs at a time while a reader is blocked, or as many as raise the throughput (simulated at 95 % of a link of
-50 and 100 MB/s, 20 ms). The first lead costs about eight steps' time, because later steps share the link with the
-nearest one. Holding them back makes the first steps cheaper by up to a third, and moves twice as much into steps after the tenth,
-which otherwise wait for nothing; stores that are slow per connection lose their throughput meanwhile.
+50 and 100 MB/s, 20 ms). Later steps share the link with the nearest one. Holding them back makes the first steps cheaper by
+up to a third, and moves twice as much into steps after the tenth, which otherwise wait for nothing; stores that are slow
+per connection lose their throughput meanwhile. Few GETs at the beginning have none of that (`fetch/concurrency`).
 """
 
 from __future__ import annotations

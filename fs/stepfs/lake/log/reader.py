@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import Final
 
@@ -86,6 +86,16 @@ class LogReader:
             if await reader.confirm():
                 return reader
         raise CorruptError(f"{store.url}: the floor keeps passing the log; run `stepfs verify`, see its reclaimers")
+
+    @classmethod
+    async def continued(cls, store: Store, identity: LakeIdentity, state: LogState) -> LogReader:
+        """As `open`, from a state that another reader of this lake has published: one request, while it is the newest, and
+        a look at the floor."""
+        reader = cls(store, identity, Control(store, identity), state)
+        with suppress(ChainError):
+            if await reader.read_on(_PROBES_BEFORE_LIST) and await reader.confirm():
+                return reader
+        return await cls.open(store, identity, control=reader.control)
 
     async def poll(self, published: Callable[[], None] = lambda: None) -> bool:
         """Look once for new commits; one request if there are none. True if `state` or `first_live_step` changed.
