@@ -95,7 +95,7 @@ def patient_clock(monkeypatch: pytest.MonkeyPatch) -> MockClock:
 def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.S3Server]:
     """A SeaweedFS for the whole session; the process's AWS_* variables point at it and at nothing else."""
     with (
-        servers.seaweedfs(tmp_path_factory.mktemp("seaweed", numbered=True)) as server,
+        servers.chosen(tmp_path_factory.mktemp("seaweed", numbered=True)) as server,
         pytest.MonkeyPatch.context() as patch,
     ):
         for name in [name for name in os.environ if name.startswith("AWS_")]:
@@ -164,7 +164,7 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[StubS3]:
 @pytest.fixture
 async def fault_proxy(seaweed: servers.S3Server) -> AsyncIterator[FaultProxy]:
     """A proxy in front of SeaweedFS that loses what a test tells it to; pass its `endpoint_url` explicitly."""
-    proxy = FaultProxy(int(seaweed.endpoint_url.rpartition(":")[2]))
+    proxy = FaultProxy(seaweed.plain_port, certificate=seaweed.certificate)
     async with trio.open_nursery() as nursery:
         await nursery.start(proxy.serve)
         yield proxy

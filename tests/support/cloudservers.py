@@ -32,6 +32,10 @@ class CloudServer:
     endpoint_url: str
     process: subprocess.Popen[bytes]
 
+    @property
+    def plain_port(self) -> int:
+        return int(self.endpoint_url.rpartition(":")[2])
+
     def environment(self, endpoint_url: str | None = None) -> dict[str, str]:
         """Variables with which a client reaches it, or a proxy before it."""
         endpoint_url = endpoint_url or self.endpoint_url

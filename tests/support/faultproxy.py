@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from functools import partial
 
 import trio
+from certificates import Certificate
 from httpframes import CHUNK, Message, Reader
+from trio.abc import Stream
 
 _HANG_S = 600.0
 
@@ -80,20 +82,22 @@ class Handled:
 class FaultProxy:
     """`await nursery.start(proxy.serve)`, then use `endpoint_url`. Single-threaded: change its plan at any time."""
 
-    def __init__(self, upstream_port: int, *, seed: int = 0) -> None:
+    def __init__(self, upstream_port: int, *, seed: int = 0, certificate: Certificate | None = None) -> None:
+        """`certificate`: speak TLS to clients."""
         self.handled: list[Handled] = []
         self.port = 0
         self._upstream_port = upstream_port
         self._script: list[tuple[str, str, Trouble]] = []
         self._probabilities: dict[Trouble, float] = {}
         self._rng = random.Random(seed)
+        self._tls = certificate and certificate.of_server()
         self._open = trio.Event()
         self._open.set()
         self._late: trio.Nursery | None = None
 
     @property
     def endpoint_url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http{'s' if self._tls else ''}://127.0.0.1:{self.port}"
 
     def once(self, method: str, part: str, trouble: Trouble) -> None:
         """The next request of `method` ('*' for any) whose path contains `part` gets into `trouble`."""
@@ -118,7 +122,10 @@ class FaultProxy:
             await nursery.start(partial(trio.serve_listeners, self._client, listeners))
             task_status.started()
 
-    async def _client(self, stream: trio.SocketStream) -> None:
+    async def _client(self, client: trio.SocketStream) -> None:
+        stream: Stream = client
+        if self._tls:
+            stream = trio.SSLStream(client, self._tls, server_side=True, https_compatible=True)
         upstream: trio.SocketStream | None = None
         incoming = Reader(stream)
         try:
@@ -132,6 +139,8 @@ class FaultProxy:
                 )
                 await self._open.wait()
                 if not await self._exchange(stream, incoming, upstream, outgoing, request, trouble):
+                    if trouble is not None and trouble.reset:
+                        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                     return
         except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
             return  # one side went away: so does the other
@@ -154,7 +163,7 @@ class FaultProxy:
 
     async def _exchange(
         self,
-        client: trio.SocketStream,
+        client: Stream,
         incoming: Reader,
         upstream: trio.SocketStream,
         outgoing: Reader,
@@ -208,14 +217,13 @@ class FaultProxy:
                 await Reader(upstream).message()
 
 
-async def _instead(client: trio.SocketStream, trouble: Trouble) -> bool:
+async def _instead(client: Stream, trouble: Trouble) -> bool:
     if trouble.hang:
         with trio.move_on_after(_HANG_S):
             while await client.receive_some(CHUNK):
                 pass
         return False
     if trouble.reset:
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         return False
     assert trouble.status is not None
     code = _CODES[trouble.status]

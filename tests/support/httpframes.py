@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import trio
+from trio.abc import Stream
 
 CHUNK = 64 << 10
 _HEAD_MAX = 64 << 10
@@ -20,7 +21,7 @@ class Message:
 class Reader:
     """HTTP/1.1 framing over one direction of a connection."""
 
-    def __init__(self, stream: trio.SocketStream) -> None:
+    def __init__(self, stream: Stream) -> None:
         self._stream = stream
         self._buffer = bytearray()
 
@@ -38,7 +39,7 @@ class Reader:
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
         return Message(head, first.split(" ", 2), headers)
 
-    async def relay(self, size: int, sink: trio.SocketStream | bytearray, *, bytes_per_s: float | None = None) -> None:
+    async def relay(self, size: int, sink: Stream | bytearray, *, bytes_per_s: float | None = None) -> None:
         """Pass on exactly `size` bytes."""
         while size > 0:
             if not self._buffer:
@@ -60,7 +61,7 @@ class Reader:
         self,
         request: Message,
         answer: Message,
-        sink: trio.SocketStream | bytearray,
+        sink: Stream | bytearray,
         *,
         bytes_per_s: float | None = None,
     ) -> None:

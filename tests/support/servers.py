@@ -1,6 +1,8 @@
 """Real S3 servers on loopback for tests and torture runs: SeaweedFS, and rclone's, which lies about creates.
 
 Each is a process group in a directory of its own; it dies with the process that started it, even a killed one.
+`TEST_S3_SERVER=tls` has SeaweedFS speak TLS; `TEST_S3_SERVER=http://127.0.0.1:7480` is a server that runs already, with
+the keys below, such as Ceph's gateway.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import botodata
+import certificates
+from certificates import Certificate
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
 ACCESS_KEY = "stepfs-test-key"
 SECRET_KEY = "stepfs-test-secret"
 BUCKET = "stepfs-tests"
+CHOSEN = os.environ.get("TEST_S3_SERVER", "")
 _READY_S = 60.0
 _PR_SET_PDEATHSIG = 1
 _reserved: list[int] = []
@@ -44,6 +49,8 @@ class S3Server:
     endpoint_url: str
     directory: Path
     process: subprocess.Popen[bytes]
+    plain_port: int = 0  # without TLS
+    certificate: Certificate | None = None  # of a server with TLS
 
     def kill(self) -> None:
         """For good: an orderly end takes seconds, and makes sense only where the data is looked at again."""
@@ -56,8 +63,9 @@ class S3Server:
 
     def environment(self, endpoint_url: str | None = None) -> dict[str, str]:
         """The variables with which a client process reaches this server, or a proxy before it, and no others."""
+        trusted = {"AWS_CA_BUNDLE": str(self.certificate.public)} if self.certificate else {}
         return {
-            "AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+            "AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY, **trusted,
             "AWS_ENDPOINT_URL_S3": endpoint_url or self.endpoint_url, "AWS_DEFAULT_REGION": "us-east-1",
             "AWS_EC2_METADATA_DISABLED": "true", "AWS_CONFIG_FILE": os.devnull,
             "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
@@ -78,11 +86,28 @@ def free_ports(count: int) -> list[int]:
 
 
 @contextmanager
+def chosen(directory: Path, *, ports: Sequence[int] | None = None) -> Iterator[S3Server]:
+    """SeaweedFS, or what TEST_S3_SERVER names; `process` is then one that can be killed for nothing."""
+    if CHOSEN in {"", "tls"}:
+        with seaweedfs(directory, ports=ports, tls=CHOSEN == "tls") as server:
+            yield server
+    else:
+        with _running(["sleep", "infinity"], directory, CHOSEN, {}) as server:
+            yield server
+
+
+@contextmanager
 def seaweedfs(
-    directory: Path, *, ports: Sequence[int] | None = None, options: Sequence[str] = ()
+    directory: Path, *, ports: Sequence[int] | None = None, options: Sequence[str] = (), tls: bool = False
 ) -> Iterator[S3Server]:
     """SeaweedFS with its data in `directory` (which a second start on the same directory finds again)."""
-    s3, master, volume, filer, admin = ports or free_ports(5)
+    s3, master, volume, filer, admin, secure = ports or free_ports(6)
+    certificate = None
+    if tls:
+        directory.mkdir(parents=True, exist_ok=True)
+        certificate = certificates.self_signed(directory)
+        files = f"-s3.cert.file={certificate.public}", f"-s3.key.file={certificate.private}"
+        options = [*options, f"-s3.port.https={secure}", *files]
     command = [
         program("weed"),
         "-logtostderr",  # which goes to server.log; else files in /tmp as well, for ever
@@ -106,6 +131,8 @@ def seaweedfs(
     ]
     limits = {"GOMEMLIMIT": "512MiB", "GOGC": "50"}
     with _running(command, directory, f"http://127.0.0.1:{s3}", limits) as server:
+        if certificate is not None:
+            server.endpoint_url, server.certificate = f"https://127.0.0.1:{secure}", certificate
         yield server
 
 
@@ -136,7 +163,7 @@ def _running(
     command: Sequence[str], directory: Path, endpoint_url: str, extra: Mapping[str, str]
 ) -> Iterator[S3Server]:
     with running(command, directory, partial(_is_ready, endpoint_url), extra) as process:
-        yield S3Server(endpoint_url, directory, process)
+        yield S3Server(endpoint_url, directory, process, int(endpoint_url.rpartition(":")[2]))
 
 
 @contextmanager

@@ -110,7 +110,7 @@ class Cloud:
 async def cloud(request):
     url = request.getfixturevalue(f"{request.param}_url")
     server = request.getfixturevalue("google" if request.param == "gs" else "azurite")
-    proxy = FaultProxy(int(server.endpoint_url.rpartition(":")[2]))
+    proxy = FaultProxy(server.plain_port)
     async with trio.open_nursery() as nursery:
         await nursery.start(proxy.serve)
         yield Cloud(url, proxy)

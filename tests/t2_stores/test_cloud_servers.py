@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import ssl
 from contextlib import suppress
 from functools import partial
 
@@ -11,8 +10,8 @@ import cloudservers
 import pytest
 import servers
 import trio
+from certificates import self_signed
 from stubs3 import Answer, stub_s3, xml_error
-from test_tls import make_certificate
 
 from stepfs.errors import AbsentError, RefusedError, StoreUnreachableError
 from stepfs.lake.identity import create_lake
@@ -62,8 +61,7 @@ async def test_a_server_that_is_not_there_is_unreachable(monkeypatch):
 
 
 async def test_a_server_nobody_vouches_for_is_refused(monkeypatch, nursery, tmp_path):
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(*make_certificate(tmp_path))
+    context = self_signed(tmp_path).of_server()
 
     async def serve(stream):
         with suppress(trio.BrokenResourceError):  # the handshake that failed

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import ssl
-import subprocess
-from functools import partial
-from urllib.parse import urlsplit
-
 import pytest
 import rawserver
 import servers
 import trio
 from at_work import until
+from certificates import self_signed
 from directreads import FIRST, KEY, SIZE, learn, read, was_direct
+from faultproxy import FaultProxy
 from rawserver import BODY, Reply, part, wanted
 
 from stepfs.errors import RefusedError
@@ -23,47 +20,16 @@ from stepfs.store.s3.s3_store import S3Store
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory):
-    """(certificate, key) for 127.0.0.1, signed by itself."""
-    return make_certificate(tmp_path_factory.mktemp("tls"))
-
-
-def make_certificate(directory):
-    paths = directory / "cert.pem", directory / "key.pem"
-    subject = ["-subj", "/CN=stepfs-test", "-addext", "subjectAltName=IP:127.0.0.1"]
-    files = ["-out", str(paths[0]), "-keyout", str(paths[1])]
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject, *files]
-    subprocess.run(command, check=True, capture_output=True, timeout=100)
-    return paths
+    """For 127.0.0.1, signed by itself."""
+    return self_signed(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.fixture
 async def https(nursery, seaweed, certificate):
     """An https:// endpoint in front of SeaweedFS."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(*certificate)
-    behind = urlsplit(seaweed.endpoint_url).port
-
-    async def pump(source, sink):
-        try:
-            async for data in source:
-                await sink.send_all(data)
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            pass
-        await sink.aclose()
-
-    async def serve(client):
-        try:
-            async with await trio.open_tcp_stream("127.0.0.1", behind) as server, trio.open_nursery() as both:
-                both.start_soon(pump, server, client)
-                await pump(client, server)
-        except* trio.BrokenResourceError:
-            pass  # the handshake that failed
-
-    listeners = await nursery.start(
-        partial(trio.serve_ssl_over_tcp, serve, 0, context, host="127.0.0.1", https_compatible=True)
-    )
-    port = listeners[0].transport_listener.socket.getsockname()[1]
-    yield f"https://127.0.0.1:{port}"
+    proxy = FaultProxy(seaweed.plain_port, certificate=certificate)
+    await nursery.start(proxy.serve)
+    yield proxy.endpoint_url
     nursery.cancel_scope.cancel()
 
 
@@ -80,7 +46,7 @@ async def test_a_server_nobody_vouches_for_is_refused(https, s3_url):
 
 
 async def test_an_authority_of_ones_own_is_named_by_the_aws_setting(https, s3_url, certificate, monkeypatch):
-    monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate[0]))
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate.public))
     store = open_store(s3_url, endpoint_url=https)
     made = await create_lake(store, slices=1)
     assert (await open_lake(store)).lake_id == made.lake_id
@@ -92,10 +58,8 @@ def raw_https(certificate, monkeypatch):
     """A server that answers whatever a test wants, trusted."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate[0]))
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(*certificate)
-    with rawserver.raw_server(tls=context) as server:
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate.public))
+    with rawserver.raw_server(tls=certificate.of_server()) as server:
         yield server
 
 
@@ -140,10 +104,8 @@ async def test_a_server_that_stops_does_not_hold_its_thread(raw_https):
 async def test_a_certificate_that_changes_is_refused_in_botocores_words(raw_https, tmp_path):
     store = S3Store(servers.BUCKET, "lake", endpoint_url=raw_https.endpoint_url)
     await learn(raw_https, store)
-    other = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    other.load_cert_chain(*make_certificate(tmp_path))
     raw_https.close()
-    raw_https.tls = other
+    raw_https.tls = self_signed(tmp_path).of_server()
     with pytest.raises(RefusedError, match=r"certificate verify failed.*set AWS_CA_BUNDLE"):
         await store.read_into(KEY, 0, memoryview(bytearray(10)))
     await store.aclose()

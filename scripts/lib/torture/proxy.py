@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import trio
+from certificates import Certificate
 from faultproxy import CONFLICT_409, KNOWN, FaultProxy, Trouble, delayed
 from httpframes import Message
 
@@ -56,8 +57,10 @@ async def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--probabilities", default="")
+    parser.add_argument("--certificate", type=Path, nargs=2, metavar=("PUBLIC", "PRIVATE"))
     options = parser.parse_args()
-    proxy = PlausibleProxy(options.upstream_port, seed=options.seed)
+    certificate = options.certificate and Certificate(*options.certificate)
+    proxy = PlausibleProxy(options.upstream_port, seed=options.seed, certificate=certificate)
     proxy.randomly({TROUBLES[name]: share for name, share in parse_probabilities(options.probabilities).items()})
     counts: Counter[str] = Counter()
     with trio.open_signal_receiver(signal.SIGUSR1) as honest:

@@ -1,5 +1,6 @@
 """The server of a torture run behind a fault proxy: SeaweedFS, which survives kill -9 on its ports and directory; Azurite and
-the double of Google, which keep too much in memory for that and are not killed."""
+the double of Google, which keep too much in memory for that and are not killed, nor is one that TEST_S3_SERVER names.
+With TEST_S3_SERVER=tls the proxy speaks TLS."""
 
 from __future__ import annotations
 
@@ -13,12 +14,13 @@ from typing import Self
 
 import cloudservers
 import servers
+from certificates import Certificate
 from cloudservers import CloudServer
 
 from torture.processes import python, spawn
 
 _CONFIGURE = "fs.configure -locationPrefix=/buckets/ -fsync -apply\n"
-_PORTS = 6  # S3, master, volume, filer, admin; the proxy
+_PORTS = 7  # S3, master, volume, filer, admin, S3 with TLS; the proxy
 _PROXY_READY_S = 30.0
 
 
@@ -32,11 +34,13 @@ class Server:
         self._directory = directory
         self._seed = seed
         self._probabilities = probabilities
-        self._durable = durable and store == "s3"
+        self._ours = store == "s3" and servers.CHOSEN in {"", "tls"}
+        self._durable = durable and self._ours
         self._ports = servers.free_ports(_PORTS)
         self._stack = ExitStack()
         self._running = ExitStack()
         self._server: servers.S3Server | CloudServer | None = None
+        self._certificate: Certificate | None = None
         self._proxy: subprocess.Popen[bytes] | None = None
         self.back_at: float | None = None
         self.counts = directory.parent / "proxy-counts.json"
@@ -60,8 +64,10 @@ class Server:
     def environment(self) -> dict[str, str]:
         """What clients need: the proxy's address where there is one."""
         assert self._server is not None
-        port = self._ports[5] if self._proxy else self._ports[0]
-        return self._server.environment(f"http://127.0.0.1:{port}")
+        if not self._proxy:
+            return self._server.environment()
+        scheme = "https" if self._certificate else "http"
+        return self._server.environment(f"{scheme}://127.0.0.1:{self._ports[6]}")
 
     def url(self) -> str:
         assert self._server is not None
@@ -71,7 +77,7 @@ class Server:
         return self._server is not None
 
     def may_be_killed(self) -> bool:
-        return self.alive() and self._store == "s3"
+        return self.alive() and self._ours
 
     def kill(self, now: float, back_in_s: float) -> None:
         assert self._server is not None
@@ -98,15 +104,15 @@ class Server:
     def _start(self) -> None:
         self._running = ExitStack()
         if self._store == "s3":
-            started = servers.seaweedfs(self._directory, ports=self._ports[:5])
-            self._server = self._running.enter_context(started)
+            self._server = self._running.enter_context(servers.chosen(self._directory, ports=self._ports[:6]))
+            self._certificate = self._server.certificate
         else:
             start = cloudservers.google if self._store == "gs" else cloudservers.azurite
             self._server = self._running.enter_context(start(self._directory, port=self._ports[0]))
 
     def _make_durable(self) -> None:
         """Without this SeaweedFS acknowledges before the bytes are on the disk."""
-        _, master, _, filer, _, _ = self._ports
+        _, master, _, filer, *_ = self._ports
         command = [
             servers.program("weed"), "shell", f"-master=127.0.0.1:{master}", f"-filer=127.0.0.1:{filer}",
         ]  # fmt: skip
@@ -115,10 +121,13 @@ class Server:
             raise RuntimeError(f"weed shell: {done.stdout[-500:]} {done.stderr[-500:]}")
 
     def _start_proxy(self) -> None:
+        assert self._server is not None
         log = self._directory.parent / "proxy.log"
         words = [
-            str(self._ports[0]), str(self.counts), "--port", str(self._ports[5]), "--seed", str(self._seed),
+            str(self._server.plain_port), str(self.counts), "--port", str(self._ports[6]), "--seed", str(self._seed),
         ]  # fmt: skip
+        if self._certificate:
+            words += ["--certificate", str(self._certificate.public), str(self._certificate.private)]
         words += ["--probabilities", self._probabilities]
         self._proxy = spawn(python("torture.proxy", *words), log)
         self._stack.callback(self._proxy.wait)
