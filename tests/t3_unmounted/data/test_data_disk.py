@@ -137,6 +137,22 @@ def test_in_an_announced_order_the_steps_read_last_leave_the_disk(tmp_path):
     assert room((Step(3), SliceIndex(1))) == ["1"]
 
 
+@pytest.mark.parametrize("size", [2, 5])
+def test_a_slice_that_gets_no_room_takes_no_file_out_of_the_index(tmp_path, size):
+    """Such files stayed on the disk, uncounted: with slices of different sizes the disk filled up beyond its limit."""
+    disk = DiskCache(tmp_path, LAKE_ID, limit=4)
+    keys = [(Step(step), SliceIndex(0)) for step in range(4)]
+    for key in keys:
+        disk.add(key, f"{key[0]}", 1)
+    disk.consume(keys[3])
+    room = partial(
+        disk.make_room, (Step(2), SliceIndex(1)), is_pinned=lambda key: False, is_last_copy=keys.__contains__
+    )
+    assert room(size=size) is None
+    assert disk.used == 4
+    assert room(size=1) == ["3"]
+
+
 async def test_forgotten_steps_leave_the_disk_but_not_while_open(nursery, tmp_path):
     world = world_of(3, 2 * MIB)
     slices, disk = await started(nursery, tmp_path, world)

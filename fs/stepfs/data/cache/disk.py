@@ -72,13 +72,17 @@ class DiskCache:
         Consumed files go first, then those the readers passed over, then the farthest ahead; never a pinned one, one that
         is nearer, or a last copy.
         """
-        names: list[str] = []
-        while self.used + size > self.limit:
-            victim = self._victim(key[0], is_pinned, is_last_copy)
+        if size > self.limit:
+            return None
+        left = self.used
+        victims: dict[SliceKey, None] = {}  # forgotten once they are enough, for they are removed only then
+        while left + size > self.limit:
+            victim = self._victim(key[0], lambda key: key in victims or is_pinned(key), is_last_copy)
             if victim is None:
                 return None
-            names.append(self.forget(victim))
-        return names
+            victims[victim] = None
+            left -= self._files[victim][1]
+        return [self.forget(victim) for victim in victims]
 
     def forget(self, key: SliceKey) -> str:
         """Take a file out of the index; returns its name, for `remove`."""
