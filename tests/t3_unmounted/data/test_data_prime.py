@@ -235,3 +235,34 @@ async def test_pages_of_an_order_that_was_given_up_make_room(nursery, bench):
     there.prefetch(4, 5, 6, 7)
     await until(lambda: there.slices.counts.primed_files == 6)
     assert {step for step, _ in there.primer.primed} == {1, 4, 5}, "what is open keeps its pages"
+
+
+async def test_a_file_that_leaves_the_order_before_it_is_stored_is_not(nursery, bench, monkeypatch):
+    """It was stored and charged to nobody, once it had made room for the file behind it."""
+    there = bench(steps=5, size=4 * MIB, memory_bytes=32 * MIB, disk_bytes=64 * MIB)
+    there.world.add_step([8 * MIB])
+    there.pages.path(5, 0).touch()
+    await at_work(nursery, there)
+    there.prefetch(0, 1, 2, 3)
+    await until(lambda: there.slices.counts.primed_files == 4 and not there.slices.holds(*there.key(3)))
+    looked, both_are_ready = threading.Event(), threading.Event()
+
+    def resident(path, length):
+        looked.set()
+        assert both_are_ready.wait(60)
+        return length
+
+    def drop(path):
+        there.pages.dropped.append(path)
+        if path == there.pages.path(3, 0):  # to make room for step 5
+            trio.from_thread.run_sync(there.prefetch, 1, 2)
+
+    monkeypatch.setattr(prime_module, "resident_bytes", resident)
+    monkeypatch.setattr(prime_module, "drop_pages", drop)
+    there.prefetch(1, 2, 4, 5)
+    await until(lambda: looked.is_set() and all(there.slices.holds(*there.key(step)) for step in (4, 5)))
+    both_are_ready.set()
+    await until(lambda: there.key(5) in there.primer.primed and there.pages.content(5))
+    await until(lambda: there.slices.counts.primed_files == 5)
+    assert {step for step, _ in there.primer.primed} == {1, 2, 5}
+    assert there.pages.content(4) == b"", "nobody counts it"

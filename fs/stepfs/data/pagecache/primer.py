@@ -209,11 +209,11 @@ class Primer(Priming):
         self.bytes += held.length
 
     async def _prime(self, batch: Sequence[HeldSlice]) -> None:
-        ready = [held for held in batch if held.ready]
+        ready = [held for held in batch if held.ready and held.key in self._primed]
         stored = await self._store(ready)
         for held in batch:
             if held not in ready:
-                self._forget(held.key)  # evicted while room was made for another
+                self._forget(held.key)  # evicted, or no longer planned, while room was made for another
         for held, done in zip(ready, stored, strict=True):
             if done:
                 self._count(held)
