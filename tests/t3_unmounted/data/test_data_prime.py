@@ -170,6 +170,17 @@ async def test_a_smaller_budget_puts_pages_out(nursery, bench):
     assert there.pages.dropped == [there.pages.path(3, 0), there.pages.path(2, 0)]
 
 
+async def test_a_smaller_budget_puts_out_the_pages_that_are_read_last(nursery, bench):
+    there = await at_work(nursery, bench(steps=4, size=4 * MIB, memory_bytes=64 * MIB))
+    there.prefetch(0, 3, 1, 2)
+    await until(lambda: there.slices.counts.primed_files == 4)
+    there.slices.reads.open(there.world.entries[0], SliceIndex(0))
+    there.prefetch(3, 1, 2)
+    there.slices.set_memory(12 * MIB)
+    await until(lambda: len(there.pages.dropped) == 2)
+    assert there.pages.dropped == [there.pages.path(2, 0), there.pages.path(1, 0)]
+
+
 async def test_a_second_look_at_primed_pages_fetches_nothing_until_the_step_is_reclaimed(nursery, bench):
     there = await at_work(nursery, bench(steps=1, size=4 * MIB, disk_bytes=64 * MIB))
     there.prefetch(0)

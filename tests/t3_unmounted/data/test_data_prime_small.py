@@ -8,10 +8,11 @@ from at_work import at_work, until
 from data_doubles import world_of, world_with
 from data_pages import Pages
 
+from stepfs.data.cache.reading_order import ReadingOrder
 from stepfs.data.pagecache import primer as prime_module
 from stepfs.data.pagecache.primer import Primer
 from stepfs.data.slices import Slices
-from stepfs.format.ids import SliceIndex
+from stepfs.format.ids import SliceIndex, Step
 
 MIB = 1 << 20
 
@@ -82,3 +83,18 @@ async def test_reading_thousands_of_files_looks_through_the_wishes_as_often_as_t
             slices.reads.open(entry, SliceIndex(index)).close()
             await trio.testing.wait_all_tasks_blocked()
     assert looks == 0, "it was once per close: 2 ms of the loop's time each, with 4,096 wishes"
+
+
+async def test_the_files_of_an_order_that_was_given_up_leave_together(nursery, tmp_path, monkeypatch):
+    """One by one, each cost a look at all of them and a call into a thread."""
+    world = world_of(2, *[8192] * 64)
+    monkeypatch.setattr(prime_module, "resident_bytes", lambda _path, length: length)
+    slices = await at_work(nursery, Slices(world.store, memory_bytes=2 * 64 * 8192))
+    primer = await at_work(nursery, Primer(slices, Pages(tmp_path, world)))
+    drops, drop = [], primer._drop
+    monkeypatch.setattr(primer, "_drop", lambda keys: drops.append(keys) or drop(keys))
+    for step in (0, 1):
+        slices.set_order(ReadingOrder([Step(step)]))
+        slices.request(wishes(world)[step : step + 1])
+        await until(lambda step=step: sum(key[0] == step for key in primer.primed) == 64)
+    assert [len(keys) for keys in drops] == [64]

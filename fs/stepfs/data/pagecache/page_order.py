@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from stepfs.format.ids import SliceKey
@@ -51,13 +51,14 @@ class PageOrder:
         self._idle.pop(key, None)
         self.awaited_bytes -= self.awaited.pop(key, 0)
 
-    def oldest(self, size: int, length: Callable[[SliceKey], int]) -> list[SliceKey]:
-        """The first files of at least `size` bytes together, if there are so many; of small files several."""
-        keys: list[SliceKey] = []
-        found = 0
-        for key in itertools.islice(self, FILES_MAX):
-            keys.append(key)
-            found += length(key)
-            if found >= max(size, _BYTES_MIN):
-                break
-        return keys
+
+def first_of(keys: Iterable[SliceKey], size: int, length: Callable[[SliceKey], int]) -> list[SliceKey]:
+    """The first files of at least `size` bytes together, if there are so many; of small files several."""
+    found: list[SliceKey] = []
+    found_bytes = 0
+    for key in itertools.islice(keys, FILES_MAX):
+        found.append(key)
+        found_bytes += length(key)
+        if found_bytes >= max(size, _BYTES_MIN):
+            break
+    return found

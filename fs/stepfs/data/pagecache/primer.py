@@ -12,7 +12,7 @@ primed again if pages are missing. Everything that touches the mount runs in `th
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import Final
 import trio
 
 from stepfs.data.blocks import HeldSlice
-from stepfs.data.pagecache.page_order import PageOrder
+from stepfs.data.pagecache.page_order import PageOrder, first_of
 from stepfs.data.pagecache.residency import drop_pages, mark_used, resident_bytes
 from stepfs.data.pagecache.threads import MountThreads
 from stepfs.data.protocols import PageCache, Priming
@@ -114,9 +114,10 @@ class Primer(Priming):
 
     async def _drop_surplus(self) -> bool:
         pool = self._slices.cache.pool
-        if pool.used <= pool.limit or not self._primed:
+        surplus = pool.used - pool.limit
+        if surplus <= 0 or not self._primed:
             return False
-        await self._drop([next(iter(self._order), max(self._primed))])
+        await self._drop(self._first(self._order, surplus) or self._first(self._farthest_first(), surplus))
         return True
 
     async def _check_next(self) -> bool:
@@ -186,8 +187,8 @@ class Primer(Priming):
         """Charge the slice's pages, dropping those nobody needs for it. False: no room, or it was evicted meanwhile."""
         cache = self._slices.cache
         while self.bytes + held.length > _SHARE * cache.pool.limit or not cache.charge(held.length):
-            unneeded = self._order.oldest(held.length, lambda key: self._primed[key].length)
-            if not (unneeded := unneeded or self._unplanned()):
+            unneeded = self._first(self._order, held.length) or self._first(self._unplanned(), held.length)
+            if not unneeded:
                 return False
             await self._drop(unneeded)
         if held.ready:
@@ -195,13 +196,21 @@ class Primer(Priming):
         cache.pool.discharge(held.length)
         return False
 
-    def _unplanned(self) -> list[SliceKey]:
-        """A file that was never opened, of a step that the newest plan does not name: its readers went elsewhere."""
-        cache = self._slices.cache
-        order = cache.evictable.order
-        kept = {held.key for held in cache.opened()}.union(self._order.closed())
-        found = next((key for key in self._primed if key not in kept and not order.plans(key[0])), None)
-        return [] if found is None else [found]
+    def _first(self, keys: Iterable[SliceKey], size: int) -> list[SliceKey]:
+        return first_of(keys, size, lambda key: self._primed[key].length)
+
+    def _unplanned(self) -> Iterator[SliceKey]:
+        """Files that were never opened, of steps that the newest plan does not name: their readers went elsewhere."""
+        kept, order = self._kept(), self._slices.cache.evictable.order
+        return (key for key in self._primed if key not in kept and not order.plans(key[0]))
+
+    def _farthest_first(self) -> list[SliceKey]:
+        kept, order = self._kept(), self._slices.cache.evictable.order
+        return sorted(self._primed, key=lambda key: (key not in kept, order.distance(key[0]), key[1]), reverse=True)
+
+    def _kept(self) -> set[SliceKey]:
+        """Files that are open, or that another reader will open: no plan names them."""
+        return {held.key for held in self._slices.cache.opened()}.union(self._order.closed())
 
     def _enter(self, held: HeldSlice) -> None:
         # A file that was evicted before is not checked again: a kernel that evicts at once is not fought.
