@@ -67,8 +67,8 @@ class FetchQueue:
         self._served_since.clear()
         requested = {(entry.step, index) for entry, indices in self.prefetch_requests for index in indices}
         for block in self._queue:
-            if block.state is State.QUEUED and not block.pinned and requested.isdisjoint(o.key for o in block.owners):
-                self.cache.drop(block)
+            if block.state is State.QUEUED and not block.pinned:
+                self.cache.drop(block)  # it may be read last now: waiting for memory, it would hold up all others
         return requested
 
     def replan(self) -> None:

@@ -86,6 +86,16 @@ async def test_steps_fetched_before_an_order_was_announced_make_room_for_it(nurs
     nursery.cancel_scope.cancel()
 
 
+async def test_a_block_that_waited_for_memory_does_not_hold_up_a_new_order_that_ends_with_it(nursery, autojump_clock):
+    node = Node(lake(400, 1), memory_bytes=16 * 4 * KIB, window=40, hinted=indices(0))
+    await nursery.start(node.run)
+    await quiet()
+    assert node.slices.holds(Step(15), 0)
+    node.prefetcher.accept(StepsHint(0, tuple(map(Step, [*range(300, 316), *range(17)]))))
+    await quiet()
+    assert all(node.slices.holds(Step(step), 0) for step in range(300, 316))
+
+
 async def test_a_listed_order_is_as_good(nursery, autojump_clock):
     steps = random.Random(4).sample(range(3000), 300)
     counts = await share_of_hits(nursery, steps, StepsHint(0, tuple(map(Step, steps))))
