@@ -1,6 +1,6 @@
 """The life of a slice in memory: one role at a time, and one table of transitions.
 
-    WANTED    fetched, or to be fetched, for a reader that has not come; open and idle before, if it was requested again
+    WANTED    fetched, or to be fetched, for a reader that has not come; idle or consumed before, if it was requested again
     OPEN      just opened, or being read: its blocks stay
     PASSED    the same, but blocks that its reader had passed made room: it is fetched from its reader on
     IDLE      open without a reader (`cache.opened`): its blocks may go
@@ -41,5 +41,5 @@ NEXT: Final[Mapping[Role, frozenset[Role]]] = {
     Role.PASSED: _CLOSED | {Role.IDLE},
     Role.IDLE: _CLOSED | {Role.OPEN, Role.WANTED},
     Role.AWAITED: frozenset({Role.OPEN, Role.CONSUMED}),
-    Role.CONSUMED: frozenset({Role.OPEN, Role.AWAITED}),
+    Role.CONSUMED: frozenset({Role.OPEN, Role.AWAITED, Role.WANTED}),
 }

@@ -75,8 +75,9 @@ class Slices:
     def request(self, requests: Iterable[PrefetchRequest]) -> None:
         """Replace the slices that will be opened next, nearest first. They are fetched as the budget allows."""
         requested = self._queue.prefetch(requests)
-        for held in self.cache.opened():
-            if held.role is Role.IDLE and held.key in requested:
+        for key in requested:
+            held = self.cache.get(*key)
+            if held is not None and held.role in {Role.IDLE, Role.CONSUMED}:
                 self.cache.set_role(held, Role.WANTED)
         self.reads.make_idle()
         self.changed()

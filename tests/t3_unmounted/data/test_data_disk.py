@@ -137,6 +137,20 @@ def test_in_an_announced_order_the_steps_read_last_leave_the_disk(tmp_path):
     assert room((Step(3), SliceIndex(1))) == ["1"]
 
 
+def test_a_file_that_was_read_and_is_read_again_soon_stays_on_the_disk(tmp_path):
+    disk = DiskCache(tmp_path, LAKE_ID, limit=3)
+    for step in (1, 2, 3):
+        disk.add((Step(step), SliceIndex(0)), f"{step}", 1)
+        disk.consume((Step(step), SliceIndex(0)))
+    disk.order = ReadingOrder(map(Step, (1, 7, 3)))
+    room = partial(disk.make_room, size=1, is_pinned=lambda key: False, is_last_copy=lambda key: False)
+    assert room((Step(7), SliceIndex(0))) == ["2"]
+    disk.add((Step(7), SliceIndex(0)), "7", 1)
+    assert room((Step(7), SliceIndex(1))) == ["3"], "read again, and last"
+    disk.add((Step(7), SliceIndex(1)), "7-1", 1)
+    assert room((Step(7), SliceIndex(2))) is None
+
+
 @pytest.mark.parametrize("size", [2, 5])
 def test_a_slice_that_gets_no_room_takes_no_file_out_of_the_index(tmp_path, size):
     """Such files stayed on the disk, uncounted: with slices of different sizes the disk filled up beyond its limit."""

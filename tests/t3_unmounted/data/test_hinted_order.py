@@ -96,6 +96,18 @@ async def test_a_block_that_waited_for_memory_does_not_hold_up_a_new_order_that_
     assert all(node.slices.holds(Step(step), 0) for step in range(300, 316))
 
 
+async def test_steps_that_the_next_epoch_reads_soon_stay_though_they_were_read(nursery, autojump_clock):
+    """Read ones left first, oldest first: of a lake a little larger than memory each epoch fetched everything."""
+    node = await at_work(nursery, Node(lake(40, 1), memory_bytes=32 * 4 * KIB, hinted=indices(0)))
+    for epoch in range(4):
+        order = shuffled(40, epoch=epoch)
+        node.prefetcher.accept(ShuffleHint(order, 0))
+        await read_all(node, [order.step_at(place) for place in range(40)])
+    counts = node.slices.counts
+    assert counts.bytes_fetched <= 0.5 * counts.bytes_delivered
+    assert counts.hits >= 155
+
+
 async def test_a_listed_order_is_as_good(nursery, autojump_clock):
     steps = random.Random(4).sample(range(3000), 300)
     counts = await share_of_hits(nursery, steps, StepsHint(0, tuple(map(Step, steps))))

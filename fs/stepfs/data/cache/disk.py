@@ -179,8 +179,9 @@ class DiskCache:
 
     def _victim(self, step: Step, is_pinned: _Keeps, is_last_copy: _Keeps) -> SliceKey | None:
         order = self.order
+        consumed = (key for key in self._consumed if not order.plans(key[0]))  # not to be read once more
         passed = (key for key in self._files if order.passed(key[0]))
-        for key in itertools.chain(self._consumed, passed):
+        for key in itertools.chain(consumed, passed):
             if not is_pinned(key):
                 return key
         own = order.distance(step)
