@@ -149,6 +149,29 @@ def test_hints_expire_and_come_back():
     assert planned(streams, now=EXPIRES_S)[0] == hint.order.step_at(3), "the place is kept"
 
 
+def test_a_trainer_that_resumes_farther_back_reads_those_steps_once_more():
+    """The place was kept, and nothing of what it read again was fetched ahead."""
+    streams, hint = HintedStreams(), shuffled()
+    streams.accept(hint, 0.0)
+    opened(streams, hint, range(500))
+    streams.accept(shuffled(at=372), 0.0)
+    assert planned(streams)[0] == hint.order.step_at(500), "a loader that runs ahead says so once more"
+    streams.accept(shuffled(at=200), 0.0)
+    assert planned(streams) == [hint.order.step_at(place) for place in range(200, 204)]
+    opened(streams, hint, [200])
+    assert planned(streams)[0] == hint.order.step_at(201)
+
+
+@pytest.mark.parametrize("count", [50, 1000])
+def test_an_order_that_was_read_to_its_end_is_read_again(count):
+    streams, hint = HintedStreams(), shuffled(count)
+    for _ in range(2):
+        streams.accept(hint, 0.0)
+        assert planned(streams, told=[0]) == [hint.order.step_at(place) for place in range(4)]
+        opened(streams, hint, range(count))
+        assert planned(streams, told=[0]) == []
+
+
 def test_hints_are_bounded():
     streams = HintedStreams()
     for seed in range(3 * STREAMS_MAX):

@@ -47,9 +47,10 @@ class HintedStream:
         return self.front >= len(self.order)
 
     def move(self, at: int, now: float) -> None:
-        """Note the place that the trainer announced: at the beginning, when it resumes, or once more."""
+        """Note the place that the trainer announced: at a beginning, when it resumes, or once more."""
         self.touched_at = now
-        if not self._start <= at <= self.front + _JUMP_PLACES:
+        once_more = max(self._start, self.front - _JUMP_PLACES) <= at <= self.front + _JUMP_PLACES
+        if not once_more or (self.ended and at == self._start):
             self.front = self._start = at
             self._opened.clear()
 
