@@ -28,7 +28,8 @@ import os, shutil, signal, sys, time
 sys.stdin.read()  # to the end of the command
 mine = b"RAY_AUTH_TOKEN=" + os.environb[b"RAY_AUTH_TOKEN"]
 clean = 0
-while clean < 40 or os.path.exists(sys.argv[1]):  # for 2 s: while a program is loaded, its environment reads as empty
+# For 2 s: while a program is loaded, its environment reads as empty. For a minute, where the directory cannot be removed.
+while clean < 40 or (clean < 1200 and os.path.exists(sys.argv[1])):
     clean += 1
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import socket
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from stepfs.errors import StepfsError, UsageError
-from stepfs_producer.engine.reach import of_our_own, quiet, refusal_of, refuse_unreachable
+from stepfs_producer.engine.reach import _REAPER, of_our_own, quiet, refusal_of, refuse_unreachable
 
 # As Ray 2.60 raises them.
 VERSION = RuntimeError(
@@ -108,6 +109,26 @@ def test_nothing_of_our_ray_outlives_a_command_that_was_killed() -> None:
     assert other.poll() is None, "of another Ray"
     other.kill()
     other.wait()
+
+
+def test_a_directory_that_cannot_be_removed_is_given_up(monkeypatch, tmp_path) -> None:
+    """The reaper went on for ever, twenty times a second, and who read the command's stderr to its end waited as long."""
+    looks = 0
+
+    def look(path: str) -> list[str]:
+        nonlocal looks
+        looks += 1
+        assert (path, looks <= 1200) == ("/proc", True)
+        return []
+
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "f" * 32)
+    monkeypatch.setattr("os.listdir", look)
+    monkeypatch.setattr("shutil.rmtree", lambda *_, **__: None)
+    monkeypatch.setattr("sys.argv", ["-c", str(tmp_path)])
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    exec(_REAPER, {})
+    assert looks == 1200
 
 
 def test_an_orderly_end_leaves_neither_directory_nor_token(monkeypatch) -> None:
