@@ -24,6 +24,7 @@ from faultproxy import (
     SLOW_DOWN_503,
     TOO_MANY_429,
 )
+from rawserver import Reply
 
 from stepfs.errors import CorruptError, RefusedError, StoreSilentError, StoreUnreachableError
 from stepfs.store.api import Put
@@ -144,6 +145,16 @@ async def test_get_does_not_read_what_it_refuses(proxied, direct):
     with pytest.raises(CorruptError, match="8388608 bytes, at most 1000"):
         await proxied.get("data/1", bytes_max=1000)
     assert proxied.counts.bytes_read == 0
+
+
+async def test_a_body_without_a_length_is_read_as_far_as_makes_sense(raw_s3, raw_store):
+    """A proxy that sends in chunks leaves the length out; it was a KeyError."""
+    pieces = b"".join(b"3e8\r\n%s\r\n" % (b"x" * 1000) for _ in range(3000))
+    raw_s3.answer = lambda _: Reply(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + pieces + b"0\r\n\r\n")
+    store = raw_store()
+    assert await store.get("log/1") == b"x" * 3_000_000
+    with pytest.raises(CorruptError, match="more than 2999999 bytes"):
+        await store.get("log/1", bytes_max=2_999_999)
 
 
 async def test_a_read_given_up_for_silence_leaves_the_buffer_alone(direct, fault_proxy):

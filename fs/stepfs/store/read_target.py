@@ -21,12 +21,18 @@ PIECE_BYTES: Final = 1 << 20  # fits into a CPU's cache
 def whole_body(
     pieces: Iterable[bytes], size: int, bytes_max: int, what: str, sign_of_life: Callable[[], None]
 ) -> bytes:
-    """The body of `what`, an object of `size` bytes; `CorruptError` before the first piece if it is too large."""
+    """The body of `what`, an object of `size` bytes; `CorruptError` before the first piece if it is too large.
+
+    `size` 0: the server did not say; then `CorruptError` as soon as it is too large.
+    """
     if size > bytes_max:
         raise CorruptError(f"{what} has {size} bytes, at most {bytes_max} make sense")
-    found = []
+    found, got = [], 0
     for piece in pieces:
         found.append(piece)
+        got += len(piece)
+        if got > bytes_max:
+            raise CorruptError(f"{what} has more than {bytes_max} bytes, which make no sense")
         sign_of_life()
     return found[0] if len(found) == 1 else b"".join(found)
 
