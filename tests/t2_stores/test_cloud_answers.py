@@ -250,3 +250,11 @@ async def test_a_policy_against_deletes_is_told(store, stub, scheme):
     stub.answer = lambda _method, _path: xml_error(403 if scheme == "gs" else 409, "BlobImmutableDueToPolicy")
     with pytest.raises(RefusedError, match=r"cannot delete x/data/1 in .*BlobImmutableDueToPolicy"):
         await store.delete(["x/data/1"])
+
+
+async def test_more_bytes_than_were_asked_for_are_no_answer(store, stub):
+    headers = {"Content-Range": "bytes 0-0/1", "Last-Modified": "Tue, 24 Nov 2026 12:00:00 GMT", **STORED}
+    stub.answer = lambda _method, _path: Answer(206, b"xyz", headers)
+    with pytest.raises(StoreUnreachableError, match="more bytes than it was asked for"):
+        await store.read_into("x/log/1", 0, memoryview(bytearray(1)))
+    assert len(stub.requests) == 4

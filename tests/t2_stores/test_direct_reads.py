@@ -50,6 +50,7 @@ FAULTS = {
     "nothing of what was promised": lambda head: Reply(part(head), end=True),
     "half of what was promised": lambda head: Reply(part(head) + wanted(head)[: len(wanted(head)) // 2], end=True),
     "more than was promised": lambda head: Reply(part(head) + wanted(head) + b"and more"),
+    "more than was asked for": lambda head: Reply(part(head, length=len(wanted(head)) + 4) + wanted(head) + b"more"),
     "more at once": lambda head: Reply(part(head, length=5) + wanted(head)),
     "a body that stops": lambda head: Reply(part(head) + wanted(head)[:1000], hang=True),
     "no answer": lambda _: Reply(b"", hang=True),

@@ -81,6 +81,8 @@ class ReadTarget:
     def append(self, piece: bytes) -> None:
         with self._filling:
             self.check()
+            if len(piece) > self.remaining:
+                raise ConnectionError("the server sent more bytes than it was asked for")
             self._buffer[self.done : self.done + len(piece)] = piece
             self._add(len(piece))
         self._sign_of_life()

@@ -84,7 +84,7 @@ class Requests:
             try:
                 self._counts.note(verb, *keys)
                 return work(client)
-            except (BaseError, FileNotFoundError) as error:
+            except (BaseError, OSError) as error:
                 raise self._failed(str(error)) from error
 
         once = verb == "create"
