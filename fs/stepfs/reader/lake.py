@@ -1,7 +1,7 @@
 """`Lake`: a lake as a sequence of steps, and a step as the bytes of its ranks and micro-batches, for programs that cannot mount.
 
 Any thread may use a `Lake`; its work is done in one background thread (`background`). In another process, made by fork
-or by spawn, it opens itself again when it is first used.
+or by spawn, it opens itself again when it is first used, and reads on in the log where the first one stood.
 """
 
 from __future__ import annotations

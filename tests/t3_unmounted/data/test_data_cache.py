@@ -10,6 +10,7 @@ from data_doubles import World
 
 from stepfs.data.blocks import State
 from stepfs.data.buffers import Pool, size_class
+from stepfs.data.cache.eviction import EvictionOrder
 from stepfs.data.cache.memory import Cache
 from stepfs.data.cache.reading_order import ReadingOrder
 from stepfs.data.counters import DataCounts
@@ -103,6 +104,31 @@ def test_a_blocked_reader_takes_the_least_recently_read_pinned_block_as_last_res
     asking.waiting = 1
     assert cache.lease(asking.range.size, asking) is not None
     assert held_steps(cache) == [1, 3]
+
+
+def test_the_farthest_of_thousands_is_found_without_ranking_each():
+    """It is asked for at each wake of the loader while a block waits for memory."""
+    ranked = []
+
+    class Counting(ReadingOrder):
+        def distance(self, step):
+            ranked.append(step)
+            return super().distance(step)
+
+    class Ahead:
+        role = Role.WANTED
+
+        def __init__(self, step):
+            self.step = Step(step)
+
+    evictable = EvictionOrder()
+    for step in range(1000):
+        evictable.add(Ahead(step))
+    evictable.order = Counting(map(Step, range(1001)))
+    assert evictable.pop_copied(lambda _: True, beyond=(0, 1000)) is None
+    assert evictable.pop_farthest(beyond=(0, 1000)) is None
+    assert evictable.pop_farthest(beyond=(0, 500)).step == 999
+    assert len(ranked) <= 3
 
 
 def test_a_prefetch_from_the_store_displaces_nearer_blocks_that_are_on_disk():

@@ -151,6 +151,27 @@ def test_a_file_that_was_read_and_is_read_again_soon_stays_on_the_disk(tmp_path)
     assert room((Step(7), SliceIndex(2))) is None
 
 
+def test_a_file_of_thousands_is_found_without_ranking_each(tmp_path):
+    """Of 100,000 adopted ones the loop ranked and sorted all, a quarter of a second, for each slice that was fetched."""
+    ranked = []
+
+    class Counting(ReadingOrder):
+        def distance(self, step):
+            ranked.append(step)
+            return super().distance(step)
+
+    disk = DiskCache(tmp_path, LAKE_ID, limit=1000)
+    for step in range(1000):
+        disk.add((Step(step), SliceIndex(0)), f"{step}", 1)
+    room = partial(disk.make_room, size=1, is_pinned=lambda key: False, is_last_copy=lambda key: False)
+    disk.order = Counting([Step(1000)])
+    assert room((Step(1000), SliceIndex(0))) == ["999"]
+    disk.add((Step(1000), SliceIndex(0)), "1000", 1)
+    disk.order = Counting(map(Step, range(1002)))
+    assert room((Step(1001), SliceIndex(0))) is None
+    assert len(ranked) <= 10
+
+
 @pytest.mark.parametrize("size", [2, 5])
 def test_a_slice_that_gets_no_room_takes_no_file_out_of_the_index(tmp_path, size):
     """Such files stayed on the disk, uncounted: with slices of different sizes the disk filled up beyond its limit."""

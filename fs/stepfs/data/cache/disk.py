@@ -16,7 +16,7 @@ import itertools
 import os
 import re
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -184,13 +184,20 @@ class DiskCache:
         for key in itertools.chain(consumed, passed):
             if not is_pinned(key):
                 return key
-        own = order.distance(step)
-        for key in sorted(self._files, key=lambda key: (order.distance(key[0]), key[1]), reverse=True):
+        own, last = order.distance(step), order.farthest({key[0] for key in self._files})
+        if last is None or order.distance(last) <= own:
+            return None
+        for key in self._farthest_first(last):
             if order.distance(key[0]) <= own:
                 return None
             if not is_pinned(key) and not is_last_copy(key):
                 return key
         return None
+
+    def _farthest_first(self, last: Step) -> Iterator[SliceKey]:
+        """The files of the step that is read last; then all. Usually one of the first will do, and 100,000 take time to sort."""
+        yield from [key for key in self._files if key[0] == last]
+        yield from sorted(self._files, key=lambda key: (self.order.distance(key[0]), key[1]), reverse=True)
 
     def _name(self, key: SliceKey, length: int, crc: int) -> str:
         return f"{self._lake_id}-{key[0]:020d}-{key[1]:07d}-{length}-{crc:08x}.slice"

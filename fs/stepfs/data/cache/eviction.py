@@ -75,6 +75,8 @@ class EvictionOrder:
 
     def pop_copied(self, copied: Callable[[Block], bool], *, beyond: Distance) -> Block | None:
         """The farthest block beyond a distance that can be loaded from disk again."""
+        if self._farthest(beyond) is None:
+            return None
         for step in sorted(self._ahead, key=self.order.distance, reverse=True):
             if self.order.distance(step) <= beyond:
                 return None
@@ -85,10 +87,13 @@ class EvictionOrder:
 
     def pop_farthest(self, *, beyond: Distance | None = None) -> Block | None:
         """A block of the farthest step, if that is beyond a distance."""
-        step = max(self._ahead, key=self.order.distance, default=None)
-        if step is None or (beyond is not None and self.order.distance(step) <= beyond):
-            return None
-        return self._take(next(reversed(self._ahead[step])))
+        step = self._farthest(beyond)
+        return None if step is None else self._take(next(reversed(self._ahead[step])))
+
+    def _farthest(self, beyond: Distance | None) -> Step | None:
+        step = self.order.farthest(self._ahead)
+        near = step is None or (beyond is not None and self.order.distance(step) <= beyond)
+        return None if near else step
 
     def _take(self, block: Block) -> Block:
         self.discard(block)

@@ -6,7 +6,7 @@ order displaced those that came next: with a window beyond the budget everything
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final, TypeAlias
 
 from stepfs.format.ids import Step
@@ -32,6 +32,12 @@ class ReadingOrder:
         """Greater for a step that is read later."""
         place = self._places.get(step)
         return (_UNPLANNED, step) if place is None else (0, place)
+
+    def farthest(self, steps: Collection[Step]) -> Step | None:
+        """The one that is read last; None without any. Made of loops in C: it may be asked of 100,000 at each wake."""
+        places = self._places
+        unplanned = set(steps).difference(places)
+        return max(unplanned) if unplanned else max(steps, key=places.__getitem__, default=None)
 
     def passed(self, step: Step) -> bool:
         """Whether no reader is expected at the step: it leaves first."""
