@@ -25,6 +25,8 @@ def payload(step: int, index: int) -> bytes:
 class FakeTable:
     """`LogReader` as the view and the mount see it; tests move it by assigning."""
 
+    lone_entries_max = 1000
+
     def __init__(self, *, slices: int = 2, ext: str = ".pt") -> None:
         self.identity = LakeIdentity(LAKE_ID, Grid(slices), ext, CREATED_MS)
         self.state = genesis(LAKE_ID, slices)

@@ -80,6 +80,8 @@ class HeldStore:
 class World:
     """A store with committed steps; also the tree and the log that a prefetcher follows."""
 
+    lone_entries_max = 1000
+
     def __init__(self, seed: int = 1) -> None:
         self.store = HeldStore()
         self.entries: list[StepEntry] = []

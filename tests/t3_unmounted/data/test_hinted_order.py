@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import random
+from collections import OrderedDict
 
 import pyfuse3
 import pytest
@@ -147,6 +148,35 @@ async def test_an_index_that_cannot_be_read_now_is_read_later(nursery, autojump_
     assert set(asked) == {step for step in ahead if step >= 200}
     assert len(asked) <= 7 * len(set(asked)), "once a second"
     assert all(node.slices.holds(step, 0) for step in ahead if step < 200)
+
+
+async def test_a_plan_beyond_the_index_entries_that_are_kept_reads_none_twice(nursery, autojump_clock, monkeypatch):
+    """Of a lake with thousands of slices a step few entries are kept: they displaced each other, request after request."""
+    world, kept, asked = lake(400, 2), OrderedDict(), []
+
+    def entry_if_loaded(step):
+        if step in kept:
+            kept.move_to_end(step)
+        return kept.get(step)
+
+    async def lone_entry(step):
+        asked.append(step)
+        await trio.sleep(0.001)
+        kept[step] = world.entries[step]
+        while len(kept) > world.lone_entries_max:
+            kept.popitem(last=False)
+        return world.entries[step]
+
+    monkeypatch.setattr(world, "lone_entries_max", 100)
+    monkeypatch.setattr(world, "entry_if_loaded", entry_if_loaded)
+    monkeypatch.setattr(world, "lone_entry", lone_entry)
+    node = await at_work(nursery, Node(world, window=300, hinted=indices(0)))
+    order = shuffled(400)
+    node.prefetcher.accept(ShuffleHint(order, 0))
+    await trio.sleep(5)
+    assert asked == [order.step_at(place) for place in range(len(asked))]
+    assert 50 <= len(asked) <= 100
+    assert all(node.slices.holds(step, 0) for step in asked)
 
 
 class Taker:

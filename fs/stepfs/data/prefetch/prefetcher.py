@@ -6,6 +6,7 @@ segment of a step may have to be read first.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -209,7 +210,9 @@ class Prefetcher:
     async def _load_alone(self, plan: Plan) -> bool:
         """The index of announced steps, which lie anywhere: several at a time. True if some cannot be read now."""
         table = self._log
-        unknown = [step for step, _ in plan if step in self._alone and table.entry_if_loaded(step) is None]
+        # Of the nearest alone: more than are kept would displace each other, and be read for ever.
+        near = itertools.islice((step for step, _ in plan if step in self._alone), table.lone_entries_max * 3 // 4)
+        unknown = [step for step in near if table.entry_if_loaded(step) is None]
         if not unknown:
             return False
         known = ((table.entry_if_loaded(step), indices) for step, indices in plan)

@@ -47,7 +47,7 @@ class LoneEntries:
         self._store = store
         self._identity = identity
         self._stride = stride_bytes(identity.slices)
-        self._kept_max = max(16, bytes_max // (_OBJECT_BYTES + SLICE_ENTRY_BYTES * identity.slices))
+        self.kept_max = max(16, bytes_max // (_OBJECT_BYTES + SLICE_ENTRY_BYTES * identity.slices))
         self._entries: OrderedDict[Step, StepEntry] = OrderedDict()
         self._recent: deque[Step] = deque(maxlen=_RECENT_STEPS)
         self._asked: Counter[SegmentIndex] = Counter()
@@ -93,7 +93,7 @@ class LoneEntries:
             self._unusable.add(index)
             return None
         self._entries[step] = record.entry
-        while len(self._entries) > self._kept_max:
+        while len(self._entries) > self.kept_max:
             self._entries.popitem(last=False)
         return record.entry
 

@@ -211,6 +211,11 @@ class LogReader:
         self._misses = 0
         self._misled = False
 
+    @property
+    def lone_entries_max(self) -> int:
+        """How many entries of `lone_entry` are kept in memory."""
+        return self.lone_entries.kept_max
+
     def entry_if_loaded(self, step: Step) -> StepEntry | None:
         """The entry of a live step if it is in memory; None if it needs a request, or if there is no such step."""
         if not self.first_live_step <= step < self.state.next_step:
