@@ -166,8 +166,10 @@ class DiskCache:
                 self.add((Step(int(match[2])), SliceIndex(int(match[3]))), name, int(match[4]))
             else:
                 self._unlink(name)
-        while self.used > self.limit:
-            self.remove([self.forget(max(self._files))])
+        for key in sorted(self._files, reverse=True):
+            if self.used <= self.limit:
+                break
+            self.remove([self.forget(key)])
         return len(self._files)
 
     def close(self) -> None:
