@@ -193,7 +193,8 @@ async def open_reader(
     open_store: OpenStore = _store_of,
     memory_bytes: int | None = None,
 ) -> AsyncIterator[Assembly]:
-    """The parts of a reader, running. `lake_id`: the lake that must be there. `known`: its log, as an earlier reader saw it.
+    """The parts of a reader, running. `lake_id`: the lake that must be there. `known`: its log, as an
+    earlier reader saw it.
 
     Raises before it begins what `stepfs mount` refuses: `AbsentError`, `RefusedError`, `UsageError`,
     `StoreUnreachableError`. Later, inside, only `ReplacedError`.
@@ -204,10 +205,7 @@ async def open_reader(
         identity = await open_lake(store)
         if lake_id not in {None, identity.lake_id}:
             raise RefusedError(f"{store.url}: here is lake {identity.lake_id}, not {lake_id}: it was replaced")
-        goes_on = known is not None and known.lake_id == identity.lake_id
-        log = await (
-            LogReader.continued(store, identity, known) if known and goes_on else LogReader.open(store, identity)
-        )
+        log = await (LogReader.continued(store, identity, known) if known else LogReader.open(store, identity))
         memory_bytes = options.memory_share if memory_bytes is None else memory_bytes
         assembly = Assembly(options, store, log, memory_bytes=memory_bytes)
         async with assembly.running():
