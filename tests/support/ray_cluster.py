@@ -23,6 +23,9 @@ def settings(text: str) -> dict[str, object]:
 
 
 def main(directory: str, *nodes: str) -> None:
+    # Its address is also written to where Ray usually lies, which it does not make.
+    os.environ["RAY_TMPDIR"] = directory
+    os.makedirs(f"{directory}/ray")
     first, *others = map(settings, nodes)
     cluster = Cluster(initialize_head=True, head_node_args={**first, "temp_dir": directory})
     up = [cluster.head_node, *(cluster.add_node(wait=False, **one) for one in others)]

@@ -195,7 +195,7 @@ def test_a_lost_node_costs_no_step_and_too_few_cpus_are_told(plan, tmp_path, fil
     with (
         cluster("1", "2") as (address, lose),
         started(
-            command(plan, file_url, "--ray-address", address, "--steps-per-second", 2, "--limit-steps", STEPS)
+            command(plan, file_url, "--ray-address", address, "--steps-per-second", 1, "--limit-steps", STEPS)
         ) as process,
     ):
         until(lambda: log_length(file_url) > 3 or process.poll() is not None, 300)
