@@ -82,15 +82,17 @@ async def test_health_is_that_of_the_event_loop(monkeypatch):
     monkeypatch.setattr(scrape, "_TURN_S", 1.0)
     with serving(healthy=scrape.loop_turns()) as port:
         assert await trio.to_thread.run_sync(ask, port, "/healthz") == (200, "ok\n")
-        answers, answered = [], threading.Event()
+        answers, stands_still, answered = [], threading.Event(), threading.Event()
 
         def asked():
+            stands_still.wait()
             answers.append(ask(port, "/healthz"))
             answered.set()
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(trio.to_thread.run_sync, asked)
             await wait_all_tasks_blocked()
-            assert answered.wait(20)  # the loop stands still
+            stands_still.set()
+            assert answered.wait(20)
         assert answers == [(503, "stuck\n")]
         assert await trio.to_thread.run_sync(ask, port, "/healthz") == (200, "ok\n")

@@ -48,6 +48,7 @@ class LogReader:
         self.first_live_step = control.first_live_step
         self.segments = Segments(store, identity)
         self.lone_entries = LoneEntries(store, identity)
+        self.lone_entries_max = self.lone_entries.kept_max  # in memory
         self.damage: LogDamage | None = None  # the end of the log for a reader opened with `until_damage`
         self.control = control
         self._lowest_unconfirmed: Version | None = None
@@ -210,11 +211,6 @@ class LogReader:
         self._lowest_unconfirmed = None
         self._misses = 0
         self._misled = False
-
-    @property
-    def lone_entries_max(self) -> int:
-        """How many entries of `lone_entry` are kept in memory."""
-        return self.lone_entries.kept_max
 
     def entry_if_loaded(self, step: Step) -> StepEntry | None:
         """The entry of a live step if it is in memory; None if it needs a request, or if there is no such step."""
