@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from process_store import ProcessStore
 from producer_world import World, feed
@@ -23,9 +25,29 @@ def test_a_forked_reader_reads_only_what_is_new(more: int) -> None:
         forked = await LogReader.continued(worker, world.identity, reader.state)
         assert forked.state == (await LogReader.open(process(world, "new"), world.identity)).state
         assert forked.first_live_step == reader.first_live_step
-        assert worker.counts.requests == 1 + CONFIRM + forked.state.version - reader.state.version
+        assert worker.counts.requests == 2 + CONFIRM + forked.state.version - reader.state.version
 
     small(fork, on=grow)
+
+
+@pytest.mark.parametrize("other", [False, True], ids=["shorter", "another history"])
+def test_of_a_log_that_was_rolled_back_a_forked_reader_shows_what_a_new_one_shows(other: bool) -> None:
+    """From a copy of the store: a reader that remembered the lost commits would show steps that nobody committed."""
+
+    async def roll_back(world: World) -> None:
+        before = await LogReader.open(process(world, "reader"), world.identity)
+        old = dict(world.shared.objects)
+        async with world.producer("d") as producer:
+            await feed(producer, 2)
+        known = (await LogReader.open(process(world, "reader"), world.identity)).state
+        for key in set(world.shared.objects) - set(old):
+            await process(world, "operator").delete([key])
+        if other:  # just as long by now
+            known = replace(known, version=before.state.version)
+        forked = await LogReader.continued(process(world, "worker"), world.identity, known)
+        assert forked.state == before.state
+
+    small(roll_back, on=grow)
 
 
 async def hazard_01(world: World, store: ProcessStore) -> None:

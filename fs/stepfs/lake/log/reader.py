@@ -25,7 +25,7 @@ from stepfs.lake.identity import check_identity
 from stepfs.lake.log.apply import ChainError, LogDamage, apply
 from stepfs.lake.log.lone_entries import LoneEntries
 from stepfs.lake.log.segments import Segments
-from stepfs.lake.log.snapshots import PassedOver, newest_snapshot
+from stepfs.lake.log.snapshots import PassedOver, is_of_log, newest_snapshot
 from stepfs.lake.log.tail import list_versions, read_commit, read_versions
 from stepfs.store.api import Store
 
@@ -90,11 +90,11 @@ class LogReader:
 
     @classmethod
     async def continued(cls, store: Store, identity: LakeIdentity, state: LogState) -> LogReader:
-        """As `open`, from a state that another reader of this lake has published: one request, while it is the newest, and
-        a look at the floor."""
+        """As `open`, from the state of another reader: two requests while it is the newest, and a look at the floor."""
         reader = cls(store, identity, Control(store, identity), state)
-        with suppress(ChainError):
-            if await reader.read_on(_PROBES_BEFORE_LIST) and await reader.confirm():
+        with suppress(CorruptError):
+            known = await is_of_log(store, identity, state)
+            if known and await reader.read_on(_PROBES_BEFORE_LIST) and await reader.confirm():
                 return reader
         return await cls.open(store, identity, control=reader.control)
 

@@ -166,6 +166,12 @@ async def _read_confirmed(store: Store, identity: LakeIdentity, key: str, versio
     return state
 
 
+async def is_of_log(store: Store, identity: LakeIdentity, state: LogState) -> bool:
+    """Whether the log has the commit that a state ends with: the store may have been rolled back since it was read."""
+    found = await read_commit(store, identity.lake_id, state.version)
+    return found is not None and chain_digest(found[0].prev_digest, found[1]) == state.digest
+
+
 async def _digest_before(store: Store, identity: LakeIdentity, version: Version) -> bytes | None:
     """The digest that commit `version` continues; None if there is no such commit. `CorruptError` if it is damaged."""
     found = await read_commit(store, identity.lake_id, version)
