@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from process_store import ProcessStore
 from producer_world import World, feed
+from scenarios import scenario
 from small_world import grow, inside_everywhere, process, small
 from test_reader_hazards import nothing, reaches_the_end, zombies_everywhere
 
@@ -48,6 +49,17 @@ def test_of_a_log_that_was_rolled_back_a_forked_reader_shows_what_a_new_one_show
         assert forked.state == before.state
 
     small(roll_back, on=grow)
+
+
+@scenario(small)
+async def test_of_a_lake_without_a_commit_a_forked_reader_shows_the_first(world: World) -> None:
+    known = (await LogReader.open(process(world, "reader"), world.identity)).state
+    for count in (0, 1):
+        async with world.producer("a") as producer:
+            await feed(producer, count)
+        forked = await LogReader.continued(process(world, "worker"), world.identity, known)
+        assert forked.state == (await LogReader.open(process(world, "new"), world.identity)).state
+    assert (await LogReader.continued(process(world, "worker"), world.identity, known)).state.next_step == 1
 
 
 async def hazard_01(world: World, store: ProcessStore) -> None:

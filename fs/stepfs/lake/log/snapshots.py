@@ -168,6 +168,8 @@ async def _read_confirmed(store: Store, identity: LakeIdentity, key: str, versio
 
 async def is_of_log(store: Store, identity: LakeIdentity, state: LogState) -> bool:
     """Whether the log has the commit that a state ends with: the store may have been rolled back since it was read."""
+    if state.version < 0:
+        return True  # every log begins so
     found = await read_commit(store, identity.lake_id, state.version)
     return found is not None and chain_digest(found[0].prev_digest, found[1]) == state.digest
 
