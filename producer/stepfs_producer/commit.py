@@ -32,6 +32,7 @@ from stepfs.lake.log.apply import rehearsed
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.slots import Mine, SlotLost, Unknown, take_slot
 from stepfs.store.api import Store
+from stepfs_producer.pace import Pacer
 from stepfs_producer.rebase import Refusal, Stamp
 
 _log = logging.getLogger("stepfs.producer")
@@ -75,7 +76,7 @@ class Committer:
 
     def __init__(self, store: Store, reader: LogReader, clock: Clock) -> None:
         self.reader = reader
-        self.followed_s = trio.current_time()  # of the newest attempt: when its head was known
+        self._followed_s = 0.0  # of the newest attempt: when its head was known
         self.exposure_s = 0.0  # from then to the create's answer (pace.py)
         self._store = store
         self._clock = clock
@@ -95,7 +96,7 @@ class Committer:
         if self._unresolved is not None:
             return await self._take(self._unresolved)
         await self.reader.refresh()
-        self.followed_s = trio.current_time()
+        self._followed_s = trio.current_time()
         control = max(self.reader.control.number, 0)
         stamp = Stamp(entropy.token(COMMIT_ID_BYTES), self._clock.now_ms(), control)
         try:
@@ -109,8 +110,13 @@ class Committer:
             return made if await self.reader.confirm() else CommitLost()
         self._unresolved = _Attempt(made, numbered(log_prefix(made.lake_id), made.version), body)
         outcome = await self._take(self._unresolved)
-        self.exposure_s = self._answered_s - self.followed_s
+        self.exposure_s = self._answered_s - self._followed_s
         return outcome
+
+    async def look_for_pause(self, pacer: Pacer) -> None:
+        """After a lost attempt of a writer that is locked out: see whether the log pauses, and ask for it if need be."""
+        if pacer.is_locked_out:
+            await pacer.pauses.look(self.reader.control, pacer.losing_since_s)
 
     async def _take(self, attempt: _Attempt) -> CommitOutcome:
         slot = await take_slot(self._store, attempt.key, attempt.body)

@@ -122,8 +122,10 @@ class CommitLoop:
         started_s = trio.current_time()
         self.tally.attempts += 1
         outcome = await self._committer.attempt(self._rebase)
-        exposure_s, followed_s = self._committer.exposure_s, self._committer.followed_s
-        self._pacer.note_head(self.head, self._me.producer_id, trio.current_time(), followed_s=followed_s)
+        exposure_s = self._committer.exposure_s
+        self._pacer.note_head(
+            self.head, self._me.producer_id, trio.current_time(), self._committer.reader.control.record.pauses_asked
+        )
         match outcome:
             case Committed():
                 self.tally.commits += 1
@@ -135,6 +137,7 @@ class CommitLoop:
                 self.tally.lost += 1
                 self._pacer.lost(ended_s=trio.current_time(), exposure_s=exposure_s)
                 self._say_if_losing()
+                await self._committer.look_for_pause(self._pacer)
             case Undecided():
                 self.tally.undecided += 1
                 await self._backoff.failed(unanswered(self._store, outcome))

@@ -26,7 +26,8 @@ Fairness. T wins over `delay_max_s`: a bound shorter than T makes producers coll
 with longer exposures than the others tries about as often as they do. A loser retries after a random pause that
 doubles per loss, up to T. Once its own turn is over, the limit falls with the square of the overdue turns: losing
 raises priority. Only few can be overdue at a time, because a turn contains a commit of every producer that is not. For those
-whose attempts take longer than the others' gaps, the log has quiet times (`stepfs.lake.log.quiet`), in which T stops.
+whose attempts take longer than the others' gaps, the log pauses when one of them asks (`stepfs.lake.log.pause`); T stops
+meanwhile.
 
 Times are seconds on one monotonic clock that the caller reads; this module reads no clock.
 """
@@ -40,7 +41,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from stepfs.format.snapshot import LogState
-from stepfs.lake.log.quiet import QuietTimes
+from stepfs.lake.log.pause import Pauses
 
 LOAD: Final = 0.2
 INTERVAL_S_MIN: Final = 0.02
@@ -106,8 +107,9 @@ class Pacer:
         self.others = 0
         self.exposure_s = 0.0  # v̂
         self.losses = 0  # in a row
-        self.quiet = QuietTimes()
-        self._locked_out = False  # since the last win
+        self.losing_since_s = float("-inf")
+        self.is_locked_out = False  # since the last win
+        self.pauses = Pauses()
         self._draw = draw
         self._exposures: deque[float] = deque(maxlen=EXPOSURES_KEPT)
         self._seen: tuple[float, int] | None = None  # time and version of the last look at the others' rate
@@ -141,12 +143,12 @@ class Pacer:
         """How long a producer without commits stays a contender: a long T must not hide the others."""
         return max(RECENT_MS, 1000.0 * RECENT_INTERVALS * self.interval_s)
 
-    def note_head(self, head: LogState, me: str, now_s: float, *, followed_s: float) -> None:
-        """Update the estimates from the log's newest state, known at `now_s`, followed until `followed_s`."""
+    def note_head(self, head: LogState, me: str, now_s: float, pauses_asked: int) -> None:
+        """Update the estimates from the log's newest state, and the requests for pauses, known at `now_s`."""
         mine = head.producers.get(me)
         others = contenders(ages(head, me, self.recent_ms))
         self.note(now_s, head.version, others, None if mine is None else mine.version)
-        self.quiet.note(followed_s, head.version, head.time_ms)
+        self.pauses.note(now_s, pauses_asked)
 
     def note(self, now_s: float, version: int, others: int, mine: int | None) -> None:
         """The same from numbers: the head's version, the contenders, and the version of the own last commit."""
@@ -164,22 +166,22 @@ class Pacer:
     def won(self, *, started_s: float, exposure_s: float) -> None:
         self._measure(exposure_s)
         self.losses = 0
-        self._locked_out = False  # for the rest of this quiet time: it is for others like us
+        self.is_locked_out = False  # for the rest of this pause: it is for others like us
         self._jitter = self._draw(1.0 - JITTER, 1.0 + JITTER)
         self._started_s = started_s
 
     def lost(self, *, ended_s: float, exposure_s: float) -> None:
         self._measure(exposure_s)
+        if not self.losses:
+            self.losing_since_s = ended_s
         self.losses += 1
         # Racing starts do not see each other yet and must be separated.
         shortest_s = BACKOFF_EXPOSURES * self.exposure_s
         overdue = self._age / (self.others + 1)
         longest_s = max(shortest_s, self.interval_s / max(1.0, overdue) ** 2)
         doubled_s = shortest_s * 2.0 ** min(self.losses, _DOUBLINGS_MAX)
-        self._backed_off_until_s = self.quiet.after_s(ended_s, self._draw(0.0, min(longest_s, doubled_s)))
-        if overdue >= TURNS_MAX:
-            self._locked_out = True
-            self._backed_off_until_s = min(self._backed_off_until_s, self.quiet.open_s(ended_s))
+        self._backed_off_until_s = self.pauses.after_s(ended_s, self._draw(0.0, min(longest_s, doubled_s)))
+        self.is_locked_out = self.is_locked_out or overdue >= TURNS_MAX
 
     def due_s(self, *, now_s: float, oldest_s: float, crowded: bool) -> float:
         """The time of the next attempt, from `now_s` on, given the time since which the oldest TGB waits.
@@ -187,17 +189,19 @@ class Pacer:
         crowded: much is pending. Such a producer may commit more often, as far as the log's load allows.
         """
         due_s = max(now_s, self._paced_s(oldest_s, crowded=crowded))
-        return due_s if self._locked_out else self.quiet.kept_s(due_s)
+        if self.is_locked_out:
+            return now_s if self.pauses.is_open(now_s) else due_s
+        return self.pauses.kept_s(due_s)
 
     def _paced_s(self, oldest_s: float, *, crowded: bool) -> float:
-        """The same on a log without quiet times; a past time means now."""
+        """The same on a log that does not pause; a past time means now."""
         if self.losses:
             return self._backed_off_until_s
         pace_s = self.interval_s * self._jitter
         if crowded:
             pace_s *= min(1.0, max(CROWDED_SHARE_MIN, self._versions_per_s * self.exposure_s / LOAD))
-        due_s = self.quiet.after_s(self._started_s, pace_s)
-        return due_s if self.gives_way else min(due_s, self.quiet.after_s(oldest_s, self.delay_max_s))
+        due_s = self.pauses.after_s(self._started_s, pace_s)
+        return due_s if self.gives_way else min(due_s, self.pauses.after_s(oldest_s, self.delay_max_s))
 
     def _measure(self, exposure_s: float) -> None:
         grown_s = max(2.0 * self.exposure_s, EXPOSURE_S_MIN) if self._exposures else EXPOSURE_S_FIRST_MAX

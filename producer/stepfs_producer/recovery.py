@@ -20,7 +20,7 @@ from stepfs.format.payload.schema import PayloadSchema
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import LogState, ProducerState
 from stepfs.lake.identity import open_lake, payload_schema
-from stepfs.lake.log.quiet import Waiting
+from stepfs.lake.log.pause import Waiting
 from stepfs.lake.log.reader import LogReader
 from stepfs.store.api import Store
 from stepfs.store.probe import probe_store
@@ -69,8 +69,7 @@ async def start(store: Store, producer_id: str, *, clock: Clock, pacer: Pacer, b
             await backoff.failed(error)
             waiting.since_s = None  # an outage is no lock-out
             continue
-        followed_s = committer.followed_s
-        pacer.note_head(committer.head, producer_id, trio.current_time(), followed_s=followed_s)
+        pacer.note_head(committer.head, producer_id, trio.current_time(), committer.reader.control.record.pauses_asked)
         match outcome:
             case Committed(after=after):
                 state = after.producers[producer_id]
@@ -84,6 +83,7 @@ async def start(store: Store, producer_id: str, *, clock: Clock, pacer: Pacer, b
             case CommitLost():
                 pacer.lost(ended_s=trio.current_time(), exposure_s=committer.exposure_s)
                 waiting.note_lost(trio.current_time())
+                await committer.look_for_pause(pacer)
                 continue
             case _:
                 raise AssertionError(outcome)

@@ -4,8 +4,8 @@ An attempt reads the head at a quarter of its round trips and creates at three q
 between. Appends arrive at random. The real `Pacer` decides when to try. Tests and scripts/bench_ingest use it, because
 a hundred real producers in virtual time take minutes, and a thousand take hours.
 
-The made-up clock is the log's time, too. Waits do not count the log's quiet times, in which all producers are silent:
-those add 3 s to a wait for each that it covers, however many producers there are.
+A producer that is locked out asks for a pause of the log, as it does in the control sequence; a winner sees it with its
+commit, and one that is locked out after its loss.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from stepfs.lake.log.quiet import EVERY_S, QUIET_S
+from stepfs.lake.log.pause import ASKS_AFTER_S
 from stepfs_producer.pace import Pacer, contenders
 
 Exposure = Callable[[float, random.Random], float]  # (now, randomness) → seconds an attempt is exposed
@@ -31,7 +31,7 @@ class Node:
     period_s: float
     exposure: Exposure
     pending: list[float] = field(default_factory=list)
-    waits: list[float] = field(default_factory=list)  # append → committed, in open seconds
+    waits: list[float] = field(default_factory=list)  # append → committed
     last_version: int | None = None  # None: not in the log yet
     last_s: float = 0.0
     started: bool = True
@@ -40,6 +40,7 @@ class Node:
     lost: int = 0
     busy: bool = False
     gone: bool = False
+    pauses_asked: int = 0  # as this one knows
 
 
 @dataclass
@@ -69,16 +70,9 @@ class Result:
 
     def wait_s(self, share: float) -> float:
         """A quantile of all waits from append to commit; batches that still wait at the end count as if committed then."""
-        end_s = open_s(self.seconds)
-        left = [end_s - open_s(since) for node in self.nodes if not node.gone for since in node.pending]
+        left = [self.seconds - since for node in self.nodes if not node.gone for since in node.pending]
         found = sorted([*(wait for node in self.nodes for wait in node.waits), *left])
         return found[min(len(found) - 1, int(len(found) * share))]
-
-
-def open_s(now: float) -> float:
-    """The seconds until `now` in which the log was not quiet."""
-    turns, into_s = divmod(now, EVERY_S)
-    return turns * (EVERY_S - QUIET_S) + max(0.0, into_s - QUIET_S)
 
 
 class Model:
@@ -96,7 +90,7 @@ class Model:
     ) -> None:
         self.rng = random.Random(seed)
         self.head = 0
-        self.head_s = 0.0  # the time of its commit
+        self.pauses_asked = 0
         self.warm_s = 0.0
         self.start_attempts = 0
         self.crowded_at = crowded_at
@@ -159,13 +153,12 @@ class Model:
             if other is not node and other.last_version is not None and now - other.last_s <= recent_s
         ]
         node.pacer.note(now, self.head, contenders(others), node.last_version)
-        node.pacer.quiet.note(now, self.head, round(self.head_s * 1000))
+        node.pacer.pauses.note(now, node.pauses_asked)
 
     def create(self, now: float, node: Node, started_s: float, exposed_s: float, head: int, count: int) -> None:
         won = head == self.head
         if won:
             self.head += 1
-            self.head_s = now
             node.last_version, node.last_s = self.head, now
             self.recent.pop(id(node), None)
             self.recent[id(node)] = node
@@ -175,17 +168,24 @@ class Model:
         elif won:
             done, node.pending = node.pending[:count], node.pending[count:]
             if now > self.warm_s:
-                node.waits += [open_s(now) - open_s(appended_s) for appended_s in done]
+                node.waits += [now - appended_s for appended_s in done]
         if now > self.warm_s and node.started:
             node.commits += won
             node.lost += not won
         self.at(now + exposed_s / 2, self.answered, node, started_s, exposed_s, won)
 
     def answered(self, now: float, node: Node, started_s: float, exposed_s: float, won: bool) -> None:
+        pacer = node.pacer
         if won:
-            node.pacer.won(started_s=started_s, exposure_s=exposed_s)
+            pacer.won(started_s=started_s, exposure_s=exposed_s)
+            node.pauses_asked = self.pauses_asked
         else:
-            node.pacer.lost(ended_s=now, exposure_s=exposed_s)
+            pacer.lost(ended_s=now, exposure_s=exposed_s)
+            if pacer.is_locked_out:
+                asks = now - pacer.losing_since_s >= ASKS_AFTER_S and pacer.pauses.may_ask(now)
+                self.pauses_asked += asks and node.pauses_asked == self.pauses_asked
+                node.pauses_asked = self.pauses_asked
+        pacer.pauses.note(now, node.pauses_asked)
         node.busy = False
         if won and not node.started:
             node.started = True

@@ -10,8 +10,8 @@ import pytest
 from stepfs.format.commit import COMMIT_ID_BYTES, COMMIT_TGBS_MAX
 from stepfs.format.ids import PRODUCERS_MAX, SEGMENT_STEPS
 from stepfs.lake.control import _LIST_AFTER_S
-from stepfs.lake.log.append import _QUIET_TIMES_MAX
-from stepfs.lake.log.quiet import EVERY_S, QUIET_S, RESTED_S, SAY_AFTER_S
+from stepfs.lake.log.append import _GIVE_UP_S
+from stepfs.lake.log.pause import _GIVES_WAY_EVERY_S, ASKS_AFTER_S, ASKS_EVERY_S, PAUSE_S, SAY_AFTER_S
 from stepfs.lake.log.snapshots import _VERSIONS_MAX
 from stepfs_producer import pace
 from stepfs_producer.commit_loop import IDENTITY_CHECK_S, LOSSES_WORTH_SAYING
@@ -71,13 +71,10 @@ HELD_BY = {  # the section: its tests, or files of them
         "test_pacing_hazards",
         "test_pace_simulation",
         "test_pacing_real",
-        "test_quiet",
-        "test_an_operator_who_never_wins_gives_up",
-        "test_a_stream_with_gaps_is_never_silent",
-        "test_no_clock_stops_a_producer",
+        "test_a_lone_producer_waits_for_nobody",
         "test_far_producers",
-        "test_mutant_nobody_is_silent",
-        "test_an_operator_waits_for_a_quiet_time_and_says_so_once",
+        "test_mutant_nobody_gives_way",
+        "test_an_operator_who_never_wins_says_so_and_gives_up",
     ),
     "Back-pressure": (
         "test_append_waits_for_nothing_but_the_budget",
@@ -163,12 +160,12 @@ def test_every_hazard_has_a_scenario_of_its_number() -> None:
         f"T is at most {WORDS[int(pace.TURNS_MAX)]} *turns*",
         f"capped at {1 / pace.INTERVAL_S_MIN:g} commits/s",
         f"After {LOSSES_WORTH_SAYING} losses in a row",
-        f"in the first {QUIET_S:g} s of every {EVERY_S:g} s",
+        f"is silent for {PAUSE_S:g} s, and then not again for {_GIVES_WAY_EVERY_S - PAUSE_S:g} s",
+        f"asks again after {ASKS_EVERY_S:g} s",
         f"when {WORDS[int(pace.TURNS_MAX)]} turns have passed",
-        f"After {SAY_AFTER_S:g} s they log once",
-        f"gives up after {WORDS[_QUIET_TIMES_MAX]} of them",
-        f"within {RESTED_S:g} s of a gap of {QUIET_S:g} s",
-        f"silent for {QUIET_S:g} s in {QUIET_S + RESTED_S:g} s at most",
+        f"loses for {'a second' if ASKS_AFTER_S == 1 else ASKS_AFTER_S} when",
+        f"After {SAY_AFTER_S:g} s a start and an operator's commit log once",
+        f"gives up after {_GIVE_UP_S:g} s",
         f"reach {UNCOMMITTED_FACTOR} × that, or {UNCOMMITTED_TGBS_MAX} batches",
         f"after {LOOK_S_MIN:g} s, then after pauses that double up to {LOOK_S_MAX:g} s (± {100 * LOOK_JITTER:g} %)",
         f"not looked for {'a minute' if _LIST_AFTER_S == MINUTE_S else _LIST_AFTER_S}",

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stepfs.format.ids import Epoch, Version
 from stepfs.format.snapshot import LogState, ProducerState, genesis
-from stepfs.lake.log.quiet import EVERY_S, QUIET_S
+from stepfs.lake.log.pause import ASKS_EVERY_S, PAUSE_S, Pauses
 from stepfs_producer.pace import (
     CROWDED_SHARE_MIN,
     INTERVAL_S_MIN,
@@ -164,7 +164,7 @@ def test_a_long_pace_does_not_hide_the_others() -> None:
     producers = {name: replace(producer, time_ms=producer.version * 250) for name, producer in state.producers.items()}
     pacer = paced(0, exposure_s=0.05)
     for _ in range(5):
-        pacer.note_head(replace(state, producers=producers), "me", 0.0, followed_s=0.0)
+        pacer.note_head(replace(state, producers=producers), "me", 0.0, pauses_asked=0)
     assert pacer.others == 1000
 
 
@@ -212,25 +212,48 @@ def test_pauses_after_losses_double_from_four_exposures_up_to_the_interval() -> 
     assert draws == pytest.approx([0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 99 * 0.01 / LOAD, 99 * 0.01 / LOAD])
 
 
-def busy_log(pacer: Pacer, *, others: int, age: int) -> None:
-    """29 s of a log without gaps, and the own last commit so many versions ago."""
-    for tick in range(100 * 29 + 1):
-        pacer.quiet.note(tick / 100, tick, tick * 10)
-    pacer.note(0.0, 0, others, 0)
-    pacer.note(29.0, age, others, 0)
-
-
 @pytest.mark.parametrize(("age", "is_locked_out"), [(19, False), (20, True)])
-def test_who_loses_after_two_turns_tries_in_quiet_times_until_it_wins(age: int, is_locked_out: bool) -> None:
+def test_who_loses_after_two_turns_tries_in_a_pause_until_it_wins(age: int, is_locked_out: bool) -> None:
     pacer = Pacer(delay_max_s=5.0, draw=lambda _low, high: high)
-    busy_log(pacer, others=9, age=age)
+    pacer.note(0.0, 0, 9, 0)
+    pacer.note(29.0, age, 9, 0)
+    pacer.pauses.note(0.0, 4)
     pacer.lost(ended_s=29.0, exposure_s=2.0)
-    due_s = pacer.due_s(now_s=29.0, oldest_s=0.0, crowded=False)
-    assert (due_s == pytest.approx(EVERY_S, abs=0.01)) is is_locked_out, "no later than the next beginning"
-    assert (pacer.due_s(now_s=EVERY_S + 1, oldest_s=0.0, crowded=False) < EVERY_S + QUIET_S) is is_locked_out
-    pacer.won(started_s=29.0, exposure_s=0.001)
-    due_s = pacer.due_s(now_s=EVERY_S + 1, oldest_s=0.0, crowded=False)
-    assert due_s == pytest.approx(EVERY_S + QUIET_S, abs=0.01), "the rest is others'"
+    assert pacer.is_locked_out is is_locked_out
+    pacer.pauses.note(30.0, 5)
+    assert (pacer.due_s(now_s=31.0, oldest_s=0.0, crowded=False) == 31.0) is is_locked_out
+    pacer.won(started_s=31.0, exposure_s=0.001)
+    assert pacer.due_s(now_s=31.5, oldest_s=0.0, crowded=False) >= 30.0 + PAUSE_S, "the rest is others'"
+
+
+def test_what_a_new_writer_finds_on_record_is_over() -> None:
+    pauses = Pauses()
+    pauses.note(100.0, 7)
+    assert pauses.kept_s(100.0) == 100.0
+    assert pauses.may_ask(100.0)
+
+
+def test_a_pause_begins_where_it_is_seen_and_shifts_all_that_was_due_in_it() -> None:
+    pauses = Pauses()
+    pauses.note(90.0, 7)
+    pauses.note(100.0, 8)
+    assert pauses.is_open(100.0)
+    assert not pauses.is_open(100.0 + PAUSE_S)
+    assert pauses.kept_s(101.0) == 100.0 + PAUSE_S
+    assert pauses.after_s(99.0, 0.5) == 99.5
+    assert pauses.after_s(99.0, 2.0) == 101.0 + PAUSE_S
+    assert pauses.after_s(101.0, 2.0) == 102.0 + PAUSE_S
+    assert pauses.after_s(100.0 + PAUSE_S, 2.0) == 102.0 + PAUSE_S
+    assert pauses.after_s(float("-inf"), 2.0) == float("-inf")
+
+
+def test_requests_that_come_too_often_are_not_heard() -> None:
+    pauses = Pauses()
+    for count, now_s in enumerate(range(100)):
+        pauses.note(float(now_s), count)
+    silent = [now_s for now_s in range(100) if Pauses.is_open(pauses, float(now_s))]
+    assert len(silent) <= PAUSE_S
+    assert pauses.may_ask(max(silent) + ASKS_EVERY_S)
 
 
 def test_racing_starts_are_pulled_apart_though_nobody_is_in_view() -> None:

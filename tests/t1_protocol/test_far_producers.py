@@ -1,10 +1,10 @@
-"""Writers far from the store beside producers near it: nobody is locked out of the log (`stepfs.lake.log.quiet`)."""
+"""Writers far from the store beside producers near it: nobody is locked out of the log (`stepfs.lake.log.pause`)."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 import trio
@@ -13,27 +13,16 @@ from doubles.trio_clock import TrioClock
 from producer_world import World, append, simulate
 
 from stepfs.errors import RefusedError
+from stepfs.lake.control import Control
+from stepfs.lake.decisions import AskForPause
 from stepfs.lake.log.append import retire_producer, seal
-from stepfs.lake.log.quiet import EVERY_S, QUIET_S, QuietTimes
+from stepfs.lake.log.pause import ASKS_EVERY_S, PAUSE_S, SAY_AFTER_S, Pauses
 from stepfs.lake.log.reader import LogReader
 from stepfs_producer import AsyncProducer
 
 NEAR_S = 0.01  # a request
-SECONDS = 200.0
-DAY_S = 86_400.0 + 13.0  # a day is a whole number of turns
+SECONDS = 70.0
 WAITS = "has waited .* s: producers nearer to the store commit all the time"
-
-
-@dataclass(frozen=True, slots=True)
-class Shifted:
-    """A wall clock that is wrong, and perhaps too fast."""
-
-    by_s: float
-    rate: float = 1.0
-
-    def now_ms(self) -> int:
-        honest_ms = TrioClock().now_ms()
-        return honest_ms + int(self.by_s * 1000 + trio.current_time() * 1000 * (self.rate - 1))
 
 
 @dataclass
@@ -43,7 +32,11 @@ class Tally:
     appended: int = 0
     committed: int = 0
     commits: int = 0
-    longest_s: float = 0.0  # between two looks that found more committed
+    waits_s: list[float] = field(default_factory=list)  # append → committed, as seen at the next append
+
+    def wait_s(self, share: float) -> float:
+        found = sorted(self.waits_s)
+        return found[min(len(found) - 1, int(len(found) * share))]
 
 
 def at(world: World, who: str, latency_s: float) -> FaultyStore:
@@ -53,35 +46,48 @@ def at(world: World, who: str, latency_s: float) -> FaultyStore:
     return FaultyStore(world.shared, actor=who, latency=latency)
 
 
-async def produce(world: World, who: str, latency_s: float, period_s: float, tally: Tally, clock: Shifted) -> None:
-    store = at(world, who, latency_s)
-    async with AsyncProducer("memory://", producer_id=who, store=store, clock=clock) as producer:
-        moved_s = trio.current_time()
+async def produce(world: World, who: str, latency_s: float, period_s: float, tally: Tally) -> None:
+    appended_s: list[float] = []
+
+    async def watch(producer: AsyncProducer) -> None:
+        first = producer.committed_seq
         while True:
+            for seq in range(first + len(tally.waits_s), producer.committed_seq):
+                tally.waits_s.append(trio.current_time() - appended_s[seq - first])
+            tally.committed, tally.commits = producer.committed_seq, producer.tally.commits
+            await trio.sleep(0.02)
+
+    store = at(world, who, latency_s)
+    async with (
+        AsyncProducer("memory://", producer_id=who, store=store, clock=TrioClock()) as producer,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(watch, producer)
+        while True:
+            appended_s.append(trio.current_time())
             await append(producer, tally.appended)
             tally.appended += 1
             await trio.sleep(period_s)
-            if producer.committed_seq > tally.committed:
-                moved_s = trio.current_time()
-            tally.longest_s = max(tally.longest_s, trio.current_time() - moved_s)
-            tally.committed, tally.commits = producer.committed_seq, producer.tally.commits
 
 
-def side_by_side(
-    nears: int, far_s: float | None, clocks: Callable[[str], Shifted], *, seconds: float = SECONDS
-) -> dict[str, Tally]:
-    """Near producers that always have something pending, and from their second second on a far one."""
+Guest = Callable[[World], Awaitable[object]]
+
+
+def side_by_side(nears: int, fars_s: dict[str, float], *, seconds: float = SECONDS, guest: Guest | None = None):
+    """Near producers that always have something pending, and from their second second on far ones, or a guest."""
 
     async def scenario(world: World) -> dict[str, Tally]:
         tallies = {f"near {number}": Tally() for number in range(nears)}
         async with trio.open_nursery() as nursery:
             nursery.cancel_scope.deadline = trio.current_time() + seconds
             for who, tally in tallies.items():
-                nursery.start_soon(produce, world, who, NEAR_S, 0.03 * nears, tally, clocks(who))
+                nursery.start_soon(produce, world, who, NEAR_S, 0.03 * nears, tally)
             await trio.sleep(1.0)
-            if far_s is not None:
-                tallies["far"] = Tally()
-                nursery.start_soon(produce, world, "far", far_s, 1.0, tallies["far"], clocks("far"))
+            for who, far_s in fars_s.items():
+                tallies[who] = Tally()
+                nursery.start_soon(produce, world, who, far_s, 1.0, tallies[who])
+            if guest is not None:
+                await guest(world)
             await trio.sleep_forever()
         assert not world.ledger.broken, world.ledger.broken
         return tallies
@@ -89,73 +95,98 @@ def side_by_side(
     return simulate(scenario, seed=nears)
 
 
-def honest(_who: str) -> Shifted:
-    return Shifted(0.0)
-
-
-def unlucky(_who: str) -> Shifted:
-    """The far one starts late in the run, which ends just before a quiet time: all since the one before is uncommitted."""
-    return Shifted(19.0)
-
-
-def all_wrong(who: str) -> Shifted:
-    return Shifted({"far": -DAY_S, "near 0": DAY_S, "near 1": -DAY_S}.get(who, 7.0))
-
-
 @pytest.mark.logs(WAITS)
 @pytest.mark.parametrize(
-    ("nears", "far_s", "clocks", "share"), [
-        (1, 0.1, honest, 0.94), (1, 0.2, unlucky, 0.83), (3, 0.1, all_wrong, 0.85), (3, 0.2, honest, 0.94),
+    ("nears", "fars_s"), [
+        (1, {"far": 0.1}), (1, {"far": 0.2}), (2, {"far": 0.1, "farther": 0.2}),
+        (2, dict.fromkeys("abcd", 0.1)),
     ],
 )  # fmt: skip
-def test_a_far_producer_commits_what_it_appends_and_near_ones_no_less(nears, far_s, clocks, share):
-    """Without quiet times the far one does not even start."""
-    tallies = side_by_side(nears, far_s, clocks)
-    far = tallies.pop("far")
-    assert far.appended >= 150
-    assert far.committed >= share * far.appended
+def test_far_producers_commit_what_they_append_and_near_ones_no_less(nears, fars_s):
+    """Without pauses a far one does not even start."""
+    tallies = side_by_side(nears, fars_s)
+    for who in fars_s:
+        far = tallies.pop(who)
+        assert far.appended >= SECONDS - ASKS_EVERY_S, "its start waits for a pause"
+        assert far.committed >= far.appended - 1.5 * ASKS_EVERY_S
+        assert far.wait_s(0.5) <= ASKS_EVERY_S
+        assert far.wait_s(1.0) <= 2.5 * ASKS_EVERY_S
     for near in tallies.values():
-        assert near.committed >= 0.99 * near.appended, "what it commits without the far one, for nothing holds it back"
-        assert near.longest_s <= QUIET_S + 0.5
+        in_a_pause = 1.1 * PAUSE_S / (0.03 * nears)
+        assert near.committed >= near.appended - in_a_pause, (
+            "what it commits without the far one, for nothing holds it back"
+        )
+        assert near.wait_s(1.0) <= PAUSE_S + 0.5
+
+
+def test_a_lone_producer_waits_for_nobody() -> None:
+    near = side_by_side(1, {})["near 0"]
+    assert near.wait_s(1.0) <= 0.1
 
 
 @pytest.mark.logs(WAITS)
-def test_mutant_nobody_is_silent(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_mutant_nobody_gives_way(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """The start goes on where an operator gives up, and says so once."""
-    monkeypatch.setattr(QuietTimes, "note", lambda *_: None)
-    assert side_by_side(1, 0.1, honest, seconds=6 * EVERY_S)["far"] == Tally()
+    monkeypatch.setattr(Pauses, "kept_s", lambda _self, due_s: due_s)
+    monkeypatch.setattr(Pauses, "after_s", lambda _self, from_s, wait_s: from_s + wait_s)
+    assert side_by_side(1, {"far": 0.1}, seconds=6 * ASKS_EVERY_S)["far"] == Tally()
     assert [record.args[0] for record in caplog.records] == ["the start of producer 'far'"]  # type: ignore[index]
 
 
-@pytest.mark.parametrize("rate", [1.0, 100.0, -1.0])
-def test_no_clock_stops_a_producer(rate: float) -> None:
-    """At 100 s a second each commit may begin another quiet time; at -1 the log's time stands still."""
-    near = side_by_side(1, None, lambda _who: Shifted(0.0, rate), seconds=100.0)["near 0"]
-    assert near.committed >= 0.99 * near.appended
-    assert near.longest_s <= QUIET_S + 0.5
-    assert near.longest_s >= QUIET_S or rate != 1.0, "alone it is silent, too: who needs it may be on the way"
-    assert near.commits >= 0.75 * 100.0 / 0.03
+async def asks_for_ever(world: World) -> None:
+    control = Control(at(world, "asks", NEAR_S), world.identity)
+    while True:
+        await control.refresh()
+        await control.change(AskForPause(control.record.pauses_asked))
 
 
-def test_a_stream_with_gaps_is_never_silent() -> None:
-    async def scenario(world: World) -> float:
-        longest_s = 0.0
-        async with world.producer("p") as producer:
-            for number in range(40):
-                await trio.sleep(3.5)
-                appended_s = trio.current_time()
-                await append(producer, number)
-                await producer.flush()
-                longest_s = max(longest_s, trio.current_time() - appended_s)
-        return longest_s
+async def asks_and_dies(world: World) -> None:
+    control = Control(at(world, "asks", NEAR_S), world.identity)
+    await control.change(AskForPause(0))
 
-    assert simulate(scenario) < 0.2
+
+def test_one_that_asks_for_ever_costs_the_others_a_sixth_of_their_time() -> None:
+    near = side_by_side(1, {}, guest=asks_for_ever)["near 0"]
+    late = [wait_s for wait_s in near.waits_s if wait_s > 0.2]
+    assert 0.05 <= len(late) / len(near.waits_s) <= 1 / 6 + 0.02
+    assert near.wait_s(1.0) <= PAUSE_S + 0.2
+
+
+def test_one_that_asks_and_dies_costs_the_others_one_pause() -> None:
+    near = side_by_side(1, {}, guest=asks_and_dies)["near 0"]
+    late = [wait_s for wait_s in near.waits_s if wait_s > 0.2]
+    assert 0 < len(late) <= PAUSE_S / 0.03
+    assert near.wait_s(1.0) <= PAUSE_S + 0.2
+
+
+async def refuses_records(world: World) -> None:
+    """As for a role without the right to write them."""
+    store = at(world, "far", 0.1)
+
+    async def denied(key: str, _body: bytes) -> None:
+        raise RefusedError(f"{key}: no right")
+
+    control = Control(store, world.identity)
+    store.create = denied  # type: ignore[method-assign, assignment]
+    pauses = Pauses()
+    await control.refresh()
+    pauses.note(trio.current_time(), control.record.pauses_asked)
+    for _ in range(3):
+        await pauses.look(control, losing_since_s=trio.current_time() - SAY_AFTER_S)
+    await trio.sleep(ASKS_EVERY_S)
+    await pauses.look(control, losing_since_s=0.0)
+
+
+@pytest.mark.logs("cannot ask the other producers for a pause")
+def test_a_writer_that_may_not_ask_goes_on_and_says_so_at_each_try(caplog: pytest.LogCaptureFixture) -> None:
+    simulate(refuses_records)
+    assert len(caplog.records) == 2
 
 
 async def beside_ten_commits_a_second(world: World, work: Callable[[LogReader], Awaitable[object]]) -> float:
-    """An operator 100 ms from the store, who comes at the end of a quiet time: how long it takes."""
+    """An operator 100 ms from the store: how long it takes."""
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(produce, world, "near", NEAR_S, 0.1, Tally(), Shifted(0.0))
+        nursery.start_soon(produce, world, "near", NEAR_S, 0.1, Tally())
         async with world.producer("gone"):
             pass
         await trio.sleep(43.5)
@@ -173,23 +204,23 @@ async def retires(reader: LogReader) -> None:
     assert await retire_producer(reader, "gone", TrioClock())
 
 
-@pytest.mark.logs(WAITS)
-@pytest.mark.parametrize(("work", "what"), [(seals, "the seal"), (retires, "the retirement of 'gone'")])
-def test_an_operator_waits_for_a_quiet_time_and_says_so_once(work, what, caplog):
-    assert EVERY_S / 2 < simulate(lambda world: beside_ten_commits_a_second(world, work)) <= EVERY_S + QUIET_S
-    assert [what in record.getMessage() for record in caplog.records if "has waited" in record.msg] == [True]
+@pytest.mark.parametrize("work", [seals, retires])
+def test_an_operator_asks_for_a_pause_and_is_done_in_it(work) -> None:
+    assert simulate(lambda world: beside_ten_commits_a_second(world, work)) <= 3 * PAUSE_S
 
 
 @pytest.mark.logs(WAITS)
-def test_an_operator_who_never_wins_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(QuietTimes, "note", lambda *_: None)
+def test_an_operator_who_never_wins_says_so_and_gives_up(monkeypatch, caplog) -> None:
+    monkeypatch.setattr(Pauses, "kept_s", lambda _self, due_s: due_s)
+    monkeypatch.setattr(Pauses, "after_s", lambda _self, from_s, wait_s: from_s + wait_s)
     waited_s = []
 
     async def gives_up(reader: LogReader) -> None:
         began_s = trio.current_time()
-        with pytest.raises(RefusedError, match="through 4 quiet times"):
+        with pytest.raises(RefusedError, match="lost to producers' commits for 120 s"):
             await seals(reader)
         waited_s.append(trio.current_time() - began_s)
 
     simulate(lambda world: beside_ten_commits_a_second(world, gives_up))
-    assert 4 * EVERY_S < waited_s[0] < 4.5 * EVERY_S
+    assert 120.0 < waited_s[0] < 130.0
+    assert ["the seal" in record.getMessage() for record in caplog.records if "has waited" in record.msg] == [True]

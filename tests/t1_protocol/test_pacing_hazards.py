@@ -7,7 +7,6 @@ import trio
 from producer_world import World, append, feed, simulate
 from scenarios import scenario
 
-from stepfs.lake.log.quiet import QUIET_S
 from stepfs_producer import commit_loop
 from stepfs_producer.commit_loop import CommitLoop
 from stepfs_producer.pace import Pacer
@@ -34,7 +33,7 @@ def test_hazard_09_adaptive_batching_flushes_within_its_bound() -> None:
 
 
 def test_hazard_09_a_bound_shorter_than_the_pace_becomes_the_pace() -> None:
-    assert 15.0 < simulate(lambda world: hazard_09(world, 150)) < 15.0 * 1.15 + QUIET_S + 0.5
+    assert 15.0 < simulate(lambda world: hazard_09(world, 150)) < 15.0 * 1.15 + 0.5
 
 
 @pytest.mark.logs("move it nearer to the store")

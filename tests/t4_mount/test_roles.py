@@ -5,14 +5,20 @@ from __future__ import annotations
 import os
 import re
 import secrets
+from contextlib import aclosing
 from pathlib import Path
 
 import boto3
 import pytest
 import servers
+import trio
 from realmount import make_lake, mounted, payload, produce, stepfs
 
 from stepfs.errors import RefusedError
+from stepfs.lake.control import Control
+from stepfs.lake.decisions import AskForPause
+from stepfs.lake.identity import open_lake
+from stepfs.store.opening import open_store
 
 POLICIES = Path(__file__).parents[2] / "scripts/deploy/policies"
 PREFIX = "team/run"  # what the policies allow is below it
@@ -129,15 +135,19 @@ def test_a_reader_cannot_produce_and_is_told_so(lake, become, tmp_path):
     assert stepfs("doctor", lake).returncode == 4  # it says that this key cannot create
 
 
-def test_a_producer_can_seal_but_neither_reclaim_nor_speak_for_readers(lake, become):
-    become("producer")
-    done = stepfs("checkpoint", lake, "--group", "g", "3")
-    assert (done.returncode, done.stderr.count("\n")) == (4, 1), done.stderr
+async def _asks_for_a_pause(url: str) -> int:
+    async with aclosing(open_store(url)) as store:
+        control = Control(store, await open_lake(store))
+        return (await control.change(AskForPause(0))).pauses_asked
+
+
+def test_a_producer_can_seal_and_ask_for_a_pause_but_not_reclaim(lake, become):
     become("mount-with-group")
     assert stepfs("checkpoint", lake, "--group", "g", "3").returncode == 0
     become("producer")
     done = stepfs("reclaim", lake)
     assert (done.returncode, done.stderr.count("\n")) == (4, 1), done.stderr
+    assert trio.run(_asks_for_a_pause, lake) == 1
     assert stepfs("seal", lake).returncode == 0
 
 

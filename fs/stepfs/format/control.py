@@ -78,6 +78,7 @@ class ControlRecord:
     groups: Mapping[str, GroupRecord] = field(default_factory=dict)
     # (number of the record that ended it, need), both rising: see `lake/decisions.py`
     minima: tuple[tuple[int, Step], ...] = ()
+    pauses_asked: int = 0  # how often a writer asked the others to leave the log alone (`stepfs.lake.log.pause`)
 
     @property
     def need(self) -> Step:
@@ -165,4 +166,5 @@ _LAYOUT: Final = Layout(
     deleted_bytes=stored("deleted_bytes", Fields.total),
     groups=Stored("groups", _read_groups, lambda groups: [_group_body(*named) for named in sorted(groups.items())]),
     minima=Stored("minima", _read_minima, lambda minima: [number for pair in minima for number in pair]),
+    pauses_asked=stored("pauses", Fields.integer),
 )

@@ -124,8 +124,16 @@ class Advance:
     fences: ClassVar[bool] = False
 
 
+@dataclass(frozen=True, slots=True)
+class AskForPause:
+    """Ask the other writers of the log to pause; not again if somebody asked since the `known` number of requests."""
+
+    known: int
+    fences: ClassVar[bool] = False
+
+
 Changes = Drop | NoteOpened | Unmark | Retire  # of a group that must exist
-Request = Register | Add | Resume | Revise | Changes | Advance
+Request = Register | Add | Resume | Revise | Changes | Advance | AskForPause
 
 
 def decide(number: int, record: ControlRecord, request: Request) -> ControlRecord | None:
@@ -136,6 +144,9 @@ def decide(number: int, record: ControlRecord, request: Request) -> ControlRecor
     """
     if isinstance(request, Advance):
         return _advance(number, record, request)
+    if isinstance(request, AskForPause):
+        asked = record.pauses_asked
+        return None if asked > request.known else successor(number, record, pauses_asked=asked + 1)
     old = record.groups.get(request.group)
     if isinstance(request, Changes):
         new = _changed(old, request)

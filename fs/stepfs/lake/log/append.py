@@ -21,11 +21,11 @@ from stepfs.format.ids import Epoch, Version
 from stepfs.format.keys import log_prefix, numbered
 from stepfs.format.snapshot import LogState
 from stepfs.lake.log.apply import rehearsed
-from stepfs.lake.log.quiet import EVERY_S, Waiting
+from stepfs.lake.log.pause import Pauses, Waiting
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.slots import SlotLost, settled, take_slot
 
-_QUIET_TIMES_MAX: Final = 4
+_GIVE_UP_S: Final = 120.0  # at least four pauses
 _RETRY_S: Final = 0.02
 _RETRIES_LONGER: Final = 16
 
@@ -91,12 +91,18 @@ def ownerless(head: LogState, kind: CommitKind, clock: Clock) -> Commit:
 
 
 async def _append(reader: LogReader, make: Callable[[LogState], Commit | None], what: str) -> bool:
-    waiting = Waiting(f"{reader.store.url}: {what}")
+    waiting, pauses = Waiting(f"{reader.store.url}: {what}"), Pauses()
     for attempt in itertools.count():
-        if attempt and waiting.note_lost(trio.current_time()) > _QUIET_TIMES_MAX * EVERY_S:
-            break
-        await trio.sleep(entropy.uniform(0, _RETRY_S * min(attempt, _RETRIES_LONGER)))
+        now_s = trio.current_time()
+        if attempt:
+            waited_s = waiting.note_lost(now_s)
+            if waited_s > _GIVE_UP_S:
+                break
+            await pauses.look(reader.control, now_s - waited_s)
+        if not pauses.is_open(trio.current_time()):
+            await trio.sleep(entropy.uniform(0, _RETRY_S * min(attempt, _RETRIES_LONGER)))
         await reader.refresh()
+        pauses.note(trio.current_time(), reader.control.record.pauses_asked)
         commit = make(reader.head)
         if commit is None:
             if await reader.confirm():
@@ -114,6 +120,5 @@ async def _append(reader: LogReader, make: Callable[[LogState], Commit | None], 
         if await reader.confirm():
             return True
     raise RefusedError(
-        f"{reader.store.url}: {what} lost to producers' commits through {_QUIET_TIMES_MAX} quiet times of the log; stop them, "
-        "or try again nearer to the store"
+        f"{reader.store.url}: {what} lost to producers' commits for {_GIVE_UP_S:.0f} s; stop them, or try again nearer to the store"
     )

@@ -53,6 +53,7 @@ class LogReader:
         self.control = control
         self._lowest_unconfirmed: Version | None = None
         self._misses = 0
+        self._is_outrun = False  # the last look found more than it could read one by one
         self._misled = False  # until a `reopen` has succeeded
 
     @classmethod
@@ -148,8 +149,12 @@ class LogReader:
         """
         start = self.head.version
         for _ in range(lists_max):
-            if await self.read_on(_PROBES_BEFORE_LIST):
+            # Who was far behind before is so again: five requests one after another would let the log move on once more.
+            probes = 1 if self._is_outrun else _PROBES_BEFORE_LIST
+            if await self.read_on(probes):
+                self._is_outrun = False
                 return self.head.version != start
+            self._is_outrun = True
             await self._read_listed()
         return True
 
