@@ -6,8 +6,10 @@ import json
 import re
 
 from stepfs.cli.live import live_lines
+from stepfs.cli.producer_lines import producer_lines
 
 NOW_S = 1_700_000_030.0
+
 EARLIER = {
     "lake": "s3://training/run",
     "group": "pretrain",
@@ -26,7 +28,6 @@ EARLIER = {
     },
     "cache": {"memory_bytes": 3 << 30, "memory_limit_bytes": 8 << 30, "disk_bytes": 0, "disk_limit_bytes": 0},
     "store": {"reachable": True, "trouble": None, "requests": 50},
-    "producers": {"tok-0": {"epoch": 1, "next_seq": 900, "version": 7, "time": 1_700_000_000.0, "retired": False}},
 }  # fmt: skip
 LATER = {
     **EARLIER,
@@ -48,7 +49,7 @@ LATER = {
 
 
 def test_the_screen_of_a_mount_at_work():
-    assert list(live_lines(LATER, EARLIER, now_s=NOW_S)) == [
+    assert list(live_lines(LATER, EARLIER)) == [
         "s3://training/run, group pretrain  (pid 4711, up 1 min)",
         "",
         "steps    1200 to 1834; last read 1830, 4 ahead",
@@ -57,15 +58,13 @@ def test_the_screen_of_a_mount_at_work():
         "fetched  2.00 MiB/s in 5.0/s GETs; since the start 2 retries",
         "cache    3.00 GiB of 8.00 GiB in memory, 0 B of 0 B on disk",
         "store    answers, 11.0/s requests",
-        "",
-        "PRODUCER  EPOCH  STEPS  STATE  LAST COMMIT",
-        "tok-0     1      900    live   2023-11-14T22:13:20Z",
+        "producers and groups: stepfs status s3://training/run",
     ]
 
 
 def test_the_first_look_and_a_restarted_daemon_have_no_rates():
     for before in (None, {**EARLIER, "pid": 1}, LATER):
-        lines = list(live_lines(LATER, before, now_s=NOW_S))
+        lines = list(live_lines(LATER, before))
         assert "waited - of the time" in lines[3]
         assert lines[4].endswith("no opens")
 
@@ -74,10 +73,10 @@ def test_trouble_stands_out_and_nobodys_names_reach_the_terminal_as_commands():
     away = {
         **LATER,
         "store": {"reachable": False, "trouble": "no route\x1b[2J", "requests": 0},
-        "producers": {"\x1b]0;owned\x07": {}},
+        "group": "\x1b]0;owned\x07",
         "frontier": -1,
     }
-    text = "\n".join(live_lines(away, None, now_s=NOW_S))
+    text = "\n".join(live_lines(away, None))
     assert "store    DOES NOT ANSWER: no route?[2J" in text
     assert "steps    none yet" in text
     assert "\x1b" not in text
@@ -85,13 +84,13 @@ def test_trouble_stands_out_and_nobodys_names_reach_the_terminal_as_commands():
 
 
 def test_a_document_without_most_fields_is_shown_all_the_same():
-    assert next(live_lines(json.loads('{"lake": "file:///x"}'), {}, now_s=NOW_S)).startswith("file:///x")
+    assert next(live_lines(json.loads('{"lake": "file:///x"}'), {})).startswith("file:///x")
 
 
 def test_a_producer_that_no_longer_commits_shows_for_how_long():
     def state(age_s, **facts):
         each = {"epoch": 1, "next_seq": 900, "time": NOW_S - age_s, **facts}
-        row = list(live_lines({**LATER, "producers": {"p": each}}, None, now_s=NOW_S))[-1]
+        row = list(producer_lines({"p": each}, round(NOW_S * 1000)))[-1]
         return re.fullmatch(r"p +1 +900 +(.*?) +\S+Z", row)[1]
 
     assert state(59) == "live"
@@ -103,7 +102,7 @@ def test_a_producer_that_no_longer_commits_shows_for_how_long():
 
 
 def test_one_look_has_the_rates_since_the_start():
-    lines = list(live_lines(LATER, None, now_s=NOW_S, since_start=True))
+    lines = list(live_lines(LATER, None, since_start=True))
     assert lines[0].endswith("(pid 4711, up 1 min; rates since its start)")
     assert lines[3].startswith("readers  waited 2.5 % of the time")
     assert "- of" not in "".join(lines)

@@ -7,20 +7,15 @@ the screen shows a dash in its place.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Final
 
 from stepfs.cli.columns import age_text, printable, size_text
-from stepfs.cli.producer_lines import producer_lines
+from stepfs.command_hint import command
 
 Document = Mapping[str, object]
-_SOURCES_SHOWN: Final = 20
 
 
-def live_lines(now: Document, before: Document | None, *, now_s: float, since_start: bool = False) -> Iterator[str]:
-    """The screen for a status document; rates need the previous document, or are those `since_start`.
-
-    `now_s`: wall clock, for the time since the producers' last commits.
-    """
+def live_lines(now: Document, before: Document | None, *, since_start: bool = False) -> Iterator[str]:
+    """The screen for a status document; rates need the previous document, or are those `since_start`."""
     rate = _Rates(now, {"pid": now.get("pid")} if since_start else before)
     basis = "; rates since its start" if since_start else ""
     group = f", group {printable(str(now['group']))}" if now.get("group") else ""
@@ -35,7 +30,7 @@ def live_lines(now: Document, before: Document | None, *, now_s: float, since_st
     yield f"fetched  {rate.size('data', 'bytes_fetched')} in {rate.count('data', 'requests')} GETs{_trouble(now)}"
     yield f"cache    {_cache(now, 'memory')} in memory, {_cache(now, 'disk')} on disk"
     yield f"store    {_store(now)}, {rate.count('store', 'requests')} requests"
-    yield from producer_lines(now.get("producers"), round(now_s * 1000), sources_max=_SOURCES_SHOWN)
+    yield f"producers and groups: {printable(command('stepfs', 'status', now.get('lake')))}"
 
 
 class _Rates:

@@ -10,7 +10,7 @@ _PRODUCERS = ["PRODUCER", "EPOCH", "STEPS", "STATE", "LAST COMMIT"]
 _SOURCES = ["PRODUCER", "SOURCE", "TOKENS", "SHARE", "RECORDS", "SKIPPED", "EPOCH"]
 
 
-def producer_lines(producers: object, now_ms: int, *, sources_max: int | None = None) -> Iterator[str]:
+def producer_lines(producers: object, now_ms: int) -> Iterator[str]:
     """Below an empty line a table of `producers`, a part of a status document, then that of `plan_lines`."""
     rows = []
     for name, known in sorted(_mapping(producers).items()):
@@ -22,13 +22,13 @@ def producer_lines(producers: object, now_ms: int, *, sources_max: int | None = 
     if rows:
         yield ""
         yield from table(_PRODUCERS, rows)
-        yield from plan_lines(producers, rows_max=sources_max)
+        yield from plan_lines(producers)
 
 
-def plan_lines(producers: object, *, rows_max: int | None = None) -> Iterator[str]:
+def plan_lines(producers: object) -> Iterator[str]:
     """A table below those of `producers`, a part of a status document; nothing if none of them runs a plan.
 
-    Sources with the most tokens come first; `rows_max` is how many a screen has room for.
+    Sources with the most tokens come first.
     """
     rows = [
         (str(producer), str(name), source)
@@ -38,10 +38,7 @@ def plan_lines(producers: object, *, rows_max: int | None = None) -> Iterator[st
     if not rows:
         return
     yield ""
-    shown = rows if rows_max is None else rows[:rows_max]
-    yield from table(_SOURCES, [_row(*row) for row in shown])
-    if len(shown) < len(rows):
-        yield f"… and {len(rows) - len(shown)} more sources; --json names all"
+    yield from table(_SOURCES, [_row(*row) for row in rows])
 
 
 def _row(producer: str, name: str, source: Mapping[str, object]) -> list[str]:

@@ -25,7 +25,8 @@ from stepfs.histogram import Histogram
 from stepfs.lake.log.reader import LogReader
 from stepfs.view.tree import Presence, Tree
 
-SIGNAL_POLL_S: Final = 0.1
+_SIGNAL_POLL_S: Final = 0.1
+_SIGNAL_POLLS_PER_S: Final = 200  # of all callers together: each reads a file of /proc
 _GRACE_S: Final = 1.0  # how much longer a deadline lives than its last waiter
 _RETRY_S: Final = 0.5
 
@@ -67,6 +68,8 @@ class Waits:
         self._nursery: trio.Nursery | None = None
         self._deadlines: dict[Step, _Deadline] = {}
         self._loads: dict[Step, _Load] = {}
+        self._callers: dict[int, set[trio.CancelScope]] = {}  # that wait, by pid
+        self._called = trio.lowlevel.ParkingLot()
 
     @property
     def waiting(self) -> int:
@@ -74,10 +77,21 @@ class Waits:
         return sum(deadline.waiters for deadline in self._deadlines.values())
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Run the loads until cancelled."""
+        """Run the loads, and look for signals of the callers, until cancelled."""
         async with trio.open_nursery() as self._nursery:
             task_status.started()
+            while self.has_signal is not None:
+                if not self._callers:
+                    await self._called.park()
+                await trio.sleep(max(_SIGNAL_POLL_S, len(self._callers) / _SIGNAL_POLLS_PER_S))
+                self._release_signalled(self.has_signal)
             await trio.sleep_forever()
+
+    def _release_signalled(self, has_signal: HasPendingSignal) -> None:
+        for pid, scopes in list(self._callers.items()):
+            if has_signal(pid):
+                for scope in scopes:
+                    scope.cancel()
 
     async def for_files(self, step: Step, pid: int, *, waits: bool = False) -> StepEntry | WaitOutcome:
         """The entry of a step once its files may be opened; never READY. Errors as `for_entry`.
@@ -155,16 +169,27 @@ class Waits:
 
     async def _watch(self, event: trio.Event, until: float, pid: int) -> WaitOutcome:
         """READY when the event is set, EXPIRED at `until`, INTERRUPTED when the caller has a signal."""
-        while not event.is_set():
-            now = trio.current_time()
-            if now >= until:
-                return WaitOutcome.EXPIRED
-            if self.has_signal is not None and self.has_signal(pid):
-                return WaitOutcome.INTERRUPTED
-            poll_s = float("inf") if self.has_signal is None else SIGNAL_POLL_S
-            with trio.move_on_after(min(poll_s, until - now)):
-                await event.wait()
-        return WaitOutcome.READY
+        if event.is_set():
+            return WaitOutcome.READY
+        if self.has_signal is not None and self.has_signal(pid):
+            return WaitOutcome.INTERRUPTED
+        with trio.CancelScope(deadline=until) as scope, self._watched(pid, scope):
+            await event.wait()
+        if event.is_set():
+            return WaitOutcome.READY
+        return WaitOutcome.EXPIRED if trio.current_time() >= until else WaitOutcome.INTERRUPTED
+
+    @contextmanager
+    def _watched(self, pid: int, scope: trio.CancelScope) -> Iterator[None]:
+        scopes = self._callers.setdefault(pid, set())
+        scopes.add(scope)
+        self._called.unpark_all()
+        try:
+            yield
+        finally:
+            scopes.discard(scope)
+            if not scopes:
+                self._callers.pop(pid, None)
 
     def _enter(self, step: Step) -> _Deadline:
         now = trio.current_time()

@@ -5,6 +5,7 @@ time.
 from __future__ import annotations
 
 import errno
+from types import SimpleNamespace
 
 import pytest
 import trio
@@ -12,6 +13,7 @@ from fakemount import fails, mounted
 from faketable import payload
 
 from stepfs.errors import CorruptError, ReclaimedError, StoreUnreachableError
+from stepfs.mount.fuse.files import FileTable, OpenSlice
 from stepfs.mount.host import procfs
 
 
@@ -234,3 +236,51 @@ def test_a_caller_that_cannot_be_seen_is_said_once(caplog):
     ]
     assert "shareProcessNamespace" in caplog.text
     procfs._say_that_callers_are_hidden.cache_clear()
+
+
+@pytest.mark.parametrize(("callers", "of_each", "looks_at_most"), [(1, 64, 120), (64, 1, 64 * 10 + 2100)])
+async def test_many_waiting_callers_are_looked_at_a_bounded_number_of_times(
+    callers, of_each, looks_at_most, autojump_clock, monkeypatch
+):
+    """Ten times a second each, but all together no more than 200 times; besides once when a request comes."""
+    looks = []
+    async with mounted(wait_s=10) as m:
+        monkeypatch.setattr(m.waits, "has_signal", lambda pid: looks.append(pid) or False)
+        async with trio.open_nursery() as nursery:
+            for pid in range(1, callers + 1):
+                for _ in range(of_each):
+                    nursery.start_soon(m.waits.for_commit, 3, pid)
+        assert set(looks) == set(range(1, callers + 1))
+        assert len(looks) <= looks_at_most + callers * of_each
+
+
+async def test_a_killed_caller_leaves_and_another_one_of_the_same_step_stays(autojump_clock, monkeypatch):
+    killed: set[int] = set()
+    outcomes = {}
+    async with mounted(wait_s=10) as m:
+        monkeypatch.setattr(m.waits, "has_signal", lambda pid: pid in killed)
+
+        async def wait(pid: int) -> None:
+            outcomes[pid] = (await m.waits.for_commit(3, pid)).value, trio.current_time()
+
+        async with trio.open_nursery() as nursery:
+            for pid in (1, 2):
+                nursery.start_soon(wait, pid)
+            await trio.sleep(5)
+            killed.add(1)
+    assert outcomes[1] == ("interrupted", pytest.approx(5.1, abs=0.11))
+    assert outcomes[2] == ("expired", pytest.approx(10))
+
+
+def test_the_entry_of_an_open_slice_is_found_without_a_walk_until_its_last_handle_is_closed():
+    table = FileTable()
+    entry = SimpleNamespace(step=7)
+    opened = [OpenSlice(SimpleNamespace(close=lambda: None), entry, 3, 0) for _ in range(2)]
+    handles = [table.add(file) for file in opened]
+    assert table.entry_of(7, 3) is entry
+    assert table.entry_of(7, 2) is None
+    table.release(handles[0])
+    assert table.entry_of(7, 3) is entry
+    table.release(handles[1])
+    assert table.entry_of(7, 3) is None
+    assert not table._slices

@@ -174,7 +174,9 @@ def _lake_lines(log: LogReader, groups: Mapping[str, GroupRecord]) -> Iterator[s
 
     state = log.state
     live = state.next_step - log.first_live_step
-    span = f"{log.first_live_step}…{state.next_step - 1}" if live else "none yet"
+    span = (
+        f"{log.first_live_step}…{state.next_step - 1}" if live else "all reclaimed" if state.next_step else "none yet"
+    )
     yield f"lake      {state.lake_id}  ({log.identity.grid}, {log.identity.ext}{', sealed' if state.sealed else ''})"
     if log.identity.payload_schema is not None:
         yield f"schema    {schema_text(log.identity.payload_schema)}"
@@ -201,13 +203,11 @@ async def _mount_reports(directory: Path, *, live: bool) -> AsyncGenerator[Repor
     import trio
 
     from stepfs.cli.live import live_lines
-    from stepfs.clock import SystemClock
     from stepfs.control_files import read_status
 
     before = None
     while True:
         document = await trio.to_thread.run_sync(read_status, directory, abandon_on_cancel=True)
-        now_s = SystemClock().now_ms() / 1000
-        yield document, list(live_lines(document, before, now_s=now_s, since_start=not live))
+        yield document, list(live_lines(document, before, since_start=not live))
         before = document
         await trio.sleep(_WATCH_S)

@@ -96,6 +96,7 @@ class FileTable:
 
     def __init__(self) -> None:
         self._files: dict[int, OpenFile] = {}
+        self._slices: dict[tuple[int, int], dict[int, StepEntry]] = {}  # step, slice → its handles
         self._next = 1
 
     def __len__(self) -> int:
@@ -105,6 +106,8 @@ class FileTable:
         handle = self._next
         self._next += 1
         self._files[handle] = file
+        if isinstance(file, OpenSlice):
+            self._slices.setdefault((file.entry.step, file.index), {})[handle] = file.entry
         return handle
 
     def get(self, handle: int) -> OpenFile:
@@ -116,15 +119,17 @@ class FileTable:
 
     def release(self, handle: int) -> None:
         file = self._files.pop(handle, None)
+        if isinstance(file, OpenSlice):
+            slice_ = (file.entry.step, file.index)
+            del self._slices[slice_][handle]
+            if not self._slices[slice_]:
+                del self._slices[slice_]
         if file is not None:
             file.close()
 
-    def entry_of(self, entry_step: int, index: int) -> StepEntry | None:
+    def entry_of(self, step: int, index: int) -> StepEntry | None:
         """The entry of a slice that is open here, even if it has left the log."""
-        for file in self._files.values():
-            if isinstance(file, OpenSlice) and (file.entry.step, file.index) == (entry_step, index):
-                return file.entry
-        return None
+        return next(iter(self._slices.get((step, index), {}).values()), None)
 
     def close_all(self) -> None:
         """Close all files at unmount: the kernel sends no RELEASE then."""

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
+import re
 from pathlib import Path
+from typing import Final
 
 _log = logging.getLogger("stepfs.mount")
 
-_FIELDS = ("SigPnd:", "ShdPnd:", "SigBlk:")
+_SIGNALS: Final = re.compile(rb"^SigPnd:\t(\w+)\nShdPnd:\t(\w+)\nSigBlk:\t(\w+)$", re.MULTILINE)
+_STATUS_BYTES_MAX: Final = 8192
 
 
 def has_pending_signal(pid: int) -> bool:
@@ -22,16 +26,17 @@ def has_pending_signal(pid: int) -> bool:
         _say_that_callers_are_hidden()
         return False
     try:
-        text = Path(f"/proc/{pid}/status").read_text()
+        status = os.open(f"/proc/{pid}/status", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return False
-    masks = {}
-    for line in text.splitlines():
-        name, _, value = line.partition("\t")
-        if name in _FIELDS:
-            masks[name] = int(value, 16)
-    pending = masks.get("SigPnd:", 0) | masks.get("ShdPnd:", 0)
-    return bool(pending & ~masks.get("SigBlk:", 0))
+    try:
+        found = _SIGNALS.search(os.read(status, _STATUS_BYTES_MAX))
+    except OSError:  # the thread has ended meanwhile
+        return False
+    finally:
+        os.close(status)
+    own, of_process, blocked = (int(mask, 16) for mask in found.groups()) if found else (0, 0, 0)
+    return bool((own | of_process) & ~blocked)
 
 
 @functools.cache  # once per daemon

@@ -88,7 +88,6 @@ class Reports:
             "faults": self.meter.faults,
             "bytes_read": self.meter.bytes_read,
             "data": dict(self.lake.slices.counts.as_dict()),
-            "producers": documents.describe_producers(state),
             "pid": os.getpid(),
             "uptime_s": round(time.time() - self.meter.started_at, 1),
         }
