@@ -93,6 +93,11 @@ class CorruptError(StepfsError):
     exit_code = 5
 
 
+class OtherHistoryError(CorruptError):
+    """The log is not the one that was read here: the store was rolled back, or lost objects. Begin again from what it
+    has now: mount again, restart the process."""
+
+
 class StoreUnreachableError(StepfsError):
     """The store did not answer within its deadline. Nothing is known to be lost: try again later."""
 

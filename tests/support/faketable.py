@@ -7,7 +7,7 @@ from dataclasses import replace
 import trio
 from crc32c import crc32c
 
-from stepfs.errors import AbsentError
+from stepfs.errors import AbsentError, OtherHistoryError
 from stepfs.format.descriptor import Descriptor, SliceRef, pack_slices
 from stepfs.format.grid.record import Grid
 from stepfs.format.ids import SEGMENT_STEPS, Epoch, SegmentIndex, SliceIndex, Step, Version
@@ -35,6 +35,7 @@ class FakeTable:
         self.loads: list[int] = []
         self.load_gate: trio.Event | None = None
         self.load_errors: list[Exception] = []
+        self.astray: OtherHistoryError | None = None
 
     def commit(self, count: int = 1) -> None:
         now = CREATED_MS + 1000 * (self.state.version + 2)
@@ -44,6 +45,9 @@ class FakeTable:
             next_step=Step(self.state.next_step + count),
             time_ms=now,
         )
+
+    async def check_history(self) -> None:
+        """The log of a fake is never another one."""
 
     def unload(self, segments: int) -> None:
         """The first so many segments are sealed and not in memory."""

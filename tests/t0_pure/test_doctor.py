@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 
 import pytest
@@ -143,12 +144,22 @@ def test_stale_and_stacked_mounts(monkeypatch, tmp_path, answers):
         for finding in mounts.check_mounts()
     ]
     assert [(subject, level) for subject, level, _ in found] == [
-        ("alive", Level.OK),
+        ("alive", Level.NOTE),  # what it says of its lake cannot be read here
         ("stale", Level.FAIL),
         ("stale", Level.FAIL),
     ]
     assert "daemon is gone" in found[1][2]
     assert "stacked" in found[2][2]
+
+
+@pytest.mark.parametrize(("trouble", "level"), [(None, Level.OK), ("another history: mount again", Level.FAIL)])
+def test_a_mount_that_cannot_follow_its_lake_is_no_healthy_one(tmp_path, answers, trouble, level):
+    alive = tmp_path / "alive"
+    (alive / ".stepfs").mkdir(parents=True)
+    (alive / ".stepfs/status.json").write_text(json.dumps({"store": {"reachable": True, "trouble": trouble}}))
+    found = mounts.check_alive(Mounted("0:50", str(alive), "fuse.stepfs", "file:///lake"))
+    assert found.level is level
+    assert trouble is None or trouble in found.detail
 
 
 @pytest.mark.parametrize("target", ["file:///another-lake", "another-directory"])

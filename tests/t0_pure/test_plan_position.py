@@ -82,16 +82,6 @@ def test_people_see_a_row_for_each_source() -> None:
     assert list(plan_lines({"tok-0": {"plan": None}})) == []
 
 
-def test_a_screen_shows_the_largest_sources_and_counts_the_others() -> None:
-    sources = {f"s{n:03d}": SourceState("i", "l", tokens=n) for n in range(306)}
-    producers = {"plan": {"plan": standing(stored(State("p", 9, sources))).document()}}
-    lines = list(plan_lines(producers, rows_max=20))
-    assert len(lines) == 23
-    assert lines[2].split()[1] == "s305"
-    assert lines[-1] == "… and 286 more sources; --json names all"
-    assert len(list(plan_lines(producers))) == 308
-
-
 def test_a_name_of_a_writer_s_choice_reaches_no_terminal() -> None:
     sources = {"\x1b[2Jcode": SourceState("i", "l", tokens=1)}
     producers = {"\x1b]0;x": {"plan": standing(stored(State("p", 9, sources))).document()}}

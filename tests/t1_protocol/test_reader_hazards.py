@@ -17,7 +17,10 @@ from producer_world import World, feed
 from scenarios import scenario
 from small_world import SEGMENT, STEPS, checkpoint, clean, grow, inside_everywhere, process, small
 
-from stepfs.errors import AbsentError, CorruptError, RefusedError, StepfsError
+from stepfs.errors import AbsentError, CorruptError, OtherHistoryError, RefusedError, StepfsError
+from stepfs.follow.changes import Changes
+from stepfs.follow.follower import IDENTITY_CHECK_S, Follower
+from stepfs.follow.waits import Waits
 from stepfs.format.commit import CommitKind, encode_commit
 from stepfs.format.ids import SegmentIndex, Step, Version
 from stepfs.format.keys import index_prefix, log_prefix, numbered, snapshot_prefix
@@ -30,6 +33,7 @@ from stepfs.lake.log.append import ownerless
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.log.snapshots import write_snapshot
 from stepfs.store.api import Store
+from stepfs.view.tree import Tree, ViewOptions
 
 POLLS_MAX = 20
 
@@ -287,3 +291,51 @@ def test_slices_of_promised_steps_stay_readable_through_any_reclaim() -> None:
         await clean(world)
 
     assert inside_everywhere(grow, reads_all, reclaims, nothing) > 10
+
+
+async def rolled_back(world: World, more: int) -> Callable[[], Awaitable[None]]:
+    """A copy of the store now; later the store becomes that copy, and goes on by `more` commits."""
+    old = dict(world.shared.objects)
+
+    async def roll_back() -> None:
+        for key in set(world.shared.objects) - set(old):
+            await process(world, "operator").delete([key])
+        async with world.producer("after") as producer:
+            await feed(producer, more)
+
+    return roll_back
+
+
+@pytest.mark.logs("cannot follow the lake")
+@pytest.mark.parametrize("more", [0, 1, 4])
+def test_a_reader_of_a_store_that_was_rolled_back_says_so_and_nobody_waits(more: int, caplog) -> None:
+    """Shorter than what was read, as long, or longer: `more` is what was committed since the copy."""
+
+    async def follows(world: World) -> None:
+        roll_back = await rolled_back(world, more)
+        async with world.producer("d") as producer:
+            await feed(producer, 2)
+        reader, changes = await LogReader.open(process(world, "reader"), world.identity), Changes()
+        shown = reader.state
+
+        async def own_id() -> str:
+            return world.identity.lake_id
+
+        follower = Follower(reader, changes, 0.1, own_id, lambda: None)
+        waits = Waits(Tree(reader, ViewOptions(wait=True)), reader, changes, deadline_s=300.0)
+        async with trio.open_nursery() as nursery:
+            for part in (follower.run, waits.run):
+                await nursery.start(part)
+            await roll_back()
+            began_s = trio.current_time()
+            with pytest.raises(OtherHistoryError, match="mount again"):
+                await waits.for_commit(Step(shown.next_step), 0)
+            assert trio.current_time() - began_s <= 2 * IDENTITY_CHECK_S + 3
+            assert reader.state == shown, "nothing of the other history is shown"
+            await trio.sleep(30)
+            assert follower.trouble is not None
+            assert "another history" in follower.trouble
+            nursery.cancel_scope.cancel()
+
+    small(follows, on=grow)
+    assert "answers again" not in caplog.text

@@ -10,7 +10,7 @@ import trio
 from lakes import SLICES, commit, stepfs
 
 from stepfs.cli.columns import time_text
-from stepfs.cli.live import live_lines
+from stepfs.cli.producer_lines import producer_lines
 from stepfs.clock import SystemClock
 from stepfs.format import codec
 from stepfs.format.codec import Kind
@@ -81,9 +81,9 @@ def test_any_number_has_a_text(time_ms: int, text: str) -> None:
     assert time_text(time_ms) == text
 
 
-def test_the_screen_of_a_mount_shows_a_producer_whose_clock_is_wrong() -> None:
-    document = {"producers": {"p": {"epoch": 1, "next_seq": 1, "time": FAR_MS / 1000}}}
-    assert "1000000000000 s" in "\n".join(live_lines(document, None, now_s=1.7e9))
+def test_the_screen_of_a_lake_shows_a_producer_whose_clock_is_wrong() -> None:
+    producers = {"p": {"epoch": 1, "next_seq": 1, "time": FAR_MS / 1000}}
+    assert "1000000000000 s" in "\n".join(producer_lines(producers, 1_700_000_000_000))
 
 
 def test_status_stats_and_ls_show_steps_of_a_producer_whose_clock_is_wrong(file_url, tmp_path, monkeypatch):

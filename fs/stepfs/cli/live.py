@@ -96,7 +96,7 @@ def _store(now: Document) -> str:
         return "-"
     if not store.get("reachable"):
         return f"DOES NOT ANSWER: {printable(str(store.get('trouble')))}"
-    return "answers"
+    return printable(str(store.get("trouble"))) if store.get("trouble") else "answers"
 
 
 def _count(now: Document, name: str) -> str:

@@ -11,8 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from stepfs.command_hint import command
-from stepfs.control_files import ANSWER_S
+from stepfs.control_files import ANSWER_S, read_status
 from stepfs.doctor.finding import Finding, Level, fail, note, ok
+from stepfs.errors import StepfsError
 from stepfs.mount.daemon import log_file
 from stepfs.mount.host.dead_mount import Health, check_health, give_up_command, list_within
 from stepfs.mount.host.mountinfo import FSTYPE, Mounted, mount_at, mounts, real_directory, source_of
@@ -54,7 +55,7 @@ def check_alive(mounted: Mounted) -> Finding:
     why = "it does not answer" if error is None else error.strerror
     match health:
         case Health.ALIVE:
-            return ok(subject, "alive")
+            return _at_work(subject, Path(directory))
         case Health.DEAD:
             again = command("stepfs", "mount", "LAKE", directory)
             remedy = f"`{again}` or `{command('stepfs', 'unmount', directory)}` clears it"
@@ -67,6 +68,20 @@ def check_alive(mounted: Mounted) -> Finding:
             )
         case Health.UNKNOWN:
             return note(subject, f"cannot be looked into: {why}", "ask the user who mounted it, or root")
+
+
+def _at_work(subject: str, directory: Path) -> Finding:
+    """What a mount that answers says of its lake."""
+    try:
+        store = read_status(directory)["store"]
+    except (StepfsError, KeyError) as error:
+        return note(subject, f"alive, but its status cannot be read: {error}", "look at its log")
+    trouble = store.get("trouble") if isinstance(store, dict) else None
+    return (
+        fail(subject, f"alive, but cannot follow its lake: {trouble}", "see the message")
+        if trouble
+        else ok(subject, "alive")
+    )
 
 
 def check_directory(directory: Path) -> Finding:

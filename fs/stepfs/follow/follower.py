@@ -49,6 +49,7 @@ class Follower:
         # Clock and start time of the look under way.
         self._asked: tuple[trio.abc.Clock, float] | None = None
         self._began = 0.0  # trio time at which the last look or check began
+        self._checks = 0  # of the lake's identity and of its history, in turns
         self.looked_at: float | None = None  # trio time of the last look that succeeded
 
     @property
@@ -80,7 +81,8 @@ class Follower:
                 await self._guarded(self._look)
             if due:
                 identity_due = trio.current_time() + IDENTITY_CHECK_S
-                await self._guarded(self.check_identity)
+                await self._guarded(self.reader.check_history if self._checks % 2 else self.check_identity)
+                self._checks += 1
 
     async def _sleep(self) -> None:
         """Sleep until one interval after the last look began, the shortest one if a reader waits."""
@@ -96,6 +98,8 @@ class Follower:
             await trio.sleep_until(began + self.interval_s)
 
     async def _look(self) -> None:
+        if self.reader.astray is not None:
+            await self.reader.check_history()
         clock = trio.lowlevel.current_clock()
         self._asked = clock, clock.current_time()
         try:
@@ -155,6 +159,8 @@ class Follower:
             facts = {"step": state.next_step - 1, "version": state.version}
             _log.warning("cannot follow the lake (%s): %s", quiet, error, extra=facts)
         self._failure = str(error)
+        if self.reader.astray is not None:
+            self.changes.notify()  # nobody waits for a step of this history
         self.pace.failed()
 
 

@@ -17,7 +17,7 @@ from typing import Final
 
 import trio
 
-from stepfs.errors import AbsentError, ReclaimedError, StepfsError, StoreUnreachableError
+from stepfs.errors import AbsentError, OtherHistoryError, ReclaimedError, StepfsError, StoreUnreachableError
 from stepfs.follow.changes import Changes
 from stepfs.format.ids import Step
 from stepfs.format.snapshot import StepEntry
@@ -112,7 +112,10 @@ class Waits:
                 return WaitOutcome.NEVER
 
     async def for_commit(self, step: Step, pid: int) -> WaitOutcome:
-        """Wait until `step` is committed. After READY the step may already have been reclaimed."""
+        """Wait until `step` is committed. After READY the step may already have been reclaimed.
+
+        `OtherHistoryError` if the log is another one by now.
+        """
         deadline = self._enter(step)
         try:
             with self._timed("commit"), self.changes.listening():
@@ -120,6 +123,8 @@ class Waits:
                     changed = self.changes.next_change
                     if step < self.tree.next_step:
                         return WaitOutcome.READY
+                    if self.reader.astray is not None:
+                        raise OtherHistoryError(*self.reader.astray.args)
                     if not self.tree.awaited(step):
                         return WaitOutcome.NEVER
                     outcome = await self._watch(changed, deadline.at, pid)

@@ -15,7 +15,7 @@ from contextlib import aclosing, suppress
 from functools import partial
 from typing import Final
 
-from stepfs.errors import AbsentError, CorruptError, ReclaimedError
+from stepfs.errors import AbsentError, CorruptError, OtherHistoryError, ReclaimedError
 from stepfs.format.commit import Commit, decode_commit
 from stepfs.format.ids import SEGMENT_STEPS, SegmentIndex, Step, Version
 from stepfs.format.records import LakeIdentity
@@ -55,6 +55,7 @@ class LogReader:
         self._misses = 0
         self._is_outrun = False  # the last look found more than it could read one by one
         self._misled = False  # until a `reopen` has succeeded
+        self.astray: OtherHistoryError | None = None  # while the log is another one than was published here
 
     @classmethod
     async def open(
@@ -135,6 +136,7 @@ class LogReader:
         except ChainError:
             # A stale writer's commit there does not chain either; it is corruption only if the floor did not move.
             if await self.confirm():
+                await self.check_history()
                 raise
         if self._misled:
             await self.reopen()
@@ -204,10 +206,7 @@ class LogReader:
         await check_identity(self.store, self.identity)
         fresh = await LogReader.open(self.store, self.identity, control=self.control)
         if fresh.state.version < self.state.version:
-            raise CorruptError(
-                f"{self.store.url}: the log ends at version {fresh.state.version}, but version "
-                f"{self.state.version} was read before; the store lost or rewrote objects"
-            )
+            raise self._gone_astray()
         _log.info("reopened at version %d (floor %d)", fresh.state.version, fresh.control.floor)
         self.state = self.head = fresh.state
         self.first_live_step = fresh.first_live_step
@@ -216,6 +215,21 @@ class LogReader:
         self._lowest_unconfirmed = None
         self._misses = 0
         self._misled = False
+
+    async def check_history(self) -> None:
+        """`OtherHistoryError`, now and in `astray`, unless the log still has the newest commit that was published here."""
+        if await is_of_log(self.store, self.identity, self.state) or not await self.confirm():
+            self.astray = None  # or the floor has passed that commit: the next look starts again
+        else:
+            raise self._gone_astray()
+
+    def _gone_astray(self) -> OtherHistoryError:
+        self.astray = OtherHistoryError(
+            f"{self.store.url}: another history: the log has lost version {self.state.version}, which was read here, so the "
+            "store was rolled back or lost objects; mount again, or restart this process, and resume from a checkpoint that "
+            "the lake still covers"
+        )
+        return self.astray
 
     def entry_if_loaded(self, step: Step) -> StepEntry | None:
         """The entry of a live step if it is in memory; None if it needs a request, or if there is no such step."""

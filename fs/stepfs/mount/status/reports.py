@@ -69,7 +69,7 @@ class Reports:
             "group": self.options.group,
             "need": self.lake.tree.need if self.options.group is not None else None,
             "store": {
-                "reachable": follower.trouble is None,
+                "reachable": follower.trouble is None or self.lake.log.astray is not None,
                 "trouble": follower.trouble,
                 "looked_s_ago": None if looked is None else round(trio.current_time() - looked, 3),
                 "poll_interval_s": round(follower.interval_s, 3),
