@@ -34,9 +34,7 @@ class Segments:
     meanwhile; programs without other tasks do better without.
     """
 
-    def __init__(
-        self, store: Store, identity: LakeIdentity, rebuild: Rebuild, *, bytes_max: int = _BYTES_MAX
-    ) -> None:
+    def __init__(self, store: Store, identity: LakeIdentity, rebuild: Rebuild, *, bytes_max: int = _BYTES_MAX) -> None:
         self._store = store
         self._identity = identity
         self._rebuild = rebuild

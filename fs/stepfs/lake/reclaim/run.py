@@ -28,9 +28,9 @@ from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import LogState
 from stepfs.lake.decisions import Advance
 from stepfs.lake.fleet import list_nodes_outside
+from stepfs.lake.fork_group import release_origins
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.origins import OriginStores
-from stepfs.lake.reclaim.fork import release_origins
 from stepfs.lake.reclaim.need import Need, ages_of_minima, needed
 from stepfs.lake.reclaim.plan import Target
 from stepfs.lake.reclaim.progress import Progress, is_of_the_log, open_near, read_progress, write_progress
