@@ -168,7 +168,7 @@ class _Cluster:
             store.kill_at, store.kill = life.kill_at, scope.cancel
             store.freeze_at, store.freeze_s = life.freeze_at, life.freeze_s
             store.stalls, store.stall_s, store.stalls_before = life.stalls, life.stall_s, life.stalls_before
-            store.killed_sending = life.killed_sending
+            store.killed_sending, store.cut_off = life.killed_sending, life.cut_off
             if life.locked_out_s is not None:
                 now_s = trio.current_time()
                 store.locked_out_s = now_s + life.locked_out_s[0], now_s + life.locked_out_s[1]
