@@ -22,6 +22,7 @@ from stepfs.lake.fork_group import group_name
 from stepfs.lake.groups import Group
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.origins import OriginStores
+from stepfs.lake.verify.repair import repair_control
 from stepfs.store.api import Put
 
 COPY = "memory://the copy"
@@ -131,3 +132,26 @@ async def test_a_fork_that_shares_no_step_registers_no_group(world: World, cut: 
     reader = await LogReader.open(stores.child, child)
     assert (reader.state.next_step, reader.first_live_step) == (NEED, NEED)
     await let_go(stores, child, NEED)
+
+
+async def counts_what_is_live(stores: Stores, child: LakeIdentity) -> None:
+    """What producers call live bytes (`max_live_bytes`) is what the live steps hold."""
+    reader = await LogReader.open(stores.child, child)
+    live = [await reader.entry(Step(step)) for step in range(reader.first_live_step, reader.state.next_step)]
+    assert reader.state.total_bytes - reader.control.record.deleted_bytes == sum(e.tgb.payload_bytes for e in live)
+
+
+@pytest.mark.parametrize("step", [NEED, 10, 11, 12])
+@pytest.mark.parametrize("repaired", [False, True])
+@scenario(small, on=reclaimed)
+async def test_inherited_bytes_that_are_given_up_count_also_after_a_repair(world: World, step: int, repaired: bool):
+    """Else a producer of the fork is held by `max_live_bytes` for ever, by bytes that no reclaim can free."""
+    place = ObjectMap()
+    stores = Stores.of(world, place, "fork")
+    child = await stores.fork(world.identity)
+    await let_go(stores, child, step)
+    if repaired:
+        newest = max(key for key in place.objects if key.startswith(f"{child.lake_id}/control/"))
+        place.put(newest, b"")
+        assert await repair_control(stores.child, child, OriginStores(stores.child, lambda _: stores.parent))
+    await counts_what_is_live(stores, child)

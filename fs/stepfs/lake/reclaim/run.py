@@ -252,6 +252,6 @@ async def _prepared(reader: LogReader, target: Target, number: int) -> Advance:
     freed = 0
     async with aclosing(live_entries(reader, reader.control.first_live_step, target.first_live)) as parts:
         async for part in parts:
-            freed += sum(entry.tgb.payload_bytes for entry in part if entry.tgb.origin == 0)
+            freed += sum(entry.tgb.payload_bytes for entry in part)  # a fork's inherited ones were live here, too
     lowest = await ensure_snapshots(reader, target.floor)
     return Advance(number, target.first_live, lowest, freed)
