@@ -79,7 +79,8 @@ def test_hazard_01_slot_resurrection(faults: list[Fault]) -> None:
 
 @pytest.mark.parametrize("faults", [[], [LOST_RESPONSE]])
 def test_hazard_01_mutant_without_the_floor_check(faults, monkeypatch):
-    async def trust(reader: LogReader) -> bool:
+    async def trust(reader: LogReader, *, lenient: bool = False) -> bool:
+        del lenient
         reader.state = reader.head
         return True
 

@@ -96,7 +96,11 @@ def _read_minima(fields: Fields, name: str) -> tuple[tuple[int, Step], ...]:
 
 
 def _read_groups(fields: Fields, name: str) -> dict[str, GroupRecord]:
-    return {item.text("name"): _read_group(item, fields.what) for item in fields.maps(name)}
+    groups = {item.text("name", bytes_max=ID_BYTES_MAX): _read_group(item, fields.what) for item in fields.maps(name)}
+    strange = [group for group in groups if not group or not group.isprintable()]
+    if strange:  # it would be shown, and be part of a command to copy
+        raise CorruptError(f"{fields.what}: {strange[0]!r} is not the name of a group")
+    return groups
 
 
 def _group_body(name: str, group: GroupRecord) -> dict[str, object]:

@@ -91,6 +91,7 @@ def ownerless(head: LogState, kind: CommitKind, clock: Clock) -> Commit:
 
 
 async def _append(reader: LogReader, make: Callable[[LogState], Commit | None], what: str) -> bool:
+    await reader.control.refresh()  # one that was opened to read only may have passed over a damaged record
     waiting = Waiting(f"{reader.store.url}: {what}")
     for attempt in itertools.count():
         if attempt and waiting.note_lost(trio.current_time()) > _QUIET_TIMES_MAX * EVERY_S:

@@ -18,6 +18,7 @@ from typing import Final
 from stepfs.errors import AbsentError, CorruptError, ReclaimedError
 from stepfs.format.commit import Commit, decode_commit
 from stepfs.format.ids import SEGMENT_STEPS, SegmentIndex, Step, Version
+from stepfs.format.keys import log_prefix, numbered
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import LogState, Segment, StepEntry
 from stepfs.lake.control import Control
@@ -27,6 +28,7 @@ from stepfs.lake.log.lone_entries import LoneEntries
 from stepfs.lake.log.segments import Segments
 from stepfs.lake.log.snapshots import PassedOver, is_of_log, newest_snapshot, rebuilt_segment
 from stepfs.lake.log.tail import list_versions, read_commit, read_versions
+from stepfs.lake.slots import STRAY_GAP
 from stepfs.store.api import Store
 
 _log = logging.getLogger("stepfs.lake.log")
@@ -63,28 +65,30 @@ class LogReader:
         *,
         control: Control | None = None,
         until_damage: bool = False,
+        reads_only: bool = False,
     ) -> LogReader:
         """Newest snapshot that the log confirms, plus the short tail; floor-checked.
 
         With `until_damage` a commit that cannot be read or does not chain ends the log, and `damage` records it: a base
-        for a fork, not to be polled.
+        for a fork, not to be polled. `reads_only`: a damaged newest control record is passed over. No floor is above the
+        snapshot that this starts from, so what is read is sound; a later look at the floor raises.
         """
         control = control or Control(store, identity)
         for _ in range(_REOPENS_MAX):
             passed_over = PassedOver()
-            start = await newest_snapshot(store, identity, control, passed_over=passed_over)
+            start = await newest_snapshot(store, identity, control, passed_over=passed_over, lenient=reads_only)
             reader = cls(store, identity, control, start)
             try:
                 while (behind := await reader._read_listed()) is not None:
                     await reader._fill_gap(behind)
                 passed_over.check_reached(reader.head.version, store.url)
             except CorruptError as error:
-                if await control.refresh() and control.floor > start.version + 1:
+                if await control.refresh(lenient=reads_only) and control.floor > start.version + 1:
                     continue
                 if not until_damage:
                     raise
                 reader.damage = LogDamage(Version(reader.head.version + 1), str(error))
-            if await reader.confirm():
+            if await reader.confirm(lenient=reads_only):
                 return reader
         raise CorruptError(f"{store.url}: the floor keeps passing the log; run `stepfs verify`, see its reclaimers")
 
@@ -96,7 +100,7 @@ class LogReader:
             known = await is_of_log(store, identity, state)
             if known and await reader.read_on(_PROBES_BEFORE_LIST) and await reader.confirm():
                 return reader
-        return await cls.open(store, identity, control=reader.control)
+        return await cls.open(store, identity, control=reader.control, reads_only=True)
 
     async def poll(self, published: Callable[[], None] = lambda: None) -> bool:
         """Look once for new commits; one request if there are none. True if `state` or `first_live_step` changed.
@@ -177,12 +181,12 @@ class LogReader:
             self.segments.remember(segment)
         self.head = applied.state
 
-    async def confirm(self) -> bool:
+    async def confirm(self, *, lenient: bool = False) -> bool:
         """Probe the floor. If it has passed no slot acted on since the last check, publish `head`: True.
 
         False: `head` may rest on a resurrected slot; the next `refresh` or `poll` starts again.
         """
-        await self.control.refresh()
+        await self.control.refresh(lenient=lenient)
         # Every slot that was probed, listed, or is about to be taken follows the published state.
         next_slot = Version(self.state.version + 1)
         lowest = next_slot if self._lowest_unconfirmed is None else self._lowest_unconfirmed
@@ -287,7 +291,9 @@ class LogReader:
         while self.head.version + 1 < behind:
             if not await self._probe():
                 missing = f"log version {self.head.version + 1} is missing, but version {behind} is there"
-                raise CorruptError(f"{self.store.url}: {missing}; restore it")
+                far = behind - self.head.version > STRAY_GAP
+                other = f", or delete {numbered(log_prefix(self.identity.lake_id), behind)} if no stepfs wrote it"
+                raise CorruptError(f"{self.store.url}: {missing}; restore it{other if far else ''}")
 
     async def _read_listed(self) -> Version | None:
         """Read all beyond `head` that a LIST shows, several GETs at once. Returns the first version behind a gap."""

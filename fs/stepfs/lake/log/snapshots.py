@@ -81,10 +81,11 @@ async def newest_snapshot(
     *,
     at_most: Version | None = None,
     passed_over: PassedOver | None = None,
+    lenient: bool = False,
 ) -> LogState:
     """The newest snapshot whose digest the log confirms; the genesis state if there is none (and may be none).
 
-    `NewerFormatError` if the only snapshots are those of a newer stepfs.
+    `NewerFormatError` if the only snapshots are those of a newer stepfs. `lenient`: see `Control.refresh`.
     """
     passed_over = passed_over or PassedOver()
     while True:
@@ -92,7 +93,7 @@ async def newest_snapshot(
             async for state in states:
                 control.hint = max(control.hint, state.control)
                 return state
-        moved = await control.refresh()
+        moved = await control.refresh(lenient=lenient)
         if control.floor == 0:
             return genesis(identity.lake_id, identity.slices)
         if not moved:
