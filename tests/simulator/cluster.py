@@ -73,6 +73,7 @@ def run_scenario(plan: Scenario) -> Outcome:
         "SEGMENT_STEPS": plan.segment_steps,
         "_VERSIONS_MAX": plan.versions_max,
         "_MISSES_PER_FLOOR_PROBE": 5,
+        "_KEPT_MIN": 1,
     }
     with scaled(**sizes), simulated_wall_clocks(), inline_threads(), decoded_once():
         return run_seeded(_Cluster(plan).run, seed=plan.seed)
@@ -167,7 +168,7 @@ class _Cluster:
             store.kill_at, store.kill = life.kill_at, scope.cancel
             store.freeze_at, store.freeze_s = life.freeze_at, life.freeze_s
             store.stalls, store.stall_s, store.stalls_before = life.stalls, life.stall_s, life.stalls_before
-            store.killed_sending = life.killed_sending
+            store.killed_sending, store.cut_off = life.killed_sending, life.cut_off
             if life.locked_out_s is not None:
                 now_s = trio.current_time()
                 store.locked_out_s = now_s + life.locked_out_s[0], now_s + life.locked_out_s[1]

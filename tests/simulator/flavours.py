@@ -25,7 +25,8 @@ class Flavour(enum.Enum):
 
     USUAL = "usual"
     RUSH = "rush"  # starved reclaimers run all the time, and trainers want back what is just going
-    SLEEPERS = "sleepers"  # readers start again and again and doze off on the way, and so do producers at their creates
+    # Readers start again and again and doze off on the way, and so do producers at their creates, or get no answer to them.
+    SLEEPERS = "sleepers"
     WRITERS = "writers"  # of one group, many, each dozing off while the others go on
     LATE = "late"  # a trainer is killed again and again, and its changes land while the next life makes its own
 
@@ -55,7 +56,8 @@ def lean(plan: Scenario, flavour: Flavour, rng: random.Random) -> Scenario:
 def _sleepers(plan: Scenario, rng: random.Random) -> Scenario:
     """Every commit makes a snapshot, is consumed and reclaimed soon. A producer that wakes takes a slot that is gone; a
     reader that wakes finds it in its LIST, right after the snapshot it began with."""
-    at_create = Life(stalls=0.35, stall_s=_DOZE_S, stalls_before=("create", "/log/"))
+    cut_off = random.Random(f"cut off/{plan.seed}").random() < 0.3
+    at_create = Life(stalls=0.35, stall_s=_DOZE_S, stalls_before=("create", "/log/"), cut_off=cut_off)
     at_list = Life(
         stalls=0.8, stall_s=_DOZE_S, stalls_before=("list", "/log/"), kill_at=30, restart_s=rng.choice((0.1, 1.0)),
     )  # fmt: skip

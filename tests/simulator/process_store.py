@@ -46,6 +46,7 @@ class ProcessStore(FaultyStore):
         self.freeze_s = 0.0
         self.stalls, self.stall_s = 0.0, 1.0
         self.stalls_before: tuple[str, str] | None = None
+        self.cut_off = False
         self.killed_sending: tuple[str, str, int] | None = None
         self._sent = 0
         self._stalling = random.Random(f"stalls/{actor}/{seed}")
@@ -61,13 +62,13 @@ class ProcessStore(FaultyStore):
     async def _attempt(
         self, verb: str, keys: tuple[str, ...], effect: Callable[[], str], size: int, crc: int
     ) -> tuple[Told, str]:
+        if self.stalls_before is not None and verb == self.stalls_before[0] and self.stalls_before[1] in keys[0]:
+            self._maybe_stall()
         if self._locked_out():
             await self._pause(_LOCKED_OUT_S)
             time_us = round(trio.current_time() * 1e6)
             self.shared.note(Event(time_us, self._actor, verb, keys, "not applied", "credentials expired"))
             raise StoreUnreachableError(f"{self.url}: the credentials have expired; renew them")
-        if self.stalls_before is not None and verb == self.stalls_before[0] and self.stalls_before[1] in keys[0]:
-            self._maybe_stall()
         if self.killed_sending is not None:
             kind, part, nth = self.killed_sending
             self._sent += verb == kind and part in keys[0]
@@ -76,7 +77,11 @@ class ProcessStore(FaultyStore):
         return await super()._attempt(verb, keys, effect, size, crc)
 
     def _maybe_stall(self) -> None:
-        if self.stalls and self._stalling.random() < self.stalls:
+        if not self.stalls or self._stalling.random() >= self.stalls:
+            return
+        if self.cut_off:
+            self.locked_out_s = trio.current_time(), trio.current_time() + self.stall_s
+        else:
             self._frozen_until_s = max(self._frozen_until_s, trio.current_time() + self.stall_s)
 
     def _locked_out(self) -> bool:

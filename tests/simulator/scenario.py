@@ -20,6 +20,7 @@ class Life:
     stalls: float = 0.0  # chance that an await takes so much longer:
     stall_s: float = 1.0
     stalls_before: tuple[str, str] | None = None  # only before requests of this verb for keys that contain this
+    cut_off: bool = False  # in place of a stall: it gets no answer for so long, to that request and all others
     killed_sending: tuple[str, str, int] | None = None  # its nth request of this verb for such a key
     locked_out_s: tuple[float, float] | None = None  # from when to when after its start it has no credentials
     restart_s: float = 1.0

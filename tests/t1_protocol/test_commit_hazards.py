@@ -79,7 +79,8 @@ def test_hazard_01_slot_resurrection(faults: list[Fault]) -> None:
 
 @pytest.mark.parametrize("faults", [[], [LOST_RESPONSE]])
 def test_hazard_01_mutant_without_the_floor_check(faults, monkeypatch):
-    async def trust(reader: LogReader) -> bool:
+    async def trust(reader: LogReader, *, lenient: bool = False) -> bool:
+        del lenient
         reader.state = reader.head
         return True
 
@@ -90,6 +91,69 @@ def test_hazard_01_mutant_without_the_floor_check(faults, monkeypatch):
 
     with caught():
         simulate(scenario)
+
+
+async def hazard_01_undecided(world: World, first: Fault) -> None:
+    """The producer's create is not decided while others fill, consume and delete its slot and those behind it; then it sends
+    the same bytes to the same slot again."""
+    store = world.store("sleeper")
+    async with world.producer("sleeper", store) as sleeper:
+        await append(sleeper, 0)
+        await sleeper.flush()
+        store.plan = away_between(trio.current_time(), trio.current_time() + 60.0, first)
+        await append(sleeper, 1)
+        await trio.sleep(20.0)
+        async with world.producer("busy") as busy:
+            for number in range(20):
+                await append(busy, number)
+                await busy.flush()
+                if number == 9:
+                    await reclaim_below(world, 5)
+        await reclaim_below(world, 15)
+        assert trio.current_time() < 60.0, "all that happened while nobody answered the sleeper"
+        await sleeper.flush()
+        assert (sleeper.tally.undecided > 0, sleeper.tally.lost) == (True, 1)
+        assert world.ledger.published["sleeper"] == 2, "what `flush` returned is in the log"
+    assert world.ledger.counts["zombie slots"] == 1, "the sleeper did take a deleted slot"
+    world.check(sleeper=2, busy=20)
+
+
+@pytest.mark.logs("trying on for")
+@pytest.mark.parametrize("first", [LOST_REQUEST, LOST_RESPONSE], ids=["never landed", "landed at once"])
+def test_hazard_01_after_an_undecided_create(first: Fault) -> None:
+    simulate(lambda world: hazard_01_undecided(world, first))
+
+
+def undecided_is_believed(patch: pytest.MonkeyPatch) -> None:
+    """A create that was undecided and then has an answer needs no look at the floor."""
+    committer = commit_room.Committer
+    take, settle = committer._take, committer._settle_mine
+    undecided: list[commit_room._Attempt] = []
+
+    async def noted(self: commit_room.Committer, attempt: commit_room._Attempt) -> commit_room.CommitOutcome:
+        outcome = await take(self, attempt)
+        if isinstance(outcome, commit_room.Undecided):
+            undecided.append(attempt)
+        return outcome
+
+    async def believed(
+        self: commit_room.Committer, attempt: commit_room._Attempt
+    ) -> commit_room.Committed | commit_room.CommitLost:
+        if attempt not in undecided:
+            return await settle(self, attempt)
+        self._unresolved, before = None, self.head
+        self.reader.extend(attempt.commit, attempt.body)
+        return commit_room.Committed(attempt.commit, before, self.head)
+
+    patch.setattr(committer, "_take", noted)
+    patch.setattr(committer, "_settle_mine", believed)
+
+
+@pytest.mark.logs("trying on for")
+def test_hazard_01_mutant_that_believes_an_undecided_create(monkeypatch: pytest.MonkeyPatch) -> None:
+    undecided_is_believed(monkeypatch)
+    with caught():
+        simulate(lambda world: hazard_01_undecided(world, LOST_REQUEST))
 
 
 async def one_commit(world: World, script: Sequence[tuple[str, str, Fault]]) -> CommitStats:

@@ -126,7 +126,8 @@ def test_hazard_01_inside_every_await_of_opening_and_following() -> None:
 async def nothing(_world: World) -> None: ...
 
 
-async def _trust(reader: LogReader) -> bool:
+async def _trust(reader: LogReader, *, lenient: bool = False) -> bool:
+    del lenient
     await reader.control.refresh()  # for the groups, which a reclaimer needs
     reader.state = reader.head
     return True
@@ -139,7 +140,8 @@ def never_look(monkeypatch: pytest.MonkeyPatch) -> None:
 def no_probe_on_misses(monkeypatch: pytest.MonkeyPatch) -> None:
     confirm = LogReader.confirm
 
-    async def only_after_hits(reader: LogReader) -> bool:
+    async def only_after_hits(reader: LogReader, *, lenient: bool = False) -> bool:
+        del lenient
         return await (_trust if reader.head.version == reader.state.version else confirm)(reader)
 
     monkeypatch.setattr(LogReader, "confirm", only_after_hits)

@@ -62,7 +62,8 @@ def only_probes_are_checked(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(LogReader, "_read_listed", untouched)
 
-    async def believe(reader: LogReader) -> bool:
+    async def believe(reader: LogReader, *, lenient: bool = False) -> bool:
+        del lenient
         if reader._lowest_unconfirmed is not None:
             return await confirm(reader)
         await reader.control.refresh()

@@ -67,13 +67,14 @@ async def opened_store(lake: str, options: StoreOptions) -> AsyncIterator[Store]
 
 
 @asynccontextmanager
-async def opened_log(lake: str, options: StoreOptions) -> AsyncIterator[LogReader]:
-    """The log of an existing lake, read up to its head; `AbsentError` if there is no lake."""
+async def opened_log(lake: str, options: StoreOptions, *, reads_only: bool = False) -> AsyncIterator[LogReader]:
+    """The log of an existing lake, read up to its head; `AbsentError` if there is no lake. `reads_only`: see
+    `LogReader.open`."""
     from stepfs.lake.identity import open_lake
     from stepfs.lake.log.reader import LogReader
 
     async with opened_store(lake, options) as store:
-        yield await LogReader.open(store, await open_lake(store))
+        yield await LogReader.open(store, await open_lake(store), reads_only=reads_only)
 
 
 @asynccontextmanager
@@ -96,7 +97,7 @@ async def opened_lineage(lake: str, options: StoreOptions) -> AsyncIterator[Line
     from stepfs.lake.lineage import LineageReader
     from stepfs.torch.process import TorchProcess
 
-    async with opened_log(lake, options) as log, origin_stores(log.store, options) as origins:
+    async with opened_log(lake, options, reads_only=True) as log, origin_stores(log.store, options) as origins:
         with TorchProcess() as by_torch:
             yield LineageReader(log, origins, by_torch)
 

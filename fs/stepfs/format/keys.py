@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from stepfs import entropy
-from stepfs.format.ids import SEGMENT_STEPS, Epoch, SegmentIndex
+from stepfs.format.ids import INTEGER_MAX, SEGMENT_STEPS, Epoch, SegmentIndex
 
 LAKE: Final = "lake.msgpack"
 _NUMBER_DIGITS: Final = 20
@@ -39,11 +39,12 @@ def numbered(prefix: str, number: int) -> str:
 
 
 def number_of(prefix: str, key: str) -> int | None:
-    """Inverse of `numbered`; None for anything else found under the prefix."""
+    """Inverse of `numbered`; None for anything else found under the prefix, and for a number that no lake reaches."""
     tail = key.removeprefix(prefix)
     if len(tail) != _NUMBER_DIGITS or not tail.isascii() or not tail.isdigit() or key == tail:
         return None
-    return int(tail)
+    number = int(tail)
+    return number if number <= INTEGER_MAX else None
 
 
 def _prefix(room: str) -> Callable[[str], str]:

@@ -20,7 +20,8 @@ each trimmed slot can be taken again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -44,8 +45,10 @@ from stepfs.format.ids import Step, Version
 from stepfs.format.keys import control_prefix, numbered
 from stepfs.format.records import LakeIdentity
 from stepfs.lake.decisions import Advance, Request, decide, successor
-from stepfs.lake.slots import Mine, Unknown, last_dense_number, last_number, take_slot
+from stepfs.lake.slots import STRAY_GAP, Mine, Unknown, last_dense_number, last_number, listed_slots, take_slot
 from stepfs.store.api import Store
+
+_log = logging.getLogger("stepfs.lake")
 
 _ROUNDS_MAX: Final = 64
 _RETRY_S: Final = 0.05
@@ -84,11 +87,12 @@ class Control:
         """Whether a change of this process may have landed, or may still land."""
         return self._unanswered is not None
 
-    async def refresh(self, *, listed: bool = False) -> bool:
+    async def refresh(self, *, listed: bool = False, lenient: bool = False) -> bool:
         """Move to the newest record: one GET, or one LIST more, when nothing is new. True if there was a newer one.
 
         A GET of the next number stops at a hole. So one that is about to take a slot looks by a LIST (`listed`), and so
         does one that has not looked for long. `CorruptError` if the newest record is damaged; older ones are never read.
+        `lenient`: then go on from the record before, for one that only reads: its floor is lower, or the same.
         """
         found: dict[int, bytes] = {}
 
@@ -102,19 +106,47 @@ class Control:
         if listed or now_s - self._looked_s > _LIST_AFTER_S:
             known = await self._find_newest()
         newest = await last_dense_number(known, exists)  # a LIST may be old
-        moved = newest > self.number
-        while moved:
+        before = self.number
+        while newest > self.number:
             if newest not in found:
                 await exists(newest)
             try:
                 self._move(newest, self._decoded(newest, found.get(newest, b"")))
-                break
-            except CorruptError:
-                if not await exists(newest + 1):
+            except CorruptError as error:
+                if await exists(newest + 1):
+                    newest += 1  # a damaged record that is not the newest any more
+                    continue
+                others = [] if newest == 0 or (not lenient and await exists(newest - 1)) else await self._below(newest)
+                if others and newest - others[0] > STRAY_GAP:
+                    _log.warning("%s", self._stray(newest))
+                    newest = others[0]
+                    continue
+                if not lenient:
                     raise
-                newest += 1  # a damaged record that is not the newest any more
+                _log.warning("%s; this process only reads, and goes on from the record before", error)
+                self._move(*await self._first_readable(others))
+                break
         self._looked_s = now_s
-        return moved
+        return self.number > before
+
+    async def _below(self, newest: int) -> list[int]:
+        """The numbers of all records before `newest`, the greatest first, by LIST: a gap among them may have any size."""
+        prefix = control_prefix(self.identity.lake_id)
+        near = await listed_slots(self.store, prefix, after=max(-1, newest - STRAY_GAP))
+        listed = near if min(near, default=newest) < newest else await listed_slots(self.store, prefix)
+        return sorted((number for number in listed if number < newest), reverse=True)
+
+    async def _first_readable(self, numbers: Iterable[int]) -> tuple[int, ControlRecord]:
+        for number in numbers:
+            with suppress(CorruptError):
+                return number, self._decoded(number, await self._body(number) or b"")
+        return -1, NOTHING_YET
+
+    def _stray(self, number: int) -> str:
+        return (
+            f"{self.store.url}: {self.key(number)} is no control record, and no stepfs wrote it, for none is near that number: "
+            "delete that object; until then it is passed over"
+        )
 
     async def _find_newest(self) -> int:
         """The greatest record, by LIST from `hint` on. A hole is passed: the record after it was decided on it."""
@@ -163,10 +195,10 @@ class Control:
     async def last_readable(self) -> tuple[int, int, ControlRecord]:
         """(number of the newest record, that of the newest record before it that can be read, and that record)."""
         newest = await self._find_newest()
-        for number in range(newest - 1, -1, -1):
-            with suppress(CorruptError):
-                return newest, number, self._decoded(number, await self._body(number) or b"")
-        return newest, -1, NOTHING_YET
+        others = await self._below(newest)
+        while others and newest - others[0] > STRAY_GAP:
+            newest, *others = others
+        return newest, *await self._first_readable(others)
 
     def assume(self, number: int, record: ControlRecord) -> None:
         """Go on as if record `number`, which is damaged, were this one: to repair the sequence."""

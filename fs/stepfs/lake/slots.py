@@ -21,6 +21,7 @@ from stepfs.store.api import Entry, Put, Store
 _ROUNDS_MAX: Final = 8
 _RETRY_S: Final = (0.02, 0.1)
 _LIST_PAGE: Final = 1000
+STRAY_GAP: Final = 1000  # a dense sequence has lost at most so many objects in a row: what lies beyond is none of it
 
 
 @dataclass(frozen=True, slots=True)

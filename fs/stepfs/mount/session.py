@@ -116,7 +116,7 @@ class _Session:
     async def _open(self, store: Store, *, mounted: Callable[[], None]) -> None:
         options = self._options
         identity = await open_lake(store)
-        reader = await LogReader.open(store, identity)
+        reader = await LogReader.open(store, identity, reads_only=True)
         check_steps(options.steps, reader.state)
         with cache_directory.claimed(options.cache_dir, identity.lake_id) as cache:
             machine = Machine(cache, *budgets(options))

@@ -205,7 +205,9 @@ async def open_reader(
         identity = await open_lake(store)
         if lake_id not in {None, identity.lake_id}:
             raise RefusedError(f"{store.url}: here is lake {identity.lake_id}, not {lake_id}: it was replaced")
-        log = await (LogReader.continued(store, identity, known) if known else LogReader.open(store, identity))
+        log = await (
+            LogReader.continued(store, identity, known) if known else LogReader.open(store, identity, reads_only=True)
+        )
         memory_bytes = options.memory_share if memory_bytes is None else memory_bytes
         assembly = Assembly(options, store, log, memory_bytes=memory_bytes)
         async with assembly.running():

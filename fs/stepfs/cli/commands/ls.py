@@ -33,7 +33,7 @@ def ls(
     lake, store_options = lake_of(target, StoreOptions(endpoint_url))
 
     async def find() -> None:
-        async with opened_log(lake, store_options) as log:
+        async with opened_log(lake, store_options, reads_only=True) as log:
             if step is not None:
                 await log.entry(Step(step))  # AbsentError names the existing steps
             if as_json:

@@ -90,7 +90,7 @@ def show(
     async def find() -> _Shown:
         if not is_file:
             lake, options = lake_of(target, StoreOptions(endpoint_url))
-            async with opened_log(lake, options) as log, origin_stores(log.store, options) as origins:
+            async with opened_log(lake, options, reads_only=True) as log, origin_stores(log.store, options) as origins:
                 return await _shown(await _slice(log, lake, origins, step, rank or 0, micro), tokenizer)
         for option, given in (("--step", step), ("--rank", rank), ("--micro", micro or None)):
             if given is not None:

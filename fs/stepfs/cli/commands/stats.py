@@ -102,7 +102,7 @@ async def _counted(lake: str, store_options: StoreOptions) -> tuple[LakeStats, d
     from stepfs.format.ids import Step
 
     found = LakeStats()
-    async with opened_log(lake, store_options) as log:
+    async with opened_log(lake, store_options, reads_only=True) as log:
         number = log.first_live_step
         while number < log.state.next_step:
             try:

@@ -65,9 +65,9 @@ async def _lake_reports(lake: str, store_options: StoreOptions) -> AsyncGenerato
     from stepfs.cli.target import opened_log
     from stepfs.lake.fleet import list_nodes
 
-    async with opened_log(lake, store_options) as log:
+    async with opened_log(lake, store_options, reads_only=True) as log:
         while True:
-            await log.control.refresh()
+            await log.control.refresh(lenient=True)
             groups = dict(sorted(log.control.groups.items()))
             nodes = await list_nodes(log.store, log.identity)
             yield lake_document(log, groups, nodes), [*_lake_lines(log, groups), *_node_lines(nodes)]

@@ -91,6 +91,7 @@ def ownerless(head: LogState, kind: CommitKind, clock: Clock) -> Commit:
 
 
 async def _append(reader: LogReader, make: Callable[[LogState], Commit | None], what: str) -> bool:
+    await reader.control.refresh()  # one that was opened to read only may have passed over a damaged record
     waiting, pauses = Waiting(f"{reader.store.url}: {what}"), Pauses()
     for attempt in itertools.count():
         now_s = trio.current_time()

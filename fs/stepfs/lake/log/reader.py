@@ -18,6 +18,7 @@ from typing import Final
 from stepfs.errors import AbsentError, CorruptError, OtherHistoryError, ReclaimedError
 from stepfs.format.commit import Commit, decode_commit
 from stepfs.format.ids import SEGMENT_STEPS, SegmentIndex, Step, Version
+from stepfs.format.keys import log_prefix, numbered
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import LogState, Segment, StepEntry
 from stepfs.lake.control import Control
@@ -25,8 +26,9 @@ from stepfs.lake.identity import check_identity
 from stepfs.lake.log.apply import ChainError, LogDamage, apply
 from stepfs.lake.log.lone_entries import LoneEntries
 from stepfs.lake.log.segments import Segments
-from stepfs.lake.log.snapshots import PassedOver, is_of_log, newest_snapshot
+from stepfs.lake.log.snapshots import PassedOver, is_of_log, newest_snapshot, rebuilt_segment
 from stepfs.lake.log.tail import list_versions, read_commit, read_versions
+from stepfs.lake.slots import STRAY_GAP
 from stepfs.store.api import Store
 
 _log = logging.getLogger("stepfs.lake.log")
@@ -46,7 +48,7 @@ class LogReader:
         self.state = state
         self.head = state
         self.first_live_step = control.first_live_step
-        self.segments = Segments(store, identity)
+        self.segments = Segments(store, identity, self._rebuilt)
         self.lone_entries = LoneEntries(store, identity)
         self.lone_entries_max = self.lone_entries.kept_max  # in memory
         self.damage: LogDamage | None = None  # the end of the log for a reader opened with `until_damage`
@@ -65,28 +67,30 @@ class LogReader:
         *,
         control: Control | None = None,
         until_damage: bool = False,
+        reads_only: bool = False,
     ) -> LogReader:
         """Newest snapshot that the log confirms, plus the short tail; floor-checked.
 
         With `until_damage` a commit that cannot be read or does not chain ends the log, and `damage` records it: a base
-        for a fork, not to be polled.
+        for a fork, not to be polled. `reads_only`: a damaged newest control record is passed over. No floor is above the
+        snapshot that this starts from, so what is read is sound; a later look at the floor raises.
         """
         control = control or Control(store, identity)
         for _ in range(_REOPENS_MAX):
             passed_over = PassedOver()
-            start = await newest_snapshot(store, identity, control, passed_over=passed_over)
+            start = await newest_snapshot(store, identity, control, passed_over=passed_over, lenient=reads_only)
             reader = cls(store, identity, control, start)
             try:
                 while (behind := await reader._read_listed()) is not None:
                     await reader._fill_gap(behind)
                 passed_over.check_reached(reader.head.version, store.url)
             except CorruptError as error:
-                if await control.refresh() and control.floor > start.version + 1:
+                if await control.refresh(lenient=reads_only) and control.floor > start.version + 1:
                     continue
                 if not until_damage:
                     raise
                 reader.damage = LogDamage(Version(reader.head.version + 1), str(error))
-            if await reader.confirm():
+            if await reader.confirm(lenient=reads_only):
                 return reader
         raise CorruptError(f"{store.url}: the floor keeps passing the log; run `stepfs verify`, see its reclaimers")
 
@@ -98,7 +102,7 @@ class LogReader:
             known = await is_of_log(store, identity, state)
             if known and await reader.read_on(_PROBES_BEFORE_LIST) and await reader.confirm():
                 return reader
-        return await cls.open(store, identity, control=reader.control)
+        return await cls.open(store, identity, control=reader.control, reads_only=True)
 
     async def poll(self, published: Callable[[], None] = lambda: None) -> bool:
         """Look once for new commits; one request if there are none. True if `state` or `first_live_step` changed.
@@ -184,12 +188,12 @@ class LogReader:
             self.segments.remember(segment)
         self.head = applied.state
 
-    async def confirm(self) -> bool:
+    async def confirm(self, *, lenient: bool = False) -> bool:
         """Probe the floor. If it has passed no slot acted on since the last check, publish `head`: True.
 
         False: `head` may rest on a resurrected slot; the next `refresh` or `poll` starts again.
         """
-        await self.control.refresh()
+        await self.control.refresh(lenient=lenient)
         # Every slot that was probed, listed, or is about to be taken follows the published state.
         next_slot = Version(self.state.version + 1)
         lowest = next_slot if self._lowest_unconfirmed is None else self._lowest_unconfirmed
@@ -280,6 +284,10 @@ class LogReader:
             await self._check_not_reclaimed(index)
             raise
 
+    async def _rebuilt(self, index: SegmentIndex) -> Segment | None:
+        """A segment that no snapshot covers yet."""
+        return await rebuilt_segment(self.store, self.identity, self.control, index, self.head.version)
+
     async def _check_not_reclaimed(self, index: SegmentIndex) -> None:
         """`ReclaimedError` if the floor has passed a whole segment since this reader last looked at it."""
         await self.control.refresh()
@@ -302,7 +310,9 @@ class LogReader:
         while self.head.version + 1 < behind:
             if not await self._probe():
                 missing = f"log version {self.head.version + 1} is missing, but version {behind} is there"
-                raise CorruptError(f"{self.store.url}: {missing}; restore it")
+                far = behind - self.head.version > STRAY_GAP
+                other = f", or delete {numbered(log_prefix(self.identity.lake_id), behind)} if no stepfs wrote it"
+                raise CorruptError(f"{self.store.url}: {missing}; restore it{other if far else ''}")
 
     async def _read_listed(self) -> Version | None:
         """Read all beyond `head` that a LIST shows, several GETs at once. Returns the first version behind a gap."""

@@ -16,7 +16,7 @@ from stepfs.format.keys import (
     segment_of,
     snapshot_prefix,
 )
-from stepfs.lake.verify.lake import Damage
+from stepfs.lake.verify.lake import STRAY, Damage
 
 
 def advice(
@@ -37,7 +37,7 @@ def advice(
     """
     if lake_id is None:
         return [f"restore {LAKE} from a backup: without it nobody knows where the lake's objects are"]
-    lines = []
+    lines, damages = [], list(damages)
     keys = [damage.key for damage in damages]
 
     def under(prefix: str) -> list[str]:
@@ -48,7 +48,9 @@ def advice(
             "stop every `stepfs reclaim`, and continue the record before the lake's newest control record, which is damaged "
             f"(until then nothing is deleted, and no group changes): {command('stepfs', 'verify', url, '--repair')}"
         )
-    elif under(control_prefix(lake_id)):
+    strays = {damage.key for damage in damages if damage.problem == STRAY}
+    lines += [f"delete {url}/{key}" for key in sorted(strays)]
+    if control_reads and set(under(control_prefix(lake_id))) - strays:
         lines.append("only the newest control record is read, and it is sound: nothing to do")
     if not opens and not has_beginning and control_reads:
         lines.append(

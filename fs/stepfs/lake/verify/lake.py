@@ -29,6 +29,9 @@ _UNREAD_MAX: Final = 2 * TASKS  # objects in a row; beyond that the store is at 
 _ERRORS_MAX: Final = 10_000  # a lake that lost its data directory must not fill memory with errors
 
 
+STRAY: Final = "stands far behind all others, and no stepfs wrote it there"
+
+
 @dataclass(frozen=True, slots=True)
 class Damage:
     """One difference from the committed contents. `step` or `slice` is None when it concerns more than one."""

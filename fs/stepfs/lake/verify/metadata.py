@@ -10,8 +10,9 @@ The loss of the *newest* object of a sequence cannot be seen here: the lake is t
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from typing import Final
 
 from stepfs.errors import CorruptError, NewerFormatError, RefusedError, StoreUnreachableError
@@ -38,7 +39,8 @@ from stepfs.format.step_records import decode_step_records
 from stepfs.lake.control import Control
 from stepfs.lake.identity import payload_schema
 from stepfs.lake.log.tail import read_versions
-from stepfs.lake.verify.lake import Damage
+from stepfs.lake.slots import STRAY_GAP
+from stepfs.lake.verify.lake import STRAY, Damage
 from stepfs.store.api import Store
 
 _PAGE: Final = 1000
@@ -84,7 +86,7 @@ async def verify_metadata(store: Store, identity: LakeIdentity) -> list[Damage]:
     damages = _check_schema(identity)
     for prefix, check in checks.items():
         damages += [damage async for damage in _check_each(store, prefix, check)]
-    damages += await _check_dense(store, control_prefix(lake_id))
+    damages = await _check_dense(store, control_prefix(lake_id), damages)
     return damages + await _check_log(store, identity)
 
 
@@ -118,11 +120,28 @@ async def _check_each(store: Store, prefix: str, check: Check) -> AsyncIterator[
                 yield _damage(key, problem)
 
 
-async def _check_dense(store: Store, prefix: str) -> list[Damage]:
-    """Control records are never deleted, so there is no gap among them."""
+async def _check_dense(store: Store, prefix: str, damages: list[Damage]) -> list[Damage]:
+    """`damages`, and the gaps: control records are never deleted. One that is damaged, and behind a gap that no loss makes,
+    is none."""
     numbers = [n async for key in _keys(store, prefix) if (n := number_of(prefix, key)) is not None]
-    missing = sorted(set(range(max(numbers, default=-1) + 1)) - set(numbers))
-    return [_damage(numbered(prefix, number), "the object is missing") for number in missing]
+    damaged = {damage.key for damage in damages}
+    strays = set()
+    while len(numbers) > 1 and numbers[-1] - numbers[-2] > STRAY_GAP and numbered(prefix, numbers[-1]) in damaged:
+        strays.add(numbered(prefix, numbers.pop()))
+    found = [replace(damage, problem=STRAY) if damage.key in strays else damage for damage in damages]
+    return found + _missing(prefix, 0, numbers)
+
+
+def _missing(prefix: str, first: int, numbers: Iterable[int]) -> list[Damage]:
+    """One damage a gap: a single object with a far number makes a gap of any size."""
+    damages = []
+    for number in numbers:
+        if number > first:
+            count = number - first
+            more = "" if count == 1 else f", and {count - 1} more before {number}"
+            damages.append(_damage(numbered(prefix, first), f"the object is missing{more}"))
+        first = max(first, number + 1)
+    return damages
 
 
 async def _check_log(store: Store, identity: LakeIdentity) -> list[Damage]:
@@ -143,8 +162,7 @@ async def _check_commits(store: Store, lake_id: str, control: Control) -> list[D
     first = control.floor
     after = numbered(prefix, first - 1) if first > 0 else prefix
     listed = [n async for key in _keys(store, prefix, after) if (n := number_of(prefix, key)) is not None]
-    missing = sorted(set(range(first, max(listed, default=first - 1) + 1)) - set(listed))
-    damages = [_damage(numbered(prefix, number), "the object is missing") for number in missing]
+    damages = _missing(prefix, first, listed)
     chain = _Chain(lake_id, first)
     while listed:
         async with aclosing(read_versions(store, lake_id, [Version(n) for n in listed])) as bodies:

@@ -17,16 +17,16 @@ from typing import Final
 
 from stepfs.errors import CorruptError, ReclaimedError, RefusedError
 from stepfs.format.control import ControlRecord, GroupRecord
-from stepfs.format.ids import FIRST_STEP, SEGMENT_STEPS, Step, Version
+from stepfs.format.ids import FIRST_STEP, SEGMENT_STEPS, SegmentIndex, Step, Version
 from stepfs.format.keys import data_prefix, log_prefix
 from stepfs.format.records import LakeIdentity
 from stepfs.lake.control import Control
 from stepfs.lake.decisions import successor
+from stepfs.lake.fork_group import group_in_parent
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.log.snapshots import confirmed_snapshots
 from stepfs.lake.origins import OriginStores
 from stepfs.lake.slots import listed_slots
-from stepfs.lake.unfinished_fork import group_in_parent
 from stepfs.store.api import Store
 
 _PAGE: Final = 1000
@@ -56,7 +56,9 @@ async def repair_control(store: Store, identity: LakeIdentity, origins: OriginSt
         raise faster from None
     first_live = max(first_live, await _first_held_step(reader, origins, end))
     groups = {name: _clipped(group, first_live) for name, group in base.groups.items()}
-    repaired = successor(damaged, replace(base, first_live_step=first_live, groups=groups))
+    deleted_bytes = max(base.deleted_bytes, reader.state.total_bytes - await _live_bytes(reader, first_live))
+    given_up = replace(base, first_live_step=first_live, deleted_bytes=deleted_bytes, groups=groups)
+    repaired = successor(damaged, given_up)
     if first_live < repaired.need:  # any change may be lost: a reclaimer's grace begins anew
         repaired = replace(repaired, minima=((damaged + 1, first_live), (damaged + 2, repaired.need)))
     if not await control.take(damaged + 1, repaired):
@@ -98,6 +100,17 @@ async def _first_held_step(reader: LogReader, origins: OriginStores, end: Step) 
         if held is not None and parent.parent_step(Step(number)) >= held.need:
             return Step(number)
     return Step(min(parent.end, end))
+
+
+async def _live_bytes(reader: LogReader, first_live: Step) -> int:
+    """Payload bytes of the steps from `first_live` on. What cannot be read counts as given up: else it would hold producers
+    with a `max_live_bytes` for ever."""
+    live = sum(entry.tgb.payload_bytes for entry in reader.state.tail if entry.step >= first_live)
+    for number in range(first_live // SEGMENT_STEPS, reader.state.sealed_segments):
+        with suppress(CorruptError):
+            segment = await reader.load_segment(SegmentIndex(number))
+            live += sum(entry.tgb.payload_bytes for entry in segment.entries if entry.step >= first_live)
+    return live
 
 
 async def _first_complete_step(reader: LogReader, base: ControlRecord, end: Step) -> Step:
