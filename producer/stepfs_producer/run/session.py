@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -17,20 +18,19 @@ from stepfs.clock import SystemClock
 from stepfs.format.ids import Epoch
 from stepfs.format.keys import skips_key
 from stepfs.format.records import LakeIdentity
-from stepfs.lake.identity import payload_schema
 from stepfs.lake.log.append import seal
 from stepfs.lake.log.reader import LogReader
 from stepfs.store.api import Store
 from stepfs.store.opening import open_store
 from stepfs.store.silence import Silence
 from stepfs_producer.engine.api import Engine
-from stepfs_producer.payloads.described import planned_schema, refuse_other_arrays
+from stepfs_producer.payloads.described import planned_schema
 from stepfs_producer.payloads.encode import encoder_for
 from stepfs_producer.plan.file.digest import micro_batch_tokens
 from stepfs_producer.producer import AsyncProducer
 from stepfs_producer.run.compile import grid_of
 from stepfs_producer.run.conductor import Conductor, EndReason, RunConfig
-from stepfs_producer.run.lake import committed_positions, ensure_lake, keep_libraries, notice_silence
+from stepfs_producer.run.lake import ensure_lake, keep_libraries, notice_silence
 from stepfs_producer.run.machines.needs import look_of
 from stepfs_producer.run.machines.opening import as_nodes_see, open_engine
 from stepfs_producer.run.measured.bottleneck import Bottleneck
@@ -40,8 +40,9 @@ from stepfs_producer.run.prepare import (
     LocatedPlan,
     PreparedPlan,
     fit_plan,
+    keep_plan,
     looked_up,
-    refuse_other_shards,
+    refuse_unfit,
 )
 from stepfs_producer.run.results import (
     PlanTotals,
@@ -58,6 +59,9 @@ from stepfs_producer.run.step_builder import ByTicket
 from stepfs_producer.run.stopping import Stopping
 from stepfs_producer.run.workers.upload import Destination
 from stepfs_producer.settings import GIVE_UP_AFTER_S
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
 
 
 async def run_plan(
@@ -113,23 +117,26 @@ class _RunSession:
             self._memory_of(prepared)
             identity = await self._lake(store, prepared)
             # Before the producer is opened, which would fence a healthy run.
-            position = await self._position(store, identity, prepared)
+            look = partial(refuse_unfit, store, identity, self.place, options=options)
+            position = await look(prepared, say=self.say)
             accept, listings = options.accept_changes, prepared.listings
             fit = partial(fit_plan, store, identity, self.place, listings, accept_changes=accept)
             prepared = await fit(position)
+            await keep_plan(store, identity, self.place, prepared)
             await engine.admit(look_of(self._as_worked(prepared), identity.lake_id, options))
-            async with self._producer(store, self._memory_of(prepared)) as producer:
+            async with self._scraped() as registry, self._producer(store, self._memory_of(prepared)) as producer:
                 self.silence.set_limit(GIVE_UP_AFTER_S)
                 if producer.position != position:  # another run committed meanwhile
                     prepared = await fit(producer.position)
-                await self._position(store, identity, prepared)  # others may have begun meanwhile
+                    await keep_plan(store, identity, self.place, prepared)
+                await look(prepared, say=lambda _: None)  # others may have begun meanwhile
                 totals = totals_from(producer.position, prepared.rules)
                 incarnation = (identity.lake_id, prepared.digest, options.producer_id, Epoch(producer.epoch))
                 key = skips_key(*incarnation)
                 await keep_libraries(store, *incarnation)
                 skip_log = SkipLog(store, key, totals)
                 with bad_records_named(totals, self.say):
-                    conductor, ending = await self._conduct(producer, engine, prepared, totals, skip_log)
+                    conductor, ending = await self._conduct(producer, engine, prepared, totals, skip_log, registry)
                 logged = await skip_log.write()
             sealed = options.seal and ending is EndReason.COMPLETE
             if sealed:
@@ -169,19 +176,7 @@ class _RunSession:
             shape=(micro, micro_batch_tokens(plan) if fixed else "tokens"),
             columns=prepared.payloads.columns,
         )
-        identity = await ensure_lake(store, grid_of(plan), output.ext, schema)
-        warning = refuse_other_arrays(self.options.lake, schema, payload_schema(identity, self.options.lake))
-        if warning is not None:
-            self.say(f"warning: {warning}")
-        return identity
-
-    async def _position(self, store: Store, identity: LakeIdentity, prepared: PreparedPlan) -> object:
-        """Where this producer id is, None if it has not begun; then no other one may have other shards of its files."""
-        positions = committed_positions(await LogReader.open(store, identity))
-        mine = positions.get(self.options.producer_id)
-        if mine is None:
-            await refuse_other_shards(store, identity, prepared, positions)
-        return mine
+        return await ensure_lake(store, grid_of(plan), output.ext, schema)
 
     def _memory_of(self, prepared: PreparedPlan) -> Memory:
         given = self.options.memory_bytes
@@ -210,6 +205,7 @@ class _RunSession:
         prepared: PreparedPlan,
         totals: PlanTotals,
         skip_log: SkipLog,
+        registry: CollectorRegistry | None,
     ) -> tuple[Conductor, EndReason]:
         """Feed the producer to the end; everything appended is committed then."""
         options, rules, memory = self.options, prepared.rules, self._memory_of(prepared)
@@ -234,26 +230,28 @@ class _RunSession:
                     conductor.stop()
                 nursery.start_soon(skip_log.run)
                 nursery.start_soon(notice_silence, skip_log.store, lambda: totals.steps)
-                with self._scraped(prepared, totals, conductor, engine):
-                    ending = await conductor.run(totals.start)
+                if registry is not None:
+                    info = {"lake": options.lake, "producer": options.producer_id, "plan": prepared.digest}
+                    from stepfs_producer.run.metrics import PlanMetrics  # noqa: PLC0415
+
+                    registry.register(PlanMetrics(info, totals, conductor, engine, memory.total))
+                ending = await conductor.run(totals.start)
                 self.bottleneck = conductor.bottleneck(producer.held_s)
                 nursery.cancel_scope.cancel()
         return conductor, ending
 
-    def _scraped(
-        self, prepared: PreparedPlan, totals: PlanTotals, conductor: Conductor, engine: Engine
-    ) -> AbstractContextManager[None]:
+    @asynccontextmanager
+    async def _scraped(self) -> AsyncIterator[CollectorRegistry | None]:
+        """Take the metrics port, before anybody is fenced by a run that cannot have it."""
         options = self.options
         if options.metrics_port is None:
-            return nullcontext()
-        from stepfs import scrape  # noqa: PLC0415  (a web server, which few runs need)
-        from stepfs_producer.run.metrics import PlanMetrics, registry_of  # noqa: PLC0415
+            yield None
+            return
+        from prometheus_client import CollectorRegistry  # noqa: PLC0415  (a web server, which few runs need)
 
-        info = {"lake": options.lake, "producer": options.producer_id, "plan": prepared.digest}
-        metrics = PlanMetrics(info, totals, conductor, engine, self._memory_of(prepared).total)
-        return scrape.served(
-            options.metrics_port,
-            registry_of(metrics),
-            address=options.metrics_address,
-            healthy=scrape.loop_turns(),
-        )
+        from stepfs import scrape  # noqa: PLC0415
+
+        registry = CollectorRegistry()
+        address, healthy = options.metrics_address, scrape.loop_turns()
+        with scrape.served(options.metrics_port, registry, address=address, healthy=healthy):
+            yield registry
