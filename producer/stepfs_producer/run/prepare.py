@@ -104,7 +104,7 @@ async def list_sources(place: LocatedPlan) -> dict[str, Listing]:
 
     async def look(spec: SourceSpec) -> None:
         try:
-            found[spec.name] = await trio.to_thread.run_sync(list_corpus, spec, limiter=limiter)
+            found[spec.name] = await trio.to_thread.run_sync(list_corpus, spec, limiter=limiter, abandon_on_cancel=True)
         except OSError as error:
             raise RefusedError(
                 f"source {spec.name}: {error.filename or spec.files[0]}: {error.strerror or error}; make its files readable"
@@ -173,7 +173,7 @@ async def fit_plan(
             listings[name] = located(frozen, listing, name)
         else:
             listings[name] = listing
-    found = await trio.to_thread.run_sync(prepare_plan, place, listings)
+    found = await trio.to_thread.run_sync(prepare_plan, place, listings, abandon_on_cancel=True)
     _refuse_large_position(Planner(found.rules).begin(state), found.rules)
     return found
 
@@ -216,7 +216,7 @@ async def refuse_unfit(
     say: Callable[[str], None],
 ) -> object:
     """The position of this producer id, None if it has not begun. `RefusedError` if the lake is not one for the plan."""
-    await trio.to_thread.run_sync(_refuse_other_files, identity, store.url, place, prepared)
+    await trio.to_thread.run_sync(_refuse_other_files, identity, store.url, place, prepared, abandon_on_cancel=True)
     positions = committed_positions(await LogReader.open(store, identity))
     mine = positions.get(options.producer_id)
     if mine is None:  # what has begun was accepted, and `fit_plan` compares it
@@ -306,7 +306,7 @@ async def compare_with_lake(
     place: LocatedPlan, listings: Mapping[str, Listing], options: RunOptions, say: Callable[[str], None]
 ) -> bool:
     """Whether there is the lake; if so, `RefusedError` as a run would raise it. Writes nothing."""
-    prepared = await trio.to_thread.run_sync(prepare_plan, place, listings)
+    prepared = await trio.to_thread.run_sync(prepare_plan, place, listings, abandon_on_cancel=True)
     async with aclosing(open_store(options.lake, options=options.store_options)) as store:
         try:
             identity = await open_lake(store)
@@ -333,7 +333,7 @@ def _refuse_large_position(state: State, rules: Rules) -> None:
 async def looked_up(place: LocatedPlan) -> PreparedPlan:
     """The plan with its sources as they are now."""
     find_modules_in(place.directory)
-    return await trio.to_thread.run_sync(prepare_plan, place, await list_sources(place))
+    return await trio.to_thread.run_sync(prepare_plan, place, await list_sources(place), abandon_on_cancel=True)
 
 
 async def _refuse_changes(store: Store, identity: LakeIdentity, plan: Plan, state: State, *, accepted: bool) -> None:

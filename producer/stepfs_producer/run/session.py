@@ -75,11 +75,11 @@ async def run_plan(
     """Run to the end of the plan, the limit or a signal; everything appended is committed then.
 
     `say` gets lines for people: warnings, a store that does not answer, and the bad records that may explain an error.
-    `KeyboardInterrupt` if a second SIGINT abandoned it.
+    `KeyboardInterrupt` if a signal came before the first step or after the last one, or a second SIGINT between them.
     """
     session = _RunSession(place, options, stopping, say, progress)
     with trio.CancelScope() as abandon:
-        stopping.notify(session.stop, abandon.cancel)
+        stopping.notify(abandon.cancel)
         return await session.run()
     raise KeyboardInterrupt
 
@@ -92,18 +92,12 @@ class _RunSession:
     say: Callable[[str], None]
     progress: Progress
     workers_max: int = 1
-    conductor: Conductor | None = None
     bottleneck: Bottleneck | None = None
     silence: Silence = field(init=False)
     begun_s: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
         self.silence = Silence(self.say)
-
-    def stop(self) -> None:
-        """End between two steps."""
-        if self.conductor is not None:
-            self.conductor.stop()
 
     async def run(self) -> RunResult:
         options = self.options
@@ -223,11 +217,7 @@ class _RunSession:
             async with trio.open_nursery() as nursery:
                 at = (options.lake, options.store_options, producer.lake)
                 to = Destination(*at, options.producer_id, Epoch(producer.epoch))
-                self.conductor = conductor = Conductor(
-                    config, engine, ByTicket(producer, to), callbacks_of(prepared, totals, show)
-                )
-                if self.stopping.requested:  # it may have come already
-                    conductor.stop()
+                conductor = Conductor(config, engine, ByTicket(producer, to), callbacks_of(prepared, totals, show))
                 nursery.start_soon(skip_log.run)
                 nursery.start_soon(notice_silence, skip_log.store, lambda: totals.steps)
                 if registry is not None:
@@ -235,7 +225,8 @@ class _RunSession:
                     from stepfs_producer.run.metrics import PlanMetrics  # noqa: PLC0415
 
                     registry.register(PlanMetrics(info, totals, conductor, engine, memory.total))
-                ending = await conductor.run(totals.start)
+                with self.stopping.between_steps(conductor.stop):
+                    ending = await conductor.run(totals.start)
                 self.bottleneck = conductor.bottleneck(producer.held_s)
                 nursery.cancel_scope.cancel()
         return conductor, ending

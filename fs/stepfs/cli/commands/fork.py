@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stepfs import interruption
 from stepfs.cli.columns import json_text, printable
 from stepfs.cli.given_schema import FromPayload, PayloadSchemaOption, schema_text
 from stepfs.cli.options import EndpointUrl, Json, opt
@@ -55,8 +56,6 @@ def fork(
     in the parent keeps alive; nothing is copied. A fork that was killed is finished or undone by the same command. The
     new lake has the parent's payload schema, unless an option gives another.
     """
-    import trio
-
     from stepfs.clock import SystemClock
     from stepfs.lake import fork as forks
     from stepfs.lake.identity import open_lake
@@ -86,7 +85,7 @@ def fork(
         if until_damage:
             _tell_damage(parent, rest)
 
-    trio.run(make)
+    interruption.run(make)
 
 
 def _skipped(skip: str | None) -> tuple[int, int | None] | None:

@@ -10,9 +10,9 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Final
 
-import trio
 import typer
 
+from stepfs import interruption
 from stepfs.cli.columns import printable, size_text, table
 from stepfs.cli.failure import announce, say
 from stepfs.format.ids import JSON_SCHEMA
@@ -50,7 +50,9 @@ def check_plan(path: Path, options: RunOptions | None, *, held_out: bool, source
     lake = None
     if options is not None:
         place = LocatedPlan(file.plan, directory, held_out)
-        is_there = trio.run(compare_with_lake, place, found.listings, options, lambda line: announce(printable(line)))
+        is_there = interruption.run(
+            compare_with_lake, place, found.listings, options, lambda line: announce(printable(line))
+        )
         lake = {"url": options.lake, "exists": is_there}
     report = _Report(file.plan, estimate_plan(file.plan), found.facts if sources else None, lake)
     return json.dumps(report.as_document(), ensure_ascii=False) if as_json else "\n".join(report.lines())
