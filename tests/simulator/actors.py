@@ -28,6 +28,7 @@ from stepfs_producer.pending import Ticket
 from stepfs_producer.tgb_writer import described
 
 _PATIENCE_S = 40.0
+_FORKS = 0.3
 
 
 class ProducerActor:
@@ -93,8 +94,10 @@ class ProducerActor:
                 await room.acquire()
                 try:
                     ticket = await producer.reserve(position=number + 1, payload_bytes=100)
-                except StepfsError:
-                    break  # `flush` raises it, too
+                except StepfsError as error:
+                    # `flush` raises it, too, unless it is of a look at the groups and nothing is pending.
+                    self._given_up |= isinstance(error, StoreUnreachableError)
+                    break
                 nursery.start_soon(self._construct, producer, store, ticket, number, room)
                 await self._pause()
         if self._given_up:
@@ -141,7 +144,8 @@ class ProducerActor:
 
 
 class WatcherActor:
-    """A mount without a group: follows, reads what is live, and must cope with steps going under it."""
+    """A mount without a group: follows, reads what is live, and must cope with steps going under it. Now and then it goes on
+    as a DataLoader's worker does, from the state of the process before."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world, self.name = world, name
@@ -154,6 +158,9 @@ class WatcherActor:
             follow = Following(self.name, ledger)
             while reader.state.next_step < self.world.total_steps:
                 await follow.until(reader, reader.state.next_step)
+                reader.segments.limit(0)
+                if self.rng.random() < _FORKS:
+                    reader = await LogReader.continued(store, ledger.identity, reader.state)
                 live = range(reader.first_live_step, reader.state.next_step)
                 if live:
                     step = Step(self.rng.choice(live))

@@ -73,6 +73,7 @@ def run_scenario(plan: Scenario) -> Outcome:
         "SEGMENT_STEPS": plan.segment_steps,
         "_VERSIONS_MAX": plan.versions_max,
         "_MISSES_PER_FLOOR_PROBE": 5,
+        "_KEPT_MIN": 1,
     }
     with scaled(**sizes), simulated_wall_clocks(), inline_threads(), decoded_once():
         return run_seeded(_Cluster(plan).run, seed=plan.seed)

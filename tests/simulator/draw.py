@@ -121,11 +121,22 @@ def _with_more(plan: Scenario, rng: random.Random) -> Scenario:
     names = [one.name for cast in (plan.producers, runs, plan.reclaimers, followers) for one in cast]
     far = {name: rng.choice((5.0, 25.0)) for name in names if rng.random() < 0.5}
     plan = replace(plan, followers=followers, far=far if rng.random() < 0.15 else {})
+    plan = _with_unstored(plan, random.Random(f"unstored/{plan.seed}"))
     if plan.forks or any(run.retires or run.behind for run in plan.trainers) or rng.random() > 0.15:
         return plan  # what a dead fork, a run that begins again or an old checkpoint holds, no new checkpoint gives up
     # A trainer keeps the steps of `keep` checkpoints and reads on to the next; nobody may wait for the other for ever.
     lead = max(run.every * (run.keep + 2) for run in runs) + 2 * len(plan.producers)
     return replace(plan, producers=tuple(replace(one, max_lead=lead) for one in plan.producers))
+
+
+def _with_unstored(plan: Scenario, rng: random.Random) -> Scenario:
+    """Producers that die between a commit and the segments that it filled: nobody stores them until the next boundary."""
+    if rng.random() > 0.1:
+        return plan
+    dies = Life(killed_sending=("create", "/index/", 1), restart_s=rng.choice((0.1, 30.0)))
+    producers = tuple(replace(one, lives=(*one.lives, dies, dies)) for one in plan.producers)
+    watchers = tuple(WatcherPlan(f"w{n}", 0.0, ()) for n in range(2))
+    return replace(plan, producers=producers, watchers=watchers)
 
 
 def _faults(rng: random.Random, *, lying: bool) -> dict[Fault, float]:

@@ -12,15 +12,14 @@ from process_store import ProcessStore
 from scenario import ForkPlan
 
 from stepfs.errors import RefusedError, StoreUnreachableError, UsageError, WithdrawnError
-from stepfs.format.control import Cut
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import StepEntry
-from stepfs.lake.fork import fork
+from stepfs.lake.fork import Cut, fork
+from stepfs.lake.fork_group import group_name
 from stepfs.lake.groups import Group
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.origins import OriginStores
-from stepfs.lake.unfinished_fork import group_name
 
 _GROUP = "trainer"
 
@@ -69,10 +68,11 @@ class ForkActor:
             return False
         name = group_name(identity.lake_id)
         record = await Group.of(parent.store, ledger.identity, name, self.world.clock).read()
-        assert record is not None
-        ledger.promise(name, record.need)
-        self.groups.add(name)
-        self.identity, self.next_step = identity, record.need
+        self.identity, self.next_step = identity, step
+        if record is not None:  # it shares steps
+            ledger.promise(name, record.need)
+            self.groups.add(name)
+            self.next_step = record.need
         ledger.counts["forks"] += 1
         return True
 

@@ -97,7 +97,7 @@ HELD_BY = {  # the section: its tests, or files of them
         "test_a_new_process_fences_a_request_of_the_one_before",
         "test_a_retired_group_that_a_late_request_brings_back_keeps_what_it_says",
         "test_second_chance",
-        "test_fork_undone",
+        "test_fork_groups",
         "test_control_damage",
         "test_control_repair",
         "test_control_holes",

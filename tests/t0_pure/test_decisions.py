@@ -14,8 +14,6 @@ from stepfs.format.control import (
     MINIMA_MAX,
     NOTHING_YET,
     ControlRecord,
-    Cut,
-    ForkMark,
     GroupRecord,
     decode_control,
     encode_control,
@@ -38,12 +36,12 @@ from stepfs.lake.decisions import (
 )
 
 LAKE = "0" * 32
-FORK = ForkMark("file:///child", Cut(Step(3), Step(3), Step(4)))
+FORK = "file:///child"
 names = st.sampled_from(["a", "b"])
 steps = st.integers(0, 8).map(Step)
 sets = st.frozensets(steps, max_size=4)
 requests: st.SearchStrategy[Request] = st.one_of(
-    st.builds(Register, names, st.sampled_from([None, FORK])),
+    st.builds(Register, names, st.sampled_from(["", FORK])),
     st.builds(Add, names, steps, st.sampled_from([None, 1, 2])),
     st.builds(Resume, names, steps),
     st.builds(Drop, names, steps),

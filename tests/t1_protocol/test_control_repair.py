@@ -17,11 +17,11 @@ from test_control_damage import NO_ORIGINS, Spoil, deleted, flipped
 from test_fork_kills import AROUND, Stores, is_whole, reclaimed
 
 from stepfs.errors import CorruptError, RefusedError
-from stepfs.format.control import Cut
 from stepfs.format.ids import Step
 from stepfs.format.keys import log_prefix, numbered
 from stepfs.format.records import LakeIdentity
 from stepfs.lake.control import Control
+from stepfs.lake.fork import Cut
 from stepfs.lake.groups import Group
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.origins import OriginStores

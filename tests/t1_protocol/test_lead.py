@@ -6,15 +6,19 @@ import itertools
 
 import pytest
 import trio
+from doubles.faulty_store import FaultyStore, ObjectMap
+from doubles.trio_clock import TrioClock
 from lakework import reclaim
 from producer_world import SLICES, World, append, feed, payload, simulate
 from scenarios import scenario
 
 from stepfs.format.ids import Step
 from stepfs.format.keys import control_prefix
+from stepfs.lake.fork import Cut, fork
 from stepfs.lake.groups import Group
+from stepfs.lake.log.reader import LogReader
 from stepfs_producer import AsyncProducer
-from stepfs_producer.lead.limit import LONG_S, LOOK_JITTER, LOOK_S_MAX, LOOK_S_MIN
+from stepfs_producer.lead.limit import LONG_S, LOOK_JITTER, LOOK_S_MAX, LOOK_S_MIN, TRUST_S
 
 LEAD = 10
 LIVE = 1000  # payload bytes
@@ -209,3 +213,36 @@ async def test_several_producers_exceed_the_bound_by_what_each_appends_between_i
         for who in ("p", "q", "r"):
             nursery.start_soon(fills, who)
     assert 10 < len(world.ledger.steps) <= 30
+
+
+@pytest.mark.parametrize("bound", [{"max_lead": LEAD}, {"max_lead_bytes": LEAD * 200}])
+@scenario(simulate)
+async def test_a_producer_does_not_wait_for_a_fork_of_its_lake(world: World, bound: dict[str, int]) -> None:
+    """A fork keeps data; no trainer stands behind its group that would ever move on."""
+    (group,) = await groups(world, 1)
+    async with world.producer("p", **bound) as producer:
+        await feed(producer, 5)
+        await producer.flush()
+        child = FaultyStore(ObjectMap(), actor="child")
+        reader = await LogReader.open(world.store("operator"), world.identity)
+        await fork(reader, child, Cut(Step(5), Step(5), Step(5)), TrioClock())
+        for step in range(5, 5 * LEAD):
+            await group.replace(frozenset({Step(step)}))
+            with trio.fail_after(2 * TRUST_S):
+                await append(producer, step)
+
+
+@pytest.mark.logs("held back by max_live_bytes", "nothing was deleted")
+@scenario(simulate)
+async def test_a_producer_that_is_full_is_told_of_the_fork_that_holds_the_bytes(world: World, caplog) -> None:
+    (group,) = await groups(world, 1)
+    async with world.producer("p", max_live_bytes=LIVE) as producer:
+        await feed(producer, 3)
+        await producer.flush()
+        reader = await LogReader.open(world.store("operator"), world.identity)
+        child = FaultyStore(ObjectMap(), actor="child")
+        identity = await fork(reader, child, Cut(Step(3), Step(3), Step(3)), TrioClock())
+        await group.replace(frozenset({Step(3)}))
+        with trio.move_on_after(2 * LONG_S):
+            await feed(producer, 1000)
+    assert f"group 'fork:{identity.lake_id}' needs step 0" in caplog.text

@@ -26,6 +26,7 @@ from test_reclaim_mutants import (
     no_snapshot,
 )
 from test_reused_slots import only_probes_are_checked
+from test_unstored_segments import never_rebuilt
 
 from stepfs.errors import StepfsError
 from stepfs.format.control import ControlRecord
@@ -135,6 +136,7 @@ FOUND_BY = {  # seeds that noticed before: tried first, for a search from 0 cost
     no_orphans: (33, 43),
     nothing_is_fenced: (7, 15),
     only_probes_are_checked: (23, 70),
+    never_rebuilt: (11, 24),
 }
 
 
@@ -145,7 +147,7 @@ FOUND_BY = {  # seeds that noticed before: tried first, for a search from 0 cost
         never_look, own_success_is_a_conflict, pending_is_cleared, state_expires, no_epoch_guard,
         commits_before_durable, no_compare, groups_unseen, decided_once, late_steps_are_taken,
         forgetful_of_grace, nothing_is_fenced, deletes_first, no_snapshot, no_orphans, impatient_orphans,
-        by_record_not_by_floor, only_probes_are_checked,
+        by_record_not_by_floor, only_probes_are_checked, never_rebuilt,
     ], ids=lambda mutate: mutate.__name__,
 )  # fmt: skip
 def test_mutant_is_found_by_the_simulator(mutate, monkeypatch):

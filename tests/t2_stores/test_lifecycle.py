@@ -7,10 +7,9 @@ from lakework import list_groups, reclaim
 
 from stepfs.clock import SystemClock
 from stepfs.errors import RefusedError, SealedError, StoreUnreachableError, UsageError, WithdrawnError
-from stepfs.format.control import Cut
 from stepfs.format.ids import Step
 from stepfs.format.keys import LAKE, data_prefix, log_prefix, number_of, snapshot_prefix
-from stepfs.lake.fork import fork
+from stepfs.lake.fork import Cut, fork
 from stepfs.lake.groups import Group
 from stepfs.lake.identity import create_lake, open_lake
 from stepfs.lake.log.append import seal

@@ -14,35 +14,13 @@ from typing import Final
 from stepfs.errors import CorruptError, RefusedError
 from stepfs.format.codec import Fields, Kind, decode, encode, readable
 from stepfs.format.commit import URL_BYTES_MAX
-from stepfs.format.ids import FIRST_STEP, FIRST_VERSION, ID_BYTES_MAX, INTEGER_MAX, Step, Version
+from stepfs.format.ids import FIRST_STEP, FIRST_VERSION, ID_BYTES_MAX, Step, Version
 from stepfs.format.layout import Layout, Stored, stored
 
 RECORD_ID_BYTES: Final = 16
 RECORD_BYTES_MAX: Final = 1 << 20
 KEPT_CHECKPOINTS_MAX: Final = 4096  # of one group
 MINIMA_MAX: Final = 256
-NO_END: Final = Step(INTEGER_MAX)
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """The parent steps of a fork: those before `step`, then those from `step` on outside [skip_first, skip_end).
-
-    None from `until` on.
-    """
-
-    step: Step
-    skip_first: Step
-    skip_end: Step
-    until: Step = NO_END
-
-
-@dataclass(frozen=True, slots=True)
-class ForkMark:
-    """The mark of a group that a fork holds in its parent: the place of the fork, and its cut."""
-
-    url: str
-    cut: Cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +31,7 @@ class GroupRecord:
     kept: tuple[Step, ...] = ()  # `next` of every kept, durable checkpoint, ascending, distinct
     recorded: tuple[Step, ...] = ()  # `kept` in the order of recording; empty when that is ascending
     opened: Step = FIRST_STEP  # one past the greatest step that a reader of the group has opened
-    fork: ForkMark | None = None
+    fork: str = ""  # URL of the fork that holds the group in its parent, which alone releases it
 
     @property
     def need(self) -> Step:
@@ -128,9 +106,8 @@ def _group_body(name: str, group: GroupRecord) -> dict[str, object]:
         body["recorded"] = list(group.recorded)
     if group.opened:
         body["opened"] = group.opened
-    if group.fork is not None:
-        cut = group.fork.cut
-        body |= {"fork": group.fork.url, "cut": [cut.step, cut.skip_first, cut.skip_end, cut.until]}
+    if group.fork:
+        body["fork"] = group.fork
     return body
 
 
@@ -141,18 +118,12 @@ def _read_group(fields: Fields, what: str) -> GroupRecord:
     recorded = fields.integers("recorded", items_max=KEPT_CHECKPOINTS_MAX) if "recorded" in fields else []
     if recorded and (recorded == kept or sorted(recorded) != kept):
         raise CorruptError(f"{what}: the order of recording names other checkpoints than are kept")
-    fork = None
-    if "fork" in fields:
-        cut = fields.integers("cut", items_max=4)
-        if len(cut) != 4:
-            raise CorruptError(f"{what}: {len(cut)} numbers are no cut of a fork")
-        fork = ForkMark(fields.text("fork", bytes_max=URL_BYTES_MAX), Cut(*map(Step, cut)))
     return GroupRecord(
         start=Step(fields.integer("start")),
         kept=tuple(map(Step, kept)),
         recorded=tuple(map(Step, recorded)),
         opened=Step(fields.integer("opened") if "opened" in fields else 0),
-        fork=fork,
+        fork=fields.text("fork", bytes_max=URL_BYTES_MAX) if "fork" in fields else "",
     )
 
 

@@ -29,7 +29,6 @@ from stepfs.format.control import (
     KEPT_CHECKPOINTS_MAX,
     MINIMA_MAX,
     ControlRecord,
-    ForkMark,
     GroupRecord,
 )
 from stepfs.format.ids import FIRST_STEP, Step, Version
@@ -38,10 +37,10 @@ from stepfs.lake import retention
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """Make the group exist; a new one needs every live step."""
+    """Make the group exist; a new one needs every live step. `fork`: the URL of the fork that will hold it."""
 
     group: str
-    fork: ForkMark | None = None
+    fork: str = ""
     fences: ClassVar[bool] = True
 
 
@@ -98,14 +97,6 @@ class NoteOpened:
 
 
 @dataclass(frozen=True, slots=True)
-class Unmark:
-    """The fork that holds the group is a lake now."""
-
-    group: str
-    fences: ClassVar[bool] = False
-
-
-@dataclass(frozen=True, slots=True)
 class Retire:
     """The group needs nothing any more: it leaves the record."""
 
@@ -124,7 +115,7 @@ class Advance:
     fences: ClassVar[bool] = False
 
 
-Changes = Drop | NoteOpened | Unmark | Retire  # of a group that must exist
+Changes = Drop | NoteOpened | Retire  # of a group that must exist
 Request = Register | Add | Resume | Revise | Changes | Advance
 
 
@@ -182,8 +173,6 @@ def _changed(group: GroupRecord | None, request: Changes) -> GroupRecord | None:
         case NoteOpened(opened=opened, known=known):
             fresh = opened > group.opened and known in {None, group.opened}
             return replace(group, opened=opened) if fresh else group
-        case Unmark():
-            return replace(group, fork=None)
         case Retire():
             return None
 

@@ -1,11 +1,11 @@
 """A new lake that shares the immutable data of another: the answer to a loss spike, and to damage.
 
-The fork first registers a group in its parent, so the parent's reclaimers keep the objects that the fork names; the
-group carries the fork's place and cut, so that a killed fork is found (unfinished_fork.py). Its own log starts with one
-*origin* commit and the snapshot that belongs to it. Its identity is written last, and only after a look that the group
-still stands, so a half-made or undone fork is no lake. Steps before STEP keep the parent's numbers: a checkpoint from
-before the spike resumes in the fork. Producers continue at their seq and position in the snapshot, and do not produce
-again what `skip` and `until` leave out; in the fork of a damaged parent they produce the steps after its last good commit.
+The fork first registers a group in its parent (fork_group.py), so the parent's reclaimers keep the objects that the fork
+names; one that shares no step needs none. Its own log starts with one *origin* commit and the snapshot that belongs to
+it. Its identity is written last, and only after a look that the group still stands, so a half-made fork is no lake. Steps
+before STEP keep the parent's numbers: a checkpoint from before the spike resumes in the fork. Producers continue at their
+seq and position in the snapshot, and do not produce again what `skip` and `until` leave out; in the fork of a damaged
+parent they produce the steps after its last good commit.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import trio
 
 from stepfs import entropy
 from stepfs.clock import Clock
+from stepfs.command_hint import command
 from stepfs.errors import AbsentError, RefusedError, StepfsError, UsageError
 from stepfs.format.commit import CommitKind, Origin, chain_digest
-from stepfs.format.control import NO_END, RECORD_ID_BYTES, ControlRecord, Cut, ForkMark, encode_control
-from stepfs.format.ids import SEGMENT_STEPS, SegmentIndex, Step, Version
+from stepfs.format.control import RECORD_ID_BYTES, ControlRecord, encode_control
+from stepfs.format.ids import INTEGER_MAX, SEGMENT_STEPS, SegmentIndex, Step, Version
 from stepfs.format.keys import (
     control_prefix,
     extent,
@@ -45,6 +46,7 @@ from stepfs.format.snapshot import (
     genesis,
     pack_ref,
 )
+from stepfs.lake.fork_group import group_name
 from stepfs.lake.groups import Group
 from stepfs.lake.identity import create_lake, open_lake, refuse_existing
 from stepfs.lake.log.append import ownerless
@@ -52,7 +54,6 @@ from stepfs.lake.log.apply import rehearsed
 from stepfs.lake.log.lone_entries import write_step_records
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.slots import create_own
-from stepfs.lake.unfinished_fork import group_name, undo, undo_others
 from stepfs.store.api import Store
 
 _log = logging.getLogger("stepfs.lake.fork")
@@ -60,6 +61,20 @@ _log = logging.getLogger("stepfs.lake.fork")
 _FIRST_VERSION: Final = Version(1)  # floor 1: the origin commit is not taken for the start of a history
 _RETIRE_S: Final = 30.0
 _PAGE: Final = 1000
+NO_END: Final = Step(INTEGER_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The parent steps of a fork: those before `step`, then those from `step` on outside [skip_first, skip_end).
+
+    None from `until` on.
+    """
+
+    step: Step
+    skip_first: Step
+    skip_end: Step
+    until: Step = NO_END
 
 
 def parent_steps(cut: Cut, first_live: Step, next_step: Step) -> list[range]:
@@ -82,24 +97,24 @@ async def fork(
 ) -> LakeIdentity:
     """Create the lake `store` as a fork of `parent`. `RefusedError` if there is a lake already.
 
-    `payload_schema`: in place of the parent's. An earlier fork to the same place that was killed is finished or undone.
-    If the parent was opened with `until_damage`, the fork has the steps before the damage.
+    `payload_schema`: in place of the parent's. If the parent was opened with `until_damage`, the fork has the steps before
+    the damage.
     """
     schema = parent.identity.payload_schema if payload_schema is None else payload_schema
-    finished = await _finish_former(parent, store, cut)
-    if finished is not None:
-        if finished.payload_schema != schema:
-            await refuse_existing(store)
-        return finished
+    await refuse_existing(store)
     # Report mistakes before anything is written.
-    parent_steps(cut, parent.first_live_step, parent.state.next_step)
+    shared = parent_steps(cut, parent.first_live_step, parent.state.next_step)
     lake_id = new_lake_id()
-    group = Group.on(parent.control, group_name(lake_id))
+    group = Group.on(parent.control, group_name(lake_id)) if any(shared) else None
     filled = False
     try:
-        await group.register(ForkMark(store.url, cut))
-        await _write(parent, store, lake_id, cut, clock)
-        await _check_held(group, store)
+        if group is not None:
+            await group.register(store.url)
+            await _look(parent)
+            shared = parent_steps(cut, parent.first_live_step, parent.state.next_step)
+        await _write(parent, store, lake_id, cut, shared, clock)
+        if group is not None:
+            await _check_held(group, store)
         filled = True
         identity = await create_lake(
             store,
@@ -114,41 +129,37 @@ async def fork(
         # If the fork exists although the reply was lost, it needs the steps that the group holds.
         with trio.move_on_after(_RETIRE_S, shield=True), suppress(StepfsError):
             if not filled or (isinstance(error, RefusedError) and not await _exists(store, lake_id)):
-                await undo(store, lake_id, parent.control)
+                await _undo(store, lake_id, group)
         raise
-    await _clear(parent, store, identity)
+    _name_others(parent, store, lake_id)
     return identity
 
 
 async def _check_held(group: Group, store: Store) -> None:
     """The last look before the identity: the parent may have given up the steps of a group that is gone."""
     if await group.read() is None:
-        raise RefusedError(f"{store.url}: another process undid this fork; fork again")
+        raise RefusedError(f"{store.url}: the group of this fork was retired before it was complete; fork again")
 
 
-async def _finish_former(parent: LogReader, store: Store, cut: Cut) -> LakeIdentity | None:
-    """The lake that an earlier start of the same fork made before it was killed. `RefusedError` for any other lake."""
-    try:
-        there = await open_lake(store)
-    except AbsentError:
-        return None
-    await parent.control.refresh()
-    held = parent.control.groups.get(group_name(there.lake_id))
-    await _clear(parent, store, there)
-    if held is not None and held.fork is not None and held.fork.cut == cut:
-        return there
-    await refuse_existing(store)
-    return None
+async def _undo(store: Store, lake_id: str, group: Group | None) -> None:
+    """Retire the group in the parent, then delete the objects that this process wrote, under an id that it drew."""
+    if group is not None:
+        with suppress(AbsentError):
+            await group.retire()
+    await store.delete([entry.key for entry in await store.list(f"{lake_id}/")])
 
 
-async def _clear(parent: LogReader, store: Store, identity: LakeIdentity) -> None:
-    """Remove the leftovers of killed forks to this place, where `identity` is the lake. A failure fails no fork."""
-    try:
-        await undo_others(store, identity.lake_id, parent.control)
-        with suppress(AbsentError):  # another lake's, or let go already
-            await Group.on(parent.control, group_name(identity.lake_id)).unmark()
-    except StepfsError as error:
-        _log.warning("%s: leftovers of a killed fork could not be removed: %s", store.url, error)
+def _name_others(parent: LogReader, store: Store, lake_id: str) -> None:
+    """Say which groups of the parent belong to forks that were begun here before, and how to retire them."""
+    for name, record in sorted(parent.control.groups.items()):
+        if record.fork == store.url and name != group_name(lake_id):
+            retire = command("stepfs", "checkpoint", parent.store.url, "--group", name, "--retire")
+            _log.warning(
+                "%s: an earlier fork to here, which was not completed or is gone, holds steps as group %s: %s",
+                parent.store.url,
+                name,
+                retire,
+            )
 
 
 async def _look(parent: LogReader) -> None:
@@ -169,10 +180,8 @@ async def _exists(store: Store, lake_id: str) -> bool:
         return False
 
 
-async def _write(parent: LogReader, store: Store, lake_id: str, cut: Cut, clock: Clock) -> None:
+async def _write(parent: LogReader, store: Store, lake_id: str, cut: Cut, stretches: list[range], clock: Clock) -> None:
     """Write everything but the identity, which makes it a lake."""
-    await _look(parent)
-    stretches = parent_steps(cut, parent.first_live_step, parent.state.next_step)
     origin = Origin(
         url=parent.store.url,
         lake_id=parent.identity.lake_id,

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from stepfs.clock import Clock, SystemClock
 from stepfs.errors import UsageError
-from stepfs.format.control import ForkMark, GroupRecord
+from stepfs.format.control import GroupRecord
 from stepfs.format.ids import FIRST_STEP, Step
 from stepfs.format.records import LakeIdentity, check_id
 from stepfs.lake.control import Control
-from stepfs.lake.decisions import Add, Drop, NoteOpened, Register, Request, Resume, Retire, Revise, Unmark
+from stepfs.lake.decisions import Add, Drop, NoteOpened, Register, Request, Resume, Retire, Revise
 from stepfs.store.api import Store
 
 
@@ -46,8 +46,11 @@ class Group:
         await self.control.refresh()
         return self.known
 
-    async def register(self, fork: ForkMark | None = None) -> GroupRecord:
-        """Make the group exist; it keeps every live step until its first checkpoint. Idempotent."""
+    async def register(self, fork: str = "") -> GroupRecord:
+        """Make the group exist; it keeps every live step until its first checkpoint. Idempotent.
+
+        `fork`: the URL of the fork that holds it.
+        """
         return await self._changed(Register(self.name, fork))
 
     async def add(self, next_step: Step, *, keep: int | None = None) -> GroupRecord:
@@ -101,10 +104,6 @@ class Group:
         `AbsentError` if there is no group.
         """
         return await self._changed(NoteOpened(self.name, opened, known))
-
-    async def unmark(self) -> GroupRecord:
-        """The fork that holds this group is a lake now. `AbsentError` if there is no such group."""
-        return await self._changed(Unmark(self.name))
 
     async def retire(self) -> GroupRecord:
         """End the run: the group no longer keeps any step. Returns it as it was known; `AbsentError` if there is none."""

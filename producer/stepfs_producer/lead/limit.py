@@ -18,6 +18,7 @@ from stepfs import entropy
 from stepfs.format.ids import Step
 from stepfs.format.snapshot import LogState
 from stepfs.lake.control import Control
+from stepfs.lake.fork_group import is_fork_group
 from stepfs_producer.pending import Pending
 
 _log = logging.getLogger("stepfs.producer")
@@ -33,8 +34,8 @@ TRUST_S: Final = 30.0  # an older need is read again: a group may have rolled ba
 
 class Lead:
     """The bounds of one producer; None: no bound. `steps_max`: steps beyond the need; `bytes_max`: the same in payload
-    bytes, by the lake's mean step. `without_groups`: both hold, counted from the first live step, although no consumer
-    group is registered that could end a wait.
+    bytes, by the lake's mean step. The groups of forks do not count: they keep data, and wait for no step. `without_groups`:
+    both hold, counted from the first live step, although no consumer group is registered that could end a wait.
 
     `live_bytes_max`: payload bytes that are committed and not reclaimed, a fork's inherited ones too. It holds in any
     case, and takes no request while it is kept: each commit reads the control record that counts deleted bytes."""
@@ -129,9 +130,8 @@ class Lead:
     async def look(self, head: LogState) -> None:
         """Read the groups. Without any group all live steps count as needed."""
         await self._control.refresh()
-        groups, now_s = self._control.groups, trio.current_time()
-        holder = min(groups, key=lambda name: groups[name].need, default=None)
-        need = self._control.record.need
+        now_s = trio.current_time()
+        holder, need = self._slowest(forks=False)
         moves = self._control.record.deleted_bytes if self._is_full else (holder, need)
         if moves != self._moves:
             self._moves, self._still_since_s = moves, now_s
@@ -142,10 +142,17 @@ class Lead:
         jitter = entropy.uniform(1.0 - LOOK_JITTER, 1.0 + LOOK_JITTER)
         self._look_at_s = now_s + self._pause_s * jitter
         self._trusted_until_s = now_s + TRUST_S * (1.0 + LOOK_JITTER) * jitter
-        if self._held and holder is not None and now_s - self._still_since_s >= LONG_S:
-            self._note_long(holder, head.next_step - need, now_s - self._still_since_s)
+        keeper, need = self._slowest(forks=self._is_full)
+        if self._held and keeper is not None and now_s - self._still_since_s >= LONG_S:
+            self._note_long(keeper, need, head.next_step - need, now_s - self._still_since_s)
 
-    def _note_long(self, group: str, ahead: int, held_s: float) -> None:
+    def _slowest(self, *, forks: bool) -> tuple[str | None, Step]:
+        """The group that needs the earliest step, and that step. Forks hold bytes, but no lead."""
+        groups = {name: group for name, group in self._control.groups.items() if forks or not is_fork_group(name)}
+        slowest = min(groups, key=lambda name: groups[name].need, default=None)
+        return slowest, self._control.first_live_step if slowest is None else groups[slowest].need
+
+    def _note_long(self, group: str, need: Step, ahead: int, held_s: float) -> None:
         """Once per producer: a trainer between two checkpoints looks the same as one that will never reach the next."""
         if self._said_long:
             return
@@ -159,7 +166,7 @@ class Lead:
             held_s,
             f", and nothing was deleted ({_RECLAIM})" if self._is_full else "",
             group,
-            self._need,
+            need,
             ahead,
         )
 
@@ -188,7 +195,8 @@ class Lead:
         if self._said or not self._known:
             return
         self._said = True
-        if self._holder is None:
+        holder, need = self._slowest(forks=self._is_full)
+        if holder is None:
             _log.warning(
                 "%s: held back by %s, and no consumer group is registered; mount with --group or checkpoint one%s",
                 self._control.store.url,
@@ -197,7 +205,7 @@ class Lead:
             )
         else:
             room = f"; {_RECLAIM}" if self._is_full else ""
-            _log.info("held back by %s: group %r needs step %d%s", self._bound, self._holder, self._need, room)
+            _log.info("held back by %s: group %r needs step %d%s", self._bound, holder, need, room)
 
     def note_moving(self) -> None:
         """Note an admitted append: the next hold is logged again, and begins with short pauses."""

@@ -7,9 +7,8 @@ from shelf import SMALL, commit_on_disk, lake_on_disk, payload
 
 from stepfs import Lake
 from stepfs.clock import SystemClock
-from stepfs.format.control import Cut
 from stepfs.format.ids import Step
-from stepfs.lake.fork import fork
+from stepfs.lake.fork import Cut, fork
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.store.opening import open_store

@@ -16,7 +16,7 @@ from stepfs.errors import UsageError
 from stepfs.store.options import StoreOptions
 
 if TYPE_CHECKING:
-    from stepfs.format.control import Cut
+    from stepfs.lake.fork import Cut
     from stepfs.lake.log.left_out import LeftOut
     from stepfs.lake.log.reader import LogReader
 
@@ -53,8 +53,8 @@ def fork(
 
     LAKE@STEP alone leaves out nothing: `stepfs fork LAKE@20 NEW --until 20` keeps steps 0 to 19. Steps before STEP keep
     their numbers; steps behind a left-out stretch are renumbered. The new lake shares the parent's data, which its group
-    in the parent keeps alive; nothing is copied. A fork that was killed is finished or undone by the same command. The
-    new lake has the parent's payload schema, unless an option gives another.
+    in the parent keeps alive; nothing is copied. A fork that was killed keeps its group there: the next one to NEW names
+    it. The new lake has the parent's payload schema, unless an option gives another.
     """
     from stepfs.clock import SystemClock
     from stepfs.lake import fork as forks
@@ -99,8 +99,8 @@ def _skipped(skip: str | None) -> tuple[int, int | None] | None:
 
 
 def _cut(parent: LogReader, step: int | None, skip: tuple[int, int | None] | None, until: int | None) -> Cut:
-    from stepfs.format.control import NO_END, Cut
     from stepfs.format.ids import Step
+    from stepfs.lake.fork import NO_END, Cut
 
     end = NO_END if until is None else Step(until)
     if step is None:  # the fork leaves out nothing before the first step that an option names

@@ -25,7 +25,7 @@ from stepfs.lake.identity import check_identity
 from stepfs.lake.log.apply import ChainError, LogDamage, apply
 from stepfs.lake.log.lone_entries import LoneEntries
 from stepfs.lake.log.segments import Segments
-from stepfs.lake.log.snapshots import PassedOver, is_of_log, newest_snapshot
+from stepfs.lake.log.snapshots import PassedOver, is_of_log, newest_snapshot, rebuilt_segment
 from stepfs.lake.log.tail import list_versions, read_commit, read_versions
 from stepfs.store.api import Store
 
@@ -46,7 +46,7 @@ class LogReader:
         self.state = state
         self.head = state
         self.first_live_step = control.first_live_step
-        self.segments = Segments(store, identity)
+        self.segments = Segments(store, identity, self._rebuilt)
         self.lone_entries = LoneEntries(store, identity)
         self.lone_entries_max = self.lone_entries.kept_max  # in memory
         self.damage: LogDamage | None = None  # the end of the log for a reader opened with `until_damage`
@@ -260,6 +260,10 @@ class LogReader:
         except CorruptError:
             await self._check_not_reclaimed(index)
             raise
+
+    async def _rebuilt(self, index: SegmentIndex) -> Segment | None:
+        """A segment that no snapshot covers yet."""
+        return await rebuilt_segment(self.store, self.identity, self.control, index, self.head.version)
 
     async def _check_not_reclaimed(self, index: SegmentIndex) -> None:
         """`ReclaimedError` if the floor has passed a whole segment since this reader last looked at it."""

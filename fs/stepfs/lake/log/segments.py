@@ -1,12 +1,14 @@
 """Index segments in memory: a small LRU, and one GET per segment for any number of waiting tasks.
 
 Lookups of steps older than the log's tail come here. A segment of 512 steps × 64 slices is about 1 MB, so a mount of
-a long lake keeps the few segments that its readers move through, not the history.
+a long lake keeps the few segments that its readers move through, not the history. One that is not stored yet may leave
+memory like any other: the log has its steps until a snapshot covers it.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
 
@@ -22,6 +24,8 @@ from stepfs.store.api import Store
 _BYTES_MAX: Final = 48 << 20  # `lone_entries` keeps 16 MiB besides
 _KEPT_MIN: Final = 4
 
+Rebuild = Callable[[SegmentIndex], Awaitable[Segment | None]]  # from the log; None: it was stored, or is lost
+
 
 class Segments:
     """Loaded segments of one lake, least recently used first out once they exceed a byte budget.
@@ -30,9 +34,10 @@ class Segments:
     meanwhile; programs without other tasks do better without.
     """
 
-    def __init__(self, store: Store, identity: LakeIdentity, *, bytes_max: int = _BYTES_MAX) -> None:
+    def __init__(self, store: Store, identity: LakeIdentity, rebuild: Rebuild, *, bytes_max: int = _BYTES_MAX) -> None:
         self._store = store
         self._identity = identity
+        self._rebuild = rebuild
         self.in_thread = False
         self._kept_max = 0
         self._loaded: OrderedDict[SegmentIndex, Segment] = OrderedDict()
@@ -76,7 +81,7 @@ class Segments:
             try:
                 segment = self._loaded.get(index)
                 if segment is None:
-                    segment = self._checked(await self._fetch(index), index, ref)
+                    segment = self._checked(await self._found(index), index, ref)
                     self.remember(segment)
                 return segment
             finally:
@@ -85,7 +90,7 @@ class Segments:
 
     async def peek(self, index: SegmentIndex, ref: tuple[int, bytes]) -> Segment:
         """As `load`, for a caller that moves through many segments once: fetched segments are not kept."""
-        return self._loaded.get(index) or self._checked(await self._fetch(index), index, ref)
+        return self._loaded.get(index) or self._checked(await self._found(index), index, ref)
 
     def limit(self, bytes_max: int) -> None:
         """Keep at most this many bytes (and a few segments) from now on."""
@@ -107,7 +112,20 @@ class Segments:
 
         None if it is gone: another reclaimer has just deleted it.
         """
-        return self._loaded.get(index) or await self._fetch(index)
+        return self._loaded.get(index) or await self._found(index)
+
+    async def _found(self, index: SegmentIndex) -> Segment | None:
+        """As stored, else from the log, else as another process has stored it meanwhile."""
+        segment = await self._fetch(index)
+        if segment is not None:
+            return segment
+        try:
+            return await self._rebuild(index) or await self._fetch(index)
+        except CorruptError:
+            segment = await self._fetch(index)
+            if segment is None:
+                raise
+            return segment
 
     async def _fetch(self, index: SegmentIndex) -> Segment | None:
         key = extent(index_prefix(self._identity.lake_id), index)

@@ -218,8 +218,8 @@ async def _write_snapshot(
     wanted = range(live, state.sealed_segments)
     found = {SegmentIndex(index): segments.get(SegmentIndex(index)) for index in wanted}
     if any(segment is None for segment in found.values()):
-        rebuilt = await _rebuild(store, identity, base, state.version)
-        found |= {index: segment for index, segment in rebuilt.items() if index in wanted}
+        async with aclosing(_folded(store, identity, base, state.version)) as rebuilt:
+            found |= {segment.index: segment async for segment in rebuilt if segment.index in wanted}
     for segment in found.values():
         assert segment is not None
         await _create(
@@ -232,18 +232,37 @@ async def _write_snapshot(
     await _create(store, numbered(snapshot_prefix(identity.lake_id), state.version), snapshot)
 
 
-async def _rebuild(store: Store, identity: LakeIdentity, base: LogState, until: Version) -> dict[SegmentIndex, Segment]:
-    rebuilt: dict[SegmentIndex, Segment] = {}
+async def rebuilt_segment(
+    store: Store, identity: LakeIdentity, control: Control, index: SegmentIndex, head: Version
+) -> Segment | None:
+    """A segment that filled up before version `head`, from the log, which has it until a confirmed snapshot covers it.
+
+    None if one covers it: then it was stored before that snapshot, and if it is gone, that is damage to report.
+    """
+    base = await newest_snapshot(store, identity, control)
+    if base.sealed_segments > index:
+        return None
+    async with aclosing(_folded(store, identity, base, head)) as segments:
+        async for segment in segments:
+            if segment.index == index:
+                return segment
+    return None
+
+
+async def _folded(
+    store: Store, identity: LakeIdentity, base: LogState, until: Version
+) -> AsyncGenerator[Segment, None]:
+    """The segments that fill up between the state `base` and version `until`. `CorruptError` if the log has a hole."""
     state = base
     versions = [Version(number) for number in range(base.version + 1, until + 1)]
     async with aclosing(read_versions(store, identity.lake_id, versions)) as bodies:
         async for key, body in bodies:
             applied = apply(state, decode_commit(body, key), body)
             state = applied.state
-            rebuilt |= {segment.index: segment for segment in applied.segments}
-    if state.version != until:
+            for segment in applied.segments:
+                yield segment
+    if state.version < until:
         raise CorruptError(f"{store.url}: log version {state.version + 1} is missing below the head")
-    return rebuilt
 
 
 async def _create(store: Store, key: str, body: bytes) -> None:

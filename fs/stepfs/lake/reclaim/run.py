@@ -28,9 +28,9 @@ from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import LogState
 from stepfs.lake.decisions import Advance
 from stepfs.lake.fleet import list_nodes_outside
+from stepfs.lake.fork_group import release_origins
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.origins import OriginStores
-from stepfs.lake.reclaim.fork import release_origins
 from stepfs.lake.reclaim.need import Need, ages_of_minima, needed
 from stepfs.lake.reclaim.plan import Target
 from stepfs.lake.reclaim.progress import Progress, is_of_the_log, open_near, read_progress, write_progress
@@ -89,9 +89,7 @@ class Reclaimer:
             except (CorruptError, ReclaimedError):
                 # Our view may be stale: another reclaimer deletes objects that we read, and all snapshots may be newer than
                 # our head. It is corruption only if a second look finds the same damage, with nothing new in between.
-                # Nor does a state from a record of progress have the segments that a killed producer did not write: that
-                # was no look yet.
-                found = None if self._is_near else _position(self._reader)
+                found = _position(self._reader)
                 self._reader, self._is_near = None, False
                 if (found is not None and failed == found) or attempt == _ROUNDS_MAX - 1:
                     raise
