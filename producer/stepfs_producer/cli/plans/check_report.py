@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -16,6 +15,7 @@ from stepfs import interruption
 from stepfs.cli.columns import printable, size_text, table
 from stepfs.cli.failure import announce, say
 from stepfs.format.ids import JSON_SCHEMA
+from stepfs.limits import usable_cpus
 from stepfs_producer.engine.worker import find_modules_in
 from stepfs_producer.plan.file.checks import position_bytes
 from stepfs_producer.plan.file.digest import micro_batch_tokens, plan_digest, stages_of, with_defaults
@@ -181,7 +181,7 @@ class _Report:
         if self.facts is None:
             return None
         blocks = (facts.largest_block_bytes for facts in self.facts.values())
-        return least_bytes(blocks, self.estimate.step_tokens, len(os.sched_getaffinity(0)))
+        return least_bytes(blocks, self.estimate.step_tokens, usable_cpus())
 
     def _steps_text(self) -> str:
         if self.estimate.steps is not None:
