@@ -214,14 +214,18 @@ async def refuse_unfit(
     *,
     options: RunOptions,
     say: Callable[[str], None],
-) -> object:
-    """The position of this producer id, None if it has not begun. `RefusedError` if the lake is not one for the plan."""
+) -> tuple[object, bool]:
+    """The position of this producer id, None if it has not begun, and whether the lake is sealed.
+
+    `RefusedError` if the lake is not one for the plan.
+    """
     await trio.to_thread.run_sync(_refuse_other_files, identity, store.url, place, prepared, abandon_on_cancel=True)
-    positions = committed_positions(await LogReader.open(store, identity))
+    log = await LogReader.open(store, identity)
+    positions = committed_positions(log)
     mine = positions.get(options.producer_id)
     if mine is None:  # what has begun was accepted, and `fit_plan` compares it
         await _refuse_other_producers(store, identity, place, prepared, positions, options, say)
-    return mine
+    return mine, log.state.sealed
 
 
 async def _refuse_other_producers(
@@ -312,7 +316,7 @@ async def compare_with_lake(
             identity = await open_lake(store)
         except AbsentError:
             return False
-        position = await refuse_unfit(store, identity, place, prepared, options=options, say=say)
+        position, _ = await refuse_unfit(store, identity, place, prepared, options=options, say=say)
         await fit_plan(store, identity, place, listings, position, accept_changes=options.accept_changes)
     return True
 

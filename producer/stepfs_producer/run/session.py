@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from stepfs.clock import SystemClock
+from stepfs.errors import SealedError
 from stepfs.format.ids import Epoch
 from stepfs.format.keys import skips_key
 from stepfs.format.records import LakeIdentity
@@ -112,12 +113,14 @@ class _RunSession:
             identity = await self._lake(store, prepared)
             # Before the producer is opened, which would fence a healthy run.
             look = partial(refuse_unfit, store, identity, self.place, options=options)
-            position = await look(prepared, say=self.say)
+            position, sealed = await look(prepared, say=self.say)
             accept, listings = options.accept_changes, prepared.listings
             fit = partial(fit_plan, store, identity, self.place, listings, accept_changes=accept)
             prepared = await fit(position)
             await keep_plan(store, identity, self.place, prepared)
             await engine.admit(look_of(self._as_worked(prepared), identity.lake_id, options))
+            if sealed:
+                return await self._nothing_to_do(engine, identity, prepared, position)
             async with self._scraped() as registry, self._producer(store, self._memory_of(prepared)) as producer:
                 self.silence.set_limit(GIVE_UP_AFTER_S)
                 if producer.position != position:  # another run committed meanwhile
@@ -135,18 +138,43 @@ class _RunSession:
             sealed = options.seal and ending is EndReason.COMPLETE
             if sealed:
                 await seal(await LogReader.open(store, identity), SystemClock())
+        return self._result(identity, prepared, totals, ending, conductor.reason, sealed=sealed, skip_log=logged)
+
+    async def _nothing_to_do(
+        self, engine: Engine, identity: LakeIdentity, prepared: PreparedPlan, position: object
+    ) -> RunResult:
+        """The result of a command that is repeated after it has sealed the lake; `SealedError` if the plan has more steps."""
+        totals, sink = totals_from(position, prepared.rules), _SealedSink(self.options.lake)
+        if position is None:
+            await sink.append()
+        conductor = Conductor(self._config(engine, prepared), engine, sink, callbacks_of(prepared, totals, _no_bar))
+        with self.stopping.between_steps(conductor.stop):
+            ending = await conductor.run(totals.start)
+        return self._result(identity, prepared, totals, ending, conductor.reason, sealed=True)
+
+    def _result(
+        self,
+        identity: LakeIdentity,
+        prepared: PreparedPlan,
+        totals: PlanTotals,
+        ending: EndReason,
+        reason: str,
+        *,
+        sealed: bool,
+        skip_log: str | None = None,
+    ) -> RunResult:
         return RunResult(
-            lake=options.lake,
+            lake=self.options.lake,
             lake_id=identity.lake_id,
-            producer_id=options.producer_id,
+            producer_id=self.options.producer_id,
             plan=prepared.digest,
             totals=totals,
             ending=ending,
-            reason=conductor.reason,
+            reason=reason,
             bottleneck=self.bottleneck,
             seconds=time.monotonic() - self.begun_s,
             sealed=sealed,
-            skip_log=logged,
+            skip_log=skip_log,
         )
 
     @asynccontextmanager
@@ -192,6 +220,19 @@ class _RunSession:
             max_pending_bytes=memory.pending_bytes,
         )
 
+    def _config(self, engine: Engine, prepared: PreparedPlan) -> RunConfig:
+        options, memory = self.options, self._memory_of(prepared)
+        return RunConfig(
+            prepared.rules,
+            self._as_worked(prepared),
+            prepared.payloads,
+            steps_max=options.limit_steps,
+            steps_per_second=options.steps_per_second,
+            held_bytes_max=memory.held_bytes,
+            rows_bytes_max=memory.pending_bytes,
+            workers_max=self.workers_max if self.workers_max > engine.workers else None,
+        )
+
     async def _conduct(
         self,
         producer: AsyncProducer,
@@ -202,17 +243,8 @@ class _RunSession:
         registry: CollectorRegistry | None,
     ) -> tuple[Conductor, EndReason]:
         """Feed the producer to the end; everything appended is committed then."""
-        options, rules, memory = self.options, prepared.rules, self._memory_of(prepared)
-        config = RunConfig(
-            rules,
-            self._as_worked(prepared),
-            prepared.payloads,
-            steps_max=options.limit_steps,
-            steps_per_second=options.steps_per_second,
-            held_bytes_max=memory.held_bytes,
-            rows_bytes_max=memory.pending_bytes,
-            workers_max=self.workers_max if self.workers_max > engine.workers else None,
-        )
+        options, rules = self.options, prepared.rules
+        config, memory = self._config(engine, prepared), self._memory_of(prepared)
         with self.progress(options.producer_id, options.limit_steps or rules.steps_max) as show:
             async with trio.open_nursery() as nursery:
                 at = (options.lake, options.store_options, producer.lake)
@@ -246,3 +278,20 @@ class _RunSession:
         address, healthy = options.metrics_address, scrape.loop_turns()
         with scrape.served(options.metrics_port, registry, address=address, healthy=healthy):
             yield registry
+
+
+class _SealedSink:
+    """Of a lake that takes no step."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    async def append(self, *_: object, **__: object) -> None:
+        raise SealedError(f"{self._url}: the lake is sealed; no more steps can be produced into it")
+
+    async def flush(self) -> None:
+        """Nothing was appended."""
+
+
+def _no_bar(*_: object) -> None:
+    """Show nothing: there is no step."""

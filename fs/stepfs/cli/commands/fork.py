@@ -36,7 +36,13 @@ def fork(
     skip: Annotated[
         str | None, opt("--skip", "Leave out steps A to B - 1; `STEP:` leaves out all that follow.", "A:B")
     ] = None,
-    until: Annotated[int | None, opt("--until", "Leave out this step and all after it.", "STEP", least=0)] = None,
+    until: Annotated[
+        int | None,
+        opt("--until", "Leave out this step and all after it; no producer makes them again.", "STEP", least=0),
+    ] = None,
+    rewind: Annotated[
+        bool, opt("--rewind", "With --until: producers go back to STEP, too, and make the steps from there on again.")
+    ] = False,
     until_damage: Annotated[
         bool,
         opt(
@@ -66,6 +72,8 @@ def fork(
     if match is None and not until_damage:
         raise UsageError(f"{point!r}: write the parent as LAKE@STEP, such as s3://bucket/run@1200")
     url, step = (match[1], int(match[2])) if match else (point, None)
+    if rewind and (until is None or skip is not None or until_damage):
+        raise UsageError("--rewind goes with --until alone")
     skipped, options = _skipped(skip), StoreOptions(endpoint_url)
 
     async def make() -> None:
@@ -73,7 +81,7 @@ def fork(
             parent = await LogReader.open(above, await open_lake(above), until_damage=until_damage)
             schema = await schema_text(payload_schema, from_payload, parent.identity.ext)
             cut = _cut(parent, step, skipped, until)
-            identity = await forks.fork(parent, store, cut, SystemClock(), payload_schema=schema)
+            identity = await forks.fork(parent, store, cut, SystemClock(), payload_schema=schema, rewind=rewind)
             count = sum(map(len, forks.parent_steps(cut, parent.first_live_step, parent.state.next_step)))
             rest = await left_out(parent) if parent.damage is not None else None
         if as_json:
@@ -82,6 +90,12 @@ def fork(
             return
         what = f"created lake {identity.lake_id} at {new}, a fork of {url} at step {cut.step}"
         typer.echo(f"{what}, with {count} steps")
+        if until is not None:
+            typer.echo(
+                f"producers go back to step {until}, and make the steps from there on again"
+                if rewind
+                else "producers stand behind what was left out: they never make it again (with --rewind they do)"
+            )
         if until_damage:
             _tell_damage(parent, rest)
 

@@ -52,6 +52,7 @@ def _line(result: RunResult) -> str:
     }[result.ending]
     sealed = "; the lake is sealed" if result.sealed else ""
     if not totals.steps:
+        sealed = "; sealed, nothing to do" if result.sealed else ""
         return f"{result.producer_id}: no further step; {totals.state.step} steps in total; {ended}{sealed}"
     measures = totals.measures()
     shares = ", ".join(
