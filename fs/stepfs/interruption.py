@@ -1,27 +1,91 @@
-"""Ctrl-C while a command is still loading ends it like any program: by the signal, without output.
+"""Ctrl-C ends a command within 2 s, wherever it stands.
 
-Python would raise KeyboardInterrupt in the middle of some import and print a traceback. `stepfs.cli.failure.reported`
-takes over once the command's own code runs: then there may be something to clean up. This module imports nothing slow.
+While a command is still loading, the signal ends it like any program, without output: Python would raise KeyboardInterrupt
+in the middle of some import and print a traceback. From `listen` on there may be something to clean up, so the work is
+cancelled, and has `END_S` to end. Then the process goes without it: a thread in a silent file system or a server's library
+cannot be cancelled, and whatever a command leaves behind is what a crash may leave. This module imports nothing slow.
 """
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from types import FrameType
+from typing import Final, TypeVar
 
-_silent = False
+T = TypeVar("T")
+END_S: Final = 1.5
+INTERRUPTED: Final = 128 + signal.SIGINT
+_SHOW_CURSOR: Final = "\x1b[?25h"  # a progress bar hides it
+
+_owns_process = False
+_ending = False
 
 
 def end_silently() -> None:
-    """Until `listen`, SIGINT ends this process. Not if it is ignored (`nohup`, `&` in a script)."""
-    global _silent  # noqa: PLW0603 (the signal's handler is the process's, too)
+    """This process is a command. Until `listen`, SIGINT ends it. Not if it is ignored (`nohup`, `&` in a script)."""
+    global _owns_process  # noqa: PLW0603 (the signal's handler is the process's, too)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        _silent = True
+    _owns_process = True
 
 
 def listen() -> None:
     """KeyboardInterrupt again, if `end_silently` took it away."""
-    global _silent  # noqa: PLW0603
-    if _silent:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        _silent = False
+    if _owns_process and signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, _interrupt)
+
+
+def run(work: Callable[..., Awaitable[T]], *arguments: object) -> T:
+    """`trio.run` for a command: Ctrl-C cancels the work, and has the process end in time."""
+    import trio  # noqa: PLC0415
+
+    before = signal.getsignal(signal.SIGINT)
+    if before is not _interrupt:
+        return trio.run(work, *arguments)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # trio takes over this one alone
+
+    async def within_trio() -> T:
+        handler = signal.getsignal(signal.SIGINT)
+        assert callable(handler)
+
+        def interrupt(number: int, frame: FrameType | None) -> None:
+            end_soon(INTERRUPTED)
+            handler(number, frame)
+
+        signal.signal(signal.SIGINT, interrupt)
+        try:
+            return await work(*arguments)
+        finally:
+            signal.signal(signal.SIGINT, handler)  # trio looks for it
+
+    try:
+        return trio.run(within_trio)
+    finally:
+        signal.signal(signal.SIGINT, _interrupt)
+
+
+def end_soon(code: int) -> None:
+    """End this process with `code` after `END_S`, unless it has ended by itself; no other program than a command."""
+    global _ending  # noqa: PLW0603
+    if _owns_process and not _ending:
+        _ending = True
+        timer = threading.Timer(END_S, _end, (code,))
+        timer.daemon = True
+        timer.start()
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    end_soon(INTERRUPTED)
+    signal.default_int_handler(number, frame)
+
+
+def _end(code: int) -> None:
+    with suppress(Exception):
+        if sys.stderr.isatty():
+            os.write(sys.stderr.fileno(), _SHOW_CURSOR.encode())
+    os._exit(code)

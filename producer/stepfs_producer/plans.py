@@ -94,7 +94,11 @@ class Plan(schema.Plan):
         in_main = threading.current_thread() is threading.main_thread()
         with stopping if in_main else nullcontext():
             place = LocatedPlan(self, held_out=holdout)
-            result = _finished(partial(run_plan, place, options, stopping, say=_say))
+            try:
+                result = _finished(partial(run_plan, place, options, stopping, say=_say))
+            except KeyboardInterrupt:
+                if not stopping.requested:
+                    raise
         if stopping.exit_code == 128 + signal.SIGINT:
             raise KeyboardInterrupt
         if stopping.requested:

@@ -82,9 +82,9 @@ class RunningProducer:
             if not self.pending.admits(payload_bytes, in_memory=in_memory):
                 await self.wait_for_change()
             elif self._lead.look_due(head, self.pending, payload_bytes):
-                await backoff.run(lambda: self._lead.look(self.loop.head))
+                await backoff.run(self._lead.look)
             elif self._lead.exceeded(head, self.pending, payload_bytes):
-                self._lead.note_held()
+                self._lead.note_held(head)
                 began_s = trio.current_time()
                 with trio.move_on_after(self._lead.pause_s):
                     await self.wait_for_change()

@@ -81,7 +81,7 @@ HELD_BY = {  # the section: its tests, or files of them
         "test_lead",
         "test_several_producers_exceed_the_bound_by_what_each_appends_between_its_looks",
         "test_a_held_producer_looks_ever_more_rarely",
-        "test_a_long_hold_names_what_to_check_once",
+        "test_a_hold_names_group_and_checkpoint_and_what_to_type",
     ),
     "Groups and the floor: one sequence": (
         "test_decisions",

@@ -10,15 +10,12 @@ import pytest
 from hypothesis import given, settings
 from step_tasks import EXAMPLE, tasks
 
-from stepfs.errors import RefusedError
 from stepfs.format.payload.check import PayloadCheck
 from stepfs.format.payload.excerpt import Excerpt
-from stepfs.format.payload.schema import ArraySpec, stored_schema
+from stepfs.format.payload.schema import stored_schema
 from stepfs.torch.table import torch_arrays
-from stepfs_producer.payloads.described import (
-    planned_schema,
-    refuse_other_arrays,
-)
+from stepfs_producer.payloads.columns import ColumnSpec
+from stepfs_producer.payloads.described import empty_payloads, planned_schema
 from stepfs_producer.payloads.encode import construct
 from stepfs_producer.payloads.step_task import PayloadSpec
 from stepfs_producer.transforms.model_tokenizer import open_tokenizer
@@ -82,27 +79,17 @@ def test_a_tokenizer_is_named_with_what_a_reader_needs():
     }
 
 
-def test_what_a_lake_does_not_promise_is_refused_and_another_tokenizer_told():
-    made = planned_schema(".pt", facts(), vocabulary=258)
-    assert refuse_other_arrays("lake", made, None) is None
-    assert refuse_other_arrays("lake", made, made) is None
-    assert refuse_other_arrays("lake", made, replace(made, arrays=None, tokenizer={})) is None
-    told = refuse_other_arrays("lake", made, replace(made, tokenizer={"identity": "bpe-1"}))
-    assert "tokenizer bpe-1, and these are made with bytes" in told
-    arrays = dict(made.arrays)
-    for changed, says in (
-        ({**arrays, "more": arrays["labels"]}, "its schema names the array 'more'"),
-        ({name: spec for name, spec in arrays.items() if name != "spans"}, "does not name the array 'spans'"),
-        (
-            {**arrays, "labels": ArraySpec("int32", ("a", "b"))},
-            r"says 'labels' is int32 \[a, b\], not int64 \[micro, t",
-        ),
-        ({**arrays, "labels": ArraySpec("int64", (None,))}, r"says 'labels' is int64 \[\?\], not"),
-        ({**arrays, "spans": ArraySpec("int64", (None, 6))}, r"is int64 \[\?, 6\], not int64 \[spans, 8\]"),
-    ):
-        with pytest.raises(RefusedError, match=f"^lake: .*{says}.*fork this one"):
-            refuse_other_arrays("lake", made, replace(made, arrays=changed))
-    with pytest.raises(RefusedError, match="says npy files, not pt"):
-        refuse_other_arrays("lake", made, planned_schema(".npy", {}, vocabulary=258))
-    narrowed = {**arrays, "labels": ArraySpec("int64", (4, 8192)), "input_ids": ArraySpec("int64", (4, None))}
-    assert refuse_other_arrays("lake", made, replace(made, arrays=narrowed)) is None
+@pytest.mark.parametrize("of_micro_batch", [False, True])
+@pytest.mark.parametrize("ext", PLANNED)
+def test_an_empty_step_has_the_arrays_of_every_step(ext, of_micro_batch):
+    spec = PayloadSpec(ext, True, 257, 258, of_micro_batch, (ColumnSpec("pixels", "float32", (3,), own_file=True),))
+    payload, *beside = empty_payloads(spec, (3, 8))
+    shape = (1 if of_micro_batch else 3, 8)
+    schema = planned_schema(ext, facts(), vocabulary=258, shape=shape, columns=spec.columns)
+    own, *_ = (
+        [schema]
+        if schema.arrays is None
+        else [replace(schema, arrays={name: one for name, one in schema.arrays.items() if not one.file})]
+    )
+    assert problem(ext, own, payload) is None
+    assert len(beside) == (1 if ext in {".pt", ".safetensors", ".tar"} else 0)

@@ -8,10 +8,10 @@ import os
 
 import pytest
 
-from stepfs.data.memory.available import cgroup_limit
 from stepfs.doctor import environment, limits, mounts
 from stepfs.doctor.finding import Level
 from stepfs.doctor.versions import Library
+from stepfs.limits import cgroup_limit
 from stepfs.mount.host import dead_mount
 from stepfs.mount.host.mountinfo import Mounted, source_of
 

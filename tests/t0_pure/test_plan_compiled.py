@@ -126,3 +126,9 @@ def test_a_cost_function_that_is_not_there_is_a_usage_error():
     plan = Plan(output=OUTPUT, sources={"a": Text("x")}, cost={"call": "my_plan_code:flop"})
     with pytest.raises(UsageError, match=r"my_plan_code:flop: .*did you mean 'flops'"):
         compile_plan(plan, listings={}, tokenizer_digest="t")
+
+
+def test_a_plan_that_holds_nothing_out_has_no_other_side() -> None:
+    plan = Plan(output=OUTPUT, sources={"a": Text("a.txt")})
+    with pytest.raises(UsageError, match="no source of the plan holds records out"):
+        compile_plan(plan, listings={}, tokenizer_digest="t", held_out=True)

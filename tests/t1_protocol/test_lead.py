@@ -18,8 +18,9 @@ from stepfs.lake.fork import Cut, fork
 from stepfs.lake.groups import Group
 from stepfs.lake.log.reader import LogReader
 from stepfs_producer import AsyncProducer
-from stepfs_producer.lead.limit import LONG_S, LOOK_JITTER, LOOK_S_MAX, LOOK_S_MIN, TRUST_S
+from stepfs_producer.lead.limit import LOOK_JITTER, LOOK_S_MAX, LOOK_S_MIN, SAY_AFTER_S, SAY_EVERY_S, TRUST_S
 
+pytestmark = pytest.mark.logs("held back by max_l")
 LEAD = 10
 LIVE = 1000  # payload bytes
 
@@ -79,18 +80,38 @@ async def test_a_checkpoint_releases_a_producer_that_was_held_for_long(world: Wo
         assert looks(world) >= before + 2, "short pauses again"
 
 
-@pytest.mark.logs("held back by max_lead")
-@pytest.mark.parametrize(("seconds", "warnings"), [(LONG_S - 60, 0), (3 * LONG_S, 1)])
+@pytest.mark.parametrize(("seconds", "times"), [(SAY_AFTER_S - 2, 0), (SAY_AFTER_S + 2, 1), (SAY_AFTER_S + 182, 4)])
 @scenario(simulate)
-async def test_a_long_hold_names_what_to_check_once(world: World, seconds, warnings, caplog):
+async def test_a_hold_names_group_and_checkpoint_and_what_to_type(world: World, seconds, times, caplog):
     await groups(world, 1)
     await held(world, "p", seconds=seconds)
-    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert len(told) == warnings
-    for line in told:
-        assert "max_lead (10)" in line
-        assert "'g0' needs step 0, 10 steps are committed" in line
-        assert "what lies between two of its checkpoints" in line
+    told = warned(caplog)
+    assert len(told) == times
+    url = world.store("p").url
+    for number, line in enumerate(told):
+        assert f"{url}: held back by max_lead (10) for {SAY_AFTER_S + number * SAY_EVERY_S:.0f} s: " in line
+        assert "group 'g0' needs all from step 0, 10 steps are committed since; let it record a later" in line
+        assert f"`stepfs checkpoint {url} --group g0 … --keep 1`, or if it has ended, `stepfs checkpoint" in line
+        assert "--drop" not in line
+
+
+@scenario(simulate)
+async def test_a_group_that_keeps_all_its_checkpoints_is_told_which_to_drop(world: World, caplog):
+    """`stepfs checkpoint` without --keep keeps all."""
+    (group,) = await groups(world, 1)
+    await group.replace(frozenset({Step(0), Step(4), Step(8)}))
+    await held(world, "p", seconds=SAY_AFTER_S + 2)
+    (line,) = warned(caplog)
+    assert "group 'g0' has 3 checkpoints, and the oldest resumes at step 0" in line
+    assert "--group g0 0 --drop`" in line
+    await group.replace(frozenset({Step(8)}))
+    async with world.producer("q", max_lead=LEAD) as producer:
+        await feed(producer, 8)
+    assert len(warned(caplog)) == 1, "that ends it"
+
+
+def warned(caplog) -> list[str]:
+    return [record.getMessage() for record in caplog.records if "held back" in record.getMessage()]
 
 
 @scenario(simulate)
@@ -144,20 +165,19 @@ async def fill(producer: AsyncProducer) -> None:
             await append(producer, number)
 
 
-@pytest.mark.logs("held back by max_live_bytes")
 @scenario(simulate)
 async def test_a_full_lake_that_nobody_reclaims_is_said_though_checkpoints_come(world: World, caplog):
     (group,) = await groups(world, 1)
     async with world.producer("p", max_live_bytes=LIVE) as producer:
         await fill(producer)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(fill_for, producer, 3 * LONG_S)
+            nursery.start_soon(fill_for, producer, SAY_AFTER_S + 1)
             for step in range(1, producer.next_seq):
-                await trio.sleep(LONG_S / 3)
+                await trio.sleep(1.0)
                 await group.replace(frozenset({Step(step)}))
-    (told,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert f"max_live_bytes ({LIVE})" in told
-    assert "nothing was deleted (run `stepfs reclaim`" in told
+    told = warned(caplog)
+    assert all(f"max_live_bytes ({LIVE})" in line for line in told)
+    assert told[-1].endswith(f"; `stepfs reclaim {world.store('p').url}` deletes what no checkpoint needs")
 
 
 async def fill_for(producer: AsyncProducer, seconds: float) -> None:
@@ -165,17 +185,16 @@ async def fill_for(producer: AsyncProducer, seconds: float) -> None:
         await feed(producer, 1000)
 
 
-@pytest.mark.logs("held back by max_live_bytes \\(1\\), and no consumer group is registered")
 @scenario(simulate)
-async def test_a_bound_below_what_is_live_is_accepted_and_said_once(world: World, caplog):
+async def test_a_bound_below_what_is_live_is_accepted_and_said(world: World, caplog):
     async with world.producer("p") as producer:
         await feed(producer, 3)
     async with world.producer("p", max_live_bytes=1, max_lead_without_groups=False) as producer:
         with trio.move_on_after(600.0):
             await feed(producer, 100)
         assert producer.next_seq == 3
-    (told,) = [record.message for record in caplog.records if "held back" in record.message]
-    assert told.endswith("checkpoint one, and run `stepfs reclaim` behind the checkpoints")
+    first, *_ = warned(caplog)
+    assert "checkpoint one; `stepfs reclaim " in first
 
 
 @scenario(simulate)
@@ -232,7 +251,6 @@ async def test_a_producer_does_not_wait_for_a_fork_of_its_lake(world: World, bou
                 await append(producer, step)
 
 
-@pytest.mark.logs("held back by max_live_bytes", "nothing was deleted")
 @scenario(simulate)
 async def test_a_producer_that_is_full_is_told_of_the_fork_that_holds_the_bytes(world: World, caplog) -> None:
     (group,) = await groups(world, 1)
@@ -243,6 +261,6 @@ async def test_a_producer_that_is_full_is_told_of_the_fork_that_holds_the_bytes(
         child = FaultyStore(ObjectMap(), actor="child")
         identity = await fork(reader, child, Cut(Step(3), Step(3), Step(3)), TrioClock())
         await group.replace(frozenset({Step(3)}))
-        with trio.move_on_after(2 * LONG_S):
+        with trio.move_on_after(2 * SAY_AFTER_S):
             await feed(producer, 1000)
-    assert f"group 'fork:{identity.lake_id}' needs step 0" in caplog.text
+    assert f"group 'fork:{identity.lake_id}' needs all from step 0" in caplog.text

@@ -221,7 +221,7 @@ async def test_the_lead_in_a_fork_counts_whole_steps(file_url: str) -> None:
     child = await LogReader.open(child_store, identity)
     size = len(b"".join(payloads(10)))
     lead = Lead(child.control, steps_max=None, bytes_max=12 * size)
-    await lead.look(child.state)
+    await lead.look()
     assert not lead.exceeded(child.state, Pending(0, memory_bytes_max=1), 2 * size)
     assert lead.exceeded(child.state, Pending(0, memory_bytes_max=1), 3 * size)
     await child_store.aclose()

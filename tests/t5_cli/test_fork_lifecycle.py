@@ -104,3 +104,18 @@ def test_a_parents_store_is_opened_as_that_of_an_origin(monkeypatch, file_url, t
     ended = stepfs(command[0], fork, *command[1:], "--endpoint-url", "http://of-the-fork")
     assert ended.code == code, ended.err
     assert set(opened) == {(fork, "http://of-the-fork", False), (file_url, "http://of-the-fork", True)}
+
+
+def test_a_cut_says_whether_producers_make_again_what_it_leaves_out(file_url: str) -> None:
+    assert stepfs("init", file_url, "--slices", 3, "--ext", ".bin").code == 0
+    for step in range(4):
+        commit(file_url, range(step, step + 1))
+    kept = stepfs("fork", f"{file_url}@2", f"{file_url}-kept", "--until", 2)
+    assert "they never make it again (with --rewind they do)" in kept.out
+    again = stepfs("fork", f"{file_url}@2", f"{file_url}-again", "--until", 2, "--rewind")
+    assert "producers go back to step 2, and make the steps from there on again" in again.out
+    for name, position in (("kept", 4), ("again", 2)):
+        with Producer(f"{file_url}-{name}", producer_id="tok-0") as producer:
+            assert producer.position == position
+    refused = stepfs("fork", f"{file_url}@2", f"{file_url}-x", "--skip", "2:3", "--rewind")
+    assert (refused.code, "--rewind goes with --until alone" in refused.err) == (2, True)

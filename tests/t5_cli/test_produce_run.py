@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from committed import committed
 from finished import ran
-from lakes import Ended, produce
+from lakes import Ended, produce, stepfs
 from payload_samples import npy
 from produced_text import PROGRAM
 
@@ -85,8 +85,16 @@ def test_a_complete_plan_may_seal_its_lake(plan: Path, file_url: str) -> None:
     done = run(plan, file_url, "--seal")
     assert done.returncode == 0, done.stderr
     assert "exhausted; the lake is sealed" in done.stdout
-    again = run(plan, file_url)
-    assert (again.returncode, "sealed" in again.stderr) == (4, True)
+    before = stepfs("status", file_url, "--json").document
+    again = run(plan, file_url, "--seal")
+    assert (again.returncode, again.stderr) == (0, ""), "a Job repeats its command"
+    assert again.stdout.endswith("is exhausted; sealed, nothing to do\n")
+    assert stepfs("status", file_url, "--json").document == before, "no epoch was taken"
+    plan.write_text(PLAN + "until: {exhausted: first}\ndefaults: {epochs: 2}\n")
+    for options in (("--accept-changes",), ("--accept-changes", "--seal"), ("--producer-id", "other")):
+        more = run(plan, file_url, *options)
+        assert (more.returncode, "the lake is sealed" in more.stderr) == (4, True), "there are steps to make"
+    assert stepfs("status", file_url, "--json").document == before
 
 
 def test_a_changed_plan_shows_its_changes_and_waits_for_consent(plan: Path, file_url: str) -> None:

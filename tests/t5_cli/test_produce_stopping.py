@@ -9,20 +9,32 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import trio
+import trio.testing
 from produced_text import PROGRAM
 
 from stepfs.cli.failure import announce
 from stepfs_producer.run.stopping import Stopping
 
 
-def test_the_first_signal_asks_and_the_second_interrupt_abandons(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_the_first_signal_asks_and_the_second_interrupt_abandons(capsys: pytest.CaptureFixture[str]) -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    with pytest.raises(KeyboardInterrupt), Stopping(announce) as stopping:
-        assert not stopping.requested
-        signal.raise_signal(signal.SIGTERM)
-        assert stopping.requested
-        signal.raise_signal(signal.SIGTERM)  # a supervisor that repeats itself does not abandon anything
-        signal.raise_signal(signal.SIGINT)
+    did: list[str] = []
+    with Stopping(announce) as stopping:
+        stopping.notify(lambda: did.append("abandon"))
+        with stopping.between_steps(lambda: did.append("stop")):
+            assert not stopping.requested
+            signal.raise_signal(signal.SIGTERM)
+            assert stopping.requested
+            signal.raise_signal(signal.SIGTERM)  # a supervisor that repeats itself does not abandon anything
+            await trio.testing.wait_all_tasks_blocked()
+            assert did == ["stop", "stop"]
+            signal.raise_signal(signal.SIGINT)
+        await trio.testing.wait_all_tasks_blocked()
+        assert did.pop() == "abandon"
+        signal.raise_signal(signal.SIGTERM)  # nothing is under way any more
+        await trio.testing.wait_all_tasks_blocked()
+        assert did.pop() == "abandon"
     assert stopping.exit_code == 143
     err = capsys.readouterr().err
     assert err.count("stopping as soon as") == 2
@@ -30,16 +42,28 @@ def test_the_first_signal_asks_and_the_second_interrupt_abandons(capsys: pytest.
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
-def test_a_signal_while_nobody_reads_stderr_still_only_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_signal_before_anybody_listens_is_not_forgotten() -> None:
+    did: list[str] = []
+    with Stopping(announce) as stopping:
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+        stopping.notify(lambda: did.append("abandon"))
+    assert did == ["abandon"]
+
+
+async def test_a_signal_while_nobody_reads_stderr_still_only_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     """`… 2>&1 | tee log`: the same Ctrl-C ends tee first, and what was appended is committed all the same."""
     ours, theirs = os.pipe()
     os.close(ours)
-    with open(theirs, "w", buffering=1) as stderr, Stopping(announce) as stopping:
+    did: list[str] = []
+    with os.fdopen(theirs, "w", buffering=1) as stderr, Stopping(announce) as stopping:
         monkeypatch.setattr("sys.stderr", stderr)
-        signal.raise_signal(signal.SIGINT)
+        with stopping.between_steps(lambda: did.append("stop")):
+            signal.raise_signal(signal.SIGINT)
+            await trio.testing.wait_all_tasks_blocked()
         monkeypatch.undo()
         os.dup2(os.open(os.devnull, os.O_WRONLY), theirs)
-    assert stopping.exit_code == 130
+    assert (stopping.exit_code, did) == (130, ["stop"])
 
 
 def test_a_terminal_gets_a_progress_bar_on_stderr_only(file_url: str, tmp_path: Path) -> None:

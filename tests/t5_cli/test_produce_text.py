@@ -106,7 +106,9 @@ def test_json_lines_archives_and_files_without_text(file_url: str, corpus: Path,
 
 def test_a_lake_may_be_sealed_with_the_text(file_url: str, corpus: Path) -> None:
     assert "the lake is sealed" in produce(file_url, "-i", corpus, *RAW, "--seal").stdout
-    refused(produce(file_url, "-i", corpus, *RAW), 4, "sealed")
+    again = produce(file_url, "-i", corpus, *RAW, "--seal")
+    assert (again.returncode, "sealed, nothing to do" in again.stdout) == (0, True)
+    refused(produce(file_url, "-i", corpus, *RAW, "--producer-id", "another"), 4, "sealed")
 
 
 def test_options_come_from_the_environment_too(file_url, corpus, monkeypatch):

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from stepfs.data.memory.available import cgroup_limit
 from stepfs.doctor.finding import Finding, note, ok
+from stepfs.limits import cgroup_limit
 
 _MEMORY_LOW: Final = 1 << 30
 

@@ -4,14 +4,14 @@ The fork first registers a group in its parent (fork_group.py), so the parent's 
 names; one that shares no step needs none. Its own log starts with one *origin* commit and the snapshot that belongs to
 it. Its identity is written last, and only after a look that the group still stands, so a half-made fork is no lake. Steps
 before STEP keep the parent's numbers: a checkpoint from before the spike resumes in the fork. Producers continue at their
-seq and position in the snapshot, and do not produce again what `skip` and `until` leave out; in the fork of a damaged
-parent they produce the steps after its last good commit.
+seq and position in the snapshot, and do not produce again what `skip` and `until` leave out, unless `rewind` takes them
+back to `until`; in the fork of a damaged parent they produce the steps after its last good commit.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
@@ -39,6 +39,7 @@ from stepfs.format.keys import (
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import (
     LogState,
+    ProducerState,
     Segment,
     StepEntry,
     encode_segment,
@@ -51,6 +52,7 @@ from stepfs.lake.groups import Group
 from stepfs.lake.identity import create_lake, open_lake, refuse_existing
 from stepfs.lake.log.append import ownerless
 from stepfs.lake.log.apply import rehearsed
+from stepfs.lake.log.left_out import producers_before
 from stepfs.lake.log.lone_entries import write_step_records
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.slots import create_own
@@ -93,12 +95,18 @@ def parent_steps(cut: Cut, first_live: Step, next_step: Step) -> list[range]:
 
 
 async def fork(
-    parent: LogReader, store: Store, cut: Cut, clock: Clock, *, payload_schema: str | None = None
+    parent: LogReader,
+    store: Store,
+    cut: Cut,
+    clock: Clock,
+    *,
+    payload_schema: str | None = None,
+    rewind: bool = False,
 ) -> LakeIdentity:
     """Create the lake `store` as a fork of `parent`. `RefusedError` if there is a lake already.
 
-    `payload_schema`: in place of the parent's. If the parent was opened with `until_damage`, the fork has the steps before
-    the damage.
+    `payload_schema`: in place of the parent's. `rewind`: producers stand as at `until`; errors of `producers_before`. If the
+    parent was opened with `until_damage`, the fork has the steps before the damage.
     """
     schema = parent.identity.payload_schema if payload_schema is None else payload_schema
     await refuse_existing(store)
@@ -112,7 +120,8 @@ async def fork(
             await group.register(store.url)
             await _look(parent)
             shared = parent_steps(cut, parent.first_live_step, parent.state.next_step)
-        await _write(parent, store, lake_id, cut, shared, clock)
+        producers = await producers_before(parent, cut.until) if rewind else parent.state.producers
+        await _write(parent, store, lake_id, cut, shared, producers, clock)
         if group is not None:
             await _check_held(group, store)
         filled = True
@@ -180,7 +189,15 @@ async def _exists(store: Store, lake_id: str) -> bool:
         return False
 
 
-async def _write(parent: LogReader, store: Store, lake_id: str, cut: Cut, stretches: list[range], clock: Clock) -> None:
+async def _write(
+    parent: LogReader,
+    store: Store,
+    lake_id: str,
+    cut: Cut,
+    stretches: list[range],
+    producers: Mapping[str, ProducerState],
+    clock: Clock,
+) -> None:
     """Write everything but the identity, which makes it a lake."""
     origin = Origin(
         url=parent.store.url,
@@ -189,7 +206,7 @@ async def _write(parent: LogReader, store: Store, lake_id: str, cut: Cut, stretc
         skip_end=cut.skip_end,
         end=Step(parent.first_live_step + sum(map(len, stretches))),
     )
-    state = await _fill(parent, store, lake_id, origin, stretches, clock=clock)
+    state = await _fill(parent, store, lake_id, origin, stretches, producers, clock=clock)
     record = ControlRecord(
         record_id=entropy.token(RECORD_ID_BYTES),
         time_ms=state.time_ms,
@@ -230,6 +247,7 @@ async def _fill(
     lake_id: str,
     origin: Origin,
     stretches: list[range],
+    producers: Mapping[str, ProducerState],
     *,
     clock: Clock,
 ) -> LogState:
@@ -264,9 +282,7 @@ async def _fill(
         version=commit.version,
         digest=digest,
         time_ms=commit.time_ms,
-        producers={
-            name: replace(producer, version=commit.version) for name, producer in parent.state.producers.items()
-        },
+        producers={name: replace(producer, version=commit.version) for name, producer in producers.items()},
         origins=(origin, *parent.state.origins),
         first_segment=first_segment,
         segment_refs=b"".join(pack_ref(segment) for segment in segments),

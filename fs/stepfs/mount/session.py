@@ -22,10 +22,10 @@ import sdnotify
 import trio
 
 from stepfs.data.cache.disk import DiskCache
-from stepfs.data.memory.available import MEMORY_BYTES_MIN, default_memory_bytes, read_memory
 from stepfs.errors import RefusedError, UsageError
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
+from stepfs.limits import MEMORY_BYTES_MIN, default_memory_bytes, read_memory
 from stepfs.mount.assembly import Assembly, store_of
 from stepfs.mount.fuse import kernel_session
 from stepfs.mount.fuse.kernel_session import interrupted_reads

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, get_type_hints
 
 from stepfs.data.fetch.concurrency import CONNECTIONS_MAX
-from stepfs.data.memory.available import MEMORY_BYTES_MIN, default_memory_bytes, read_memory
 from stepfs.errors import UsageError, WrongTypeError
 from stepfs.format.arguments import INTERVAL_S_MIN, check_integer, check_text, parse_duration, parse_size
 from stepfs.format.grid.record import Grid
+from stepfs.limits import MEMORY_BYTES_MIN, default_memory_bytes, local_ranks, read_memory
 from stepfs.store.options import StoreOptions
 from stepfs.view.naming import RANK_MAX, STEP_MAX
 from stepfs.view.ranks import RankMap, as_keyword, rank_map
@@ -159,8 +159,8 @@ class LakeOptions:
 
     @property
     def memory_share(self) -> int:
-        """Bytes for this process: its part of the whole budget."""
-        whole = self.memory_bytes or default_memory_bytes(read_memory())
+        """Bytes for this process: its part of what was given to it, or of the machine's that its ranks share."""
+        whole = self.memory_bytes or default_memory_bytes(read_memory()) // local_ranks()
         return max(MEMORY_BYTES_MIN, whole // (self.workers or 1))
 
     def of_worker(self, workers: int) -> LakeOptions:

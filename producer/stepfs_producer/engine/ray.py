@@ -19,6 +19,7 @@ from typing import Any, Final, TypeVar, cast
 import trio
 
 from stepfs.errors import StoreUnreachableError
+from stepfs.limits import usable_cpus
 from stepfs_producer.engine import ray_calls
 from stepfs_producer.engine.api import (
     Engine,
@@ -247,7 +248,7 @@ async def ray_engine(
     `workers`: at first, and `most` later; None: those that the CPUs are enough for. `travelling`: a directory that is sent
     to the nodes, where workers are in it. `store_bytes`: memory for the bodies under way, in a Ray of its own.
     """
-    options = options_of_init(most or workers or len(os.sched_getaffinity(0)), store_bytes, own=address is None)
+    options = options_of_init(most or workers or usable_cpus(), store_bytes, own=address is None)
     if address is not None:
         await refuse_unreachable(address)
     async with in_a_thread(ray_calls.connected(address, options, travelling)), trio.open_nursery() as nursery:

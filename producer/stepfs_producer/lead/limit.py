@@ -15,6 +15,7 @@ from typing import Final
 import trio
 
 from stepfs import entropy
+from stepfs.command_hint import command
 from stepfs.format.ids import Step
 from stepfs.format.snapshot import LogState
 from stepfs.lake.control import Control
@@ -26,9 +27,9 @@ _log = logging.getLogger("stepfs.producer")
 LOOK_S_MIN: Final = 1.0  # between looks while held back; doubles while nothing changes
 LOOK_S_MAX: Final = 30.0
 LOOK_JITTER: Final = 0.25
-LONG_S: Final = 600.0  # a hold without progress that a person should look at
+SAY_AFTER_S: Final = 10.0  # of a hold; a person may have to end it
+SAY_EVERY_S: Final = 60.0
 _RECENT_STEPS: Final = 32
-_RECLAIM: Final = "run `stepfs reclaim` behind the checkpoints"
 TRUST_S: Final = 30.0  # an older need is read again: a group may have rolled back
 
 
@@ -63,10 +64,8 @@ class Lead:
         self._pause_s = LOOK_S_MIN
         # A hold waits for a change of it: the group and its need, or the bytes that reclaim deleted.
         self._moves: object = None
-        self._still_since_s = float("-inf")  # since then neither that nor this producer has moved
         self._held = False
-        self._said = False
-        self._said_long = False
+        self._held_since_s = self._say_at_s = float("inf")
         self._is_full = False  # held by `live_bytes_max`
         self._fork_mean_at = -1  # version
         self._fork_mean_bytes = 0.0
@@ -84,7 +83,7 @@ class Lead:
     @property
     def pause_s(self) -> float:
         until_s = min(self._look_at_s, self._trusted_until_s) if self._has_lead else self._look_at_s
-        return max(0.0, until_s - trio.current_time())
+        return max(0.0, min(until_s, self._say_at_s) - trio.current_time())
 
     def exceeded(self, head: LogState, pending: Pending, payload_bytes: int) -> bool:
         """Whether an append of this size would be too far ahead of the last known need, or too much."""
@@ -127,14 +126,14 @@ class Lead:
             self._fork_mean_at, self._fork_mean_bytes = head.version, sum(recent) / len(recent)
         return self._fork_mean_bytes
 
-    async def look(self, head: LogState) -> None:
+    async def look(self) -> None:
         """Read the groups. Without any group all live steps count as needed."""
         await self._control.refresh()
         now_s = trio.current_time()
         holder, need = self._slowest(forks=False)
         moves = self._control.record.deleted_bytes if self._is_full else (holder, need)
         if moves != self._moves:
-            self._moves, self._still_since_s = moves, now_s
+            self._moves = moves
             self._pause_s = LOOK_S_MIN
         elif self._held:
             self._pause_s = min(LOOK_S_MAX, 2.0 * self._pause_s)
@@ -142,33 +141,12 @@ class Lead:
         jitter = entropy.uniform(1.0 - LOOK_JITTER, 1.0 + LOOK_JITTER)
         self._look_at_s = now_s + self._pause_s * jitter
         self._trusted_until_s = now_s + TRUST_S * (1.0 + LOOK_JITTER) * jitter
-        keeper, need = self._slowest(forks=self._is_full)
-        if self._held and keeper is not None and now_s - self._still_since_s >= LONG_S:
-            self._note_long(keeper, need, head.next_step - need, now_s - self._still_since_s)
 
     def _slowest(self, *, forks: bool) -> tuple[str | None, Step]:
         """The group that needs the earliest step, and that step. Forks hold bytes, but no lead."""
         groups = {name: group for name, group in self._control.groups.items() if forks or not is_fork_group(name)}
         slowest = min(groups, key=lambda name: groups[name].need, default=None)
         return slowest, self._control.first_live_step if slowest is None else groups[slowest].need
-
-    def _note_long(self, group: str, need: Step, ahead: int, held_s: float) -> None:
-        """Once per producer: a trainer between two checkpoints looks the same as one that will never reach the next."""
-        if self._said_long:
-            return
-        self._said_long = True
-        _log.warning(
-            "%s: held back by %s for %.0f s%s: group %r needs step %d, %d steps are committed since then. Check that its "
-            "trainer runs, and that the bound is more than what lies between two of its checkpoints: if not, producers and "
-            "trainer wait for each other for ever",
-            self._control.store.url,
-            self._bound,
-            held_s,
-            f", and nothing was deleted ({_RECLAIM})" if self._is_full else "",
-            group,
-            need,
-            ahead,
-        )
 
     @property
     def _bound(self) -> str:
@@ -187,28 +165,39 @@ class Lead:
             self._bound,
         )
 
-    def note_held(self) -> None:
-        """Log that no append is admitted, once per hold; as a warning if there is no group that could ever end it."""
+    def note_held(self, head: LogState) -> None:
+        """Note that no append is admitted; after `SAY_AFTER_S`, then each `SAY_EVERY_S`, warn what would end the wait."""
+        now_s = trio.current_time()
         if not self._held:
-            self._held = True
-            self._still_since_s = max(self._still_since_s, trio.current_time())
-        if self._said or not self._known:
-            return
-        self._said = True
-        holder, need = self._slowest(forks=self._is_full)
-        if holder is None:
-            _log.warning(
-                "%s: held back by %s, and no consumer group is registered; mount with --group or checkpoint one%s",
-                self._control.store.url,
-                self._bound,
-                f", and {_RECLAIM}" if self._is_full else "",
-            )
-        else:
-            room = f"; {_RECLAIM}" if self._is_full else ""
-            _log.info("held back by %s: group %r needs step %d%s", self._bound, holder, need, room)
+            self._held, self._held_since_s, self._say_at_s = True, now_s, now_s + SAY_AFTER_S
+        if now_s >= self._say_at_s and self._known:
+            self._say_at_s = now_s + SAY_EVERY_S
+            held_s = now_s - self._held_since_s
+            what = self._what_ends_it(head)
+            _log.warning("%s: held back by %s for %.0f s: %s", self._control.store.url, self._bound, held_s, what)
+
+    def _what_ends_it(self, head: LogState) -> str:
+        """The group that holds, its checkpoint, and what to type."""
+        url = self._control.store.url
+        reclaims = f"; `{command('stepfs', 'reclaim', url)}` deletes what no checkpoint needs" if self._is_full else ""
+        name, need = self._slowest(forks=self._is_full)
+        if name is None:
+            return f"no consumer group is registered; mount with --group or checkpoint one{reclaims}"
+        kept = len(self._control.groups[name].kept)
+        which = f"has {kept} checkpoints, and the oldest resumes at" if kept > 1 else "needs all from"
+        says = f"group {name!r} {which} step {need}, {max(0, head.next_step - need)} steps are committed since"
+        if is_fork_group(name):
+            return f"{says}{reclaims}"
+        at = ("stepfs", "checkpoint", url, "--group", name)
+        later = f"let it record a later checkpoint with `{command(*at, '…', '--keep', 1)}`"
+        drop = f", drop that one with `{command(*at, need, '--drop')}`" if kept > 1 else ""
+        retire = f", or if it has ended, `{command(*at, '--retire')}`"
+        return (
+            f"{says}; {later}{drop}{retire}; the bound must exceed the steps between two of its checkpoints{reclaims}"
+        )
 
     def note_moving(self) -> None:
-        """Note an admitted append: the next hold is logged again, and begins with short pauses."""
+        """Note an admitted append: the next hold is said again, and begins with short pauses."""
         if self._held:
             self._pause_s = LOOK_S_MIN
-        self._held = self._said = False
+        self._held, self._say_at_s = False, float("inf")

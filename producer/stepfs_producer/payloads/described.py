@@ -1,7 +1,7 @@
 """The files that `encode` writes, as a lake's payload schema: recorded when a run creates the lake.
 
 A plan's numbers of micro-batches and tokens may change at a step, so those dimensions have names. The rows of
-`stepfs-produce text` never change, so they are numbers.
+`stepfs-produce text` never change, so they are numbers. An empty step shows whether another lake promises other files.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from stepfs.errors import RefusedError
-from stepfs.format.payload.check import schemas_at_odds
+import numpy as np
+
 from stepfs.format.payload.schema import ONLY_ARRAY, ArraySpec, Dimension, PayloadSchema, Scalar, format_of
 from stepfs_producer.payloads.columns import COUNTS, ColumnSpec
+from stepfs_producer.payloads.encode import construct
 from stepfs_producer.payloads.rank_arrays import SPANS
+from stepfs_producer.payloads.step_task import SPAN_COLUMNS, PayloadSpec, StepTask
 
 _STACKED: Final = 4  # arrays in an .npy file
 _SHORT_VOCABULARY: Final = 1 << 16
@@ -50,14 +52,11 @@ def planned_schema(
     return PayloadSchema(format_of(ext), arrays, tokenizer)
 
 
-def refuse_other_arrays(lake: str, made: PayloadSchema, recorded: PayloadSchema | None) -> str | None:
-    """`RefusedError` if the lake promises other arrays than are about to be made. The warning for another tokenizer."""
-    if recorded is None:
-        return None
-    problem = schemas_at_odds(made, recorded) if recorded.binding else None
-    if problem is not None:
-        raise RefusedError(f"{lake}: {problem}; name another lake, or fork this one with another --payload-schema")
-    mine, others = made.tokenizer.get("identity"), recorded.tokenizer.get("identity")
-    if None in {mine, others} or mine == others:
-        return None
-    return f"the lake's ids are said to be made with the tokenizer {others}, and these are made with {mine}"
+def empty_payloads(spec: PayloadSpec, shape: tuple[int, int]) -> list[bytes]:
+    """The files of the first rank in a step without a document. `shape`: micro-batches, and tokens of each.
+
+    Their arrays are those of every step, but for dimensions that no plan fixes."""
+    micro, tokens = shape
+    spans, ids = np.zeros((0, len(SPAN_COLUMNS)), np.int64), np.zeros(0, np.int32)
+    shape_of_step = (1, 1 if spec.of_micro_batch else micro, 1)
+    return construct(spec, StepTask(shape_of_step, tokens, (), spans, ids, ids, None, None))[0]

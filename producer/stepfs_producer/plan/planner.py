@@ -48,7 +48,9 @@ class Planner:
                     "images, transform or tokenizer changed); give it a new name to begin it anew"
                 )
             known[name] = SourceState(rule.identity, rule.listing) if was is None else was
-        return State(self._rules.digest, 0 if state is None else state.step, known, REVISION)
+        rules = self._rules
+        step = 0 if state is None else state.step
+        return State(rules.digest, step, known, REVISION, rules.tokenizer, rules.held_out)
 
     def next(self, state: State, ahead: Mapping[str, Ahead]) -> StepPlan | Need | End:
         """The step of `state`. `ahead` holds, per source, the known records from its cursor on."""
@@ -131,7 +133,7 @@ class Planner:
         filled = np.bincount(row, minlength=rows)[dealt].sum(axis=2)  # spans, counted: integers
         if not filled.all() and not rules.pad_last:
             return End("what is left does not give every micro-batch a token")
-        after, lost = _after(state, self._names, rules.digest, shares, debts, drawn, kept, samples)
+        after, lost = _after(state, self._names, shares, debts, drawn, kept, samples)
         return StepPlan(
             state.step,
             length,
@@ -177,7 +179,6 @@ def _need(drawn: Drawn, samples: Sequence[Samples], shares: Sequence[int], token
 def _after(
     state: State,
     names: Sequence[str],
-    digest: str,
     shares: Sequence[int],
     debts: Sequence[int],
     drawn: Drawn,
@@ -199,4 +200,4 @@ def _after(
     kept = [sources[name].tokens - state.sources[name].tokens for name in names]
     for name, debt in zip(names, account(shares, debts, kept), strict=True):
         sources[name] = replace(sources[name], debt=debt)
-    return State(digest, state.step + 1, sources, REVISION), lost
+    return replace(state, step=state.step + 1, sources=sources), lost

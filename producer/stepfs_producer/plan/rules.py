@@ -61,6 +61,8 @@ class Rules:
     steps_max: int | None = None
     tokens_max: int | None = None  # the plan ends after the step that reaches it
     pad_last: bool = False  # write a last step although a micro-batch has no token
+    tokenizer: str = ""  # its identity
+    held_out: bool = False  # take the records that the plan holds out
 
     def __post_init__(self) -> None:
         # `plan.file` refuses such plans by name. Here they would be wrong steps.

@@ -45,6 +45,8 @@ class State:
     step: int
     sources: Mapping[str, SourceState]
     revision: int = 1  # of the planner
+    tokenizer: str = ""  # its identity
+    held_out: bool = False  # the records are those that the plan holds out
 
     @property
     def tokens(self) -> int:
@@ -59,6 +61,8 @@ class State:
             "revision": self.revision,
             "plan": self.plan,
             "step": self.step,
+            "tokenizer": self.tokenizer,
+            "held_out": self.held_out,
             "sources": {name: list(astuple(self.sources[name])) for name in sorted(self.sources)},
         }
 
@@ -74,7 +78,8 @@ def read_position(value: object) -> State:
         )
     try:
         sources = {str(name): _source_state(*one) for name, one in fields["sources"].items()}
-        return State(str(fields["plan"]), int(fields["step"]), sources, int(fields["revision"]))
+        made_of = str(fields["tokenizer"]), bool(fields["held_out"])
+        return State(str(fields["plan"]), int(fields["step"]), sources, int(fields["revision"]), *made_of)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RefusedError(f"the position of this plan is malformed ({error}); choose another --producer-id") from error
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
+from stepfs.errors import UsageError
 from stepfs.format.grid.record import Grid
 from stepfs_producer.payloads.columns import ColumnSpec
 from stepfs_producer.payloads.step_task import PayloadSpec
@@ -51,13 +52,18 @@ def compile_plan(
     """`plan` with digests of its sources' listings and of its tokenizer's file.
 
     Relative names of files are below `directory`, the one that holds the plan. `UsageError` for a cost function that
-    cannot be imported.
+    cannot be imported, and for `held_out` where nothing is.
     """
     specs = source_specs(plan, held_out=held_out, directory=directory)
+    if held_out and not any(spec.holdout for spec in specs.values()):
+        raise UsageError(
+            "--holdout: no source of the plan holds records out; give one a holdout, or leave the option out"
+        )
     tokenizer = tokenizer_spec(plan, directory=directory)
     transforms = {name: transform_spec(plan, source, tokenizer) for name, source in with_defaults(plan).items()}
     identity_of = {name: identity(specs[name], transform, tokenizer_digest) for name, transform in transforms.items()}
-    return CompiledPlan(_rules(plan, listings, identity_of), specs, transforms)
+    rules = replace(_rules(plan, listings, identity_of), tokenizer=tokenizer_digest, held_out=held_out)
+    return CompiledPlan(rules, specs, transforms)
 
 
 def modules_of(transforms: Iterable[TransformSpec]) -> list[str]:

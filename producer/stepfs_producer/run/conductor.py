@@ -7,13 +7,13 @@ between any two awaits: the next start plans uncommitted steps again, and makes 
 from __future__ import annotations
 
 import enum
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
 import trio
 
+from stepfs.limits import usable_cpus
 from stepfs_producer.engine.api import Engine
 from stepfs_producer.engine.failover import Tasks
 from stepfs_producer.engine.local import local_engine
@@ -199,7 +199,7 @@ async def conduct_here(
     ranks: tuple[int, ...] | None = None,
 ) -> str:
     """Run a plan from `state` on with workers of this machine, one per core by default. The reason of its end, in words."""
-    workers = workers or len(os.sched_getaffinity(0))
+    workers = workers or usable_cpus()
     memory = memory_of(None, prepared.rules, prepared.sources, workers)
     config = RunConfig(
         prepared.rules,

@@ -35,20 +35,11 @@ _LIBRARIES: Final = ("stepfs", "numpy", "tokenizers", "pyarrow", "zstandard", "t
 
 
 async def ensure_lake(store: Store, grid: Grid, ext: str, schema: PayloadSchema | None) -> LakeIdentity:
-    """Identity of the lake; a new one records `schema`. `RefusedError` if it has another grid or another extension."""
+    """Identity of the lake, whatever it holds; a new one has this grid and extension, and records `schema`."""
     try:
-        identity = await open_lake(store)
+        return await open_lake(store)
     except AbsentError:
-        identity = await _create_or_open(store, grid, ext, None if schema is None else schema.text())
-    if identity.grid != grid:
-        raise RefusedError(
-            f"{store.url} has {identity.grid} per step, not {grid}; name another lake{_way_to(identity.grid, grid)}"
-        )
-    if identity.ext != ext:
-        raise RefusedError(
-            f"{store.url} holds {identity.ext} files, not {ext}; name another lake, or set output.ext to {identity.ext}"
-        )
-    return identity
+        return await _create_or_open(store, grid, ext, None if schema is None else schema.text())
 
 
 def committed_positions(log: LogReader) -> dict[str, object]:
@@ -103,15 +94,6 @@ async def frozen_listing(store: Store, lake_id: str, source: str, digest: str) -
             f"the list of files of source {source} is not in the lake; restore its objects sources/{digest}/"
         )
     return listing
-
-
-def _way_to(grid: Grid, planned: Grid) -> str:
-    """Changes of the plan that would give this grid; none for one that no plan has."""
-    if grid != Grid(grid.ranks, grid.micro):
-        return ""
-    mesh = [f"output.mesh to one with dp = {grid.ranks}"] if grid.ranks != planned.ranks else []
-    files = f"micro_batches to {grid.micro} and files to micro_batches" if grid.micro > 1 else "files to ranks"
-    return ", or set " + ", ".join([*mesh, *([f"output.{files}"] if grid.micro != planned.micro else [])])
 
 
 async def _create_or_open(store: Store, grid: Grid, ext: str, schema: str | None) -> LakeIdentity:

@@ -12,7 +12,6 @@ never be there.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -20,6 +19,7 @@ from typing import Final
 import trio
 
 from stepfs.errors import UsageError
+from stepfs.limits import read_memory
 from stepfs_producer.plan.rules import Rules
 from stepfs_producer.run.source_loader import LoadedSource
 
@@ -49,10 +49,10 @@ def least_bytes(largest_blocks: Iterable[int], step_tokens: int, workers: int) -
 
 
 def memory_of(given: int | None, rules: Rules, sources: tuple[LoadedSource, ...], workers: int) -> Memory:
-    """`given`: bytes, None for a quarter of the machine's. `UsageError` below the least."""
+    """`given`: bytes, None for a quarter of the machine's, or of the container's. `UsageError` below the least."""
     step_tokens = rules.step_tokens
     least = least_bytes((source.layout.largest_block_bytes for source in sources), step_tokens, workers)
-    total = given or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _SHARE_OF_MACHINE
+    total = given or read_memory().limit // _SHARE_OF_MACHINE
     if total < least:
         raise UsageError(
             f"the run needs {_mib(least)} MiB: the largest block of each of {len(sources)} sources, and "

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
-from prometheus_client.registry import Collector, CollectorRegistry
+from prometheus_client.registry import Collector
 
 from stepfs_producer.engine.api import Engine
 from stepfs_producer.run.conductor import Conductor
@@ -90,9 +90,3 @@ class PlanMetrics(Collector):
             ahead.add_metric([name], loader.held.tokens)
             held.add_metric([name], loader.held.nbytes + loader.block_bytes)
         yield from (given, wanted, skipped, ahead, held)
-
-
-def registry_of(metrics: PlanMetrics) -> CollectorRegistry:
-    registry = CollectorRegistry()
-    registry.register(metrics)
-    return registry

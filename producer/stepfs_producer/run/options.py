@@ -71,7 +71,7 @@ class RunOptions:
         Workers | None,
         Opt(
             "--workers",
-            "Processes that read, tokenise and build (default: one per core), and one spare per eight; MIN:MAX: as many as trainers need.",
+            "Processes that read, tokenise and build (default: one per CPU, or of a container's quota), and one spare per eight; MIN:MAX: as many as trainers need.",
             "N",
             parse=parse_workers,
         ),
@@ -98,7 +98,7 @@ class RunOptions:
         int | None,
         Opt(
             "--memory",
-            "Bound on samples held ahead and steps under way (default: a quarter of the machine's); `check` prints the least.",
+            "Bound on samples held ahead and steps under way (default: a quarter of the machine's or container's); `check` prints the least.",
             "8G",
             parse=parse_size,
         ),

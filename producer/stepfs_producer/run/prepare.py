@@ -7,7 +7,8 @@ each of its files unchanged, or refuse by name.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -15,25 +16,32 @@ from typing import Final
 import trio
 
 from stepfs.errors import AbsentError, RefusedError, UsageError
+from stepfs.format.grid.record import Grid
 from stepfs.format.keys import plan_key
 from stepfs.format.payload.schema import Scalar
 from stepfs.format.planned.listing import Listing
 from stepfs.format.records import LakeIdentity
+from stepfs.lake.identity import open_lake, payload_schema
+from stepfs.lake.log.reader import LogReader
 from stepfs.lake.planned import kept_listing, kept_plan
 from stepfs.store.api import Store
+from stepfs.store.opening import open_store
 from stepfs_producer.engine.worker import find_modules_in
+from stepfs_producer.payloads.described import empty_payloads
 from stepfs_producer.payloads.step_task import PayloadSpec
 from stepfs_producer.plan.file.diff import PlanChangedError, differences
-from stepfs_producer.plan.file.digest import normalised, plan_digest, plan_text
+from stepfs_producer.plan.file.digest import micro_batch_tokens, normalised, plan_digest, plan_text
 from stepfs_producer.plan.file.scalars import parse_shard
 from stepfs_producer.plan.file.schema import Plan
 from stepfs_producer.plan.file.yaml_file import PlanFile, read_plan
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import Rules
 from stepfs_producer.plan.state import POSITION_BYTES_MAX, State, position_bytes_max, read_position
-from stepfs_producer.run.compile import compile_plan, modules_of, payload_spec, source_specs, tokenizer_spec
-from stepfs_producer.run.lake import keep, keep_listing
+from stepfs_producer.run.compile import compile_plan, grid_of, modules_of, payload_spec, source_specs, tokenizer_spec
+from stepfs_producer.run.lake import committed_positions, keep, keep_listing
+from stepfs_producer.run.options import RunOptions
 from stepfs_producer.run.source_loader import LoadedSource
+from stepfs_producer.run.workers.upload import check_payloads
 from stepfs_producer.sources.corpus import list_corpus, located
 from stepfs_producer.sources.layout import Layout
 from stepfs_producer.sources.spec import SourceSpec
@@ -96,7 +104,7 @@ async def list_sources(place: LocatedPlan) -> dict[str, Listing]:
 
     async def look(spec: SourceSpec) -> None:
         try:
-            found[spec.name] = await trio.to_thread.run_sync(list_corpus, spec, limiter=limiter)
+            found[spec.name] = await trio.to_thread.run_sync(list_corpus, spec, limiter=limiter, abandon_on_cancel=True)
         except OSError as error:
             raise RefusedError(
                 f"source {spec.name}: {error.filename or spec.files[0]}: {error.strerror or error}; make its files readable"
@@ -145,11 +153,12 @@ async def fit_plan(
 ) -> PreparedPlan:
     """Fit a plan to its lake, where this producer id is at `position` (None: it has not begun). `now`: the files as they are.
 
-    `RefusedError` for another pipeline's position, a source or a file that changed, and a plan that changed unless that is
-    accepted: the message shows the changes.
+    Writes nothing. `RefusedError` for another pipeline's position, a source or a file that changed, and a plan that changed
+    unless that is accepted: the message shows the changes.
     """
     state = None if position is None else read_position(position)
     if state is not None:
+        _refuse_other_side(state, place, "this producer id")
         await _refuse_changes(store, identity, place.plan, state, accepted=accept_changes)
     known = {} if state is None else state.sources
     listings = {}
@@ -164,36 +173,152 @@ async def fit_plan(
             listings[name] = located(frozen, listing, name)
         else:
             listings[name] = listing
-        await keep_listing(store, identity.lake_id, listings[name])
-    found = await trio.to_thread.run_sync(prepare_plan, place, listings)
+    found = await trio.to_thread.run_sync(prepare_plan, place, listings, abandon_on_cancel=True)
     _refuse_large_position(Planner(found.rules).begin(state), found.rules)
-    await keep(store, plan_key(identity.lake_id, found.digest), plan_text(place.plan).encode())
     return found
 
 
-async def refuse_other_shards(
-    store: Store, identity: LakeIdentity, prepared: PreparedPlan, others: Mapping[str, object]
+async def keep_plan(store: Store, identity: LakeIdentity, place: LocatedPlan, prepared: PreparedPlan) -> None:
+    """Keep what positions of a fitted plan name: its text, and the listings of its sources."""
+    for listing in prepared.listings.values():
+        await keep_listing(store, identity.lake_id, listing)
+    await keep(store, plan_key(identity.lake_id, prepared.digest), plan_text(place.plan).encode())
+
+
+def _refuse_other_files(identity: LakeIdentity, url: str, place: LocatedPlan, prepared: PreparedPlan) -> None:
+    """`RefusedError` if the lake has another grid or another extension, or promises other files than the plan makes."""
+    grid, output = grid_of(place.plan), place.plan.output
+    if identity.grid != grid:
+        raise RefusedError(
+            f"{url} has {identity.grid} per step, not {grid}; name another lake{_way_to(identity.grid, grid)}"
+        )
+    if identity.ext != output.ext:
+        raise RefusedError(
+            f"{url} holds {identity.ext} files, not {output.ext}; name another lake, or set output.ext to {identity.ext}"
+        )
+    shape = output.micro_batches, micro_batch_tokens(place.plan)
+    try:
+        check_payloads(empty_payloads(prepared.payloads, shape), identity, url)
+    except UsageError as error:
+        raise RefusedError(
+            f"{url} promises other files than this plan makes: {str(error).partition('; ')[0]}; name another lake, or fork this "
+            "one with another --payload-schema"
+        ) from error
+
+
+async def refuse_unfit(
+    store: Store,
+    identity: LakeIdentity,
+    place: LocatedPlan,
+    prepared: PreparedPlan,
+    *,
+    options: RunOptions,
+    say: Callable[[str], None],
+) -> tuple[object, bool]:
+    """The position of this producer id, None if it has not begun, and whether the lake is sealed.
+
+    `RefusedError` if the lake is not one for the plan.
+    """
+    await trio.to_thread.run_sync(_refuse_other_files, identity, store.url, place, prepared, abandon_on_cancel=True)
+    log = await LogReader.open(store, identity)
+    positions = committed_positions(log)
+    mine = positions.get(options.producer_id)
+    if mine is None:  # what has begun was accepted, and `fit_plan` compares it
+        await _refuse_other_producers(store, identity, place, prepared, positions, options, say)
+    return mine, log.state.sealed
+
+
+async def _refuse_other_producers(
+    store: Store,
+    identity: LakeIdentity,
+    place: LocatedPlan,
+    prepared: PreparedPlan,
+    others: Mapping[str, object],
+    options: RunOptions,
+    say: Callable[[str], None],
 ) -> None:
-    """`RefusedError` if another producer (id → position) deals the files of a source to another number of shards."""
+    """`RefusedError` if a producer that has not begun would not go on with what others (id → position) have begun.
+
+    That is another side of the holdout, the files of a source dealt to another number of shards, or, unless that is
+    accepted, another tokenizer.
+    """
     specs = {one.layout.listing.digest: one.spec for one in prepared.sources}
+    tokenizers = {}
+    if recorded := payload_schema(identity, store.url):
+        tokenizers["the lake's schema"] = str(recorded.tokenizer.get("identity") or "")
     for producer_id, position in sorted(others.items()):
         try:
             state = read_position(position)
-            theirs = json.loads(await kept_plan(store, identity.lake_id, state.plan) or "{}")["sources"]
-        except (RefusedError, ValueError, KeyError, TypeError, RecursionError):
-            continue  # of another pipeline, or from a fork, which has no plans
-        for name, source in state.sources.items():
-            spec = specs.get(source.listing)
-            if spec is None or name not in theirs:
-                continue
-            index, count = parse_shard(theirs[name].get("shard", "0/1"))
-            if count != spec.shard[1]:
-                mine = "{}/{}".format(*spec.shard)
-                raise RefusedError(
-                    f"producer {producer_id} has produced shard {index}/{count} of these files, not {mine}: that would commit "
-                    f"the same records again; continue with shard {index}/{count} and the others of it, or produce into "
-                    "another lake"
-                )
+        except RefusedError:
+            continue  # of another pipeline
+        _refuse_other_side(state, place, f"producer {producer_id}")
+        tokenizers[f"producer {producer_id}"] = state.tokenizer
+        await _refuse_other_shards(store, identity, producer_id, state, specs)
+    mine = prepared.rules.tokenizer
+    for whose, other in tokenizers.items():
+        if other and other != mine:
+            said = f"the tokenizer of {whose} is {other}, and this plan's is {mine}"
+            if not options.accept_changes:
+                # `text` does not have the option.
+                also = "" if options.fixed_shape else ", or add --accept-changes to mix their ids for good"
+                raise RefusedError(f"{store.url}: {said}; name another lake{also}")
+            say(f"warning: {said}")
+
+
+async def _refuse_other_shards(
+    store: Store, identity: LakeIdentity, producer_id: str, state: State, specs: Mapping[str, SourceSpec]
+) -> None:
+    """`specs`: by the digests of their listings."""
+    try:
+        theirs = json.loads(await kept_plan(store, identity.lake_id, state.plan) or "{}")["sources"]
+    except (RefusedError, ValueError, KeyError, TypeError, RecursionError):
+        return  # from a fork, which has no plans
+    for name, source in state.sources.items():
+        spec = specs.get(source.listing)
+        if spec is None or name not in theirs:
+            continue
+        index, count = parse_shard(theirs[name].get("shard", "0/1"))
+        if count != spec.shard[1]:
+            mine = "{}/{}".format(*spec.shard)
+            raise RefusedError(
+                f"producer {producer_id} has produced shard {index}/{count} of these files, not {mine}: that would commit "
+                f"the same records again; continue with shard {index}/{count} and the others of it, or produce into "
+                "another lake"
+            )
+
+
+def _refuse_other_side(state: State, place: LocatedPlan, whose: str) -> None:
+    """`RefusedError`: one lake holds one side of the holdout, for records held out must not reach training."""
+    if state.held_out != place.held_out:
+        here, other = ("with", "without") if place.held_out else ("without", "with")
+        raise RefusedError(
+            f"{whose} has produced into this lake {other} --holdout, and this run is {here} it: the records of one side would be "
+            f"among those of the other; name a lake of its own for each side"
+        )
+
+
+def _way_to(grid: Grid, planned: Grid) -> str:
+    """Changes of the plan that would give this grid; none for one that no plan has."""
+    if grid != Grid(grid.ranks, grid.micro):
+        return ""
+    mesh = [f"output.mesh to one with dp = {grid.ranks}"] if grid.ranks != planned.ranks else []
+    files = f"micro_batches to {grid.micro} and files to micro_batches" if grid.micro > 1 else "files to ranks"
+    return ", or set " + ", ".join([*mesh, *([f"output.{files}"] if grid.micro != planned.micro else [])])
+
+
+async def compare_with_lake(
+    place: LocatedPlan, listings: Mapping[str, Listing], options: RunOptions, say: Callable[[str], None]
+) -> bool:
+    """Whether there is the lake; if so, `RefusedError` as a run would raise it. Writes nothing."""
+    prepared = await trio.to_thread.run_sync(prepare_plan, place, listings, abandon_on_cancel=True)
+    async with aclosing(open_store(options.lake, options=options.store_options)) as store:
+        try:
+            identity = await open_lake(store)
+        except AbsentError:
+            return False
+        position, _ = await refuse_unfit(store, identity, place, prepared, options=options, say=say)
+        await fit_plan(store, identity, place, listings, position, accept_changes=options.accept_changes)
+    return True
 
 
 def _refuse_large_position(state: State, rules: Rules) -> None:
@@ -212,7 +337,7 @@ def _refuse_large_position(state: State, rules: Rules) -> None:
 async def looked_up(place: LocatedPlan) -> PreparedPlan:
     """The plan with its sources as they are now."""
     find_modules_in(place.directory)
-    return await trio.to_thread.run_sync(prepare_plan, place, await list_sources(place))
+    return await trio.to_thread.run_sync(prepare_plan, place, await list_sources(place), abandon_on_cancel=True)
 
 
 async def _refuse_changes(store: Store, identity: LakeIdentity, plan: Plan, state: State, *, accepted: bool) -> None:

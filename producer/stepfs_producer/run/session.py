@@ -7,30 +7,31 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 
 import trio
 
 from stepfs.clock import SystemClock
+from stepfs.errors import SealedError
 from stepfs.format.ids import Epoch
 from stepfs.format.keys import skips_key
 from stepfs.format.records import LakeIdentity
-from stepfs.lake.identity import payload_schema
 from stepfs.lake.log.append import seal
 from stepfs.lake.log.reader import LogReader
 from stepfs.store.api import Store
 from stepfs.store.opening import open_store
 from stepfs.store.silence import Silence
 from stepfs_producer.engine.api import Engine
-from stepfs_producer.payloads.described import planned_schema, refuse_other_arrays
+from stepfs_producer.payloads.described import planned_schema
 from stepfs_producer.payloads.encode import encoder_for
 from stepfs_producer.plan.file.digest import micro_batch_tokens
 from stepfs_producer.producer import AsyncProducer
 from stepfs_producer.run.compile import grid_of
 from stepfs_producer.run.conductor import Conductor, EndReason, RunConfig
-from stepfs_producer.run.lake import committed_positions, ensure_lake, keep_libraries, notice_silence
+from stepfs_producer.run.lake import ensure_lake, keep_libraries, notice_silence
 from stepfs_producer.run.machines.needs import look_of
 from stepfs_producer.run.machines.opening import as_nodes_see, open_engine
 from stepfs_producer.run.measured.bottleneck import Bottleneck
@@ -40,8 +41,9 @@ from stepfs_producer.run.prepare import (
     LocatedPlan,
     PreparedPlan,
     fit_plan,
+    keep_plan,
     looked_up,
-    refuse_other_shards,
+    refuse_unfit,
 )
 from stepfs_producer.run.results import (
     PlanTotals,
@@ -59,6 +61,9 @@ from stepfs_producer.run.stopping import Stopping
 from stepfs_producer.run.workers.upload import Destination
 from stepfs_producer.settings import GIVE_UP_AFTER_S
 
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
 
 async def run_plan(
     place: LocatedPlan,
@@ -71,11 +76,11 @@ async def run_plan(
     """Run to the end of the plan, the limit or a signal; everything appended is committed then.
 
     `say` gets lines for people: warnings, a store that does not answer, and the bad records that may explain an error.
-    `KeyboardInterrupt` if a second SIGINT abandoned it.
+    `KeyboardInterrupt` if a signal came before the first step or after the last one, or a second SIGINT between them.
     """
     session = _RunSession(place, options, stopping, say, progress)
     with trio.CancelScope() as abandon:
-        stopping.notify(session.stop, abandon.cancel)
+        stopping.notify(abandon.cancel)
         return await session.run()
     raise KeyboardInterrupt
 
@@ -88,18 +93,12 @@ class _RunSession:
     say: Callable[[str], None]
     progress: Progress
     workers_max: int = 1
-    conductor: Conductor | None = None
     bottleneck: Bottleneck | None = None
     silence: Silence = field(init=False)
     begun_s: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
         self.silence = Silence(self.say)
-
-    def stop(self) -> None:
-        """End between two steps."""
-        if self.conductor is not None:
-            self.conductor.stop()
 
     async def run(self) -> RunResult:
         options = self.options
@@ -113,39 +112,69 @@ class _RunSession:
             self._memory_of(prepared)
             identity = await self._lake(store, prepared)
             # Before the producer is opened, which would fence a healthy run.
-            position = await self._position(store, identity, prepared)
+            look = partial(refuse_unfit, store, identity, self.place, options=options)
+            position, sealed = await look(prepared, say=self.say)
             accept, listings = options.accept_changes, prepared.listings
             fit = partial(fit_plan, store, identity, self.place, listings, accept_changes=accept)
             prepared = await fit(position)
+            await keep_plan(store, identity, self.place, prepared)
             await engine.admit(look_of(self._as_worked(prepared), identity.lake_id, options))
-            async with self._producer(store, self._memory_of(prepared)) as producer:
+            if sealed:
+                return await self._nothing_to_do(engine, identity, prepared, position)
+            async with self._scraped() as registry, self._producer(store, self._memory_of(prepared)) as producer:
                 self.silence.set_limit(GIVE_UP_AFTER_S)
                 if producer.position != position:  # another run committed meanwhile
                     prepared = await fit(producer.position)
-                await self._position(store, identity, prepared)  # others may have begun meanwhile
+                    await keep_plan(store, identity, self.place, prepared)
+                await look(prepared, say=lambda _: None)  # others may have begun meanwhile
                 totals = totals_from(producer.position, prepared.rules)
                 incarnation = (identity.lake_id, prepared.digest, options.producer_id, Epoch(producer.epoch))
                 key = skips_key(*incarnation)
                 await keep_libraries(store, *incarnation)
                 skip_log = SkipLog(store, key, totals)
                 with bad_records_named(totals, self.say):
-                    conductor, ending = await self._conduct(producer, engine, prepared, totals, skip_log)
+                    conductor, ending = await self._conduct(producer, engine, prepared, totals, skip_log, registry)
                 logged = await skip_log.write()
             sealed = options.seal and ending is EndReason.COMPLETE
             if sealed:
                 await seal(await LogReader.open(store, identity), SystemClock())
+        return self._result(identity, prepared, totals, ending, conductor.reason, sealed=sealed, skip_log=logged)
+
+    async def _nothing_to_do(
+        self, engine: Engine, identity: LakeIdentity, prepared: PreparedPlan, position: object
+    ) -> RunResult:
+        """The result of a command that is repeated after it has sealed the lake; `SealedError` if the plan has more steps."""
+        totals, sink = totals_from(position, prepared.rules), _SealedSink(self.options.lake)
+        if position is None:
+            await sink.append()
+        conductor = Conductor(self._config(engine, prepared), engine, sink, callbacks_of(prepared, totals, _no_bar))
+        with self.stopping.between_steps(conductor.stop):
+            ending = await conductor.run(totals.start)
+        return self._result(identity, prepared, totals, ending, conductor.reason, sealed=True)
+
+    def _result(
+        self,
+        identity: LakeIdentity,
+        prepared: PreparedPlan,
+        totals: PlanTotals,
+        ending: EndReason,
+        reason: str,
+        *,
+        sealed: bool,
+        skip_log: str | None = None,
+    ) -> RunResult:
         return RunResult(
-            lake=options.lake,
+            lake=self.options.lake,
             lake_id=identity.lake_id,
-            producer_id=options.producer_id,
+            producer_id=self.options.producer_id,
             plan=prepared.digest,
             totals=totals,
             ending=ending,
-            reason=conductor.reason,
+            reason=reason,
             bottleneck=self.bottleneck,
             seconds=time.monotonic() - self.begun_s,
             sealed=sealed,
-            skip_log=logged,
+            skip_log=skip_log,
         )
 
     @asynccontextmanager
@@ -169,19 +198,7 @@ class _RunSession:
             shape=(micro, micro_batch_tokens(plan) if fixed else "tokens"),
             columns=prepared.payloads.columns,
         )
-        identity = await ensure_lake(store, grid_of(plan), output.ext, schema)
-        warning = refuse_other_arrays(self.options.lake, schema, payload_schema(identity, self.options.lake))
-        if warning is not None:
-            self.say(f"warning: {warning}")
-        return identity
-
-    async def _position(self, store: Store, identity: LakeIdentity, prepared: PreparedPlan) -> object:
-        """Where this producer id is, None if it has not begun; then no other one may have other shards of its files."""
-        positions = committed_positions(await LogReader.open(store, identity))
-        mine = positions.get(self.options.producer_id)
-        if mine is None:
-            await refuse_other_shards(store, identity, prepared, positions)
-        return mine
+        return await ensure_lake(store, grid_of(plan), output.ext, schema)
 
     def _memory_of(self, prepared: PreparedPlan) -> Memory:
         given = self.options.memory_bytes
@@ -203,18 +220,10 @@ class _RunSession:
             max_pending_bytes=memory.pending_bytes,
         )
 
-    async def _conduct(
-        self,
-        producer: AsyncProducer,
-        engine: Engine,
-        prepared: PreparedPlan,
-        totals: PlanTotals,
-        skip_log: SkipLog,
-    ) -> tuple[Conductor, EndReason]:
-        """Feed the producer to the end; everything appended is committed then."""
-        options, rules, memory = self.options, prepared.rules, self._memory_of(prepared)
-        config = RunConfig(
-            rules,
+    def _config(self, engine: Engine, prepared: PreparedPlan) -> RunConfig:
+        options, memory = self.options, self._memory_of(prepared)
+        return RunConfig(
+            prepared.rules,
             self._as_worked(prepared),
             prepared.payloads,
             steps_max=options.limit_steps,
@@ -223,37 +232,66 @@ class _RunSession:
             rows_bytes_max=memory.pending_bytes,
             workers_max=self.workers_max if self.workers_max > engine.workers else None,
         )
+
+    async def _conduct(
+        self,
+        producer: AsyncProducer,
+        engine: Engine,
+        prepared: PreparedPlan,
+        totals: PlanTotals,
+        skip_log: SkipLog,
+        registry: CollectorRegistry | None,
+    ) -> tuple[Conductor, EndReason]:
+        """Feed the producer to the end; everything appended is committed then."""
+        options, rules = self.options, prepared.rules
+        config, memory = self._config(engine, prepared), self._memory_of(prepared)
         with self.progress(options.producer_id, options.limit_steps or rules.steps_max) as show:
             async with trio.open_nursery() as nursery:
                 at = (options.lake, options.store_options, producer.lake)
                 to = Destination(*at, options.producer_id, Epoch(producer.epoch))
-                self.conductor = conductor = Conductor(
-                    config, engine, ByTicket(producer, to), callbacks_of(prepared, totals, show)
-                )
-                if self.stopping.requested:  # it may have come already
-                    conductor.stop()
+                conductor = Conductor(config, engine, ByTicket(producer, to), callbacks_of(prepared, totals, show))
                 nursery.start_soon(skip_log.run)
                 nursery.start_soon(notice_silence, skip_log.store, lambda: totals.steps)
-                with self._scraped(prepared, totals, conductor, engine):
+                if registry is not None:
+                    info = {"lake": options.lake, "producer": options.producer_id, "plan": prepared.digest}
+                    from stepfs_producer.run.metrics import PlanMetrics  # noqa: PLC0415
+
+                    registry.register(PlanMetrics(info, totals, conductor, engine, memory.total))
+                with self.stopping.between_steps(conductor.stop):
                     ending = await conductor.run(totals.start)
                 self.bottleneck = conductor.bottleneck(producer.held_s)
                 nursery.cancel_scope.cancel()
         return conductor, ending
 
-    def _scraped(
-        self, prepared: PreparedPlan, totals: PlanTotals, conductor: Conductor, engine: Engine
-    ) -> AbstractContextManager[None]:
+    @asynccontextmanager
+    async def _scraped(self) -> AsyncIterator[CollectorRegistry | None]:
+        """Take the metrics port, before anybody is fenced by a run that cannot have it."""
         options = self.options
         if options.metrics_port is None:
-            return nullcontext()
-        from stepfs import scrape  # noqa: PLC0415  (a web server, which few runs need)
-        from stepfs_producer.run.metrics import PlanMetrics, registry_of  # noqa: PLC0415
+            yield None
+            return
+        from prometheus_client import CollectorRegistry  # noqa: PLC0415  (a web server, which few runs need)
 
-        info = {"lake": options.lake, "producer": options.producer_id, "plan": prepared.digest}
-        metrics = PlanMetrics(info, totals, conductor, engine, self._memory_of(prepared).total)
-        return scrape.served(
-            options.metrics_port,
-            registry_of(metrics),
-            address=options.metrics_address,
-            healthy=scrape.loop_turns(),
-        )
+        from stepfs import scrape  # noqa: PLC0415
+
+        registry = CollectorRegistry()
+        address, healthy = options.metrics_address, scrape.loop_turns()
+        with scrape.served(options.metrics_port, registry, address=address, healthy=healthy):
+            yield registry
+
+
+class _SealedSink:
+    """Of a lake that takes no step."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    async def append(self, *_: object, **__: object) -> None:
+        raise SealedError(f"{self._url}: the lake is sealed; no more steps can be produced into it")
+
+    async def flush(self) -> None:
+        """Nothing was appended."""
+
+
+def _no_bar(*_: object) -> None:
+    """Show nothing: there is no step."""

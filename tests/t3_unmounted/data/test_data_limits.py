@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import trio
 import trio.testing
 from data_doubles import world_of
 
-from stepfs.data.memory.available import MEMORY_BYTES_MIN, Memory, default_memory_bytes, read_memory
 from stepfs.data.memory.pressure import MemoryGovernor, is_tight
 from stepfs.data.slices import Slices
+from stepfs.errors import UsageError
 from stepfs.format.ids import SliceIndex
+from stepfs.limits import (
+    MEMORY_BYTES_MIN,
+    Memory,
+    default_memory_bytes,
+    local_ranks,
+    read_memory,
+    usable_cpus,
+)
+from stepfs.reader.options import LakeOptions
+from stepfs_producer.run.memory import memory_of
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -75,6 +87,54 @@ def test_cgroup_v1(machine):
     write("sys/fs/cgroup/memory/docker/abc/memory.limit_in_bytes", f"{2 * GIB}\n")
     write("sys/fs/cgroup/memory/docker/abc/memory.usage_in_bytes", f"{GIB}\n")
     assert read_memory(root) == Memory(2 * GIB, GIB, 1.5)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_smallest_quota_of_a_container_is_its_cpus(machine, monkeypatch, version):
+    root, write = machine
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(128))
+
+    def give(group, quota, period):
+        if version == 2:
+            write(f"sys/fs/cgroup/{group}/cpu.max", f"{quota if quota > 0 else 'max'} {period}\n")
+        else:
+            write(f"sys/fs/cgroup/cpu,cpuacct/{group}/cpu.cfs_quota_us", f"{quota}\n")
+            write(f"sys/fs/cgroup/cpu,cpuacct/{group}/cpu.cfs_period_us", f"{period}\n")
+
+    write("proc/self/cgroup", "0::/pod/trainer\n" if version == 2 else "4:memory:/\n3:cpu,cpuacct:/pod/trainer\n")
+    assert usable_cpus(root) == 128
+    give("pod/trainer", -1, 100_000)
+    assert usable_cpus(root) == 128
+    give("pod", 400_000, 100_000)
+    assert usable_cpus(root) == 4
+    give("pod/trainer", 25_000, 20_000)
+    assert usable_cpus(root) == 2, "1.25, rounded up"
+
+
+def test_the_ranks_of_a_machine_are_as_their_launcher_says():
+    assert local_ranks({}) == 1
+    assert local_ranks({"LOCAL_WORLD_SIZE": "8", "SLURM_NTASKS_PER_NODE": "1"}) == 8
+    assert local_ranks({"SLURM_NTASKS_PER_NODE": "4"}) == 4
+    assert local_ranks({"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "LOCAL_WORLD_SIZE": "many"}) == 2
+
+
+def test_ranks_share_the_machine_and_not_what_each_was_given(monkeypatch):
+    monkeypatch.setattr("stepfs.reader.options.read_memory", lambda: Memory(64 * GIB, 16 * GIB, 0.0))
+    assert LakeOptions("file:///l").memory_share == 4 * GIB
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert LakeOptions("file:///l").memory_share == GIB // 2
+    assert LakeOptions("file:///l", workers=4).memory_share == GIB // 8
+    assert LakeOptions("file:///l", memory_bytes=GIB).memory_share == GIB
+
+
+def test_a_run_plans_for_its_container(monkeypatch):
+    source = SimpleNamespace(layout=SimpleNamespace(largest_block_bytes=MIB))
+    rules = SimpleNamespace(step_tokens=1024, columns=())
+    monkeypatch.setattr("stepfs_producer.run.memory.read_memory", lambda: Memory(600 * MIB, 300 * MIB, 0.0))
+    assert memory_of(None, rules, (source,), 1).total == 150 * MIB
+    monkeypatch.setattr("stepfs_producer.run.memory.read_memory", lambda: Memory(200 * MIB, 100 * MIB, 0.0))
+    with pytest.raises(UsageError, match="it may use 50 MiB"):
+        memory_of(None, rules, (source,), 1)
 
 
 def test_nothing_readable_is_not_an_error(tmp_path):

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from stepfs import scrape
@@ -51,9 +52,11 @@ def registry_of_a_run():
     conductor = SimpleNamespace(
         loaders={"code": loader}, waits=waits, tasks=SimpleNamespace(late=1, lost=1, seconds=2.0, workers=2)
     )
-    return plan_metrics.registry_of(
+    found = CollectorRegistry()
+    found.register(
         plan_metrics.PlanMetrics({}, PlanTotals(state, state), conductor, SimpleNamespace(died=0, kept_bytes=1), 1)
     )
+    return found
 
 
 def exported() -> dict[str, set[str]]:

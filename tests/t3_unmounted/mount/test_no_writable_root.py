@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from stepfs import limits
 from stepfs.cli.commands.mount import warn_of_memory
-from stepfs.data.memory import available
 from stepfs.mount.daemon import log_file
 from stepfs.mount.host import cache_directory
 from stepfs.mount.options import MountOptions
@@ -59,6 +59,6 @@ def test_a_user_without_a_home_has_a_log_and_a_cache(nobody, tmp_path, monkeypat
     ],
 )  # fmt: skip
 def test_a_budget_beyond_the_limit_is_said(monkeypatch, capsys, options, said):
-    monkeypatch.setattr(available, "read_memory", lambda: available.Memory(2 << 30, 1 << 30, 0.0))
+    monkeypatch.setattr(limits, "read_memory", lambda: limits.Memory(2 << 30, 1 << 30, 0.0))
     warn_of_memory(MountOptions("file:///lake", Path("/m"), **options))
     assert ("3.00 GiB is more than this machine or its cgroup has (2.00 GiB)" in capsys.readouterr().err) is said

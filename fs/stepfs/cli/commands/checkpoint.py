@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stepfs import interruption
 from stepfs.cli.columns import json_text
 from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory, opt
 from stepfs.cli.target import is_lake, opened_log
@@ -45,8 +46,6 @@ def checkpoint(
 
     Steps that no kept checkpoint of any group needs may then be reclaimed. Say it only after the checkpoint is safe.
     """
-    import trio
-
     from stepfs.checkpoints.record import mounted_lake, record_checkpoint
     from stepfs.lake.groups import Group
 
@@ -64,7 +63,7 @@ def checkpoint(
                 return await Group.on(log.control, group).retire()
             return await record_checkpoint(log, group, next_step, keep=keep, drop=drop, resumed=resumed)
 
-    _show(group, trio.run(change), retired=retire, as_json=as_json)
+    _show(group, interruption.run(change), retired=retire, as_json=as_json)
 
 
 def _show(name: str, record: GroupRecord, *, retired: bool, as_json: bool) -> None:

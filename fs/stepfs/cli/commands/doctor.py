@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stepfs import interruption
 from stepfs.cli.columns import json_text
 from stepfs.cli.failure import say
 from stepfs.cli.options import EndpointUrl, Json, not_empty, opt
@@ -93,7 +94,6 @@ def _check_machine(target: str | None) -> list[Finding]:
 
 
 def _check_lake(lake: str, store_options: StoreOptions) -> list[Finding]:
-    import trio
 
     from stepfs.doctor.lakes import check_lake
 
@@ -101,4 +101,4 @@ def _check_lake(lake: str, store_options: StoreOptions) -> list[Finding]:
         async with opened_store(lake, store_options) as store:
             return [finding async for finding in check_lake(store)]
 
-    return trio.run(found)
+    return interruption.run(found)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stepfs import interruption
 from stepfs.cli.columns import json_text, printable
 from stepfs.cli.given_schema import FromPayload, PayloadSchemaOption, schema_text
 from stepfs.cli.options import EndpointUrl, Json, opt
@@ -35,7 +36,13 @@ def fork(
     skip: Annotated[
         str | None, opt("--skip", "Leave out steps A to B - 1; `STEP:` leaves out all that follow.", "A:B")
     ] = None,
-    until: Annotated[int | None, opt("--until", "Leave out this step and all after it.", "STEP", least=0)] = None,
+    until: Annotated[
+        int | None,
+        opt("--until", "Leave out this step and all after it; no producer makes them again.", "STEP", least=0),
+    ] = None,
+    rewind: Annotated[
+        bool, opt("--rewind", "With --until: producers go back to STEP, too, and make the steps from there on again.")
+    ] = False,
     until_damage: Annotated[
         bool,
         opt(
@@ -55,8 +62,6 @@ def fork(
     in the parent keeps alive; nothing is copied. A fork that was killed keeps its group there: the next one to NEW names
     it. The new lake has the parent's payload schema, unless an option gives another.
     """
-    import trio
-
     from stepfs.clock import SystemClock
     from stepfs.lake import fork as forks
     from stepfs.lake.identity import open_lake
@@ -67,6 +72,8 @@ def fork(
     if match is None and not until_damage:
         raise UsageError(f"{point!r}: write the parent as LAKE@STEP, such as s3://bucket/run@1200")
     url, step = (match[1], int(match[2])) if match else (point, None)
+    if rewind and (until is None or skip is not None or until_damage):
+        raise UsageError("--rewind goes with --until alone")
     skipped, options = _skipped(skip), StoreOptions(endpoint_url)
 
     async def make() -> None:
@@ -74,7 +81,7 @@ def fork(
             parent = await LogReader.open(above, await open_lake(above), until_damage=until_damage)
             schema = await schema_text(payload_schema, from_payload, parent.identity.ext)
             cut = _cut(parent, step, skipped, until)
-            identity = await forks.fork(parent, store, cut, SystemClock(), payload_schema=schema)
+            identity = await forks.fork(parent, store, cut, SystemClock(), payload_schema=schema, rewind=rewind)
             count = sum(map(len, forks.parent_steps(cut, parent.first_live_step, parent.state.next_step)))
             rest = await left_out(parent) if parent.damage is not None else None
         if as_json:
@@ -83,10 +90,16 @@ def fork(
             return
         what = f"created lake {identity.lake_id} at {new}, a fork of {url} at step {cut.step}"
         typer.echo(f"{what}, with {count} steps")
+        if until is not None:
+            typer.echo(
+                f"producers go back to step {until}, and make the steps from there on again"
+                if rewind
+                else "producers stand behind what was left out: they never make it again (with --rewind they do)"
+            )
         if until_damage:
             _tell_damage(parent, rest)
 
-    trio.run(make)
+    interruption.run(make)
 
 
 def _skipped(skip: str | None) -> tuple[int, int | None] | None:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from stepfs import interruption
 from stepfs.cli.failure import say
 from stepfs.cli.given_schema import FromPayload, PayloadSchemaOption, schema_text
 from stepfs.cli.options import EndpointUrl, Lake, opt
@@ -47,8 +48,6 @@ def init(
     Refuses one that exists, and a store whose conditional writes cannot be trusted. The prefix or directory is
     created, a bucket never is.
     """
-    import trio
-
     from stepfs.doctor.lakes import note_versions
     from stepfs.format.grid.record import Grid
     from stepfs.format.records import check_ext
@@ -75,4 +74,4 @@ def init(
                 advice = note_versions()
                 say(f"stepfs: {advice.detail}; {advice.remedy}")
 
-    trio.run(create)
+    interruption.run(create)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
+from stepfs import interruption
 from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory, opt
 from stepfs.cli.target import lake_of, opened_log
 from stepfs.format.ids import JSON_SCHEMA, Step
@@ -28,8 +29,6 @@ def ls(
 
     Or, with --step, the files of one step.
     """
-    import trio
-
     lake, store_options = lake_of(target, StoreOptions(endpoint_url))
 
     async def find() -> None:
@@ -41,7 +40,7 @@ def ls(
             else:
                 sys.stdout.writelines(_step_names(log) if step is None else _file_names(log))
 
-    trio.run(find)
+    interruption.run(find)
 
 
 def _step_names(log: LogReader) -> Iterator[str]:

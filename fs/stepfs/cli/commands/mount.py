@@ -54,7 +54,7 @@ def mount(
 
 def warn_of_memory(options: MountOptions) -> None:
     """Warn of a budget that the kernel will not grant: the daemon would be killed once the memory is used."""
-    from stepfs.data.memory.available import read_memory
+    from stepfs.limits import read_memory
 
     asked = options.memory_bytes or (None if options.cache_dir else options.cache_bytes)
     limit = read_memory().limit

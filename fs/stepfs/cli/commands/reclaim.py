@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from stepfs import interruption
 from stepfs.cli.columns import json_text, size_text
 from stepfs.cli.failure import say
 from stepfs.cli.options import EndpointUrl, Json, Lake, opt
@@ -87,7 +88,7 @@ def reclaim(
                     return
                 await trio.sleep(interval_s)
 
-    trio.run(work)
+    interruption.run(work)
 
 
 def _show(report: Report, *, dry_run: bool, as_json: bool) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stepfs import interruption
 from stepfs.cli.columns import json_text
 from stepfs.cli.options import EndpointUrl, Json, Lake
 from stepfs.cli.target import opened_log
@@ -26,8 +27,6 @@ def retire_producer(
     Steps that it committed stay. A process that still runs under this id is fenced: it stops with exit code 7. Starting
     the id again is allowed and goes on from its last commit.
     """
-    import trio
-
     from stepfs.clock import SystemClock
     from stepfs.lake.log import append
 
@@ -36,7 +35,7 @@ def retire_producer(
             fresh = await append.retire_producer(log, producer_id, SystemClock())
             return fresh, log.state.producers[producer_id], log.state.sealed
 
-    fresh, producer, sealed = trio.run(retire)
+    fresh, producer, sealed = interruption.run(retire)
     if as_json:
         facts = {
             "producer": producer_id,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from stepfs import interruption
 from stepfs.cli.options import EndpointUrl, Lake
 from stepfs.cli.target import opened_log
 from stepfs.store.options import StoreOptions
@@ -11,8 +12,6 @@ from stepfs.store.options import StoreOptions
 
 def seal(lake: Lake, endpoint_url: EndpointUrl = None) -> None:
     """Declare the lake complete: producers stop, and every wait for more steps ends with ENOENT."""
-    import trio
-
     from stepfs.clock import SystemClock
     from stepfs.lake.log import append
 
@@ -21,4 +20,4 @@ def seal(lake: Lake, endpoint_url: EndpointUrl = None) -> None:
             fresh = await append.seal(log, SystemClock())
             typer.echo(f"{'sealed' if fresh else 'already sealed'}: {log.state.next_step} steps")
 
-    trio.run(end)
+    interruption.run(end)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from stepfs import interruption
 from stepfs.cli.columns import json_text, printable, size_text, table
 from stepfs.cli.options import EndpointUrl, Json, not_empty, opt
 from stepfs.cli.payload_bytes import PayloadBytes, ends_of, file_bytes, slice_bytes
@@ -83,8 +84,6 @@ def show(
     Only headers and a few values are read, and no code of a file runs. Takes .safetensors and .npy files, .bin of a lake
     with a payload schema, and .pt where torch is installed.
     """
-    import trio
-
     is_file = not is_lake(target) and not Path(target).is_dir()
 
     async def find() -> _Shown:
@@ -99,7 +98,7 @@ def show(
         payload = _Payload(str(path), path.suffix, file_bytes(path), place={"file": str(path)})
         return await _shown(payload, tokenizer)
 
-    shown = trio.run(find)
+    shown = interruption.run(find)
     typer.echo(json_text(_document(shown)) if as_json else "\n".join(_lines(shown)))
     if shown.problem is not None:
         raise CorruptError(f"{shown.payload.name}: {shown.problem}")

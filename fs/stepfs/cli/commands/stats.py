@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
+from stepfs import interruption
 from stepfs.cli.columns import json_text, printable, size_text, table, time_text
 from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory
 from stepfs.cli.target import lake_of, opened_log
@@ -91,9 +92,7 @@ def stats(
 
     Of the steps that are live; the totals of all steps ever committed stand beside them. Reads the index alone.
     """
-    import trio
-
-    found, facts = trio.run(_counted, *lake_of(target, StoreOptions(endpoint_url)))
+    found, facts = interruption.run(_counted, *lake_of(target, StoreOptions(endpoint_url)))
     typer.echo(json_text(_document(found, facts)) if as_json else "\n".join(_lines(found, facts)))
 
 

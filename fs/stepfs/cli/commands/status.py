@@ -9,6 +9,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
+from stepfs import interruption
 from stepfs.cli.columns import printable, size_text, table, time_text
 from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory, opt
 from stepfs.cli.target import is_lake
@@ -38,9 +39,7 @@ def status(
     Of a lake: head, frontier, producers, groups, sizes, and the latest records of the groups' mounts. Of a mount: the
     state of its daemon.
     """
-    import trio
-
-    trio.run(_status, target, as_json, watch, StoreOptions(endpoint_url))
+    interruption.run(_status, target, as_json, watch, StoreOptions(endpoint_url))
 
 
 async def _status(target: str, as_json: bool, watch: bool, store_options: StoreOptions) -> None:

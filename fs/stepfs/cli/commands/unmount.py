@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+from stepfs import interruption
 from stepfs.cli.options import Directory, opt
 from stepfs.cli.target import opened_log
 from stepfs.command_hint import command
@@ -31,7 +32,6 @@ def unmount(
     if checkpoint is None:
         unmount_and_wait(Path(directory))
         return
-    import trio
 
     from stepfs.checkpoints.record import check_next_step, mounted_lake, record_checkpoint
     from stepfs.mount.host.mountinfo import real_directory
@@ -50,7 +50,7 @@ def unmount(
             await record_checkpoint(log, group, checkpoint)
 
     try:
-        trio.run(record)
+        interruption.run(record)
     except StepfsError as error:
         by_hand = command("stepfs", "checkpoint", mounted.lake, "--group", group, checkpoint)
         raise type(error)(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stepfs import interruption
 from stepfs.cli.columns import json_text, printable, size_text
 from stepfs.cli.failure import explain, say
 from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory, opt
@@ -50,8 +51,6 @@ def verify(
     Every object of the lake must be present and checksum-correct; the exit code is 5 if one is not, unless it is a
     control record that nobody reads any more. The output names the object, and the command that goes around it.
     """
-    import trio
-
     from stepfs.lake.identity import open_lake
     from stepfs.lake.verify.repair import repair_control
 
@@ -64,7 +63,7 @@ def verify(
                 say(printable(done or "the newest control record is sound: nothing to repair"))
             return await _verify(store, origins, lake, content=content, quiet=as_json)
 
-    result, lines, is_sound = trio.run(look)
+    result, lines, is_sound = interruption.run(look)
     if as_json:
         errors = [asdict(damage) for damage in result.errors]
         found = {"steps": result.steps, "slices": result.slices, "bytes": result.payload_bytes}

@@ -12,8 +12,8 @@ from typing import Final
 
 import trio
 
-from stepfs.data.memory.available import MEMORY_BYTES_MIN, Memory, read_memory
 from stepfs.data.slices import Slices
+from stepfs.limits import MEMORY_BYTES_MIN, Memory, read_memory
 
 _log = logging.getLogger("stepfs.data")
 _POLL_S: Final = 1.0

@@ -18,7 +18,7 @@ from stepfs.format.payload.arrays import (
     without_torch,
 )
 from stepfs.format.payload.excerpt import HEAD_BYTES_MAX, TAIL_BYTES_MAX, Excerpt, UnreadablePayloadError
-from stepfs.format.payload.schema import ArraySpec, Dimension, PayloadSchema, array_text
+from stepfs.format.payload.schema import ArraySpec, PayloadSchema, array_text
 from stepfs.format.payload_kind import HEAD_BYTES, payload_problem
 
 
@@ -108,23 +108,3 @@ def _array_problem(array: ArrayInfo, spec: ArraySpec, sizes: dict[str, tuple[int
     if array_bytes(array.dtype, array.shape) != array.nbytes:
         return f"{said}, and {array.nbytes} bytes are not that"
     return None
-
-
-def schemas_at_odds(made: PayloadSchema, recorded: PayloadSchema) -> str | None:
-    """The reason why no payload of `made` can be one of `recorded`, as far as it is known before there is a payload."""
-    if recorded.format != made.format:
-        return f"its schema says {recorded.format} files, not {made.format}"
-    if recorded.arrays is None or made.arrays is None:
-        return None
-    for name in [*made.arrays, *recorded.arrays]:
-        here, there = made.arrays.get(name), recorded.arrays.get(name)
-        if here is None or there is None:
-            return f"its schema {'names' if here is None else 'does not name'} the array {name!r}"
-        fit = (here.dtype, here.file, len(here.shape)) == (there.dtype, there.file, len(there.shape))
-        if not fit or any(_differ(*sizes) for sizes in zip(here.shape, there.shape, strict=True)):
-            return f"its schema says {name!r} is {there}, not {here}"
-    return None
-
-
-def _differ(here: Dimension, there: Dimension) -> bool:
-    return isinstance(here, int) and isinstance(there, int) and here != there

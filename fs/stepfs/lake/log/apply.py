@@ -129,6 +129,11 @@ def _check_producer(state: LogState, commit: Commit) -> ProducerState | None:
     seqs = [tgb.seq for tgb in commit.tgbs]
     if seqs != list(range(next_seq, next_seq + len(seqs))) or commit.next_seq != next_seq + len(seqs):
         raise ChainError(f"{what}: seq {seqs[:3]}… does not continue {next_seq}")
+    return producer_after(commit)
+
+
+def producer_after(commit: Commit) -> ProducerState:
+    """The state of the producer that made this commit of data or of an epoch."""
     return ProducerState(
         producer_id=commit.producer_id,
         epoch=commit.epoch,

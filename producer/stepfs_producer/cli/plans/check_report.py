@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -12,9 +11,11 @@ from typing import Any, Final
 
 import typer
 
+from stepfs import interruption
 from stepfs.cli.columns import printable, size_text, table
-from stepfs.cli.failure import say
+from stepfs.cli.failure import announce, say
 from stepfs.format.ids import JSON_SCHEMA
+from stepfs.limits import usable_cpus
 from stepfs_producer.engine.worker import find_modules_in
 from stepfs_producer.plan.file.checks import position_bytes
 from stepfs_producer.plan.file.digest import micro_batch_tokens, plan_digest, stages_of, with_defaults
@@ -27,7 +28,8 @@ from stepfs_producer.run.check.estimate import PlanEstimate, estimate_plan
 from stepfs_producer.run.check.inspection import Inspection, SourceFacts, inspect
 from stepfs_producer.run.compile import grid_of
 from stepfs_producer.run.memory import least_bytes
-from stepfs_producer.run.prepare import plan_file_at
+from stepfs_producer.run.options import RunOptions
+from stepfs_producer.run.prepare import LocatedPlan, compare_with_lake, plan_file_at
 
 _USAGE: Final = 2
 
@@ -36,15 +38,23 @@ def schema_text() -> str:
     return json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **Plan.model_json_schema()}, indent=1)
 
 
-def check_plan(path: Path, *, sources: bool, as_json: bool) -> str:
-    """The report. Exits with the mistakes on stderr if there are any."""
+def check_plan(path: Path, options: RunOptions | None, *, held_out: bool, sources: bool, as_json: bool) -> str:
+    """The report. Exits with the mistakes on stderr if there are any. `options`: of a run, to compare its lake, too."""
     file = plan_file_at(path)
     if sources:
         find_modules_in(str(path.parent))
-    found = inspect(file.plan, directory=str(path.parent)) if sources else Inspection()
+    directory = str(path.parent)
+    found = inspect(file.plan, held_out=held_out, directory=directory) if sources else Inspection()
     if found.findings:
         _refuse(file, found)
-    report = _Report(file.plan, estimate_plan(file.plan), found.facts if sources else None)
+    lake = None
+    if options is not None:
+        place = LocatedPlan(file.plan, directory, held_out)
+        is_there = interruption.run(
+            compare_with_lake, place, found.listings, options, lambda line: announce(printable(line))
+        )
+        lake = {"url": options.lake, "exists": is_there}
+    report = _Report(file.plan, estimate_plan(file.plan), found.facts if sources else None, lake)
     return json.dumps(report.as_document(), ensure_ascii=False) if as_json else "\n".join(report.lines())
 
 
@@ -61,6 +71,7 @@ class _Report:
     plan: Plan
     estimate: PlanEstimate
     facts: Mapping[str, SourceFacts] | None  # None: sources were not looked at
+    lake: Mapping[str, Any] | None  # None: no lake was named
 
     def as_document(self) -> dict[str, Any]:
         output = self.plan.output
@@ -88,6 +99,7 @@ class _Report:
             "position_bytes_limit": POSITION_BYTES_MAX,
             "memory_bytes": self._memory(),
             "sources": {name: self._source(name) for name in sorted(self.plan.sources)},
+            "lake": self.lake,
             "warnings": list(self.warnings()),
         }
 
@@ -109,6 +121,9 @@ class _Report:
         memory = self._memory()
         if memory is not None:
             yield f"memory     {size_text(memory)} at least, with one worker per core"
+        if self.lake is not None:
+            fits = "the plan fits it" if self.lake["exists"] else "not there yet; a run creates it"
+            yield f"lake       {printable(self.lake['url'])}: {fits}"
         yield ""
         yield from table(*self._table())
         for warning in self.warnings():
@@ -166,7 +181,7 @@ class _Report:
         if self.facts is None:
             return None
         blocks = (facts.largest_block_bytes for facts in self.facts.values())
-        return least_bytes(blocks, self.estimate.step_tokens, len(os.sched_getaffinity(0)))
+        return least_bytes(blocks, self.estimate.step_tokens, usable_cpus())
 
     def _steps_text(self) -> str:
         if self.estimate.steps is not None:

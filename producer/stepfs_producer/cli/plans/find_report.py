@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 
-import trio
-
+from stepfs import interruption
 from stepfs.cli.columns import printable, table
 from stepfs.cli.target import opened_lineage
 from stepfs.errors import AbsentError
@@ -24,7 +23,7 @@ def find_report(
 ) -> str:
     """`AbsentError` if no step holds the record."""
     asked = Asked(source, file, record, plan_dir)
-    found = trio.run(partial(_found, lake, options, asked))
+    found = interruption.run(partial(_found, lake, options, asked))
     missing = [one for one in found if isinstance(one, NotHeld)]
     if len(missing) == len(found):
         why = "; ".join(f"epoch {one.epoch} of {one.producer}: {one.why}" for one in missing[:5])

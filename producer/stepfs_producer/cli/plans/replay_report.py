@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any, Final
 
-import trio
 import typer
 
+from stepfs import interruption
 from stepfs.cli.columns import printable
 from stepfs.cli.target import opened_lineage
 from stepfs.errors import StepfsError
@@ -23,7 +23,7 @@ _LINES_MAX: Final = 20
 
 def replay_and_report(options: ReplayOptions, store_options: StoreOptions, *, as_json: bool) -> int:
     """The exit code."""
-    done = trio.run(_replayed, options, store_options)
+    done = interruption.run(_replayed, options, store_options)
     for line in _trouble(done):
         say(line)
     typer.echo(json.dumps(_document(done), ensure_ascii=False) if as_json else _line(done))

@@ -12,6 +12,7 @@ from pathlib import Path
 import trio
 import typer
 
+from stepfs import interruption
 from stepfs.cli.columns import printable, table
 from stepfs.cli.failure import announce
 from stepfs_producer.run.check.simulation import simulate_plan
@@ -30,7 +31,10 @@ def say(line: str) -> None:
 def run_and_report(place: LocatedPlan, options: RunOptions, *, as_json: bool = False) -> int:
     """Run to the end of the plan, the limit or a signal; the exit code."""
     with Stopping(say) as stopping:
-        result = trio.run(partial(run_plan, place, options, stopping, say=say, progress=showing_plan))
+        try:
+            result = trio.run(partial(run_plan, place, options, stopping, say=say, progress=showing_plan))
+        except KeyboardInterrupt:
+            return stopping.exit_code
     for line in result.totals.bad_lines():
         say(f"skipped: {line}")
     if result.skip_log is not None:
@@ -48,6 +52,7 @@ def _line(result: RunResult) -> str:
     }[result.ending]
     sealed = "; the lake is sealed" if result.sealed else ""
     if not totals.steps:
+        sealed = "; sealed, nothing to do" if result.sealed else ""
         return f"{result.producer_id}: no further step; {totals.state.step} steps in total; {ended}{sealed}"
     measures = totals.measures()
     shares = ", ".join(
@@ -102,7 +107,7 @@ def _short(count: int) -> str:
 
 def simulation_report(path: Path, *, steps: int, workers: int | None, held_out: bool, as_json: bool) -> str:
     place = plan_at(path, held_out=held_out)
-    done = trio.run(partial(simulate_plan, place, steps, workers, say=say, progress=showing_plan))
+    done = interruption.run(partial(simulate_plan, place, steps, workers, say=say, progress=showing_plan))
     return json.dumps(done.document(), ensure_ascii=False) if as_json else "\n".join(_page(done))
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-import trio
-
+from stepfs import interruption
 from stepfs.cli.target import opened_store
 from stepfs.errors import AbsentError, RefusedError, UsageError
 from stepfs.format.records import LakeIdentity
@@ -33,7 +32,7 @@ class LakeShape(NamedTuple):
 def shape_of_lake(lake: str, slices: int | None, ext: str | None, store_options: StoreOptions) -> LakeShape:
     """The slices and the extension named, else those of the lake. `UsageError` if there is neither, `RefusedError` if
     the lake has others."""
-    identity = trio.run(_identity, lake, store_options)
+    identity = interruption.run(_identity, lake, store_options)
     if identity is None:
         if slices is None:
             raise UsageError(f"{lake} is not a lake yet; give --slices N to create it")

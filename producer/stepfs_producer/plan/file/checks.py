@@ -23,6 +23,7 @@ from stepfs_producer.plan.state import POSITION_BYTES_MAX, SourceState, State, p
 TOKENS_MAX: Final = 1 << 30  # of a step, and of the rows that all sources may owe
 IDENTITY_CHARACTERS: Final = 16
 DIGEST_CHARACTERS: Final = 32
+_TOKENIZER: Final = "huggingface-" + "0" * 16  # the longest identity
 _NAME_MAX: Final = 200
 
 
@@ -49,7 +50,7 @@ def problems_of_plan(
 def position_bytes(sources: Sequence[str]) -> int:
     """Bytes that the position of a plan with these sources can reach."""
     source = SourceState("0" * IDENTITY_CHARACTERS, "0" * DIGEST_CHARACTERS)
-    return position_bytes_max(State("0" * DIGEST_CHARACTERS, 0, dict.fromkeys(sources, source)))
+    return position_bytes_max(State("0" * DIGEST_CHARACTERS, 0, dict.fromkeys(sources, source), 1, _TOKENIZER))
 
 
 def _names(sources: Mapping[str, Any]) -> Iterator[Problem]:

@@ -63,6 +63,7 @@ class Inspection:
     """Facts and mistakes."""
 
     facts: dict[str, SourceFacts] = field(default_factory=dict)
+    listings: dict[str, Listing] = field(default_factory=dict)
     findings: list[CheckProblem] = field(default_factory=list)
 
     def attempt(self, where: Where, look: Callable[[], T]) -> T | None:
@@ -103,6 +104,7 @@ def inspect(plan: Plan, *, held_out: bool = False, directory: str = "") -> Inspe
             sees = found.attempt((*where, "images"), library) is not None and sees
         listing = found.attempt((*where, "files"), lambda: list_corpus(spec))
         if listing is not None:
+            found.listings[spec.name] = listing
             usual = work if sees else None
             facts = found.attempt(where, lambda: _facts(spec, listing, usual, sample_bytes))
             if facts is not None:

@@ -7,7 +7,6 @@ steps before the first position that is left, files that are gone or changed, an
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -200,25 +199,22 @@ class _Run:
         if text is None:
             raise AbsentError(f"the plan {digest} is not in the lake; restore its object plans/{digest}")
         self.result.plans.append(digest)
-        place = LocatedPlan(plan_of_text(text), self._options.directory)
+        place = LocatedPlan(plan_of_text(text), self._options.directory, stretch.behind.held_out)
         await trio.to_thread.run_sync(require_files, place.plan, place.directory, place.plan.sources.keys())
         now = await list_sources(place)
         listings = {}
         for name in now:
             frozen = await frozen_listing(store, lake_id, name, sources[name].listing)
             listings[name] = located(frozen, now[name], name, advice=RESTORE)
-        others: Sequence[str] = []
-        for held_out in (False, True):  # positions say which side it was by the sources' identities alone
-            side = LocatedPlan(place.plan, place.directory, held_out)
-            prepared = await trio.to_thread.run_sync(prepare_plan, side, listings)
-            rules = prepared.rules.sources
-            others = [name for name, rule in rules.items() if rule.identity != sources[name].identity]
-            if not others:
-                return prepared
-        raise RefusedError(
-            f"source {others[0]}: the tokenizer is not the one that made these steps (now "
-            f"{prepared.tokenizer.get('identity')}); restore the file that the plan names"
-        )
+        prepared = await trio.to_thread.run_sync(prepare_plan, place, listings)
+        rules = prepared.rules.sources
+        others = [name for name, rule in rules.items() if rule.identity != sources[name].identity]
+        if others:
+            raise RefusedError(
+                f"source {others[0]}: the tokenizer is not the one that made these steps (now "
+                f"{prepared.rules.tokenizer}); restore the file that the plan names"
+            )
+        return prepared
 
     async def _note_libraries(self, stretch: _Stretch) -> None:
         changes = []

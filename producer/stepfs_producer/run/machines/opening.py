@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from stepfs.errors import UsageError
+from stepfs.limits import usable_cpus
 from stepfs_producer.engine.api import Engine
 from stepfs_producer.engine.local import local_engine
 from stepfs_producer.engine.worker import preload
@@ -29,7 +30,7 @@ async def open_engine(
     options: RunOptions, directory: str, prepared: PreparedPlan, say: Callable[[str], None]
 ) -> AsyncIterator[tuple[Engine, int]]:
     """The engine, and how many workers it may reach. Its workers end with it."""
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cpus()
     if options.engine == "local":
         workers = options.workers or Workers(cores, cores)
         async with local_engine(workers.least, preload=partial(preload, directory, prepared.modules)) as engine:

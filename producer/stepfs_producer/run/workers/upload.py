@@ -47,7 +47,9 @@ def put_step(
 
     payloads, records = make_step(spec, step, None, *groups)
     identity = destination.identity
-    _check(payloads, identity, destination.url)
+    if len(payloads) != identity.slices:
+        raise UsageError(f"a step of {len(payloads)} files for a lake of {identity.grid}; run the lake's own plan")
+    check_payloads(payloads, identity, destination.url)
     image = build(
         lake_id=identity.lake_id,
         producer_id=destination.producer_id,
@@ -61,11 +63,10 @@ def put_step(
     return described(image, ticket.key, ticket.seq)
 
 
-def _check(payloads: Sequence[bytes], identity: LakeIdentity, url: str) -> None:
+def check_payloads(payloads: Sequence[bytes], identity: LakeIdentity, url: str) -> None:
+    """`UsageError` names the first payload, of those from the first slice on, that breaks a promise of the lake."""
     from stepfs_producer.tgb_writer import check_kind, check_schema  # noqa: PLC0415
 
-    if len(payloads) != identity.slices:
-        raise UsageError(f"a step of {len(payloads)} files for a lake of {identity.grid}; run the lake's own plan")
     if identity.check_payload:
         check_kind(payloads, ext=identity.ext)
     schema = _schema(identity, url)

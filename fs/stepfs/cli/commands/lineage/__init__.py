@@ -7,6 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
+from stepfs import interruption
 from stepfs.cli.options import EndpointUrl, Json, PlanDirectory, not_empty, opt
 from stepfs.errors import AbsentError, UsageError
 from stepfs.store.options import StoreOptions
@@ -42,8 +43,6 @@ def lineage(
     For lakes that `stepfs-produce run` fills. Reads the spans in the files themselves, and the lake's list of each
     source's files. The other way round, from a record to its steps: `stepfs-produce find`.
     """
-    import trio
-
     from stepfs.cli.commands.lineage.report import document, lines, no_text_at_all
     from stepfs.cli.commands.lineage.spans import Wanted, shown_spans
     from stepfs.cli.target import is_lake
@@ -60,7 +59,7 @@ def lineage(
                 raise UsageError(f"{option} is for lakes; {target} is a path of a mount")
         path, micro, token = _parted(target)
         wanted = Wanted.of_path(path, options, micro, token)
-    found = trio.run(shown_spans, wanted, plan_dir if text else None)
+    found = interruption.run(shown_spans, wanted, plan_dir if text else None)
     typer.echo(document(found) if as_json else "\n".join(lines(found)))
     if text and (why := no_text_at_all(found)):
         raise AbsentError(why)

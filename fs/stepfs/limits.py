@@ -1,11 +1,13 @@
-"""The memory that this process may use, according to the kernel and its cgroup: read, never guessed.
+"""The memory and the CPUs that this process may use, according to the kernel and its cgroup: read, never guessed.
 
-A container sees the host's MemAvailable and is killed at its own limit; both count. cgroup v2 and v1, every ancestor.
-Clean page cache is not counted as used, because the kernel takes it back by itself.
+A container sees the host's MemAvailable and cores; it is killed at its own limit, and stands still beyond its quota.
+All count: cgroup v2 and v1, every ancestor. Clean page cache is not counted as used, because the kernel takes it back by itself.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -15,6 +17,8 @@ _DEFAULT_SHARE: Final = 4  # of the available memory, up to the usual size
 _DEFAULT_USUAL: Final = 8 << 30
 _LARGE_SHARE: Final = 16  # of what is available beyond: the trainer's own loaders and checkpoints grow, too
 _DEFAULT_MAX: Final = 64 << 30
+_LOCAL_RANKS: Final = ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE")  # torchrun's first
+_V1_BASES: Final = {"memory": ("memory",), "cpu": ("cpu", "cpu,cpuacct", "cpuacct,cpu")}
 _UNLIMITED: Final = 1 << 60  # v1 writes "unlimited" as a number near 2⁶³
 
 
@@ -54,26 +58,49 @@ def read_memory(root: Path = Path("/")) -> Memory:
         if bound < _UNLIMITED:
             limit = min(limit, bound)
             available = min(available, max(0, bound - used))
-    pressures = [directory / "memory.pressure" for directory, _ in reversed(_cgroups(root))]
+    pressures = [directory / "memory.pressure" for directory, _ in reversed(_cgroups(root, "memory"))]
     pressures.append(root / "proc/pressure/memory")
     return Memory(limit, available, next((p for p in map(_stall, pressures) if p is not None), 0.0))
 
 
 def _cgroup_bounds(root: Path) -> list[tuple[int, int]]:
     """(limit, bytes used) of each cgroup."""
-    return [_bounds(directory) if v2 else _bounds_v1(directory) for directory, v2 in _cgroups(root)]
+    return [_bounds(directory) if v2 else _bounds_v1(directory) for directory, v2 in _cgroups(root, "memory")]
 
 
-def _cgroups(root: Path) -> list[tuple[Path, bool]]:
-    """Our memory cgroup and its ancestors, outermost first: (directory, is v2)."""
+def usable_cpus(root: Path = Path("/")) -> int:
+    """CPUs that this process may keep busy: those it may run on, or its smallest quota, rounded up."""
+    quotas = [_quota(directory) if v2 else _quota_v1(directory) for directory, v2 in _cgroups(root, "cpu")]
+    return min([len(os.sched_getaffinity(0)), *(-(-quota // period) for quota, period in quotas if quota and period)])
+
+
+def local_ranks(environment: Mapping[str, str] = os.environ) -> int:
+    """Trainer processes on this machine, as torchrun, Slurm or Open MPI say; 1 if none does."""
+    given = (environment.get(name, "") for name in _LOCAL_RANKS)
+    return next((int(text) for text in given if text.isdecimal() and int(text)), 1)
+
+
+def _quota(directory: Path) -> tuple[int, int]:
+    """Microseconds of CPU in each period; 0 without a quota."""
+    quota, _, period = _text(directory / "cpu.max").strip().partition(" ")
+    return (int(quota), int(period)) if quota.isdigit() and period.isdigit() else (0, 0)
+
+
+def _quota_v1(directory: Path) -> tuple[int, int]:
+    return _number(directory / "cpu.cfs_quota_us", 0), _number(directory / "cpu.cfs_period_us", 0)
+
+
+def _cgroups(root: Path, controller: str) -> list[tuple[Path, bool]]:
+    """Our cgroup of a controller and its ancestors, outermost first: (directory, is v2)."""
     found: list[tuple[Path, bool]] = []
     for line in _text(root / "proc/self/cgroup").splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if number == "0" and not controllers:
             base, v2 = root / "sys/fs/cgroup", True
-        elif "memory" in controllers.split(","):
-            base, v2 = root / "sys/fs/cgroup/memory", False
+        elif controller in controllers.split(","):
+            bases = [root / "sys/fs/cgroup" / name for name in _V1_BASES[controller]]
+            base, v2 = next((one for one in bases if one.is_dir()), bases[0]), False
         else:
             continue
         here = base
