@@ -11,7 +11,7 @@ import time
 import json_schemas
 import pytest
 from finished import ran
-from realmount import lake_with, mounted, payload
+from realmount import lake_with, mounted, payload, stepfs
 
 from stepfs import CheckpointHook, ShuffledSteps
 from stepfs.announce import announce_file, announce_none, announce_steps
@@ -91,6 +91,12 @@ def test_a_checkpoint_inside_a_shuffled_epoch_keeps_its_first_step(lake, tmp_pat
         read(mount, steps[:5])
         with pytest.raises(RefusedError, match="record 100"):
             hook(105)
+        for command in (
+            ["checkpoint", mount.directory, "--group", "g", 105],
+            ["unmount", mount.directory, "--checkpoint", 105],
+        ):
+            done = stepfs(*command)
+            assert (done.returncode, "record 100" in done.stderr) == (4, True), done.stderr
         hook(sampler.next_step)
         read(mount, steps[5:])
         hook(110)

@@ -33,21 +33,20 @@ def unmount(
         return
     import trio
 
-    from stepfs.checkpoints.record import check_next_step, mounted_lake, record_checkpoint
+    from stepfs.checkpoints.record import check_next_step, check_on_mount, mounted_lake, record_checkpoint
     from stepfs.mount.host.mountinfo import real_directory
-    from stepfs.mount.unmount import committed_steps
 
     where = real_directory(Path(directory))
     mounted = mounted_lake(where)
     if mounted.group is None:
         raise RefusedError(f"{directory} was mounted without --group; there is no run to record a checkpoint for")
-    check_next_step(checkpoint, committed_steps(where))  # report a wrong step while the mount stands
+    check_next_step(checkpoint, check_on_mount(checkpoint, where))  # report a wrong step while the mount stands
     unmount_and_wait(Path(directory))
     group, options = mounted.group, StoreOptions(mounted.endpoint_url)
 
     async def record() -> None:
         async with opened_log(mounted.lake, options) as log:
-            await record_checkpoint(log, group, checkpoint)
+            await record_checkpoint(log.control, log.state.next_step, group, checkpoint)
 
     try:
         trio.run(record)
