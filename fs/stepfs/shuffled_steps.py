@@ -9,11 +9,13 @@ from typing import Final
 
 from stepfs.announce import announce_shuffle
 from stepfs.data.prefetch.order_hint import ShuffledOrder, ShuffleHint
-from stepfs.errors import RefusedError, UsageError, WrongTypeError
+from stepfs.errors import AbsentError, RefusedError, StepfsError, UsageError, WrongTypeError
 from stepfs.format.arguments import check_integer
 from stepfs.format.ids import INTEGER_MAX, Step
 from stepfs.reader.dataset import StepDataset
 from stepfs.reader.lake import Lake
+from stepfs.view.mounted import View
+from stepfs.view.tree import ViewOptions
 
 _LOADER_PLACES: Final = 64
 _AGAIN_S: Final = 60.0  # seconds until the announcement is repeated, for a restarted daemon
@@ -48,10 +50,11 @@ class ShuffledSteps:
         shard: int = 0,
         shards: int = 1,
     ) -> None:
-        """`source`: where the dataset reads: the directory of a mount, a `StepDataset`, whose steps are then `first` and
-        `stop`, or a `Lake`, which fetches ahead in this process alone, not in a loader's workers. None: only the order.
+        """`source`: where the dataset reads: the directory of a mount, a `StepDataset`, or a `Lake`, which fetches ahead in
+        this process alone, not in a loader's workers. None: only the order. `first` and `stop` are those of the source by
+        default: of a mount, of what it lists, if it is mounted with `--steps` or the lake is sealed.
 
-        `UsageError` for a range without steps.
+        `UsageError` for a range without steps, or outside of what the source shows.
         """
         first, stop = _range_of(source, first, stop)
         self._source = None if isinstance(source, StepDataset) else source  # it looks ahead by itself, in its workers
@@ -152,6 +155,36 @@ def _range_of(source: object, first: int | None, stop: int | None) -> tuple[int,
         )
     if isinstance(source, str) and "://" in source:
         raise UsageError(f"{source} is a lake, not a mount: give `Lake(url)`, or a `StepDataset` that reads it")
-    if stop is None:
-        raise UsageError("where does the order end? give `stop`")
-    return first or 0, stop
+    view = _view_of(source, asks=first is None or stop is None)
+    if view is None:
+        if stop is None:
+            raise UsageError("where does the order end? give `stop`")
+        return first or 0, stop
+    if not view.ends and (stop is None or (first is None and view.options.show_last is not None)):
+        raise UsageError(
+            "where does the order end? More steps will come: give `stop`, and `first`, the same on every rank"
+        )
+    listed, steps = view.listed(), view.openable()
+    first, stop = listed.start if first is None else first, listed.stop if stop is None else stop
+    if not steps.start <= first < stop <= steps.stop:
+        raise UsageError(
+            f"steps {first} to {stop}: {source.url if isinstance(source, Lake) else source} has steps {steps.start} to {steps.stop}; leave out `first` and `stop` for all "
+            "that it lists"
+        )
+    return first, stop
+
+
+def _view_of(source: str | Path | Lake | None, *, asks: bool) -> View | None:
+    """What the source shows; None where there is no mount, so that a test or a copy of the files needs none. A mount that
+    does not answer is an error only if it `asks` for its steps."""
+    if isinstance(source, Lake):
+        options = ViewOptions(source.options.steps)
+        return View(source.lake_id or "", source.first_step, source.next_step, source.sealed, options)
+    try:
+        return None if source is None else View.of_mount(Path(source))
+    except AbsentError:
+        return None
+    except StepfsError:
+        if asks:
+            raise
+        return None

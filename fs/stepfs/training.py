@@ -29,7 +29,7 @@ import trio
 
 from stepfs.background import BackgroundLoop
 from stepfs.checkpoints.plausible import breaks_order
-from stepfs.checkpoints.record import check_on_mount, mounted_lake, record_checkpoint
+from stepfs.checkpoints.record import check_on_mount, record_checkpoint
 from stepfs.control_files import read_status
 from stepfs.errors import (
     AbsentError,
@@ -45,6 +45,7 @@ from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.reader.lake import Lake
 from stepfs.store.opening import open_store
+from stepfs.view.mounted import mounted_lake
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stepfs.checkpoints.plausible import breaks_order
-from stepfs.control_files import read_config, read_status
+from stepfs.control_files import read_status
 from stepfs.errors import RefusedError, UsageError
 from stepfs.format.control import GroupRecord
 from stepfs.format.ids import Step
 from stepfs.lake.control import Control
 from stepfs.lake.groups import Group
-
-
-@dataclass(frozen=True, slots=True)
-class MountedLake:
-    """The lake that a mount shows, from its daemon."""
-
-    lake: str
-    endpoint_url: str | None
-    group: str | None
-
-
-def mounted_lake(directory: Path) -> MountedLake:
-    """`AbsentError` if the directory is not a stepfs mount; other errors as `read_control_file`."""
-    options: Any = read_config(directory)["options"]
-    return MountedLake(options["lake"], options["endpoint_url"], options["group"])
 
 
 async def record_checkpoint(

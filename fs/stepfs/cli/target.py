@@ -29,7 +29,7 @@ def lake_of(target: str, options: StoreOptions) -> tuple[str, StoreOptions]:
     """
     if is_lake(target):
         return target, options
-    from stepfs.checkpoints.record import mounted_lake
+    from stepfs.view.mounted import mounted_lake
 
     try:
         mounted = mounted_lake(Path(target))

@@ -47,8 +47,9 @@ def checkpoint(
     """
     import trio
 
-    from stepfs.checkpoints.record import check_on_mount, mounted_lake, record_checkpoint
+    from stepfs.checkpoints.record import check_on_mount, record_checkpoint
     from stepfs.lake.groups import Group
+    from stepfs.view.mounted import mounted_lake
 
     said = [drop, resumed, retire, keep is not None].count(True)
     if (next_step is None) != retire or said > 1:

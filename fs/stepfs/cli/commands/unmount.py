@@ -27,13 +27,14 @@ def unmount(
 ) -> None:
     """Unmount, and return when the daemon is gone and its cache removed. A busy mount is left as it is (exit 4)."""
     from stepfs.mount.unmount import unmount_and_wait
+    from stepfs.view.mounted import mounted_lake
 
     if checkpoint is None:
         unmount_and_wait(Path(directory))
         return
     import trio
 
-    from stepfs.checkpoints.record import check_next_step, check_on_mount, mounted_lake, record_checkpoint
+    from stepfs.checkpoints.record import check_next_step, check_on_mount, record_checkpoint
     from stepfs.mount.host.mountinfo import real_directory
 
     where = real_directory(Path(directory))
