@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stepfs.control_files import read_config, read_status
+from stepfs.errors import AbsentError
 from stepfs.format.ids import Step
 from stepfs.format.records import LakeIdentity
 from stepfs.view.file_names import FileNames
@@ -83,6 +84,14 @@ class View:
         steps = range(self.next_step) if self.options.steps is None else self.options.steps
         first, stop = max(steps.start, self.first_visible), min(steps.stop, self.next_step)
         return range(first, max(first, stop))
+
+    def check(self, step: int) -> Step:
+        """The step. `AbsentError` for one that cannot be opened."""
+        steps = self.readable()
+        if step in steps:
+            return Step(step)
+        extent = f"steps {steps[0]} to {steps[-1]} are" if steps else "none is"
+        raise AbsentError(f"step {step} is not here ({extent})")
 
     def names(self, identity: LakeIdentity) -> FileNames:
         return FileNames(rank_map(identity.grid, world=self.world, mesh=self.mesh), identity.ext)
