@@ -78,7 +78,7 @@ class ShuffledSteps:
         """Set the epoch of the next iteration, and the number of its steps already consumed (to resume in the
         middle)."""
         epoch, position = check_integer(epoch, "epoch"), check_integer(position, "position")
-        steps = len(self._order())  # of every epoch
+        steps = len(self.order)  # of every epoch
         if not 0 <= epoch < 10**16 or not 0 <= position <= steps:
             raise UsageError(f"epoch {epoch} has no position {position}")
         self._epoch, self._position = epoch, position
@@ -98,23 +98,14 @@ class ShuffledSteps:
         return self._inside and next_step > self._first and not (self._drawn and next_step >= self._stop)
 
     def __len__(self) -> int:
-        return len(self._order()) - self._position
+        return len(self.order) - self._position
 
     def __iter__(self) -> Iterator[int]:
-        order = self._order()
-        start = self._position
-        told_at: float | None = None
-        for place in range(start, len(order)):
-            self._inside, self._drawn = True, place + 1 == len(order)
-            now = time.monotonic()
-            if told_at is None or now - told_at >= _AGAIN_S:
-                # A loader draws steps some places before it opens them; a mount that knows the exact place keeps it.
-                self._announce(order, max(start, place - _LOADER_PLACES))
-                told_at = now
-            yield order.step_at(place) - self._first
+        return _Draws(self)
 
     def state_dict(self) -> dict[str, int]:
-        """The arguments that determine the order, for a checkpoint; the trainer itself knows the consumed number."""
+        """The arguments that determine the order, for a checkpoint. The trainer itself knows the consumed number, and so
+        does torchdata's `StatefulDataLoader`, which keeps this together with the state of the iterator."""
         return {"seed": self._seed, "first": self._first, "stop": self._stop, "epoch": self._epoch}
 
     def load_state_dict(self, state: Mapping[str, int], *, position: int = 0) -> None:
@@ -124,21 +115,61 @@ class ShuffledSteps:
             raise RefusedError(f"the checkpoint was trained in the order of {dict(state)}, this is {expected}")
         self.set_epoch(state["epoch"], position=position)
 
-    def part(self, worker: int, workers: int) -> tuple[ShuffledOrder, int]:
-        """The remaining steps that one of a loader's workers reads, every `workers`-th, and its place there."""
-        turn, place = (self._position + worker) % workers, (self._position + worker) // workers
-        order = self._order()
-        shard, shards = turn * order.shards + order.shard, workers * order.shards
-        return ShuffledOrder(order.seed, order.epoch, order.first, order.stop, shard, shards), place
+    @property
+    def order(self) -> ShuffledOrder:
+        """The order of this epoch."""
+        return ShuffledOrder(self._seed, self._epoch, Step(self._first), Step(self._stop), self._shard, self._shards)
 
-    def _announce(self, order: ShuffledOrder, at: int) -> None:
+    @property
+    def position(self) -> int:
+        """The place at which a pass through the order begins."""
+        return self._position
+
+    def note_drawn(self, place: int, order: ShuffledOrder) -> None:
+        """The places before this one were drawn."""
+        self._inside, self._drawn = place > 0, place == len(order)
+
+    def announce(self, order: ShuffledOrder, at: int) -> None:
         if isinstance(self._source, Lake):
             self._source.announce(ShuffleHint(order, at))
         elif self._source is not None:
             announce_shuffle(self._source, order, at)
 
-    def _order(self) -> ShuffledOrder:
-        return ShuffledOrder(self._seed, self._epoch, Step(self._first), Step(self._stop), self._shard, self._shards)
+
+class _Draws:
+    """One pass through the order of an epoch. Its state is the place, for torchdata's `StatefulDataLoader`."""
+
+    def __init__(self, sampler: ShuffledSteps) -> None:
+        self._sampler, self._order = sampler, sampler.order
+        self._start = self._place = sampler.position
+        self._told_at: float | None = None
+
+    def __iter__(self) -> Iterator[int]:
+        return self
+
+    def __next__(self) -> int:
+        order, place = self._order, self._place
+        if place >= len(order):
+            raise StopIteration
+        self._place += 1
+        self._sampler.note_drawn(self._place, order)
+        now = time.monotonic()
+        if self._told_at is None or now - self._told_at >= _AGAIN_S:
+            # A loader draws steps some places before it opens them; a mount that knows the exact place keeps it.
+            self._sampler.announce(order, max(self._start, place - _LOADER_PLACES))
+            self._told_at = now
+        return order.step_at(place) - order.first
+
+    def state_dict(self) -> dict[str, int]:
+        return {"place": self._place}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on behind the places that were drawn. `RefusedError` for a place that the order does not have."""
+        place = check_integer(state.get("place"), "the state of a pass through a shuffled order: place")
+        if not 0 <= place <= len(self._order):
+            raise RefusedError(f"the checkpoint is at place {place} of an order, this one has {len(self._order)}")
+        self._start = self._place = place
+        self._sampler.note_drawn(place, self._order)
 
 
 def _range_of(source: object, first: int | None, stop: int | None) -> tuple[int, int]:

@@ -67,6 +67,11 @@ class ShuffledOrder:
         place, shard = divmod(self._permutation.place_of(step - self.first), self.shards)
         return place if shard == self.shard else None
 
+    def dealt(self, place: int, workers: int) -> tuple[ShuffledOrder, int]:
+        """The order of the one of a loader's `workers` that reads this place, every `workers`-th, and its place there."""
+        shard = place % workers * self.shards + self.shard
+        return replace(self, shard=shard, shards=workers * self.shards), place // workers
+
     def follows(self, other: Order) -> bool:
         """Whether this is another epoch of the same readers."""
         return isinstance(other, ShuffledOrder) and replace(other, seed=self.seed, epoch=self.epoch) == self
