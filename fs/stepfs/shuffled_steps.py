@@ -14,6 +14,7 @@ from stepfs.format.arguments import check_integer
 from stepfs.format.ids import INTEGER_MAX, Step
 from stepfs.reader.dataset import StepDataset
 from stepfs.reader.lake import Lake
+from stepfs.reader.sharding import warn_if_sharded
 from stepfs.view.mounted import View
 from stepfs.view.tree import ViewOptions
 
@@ -56,7 +57,7 @@ class ShuffledSteps:
 
         `UsageError` for a range without steps, or outside of what the source shows.
         """
-        first, stop = _range_of(source, first, stop)
+        first, stop, self._ranks = _range_of(source, first, stop)
         self._source = None if isinstance(source, StepDataset) else source  # it looks ahead by itself, in its workers
         self._first, self._stop = check_integer(first, "first"), check_integer(stop, "stop")
         self._seed = check_integer(seed, "seed")
@@ -101,6 +102,8 @@ class ShuffledSteps:
         return len(self.order) - self._position
 
     def __iter__(self) -> Iterator[int]:
+        if self._shards == 1:
+            warn_if_sharded(self._ranks)
         return _Draws(self)
 
     def state_dict(self) -> dict[str, int]:
@@ -172,14 +175,15 @@ class _Draws:
         self._sampler.note_drawn(place, self._order)
 
 
-def _range_of(source: object, first: int | None, stop: int | None) -> tuple[int, int]:
+def _range_of(source: object, first: int | None, stop: int | None) -> tuple[int, int, int]:
+    """First, stop, and the number of ranks, 1 if nobody knows."""
     if isinstance(source, StepDataset):
         steps = source.steps
         if first not in {None, steps.start} or stop not in {None, steps.stop}:
             raise UsageError(
                 f"first={first}, stop={stop}: the data set has steps {steps.start} to {steps.stop}; leave both out"
             )
-        return steps.start, steps.stop
+        return steps.start, steps.stop, source.lake.world
     if source is not None and not isinstance(source, str | Path | Lake):
         raise WrongTypeError(
             f"source is a {type(source).__name__}; give a mount's directory, a Lake, a StepDataset, or None"
@@ -190,7 +194,7 @@ def _range_of(source: object, first: int | None, stop: int | None) -> tuple[int,
     if view is None:
         if stop is None:
             raise UsageError("where does the order end? give `stop`")
-        return first or 0, stop
+        return first or 0, stop, 1
     if not view.ends and (stop is None or (first is None and view.options.show_last is not None)):
         raise UsageError(
             "where does the order end? More steps will come: give `stop`, and `first`, the same on every rank"
@@ -202,7 +206,7 @@ def _range_of(source: object, first: int | None, stop: int | None) -> tuple[int,
             f"steps {first} to {stop}: {source.url if isinstance(source, Lake) else source} has steps {steps.start} to {steps.stop}; leave out `first` and `stop` for all "
             "that it lists"
         )
-    return first, stop
+    return first, stop, view.world or 1
 
 
 def _view_of(source: str | Path | Lake | None, *, asks: bool) -> View | None:
@@ -210,7 +214,7 @@ def _view_of(source: str | Path | Lake | None, *, asks: bool) -> View | None:
     does not answer is an error only if it `asks` for its steps."""
     if isinstance(source, Lake):
         options = ViewOptions(source.options.steps)
-        return View(source.lake_id or "", source.first_step, source.next_step, source.sealed, options)
+        return View(source.lake_id or "", source.first_step, source.next_step, source.sealed, options, source.world)
     try:
         return None if source is None else View.of_mount(Path(source))
     except AbsentError:

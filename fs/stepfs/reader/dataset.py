@@ -32,6 +32,7 @@ from stepfs.reader.decode import Decode, decoder
 from stepfs.reader.lake import Lake
 from stepfs.reader.regroup import regrouped
 from stepfs.reader.sampler import Sampler
+from stepfs.reader.sharding import warn_if_sharded
 from stepfs.torch.need import need_torch
 from stepfs.view.naming import STEP_MAX
 
@@ -172,6 +173,8 @@ class _Stream(StepDataset):
 
     def __iter__(self) -> Iterator[Any]:
         worker, workers = self._enter()
+        if worker == 0:
+            warn_if_sharded(self.lake.world)
         stop = STEP_MAX + 1 if self._stop is None else self._stop
         first = self._start + worker * self._block
         order = StridedOrder(Step(first), Step(stop), self._block, workers * self._block, next(_turns))
@@ -234,6 +237,7 @@ class _Items(StepDataset):
 
     def __len__(self) -> int:
         assert self._stop is not None
+        warn_if_sharded(self.lake.world)
         return self._stop - self._start
 
     def __getitem__(self, item: int) -> Any:
@@ -250,10 +254,10 @@ class _Items(StepDataset):
         return (self[item] for item in range(len(self)))
 
     def _number(self, item: int) -> int:
-        number = check_integer(item, "item")
-        number += len(self) if number < 0 else 0
-        if not 0 <= number < len(self):
-            raise NoSuchStepError(f"item {item}: this dataset has {len(self)}")
+        number, count = check_integer(item, "item"), len(self.steps)
+        number += count if number < 0 else 0
+        if not 0 <= number < count:
+            raise NoSuchStepError(f"item {item}: this dataset has {count}")
         return number
 
     def _look_ahead(self, numbers: list[int]) -> None:
@@ -263,13 +267,13 @@ class _Items(StepDataset):
             return
         first, count = numbers[0], len(numbers)
         in_order = numbers == list(range(first, first + count))
-        is_fresh = self._next is None or self._next >= len(self)  # nothing was read, or a pass has ended
+        is_fresh = self._next is None or self._next >= len(self.steps)  # nothing was read, or a pass has ended
         goes_on, begins = first == self._next, is_fresh and first == worker * count
         self._next = first + workers * count
         if in_order and (goes_on or begins):
             if not (goes_on and self._announced):
                 self._announced = True
-                begin, stop = Step(self._start + first), Step(self._start + len(self))
+                begin, stop = Step(self._start + first), Step(self.steps.stop)
                 order = StridedOrder(begin, stop, count, workers * count, next(_turns))
                 self.lake.announce(ShuffleHint(order, 0))
         else:

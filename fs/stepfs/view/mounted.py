@@ -55,7 +55,7 @@ class View:
             Step(status["next_step"]),
             status["sealed"],
             ViewOptions(steps, options["show_last"]),
-            options["world"],
+            status["world"],
             options["mesh"],
         )
 
