@@ -43,6 +43,7 @@ from stepfs.format.ids import INTEGER_MAX
 from stepfs.lake.control import Control
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
+from stepfs.lake.origins import check_resumable
 from stepfs.reader.lake import Lake
 from stepfs.store.opening import open_store
 from stepfs.view.mounted import mounted_lake
@@ -60,9 +61,13 @@ class StreamState:
     start reading there after `load_state_dict`.
     """
 
-    def __init__(self, *, lake_id: str, slices: int, next_step: int = 0) -> None:
+    def __init__(
+        self, *, lake_id: str, slices: int, next_step: int = 0, origins: Mapping[str, int] | None = None
+    ) -> None:
+        """`origins`: for each lake that this one was forked from, the step below which its steps are the same here."""
         self.lake_id = lake_id
         self.slices = slices
+        self._origins = dict(origins or {})
         self.next_step = check_integer(next_step, "next_step")
 
     @classmethod
@@ -77,13 +82,13 @@ class StreamState:
             raise RefusedError(
                 f"{directory} shows {document['world']} ranks, the trainer has {world}: mount it with --world {world}, or its --mesh"
             )
-        return cls(lake_id=document["lake_id"], slices=document["slices"])
+        return cls(lake_id=document["lake_id"], slices=document["slices"], origins=document["origins"])
 
     @classmethod
     def of_lake(cls, lake: Lake) -> Self:
         """The identity of a lake that is read without a mount."""
         assert lake.lake_id is not None
-        return cls(lake_id=lake.lake_id, slices=lake.slices)
+        return cls(lake_id=lake.lake_id, slices=lake.slices, origins=lake.origin_cuts)
 
     def state_dict(self) -> dict[str, object]:
         """The state for a checkpoint: the same on every rank, for any world size."""
@@ -94,13 +99,13 @@ class StreamState:
         }
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Resume. `RefusedError` for the state of another lake or of another number of slices per step."""
+        """Resume. `RefusedError` for the state of another lake, unless this one was forked from it and has all its steps
+        up to there, or of another number of slices per step."""
         lake_id, next_step, slices = (state.get(name) for name in ("lake_id", "next_step", "slices"))
         next_step = check_integer(next_step, "not the state of a stepfs stream: next_step")
         if not 0 <= next_step <= INTEGER_MAX:
             raise UsageError(f"not the state of a stepfs stream: next_step is {next_step!r}")
-        if lake_id != self.lake_id:
-            raise RefusedError(f"the checkpoint was trained on lake {lake_id}, here is {self.lake_id}: mount that lake")
+        check_resumable(lake_id, next_step, self.lake_id, self._origins)
         if slices != self.slices:
             raise RefusedError(f"the checkpoint counted steps of {slices} slices, here a step has {self.slices}")
         self.next_step = next_step

@@ -28,6 +28,7 @@ from stepfs.data.prefetch.order_hint import ShuffledOrder, ShuffleHint, StridedO
 from stepfs.errors import NoSuchStepError, RefusedError, UsageError
 from stepfs.format.arguments import check_integer
 from stepfs.format.ids import Step
+from stepfs.lake.origins import check_resumable
 from stepfs.reader.decode import Decode, decoder
 from stepfs.reader.lake import Lake
 from stepfs.reader.regroup import regrouped
@@ -211,9 +212,8 @@ class _Pass:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on at the state's step. `RefusedError` for the state of another lake, or of other turns of the workers."""
-        if state.get("lake_id") != self._lake.lake_id:
-            raise RefusedError(f"the loader's state is of lake {state.get('lake_id')}, this is {self._lake.lake_id}")
         step = Step(check_integer(state.get("next_step"), "the state of a StepDataset: next_step"))
+        check_resumable(state.get("lake_id"), step, self._lake.lake_id, self._lake.origin_cuts)
         order = self._order
         place = len(order) if step == order.step_at(len(order)) else order.place_of(step)
         if place is None:

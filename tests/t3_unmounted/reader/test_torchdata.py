@@ -121,7 +121,7 @@ def test_the_state_of_another_loader_is_refused(url, tmp_path):
         iter(other)
     del given
     dataset = StepDataset(url, rank=1, stop=STEPS, iterable=True, decode=bytes)
-    with pytest.raises(RefusedError, match="of lake None"):
+    with pytest.raises(RefusedError, match="trained on lake None"):
         cast("Any", dataset).__iter__().load_state_dict({"next_step": 3})
     sampler = ShuffledSteps(None, stop=STEPS)
     with pytest.raises(RefusedError, match="at place 99"):
