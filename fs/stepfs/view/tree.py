@@ -51,6 +51,7 @@ class ViewOptions:
     steps: range | None = None  # --steps A:B: exactly these, from the start
     show_last: int | None = None  # --show-last N: trims listings, never lookups
     wait: bool = False  # --wait: names just beyond the frontier resolve
+    list_latest: bool = False  # --list-latest: else `latest` resolves, and no program that walks reads a step twice
 
     def __post_init__(self) -> None:
         assert self.steps is None or (self.steps.step == 1 and 0 <= self.steps.start <= self.steps.stop)
