@@ -9,11 +9,14 @@ from typing import Final
 
 from stepfs.announce import announce_shuffle
 from stepfs.data.prefetch.order_hint import ShuffledOrder, ShuffleHint
-from stepfs.errors import RefusedError, UsageError, WrongTypeError
+from stepfs.errors import AbsentError, RefusedError, StepfsError, UsageError, WrongTypeError
 from stepfs.format.arguments import check_integer
 from stepfs.format.ids import INTEGER_MAX, Step
 from stepfs.reader.dataset import StepDataset
 from stepfs.reader.lake import Lake
+from stepfs.reader.sharding import warn_if_sharded
+from stepfs.view.mounted import View
+from stepfs.view.tree import ViewOptions
 
 _LOADER_PLACES: Final = 64
 _AGAIN_S: Final = 60.0  # seconds until the announcement is repeated, for a restarted daemon
@@ -48,12 +51,13 @@ class ShuffledSteps:
         shard: int = 0,
         shards: int = 1,
     ) -> None:
-        """`source`: where the dataset reads: the directory of a mount, a `StepDataset`, whose steps are then `first` and
-        `stop`, or a `Lake`, which fetches ahead in this process alone, not in a loader's workers. None: only the order.
+        """`source`: where the dataset reads: the directory of a mount, a `StepDataset`, or a `Lake`, which fetches ahead in
+        this process alone, not in a loader's workers. None: only the order. `first` and `stop` are those of the source by
+        default: of a mount, of what it lists, if it is mounted with `--steps` or the lake is sealed.
 
-        `UsageError` for a range without steps.
+        `UsageError` for a range without steps, or outside of what the source shows.
         """
-        first, stop = _range_of(source, first, stop)
+        first, stop, self._ranks = _range_of(source, first, stop)
         self._source = None if isinstance(source, StepDataset) else source  # it looks ahead by itself, in its workers
         self._first, self._stop = check_integer(first, "first"), check_integer(stop, "stop")
         self._seed = check_integer(seed, "seed")
@@ -75,7 +79,7 @@ class ShuffledSteps:
         """Set the epoch of the next iteration, and the number of its steps already consumed (to resume in the
         middle)."""
         epoch, position = check_integer(epoch, "epoch"), check_integer(position, "position")
-        steps = len(self._order())  # of every epoch
+        steps = len(self.order)  # of every epoch
         if not 0 <= epoch < 10**16 or not 0 <= position <= steps:
             raise UsageError(f"epoch {epoch} has no position {position}")
         self._epoch, self._position = epoch, position
@@ -95,23 +99,16 @@ class ShuffledSteps:
         return self._inside and next_step > self._first and not (self._drawn and next_step >= self._stop)
 
     def __len__(self) -> int:
-        return len(self._order()) - self._position
+        return len(self.order) - self._position
 
     def __iter__(self) -> Iterator[int]:
-        order = self._order()
-        start = self._position
-        told_at: float | None = None
-        for place in range(start, len(order)):
-            self._inside, self._drawn = True, place + 1 == len(order)
-            now = time.monotonic()
-            if told_at is None or now - told_at >= _AGAIN_S:
-                # A loader draws steps some places before it opens them; a mount that knows the exact place keeps it.
-                self._announce(order, max(start, place - _LOADER_PLACES))
-                told_at = now
-            yield order.step_at(place) - self._first
+        if self._shards == 1:
+            warn_if_sharded(self._ranks)
+        return _Draws(self)
 
     def state_dict(self) -> dict[str, int]:
-        """The arguments that determine the order, for a checkpoint; the trainer itself knows the consumed number."""
+        """The arguments that determine the order, for a checkpoint. The trainer itself knows the consumed number, and so
+        does torchdata's `StatefulDataLoader`, which keeps this together with the state of the iterator."""
         return {"seed": self._seed, "first": self._first, "stop": self._stop, "epoch": self._epoch}
 
     def load_state_dict(self, state: Mapping[str, int], *, position: int = 0) -> None:
@@ -121,37 +118,108 @@ class ShuffledSteps:
             raise RefusedError(f"the checkpoint was trained in the order of {dict(state)}, this is {expected}")
         self.set_epoch(state["epoch"], position=position)
 
-    def part(self, worker: int, workers: int) -> tuple[ShuffledOrder, int]:
-        """The remaining steps that one of a loader's workers reads, every `workers`-th, and its place there."""
-        turn, place = (self._position + worker) % workers, (self._position + worker) // workers
-        order = self._order()
-        shard, shards = turn * order.shards + order.shard, workers * order.shards
-        return ShuffledOrder(order.seed, order.epoch, order.first, order.stop, shard, shards), place
+    @property
+    def order(self) -> ShuffledOrder:
+        """The order of this epoch."""
+        return ShuffledOrder(self._seed, self._epoch, Step(self._first), Step(self._stop), self._shard, self._shards)
 
-    def _announce(self, order: ShuffledOrder, at: int) -> None:
+    @property
+    def position(self) -> int:
+        """The place at which a pass through the order begins."""
+        return self._position
+
+    def note_drawn(self, place: int, order: ShuffledOrder) -> None:
+        """The places before this one were drawn."""
+        self._inside, self._drawn = place > 0, place == len(order)
+
+    def announce(self, order: ShuffledOrder, at: int) -> None:
         if isinstance(self._source, Lake):
             self._source.announce(ShuffleHint(order, at))
         elif self._source is not None:
             announce_shuffle(self._source, order, at)
 
-    def _order(self) -> ShuffledOrder:
-        return ShuffledOrder(self._seed, self._epoch, Step(self._first), Step(self._stop), self._shard, self._shards)
+
+class _Draws:
+    """One pass through the order of an epoch. Its state is the place, for torchdata's `StatefulDataLoader`."""
+
+    def __init__(self, sampler: ShuffledSteps) -> None:
+        self._sampler, self._order = sampler, sampler.order
+        self._start = self._place = sampler.position
+        self._told_at: float | None = None
+
+    def __iter__(self) -> Iterator[int]:
+        return self
+
+    def __next__(self) -> int:
+        order, place = self._order, self._place
+        if place >= len(order):
+            raise StopIteration
+        self._place += 1
+        self._sampler.note_drawn(self._place, order)
+        now = time.monotonic()
+        if self._told_at is None or now - self._told_at >= _AGAIN_S:
+            # A loader draws steps some places before it opens them; a mount that knows the exact place keeps it.
+            self._sampler.announce(order, max(self._start, place - _LOADER_PLACES))
+            self._told_at = now
+        return order.step_at(place) - order.first
+
+    def state_dict(self) -> dict[str, int]:
+        return {"place": self._place}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on behind the places that were drawn. `RefusedError` for a place that the order does not have."""
+        place = check_integer(state.get("place"), "the state of a pass through a shuffled order: place")
+        if not 0 <= place <= len(self._order):
+            raise RefusedError(f"the checkpoint is at place {place} of an order, this one has {len(self._order)}")
+        self._start = self._place = place
+        self._sampler.note_drawn(place, self._order)
 
 
-def _range_of(source: object, first: int | None, stop: int | None) -> tuple[int, int]:
+def _range_of(source: object, first: int | None, stop: int | None) -> tuple[int, int, int]:
+    """First, stop, and the number of ranks, 1 if nobody knows."""
     if isinstance(source, StepDataset):
         steps = source.steps
         if first not in {None, steps.start} or stop not in {None, steps.stop}:
             raise UsageError(
                 f"first={first}, stop={stop}: the data set has steps {steps.start} to {steps.stop}; leave both out"
             )
-        return steps.start, steps.stop
+        return steps.start, steps.stop, source.lake.world
     if source is not None and not isinstance(source, str | Path | Lake):
         raise WrongTypeError(
             f"source is a {type(source).__name__}; give a mount's directory, a Lake, a StepDataset, or None"
         )
     if isinstance(source, str) and "://" in source:
         raise UsageError(f"{source} is a lake, not a mount: give `Lake(url)`, or a `StepDataset` that reads it")
-    if stop is None:
-        raise UsageError("where does the order end? give `stop`")
-    return first or 0, stop
+    view = _view_of(source, asks=first is None or stop is None)
+    if view is None:
+        if stop is None:
+            raise UsageError("where does the order end? give `stop`")
+        return first or 0, stop, 1
+    if not view.ends and (stop is None or (first is None and view.options.show_last is not None)):
+        raise UsageError(
+            "where does the order end? More steps will come: give `stop`, and `first`, the same on every rank"
+        )
+    listed, steps = view.listed(), view.openable()
+    first, stop = listed.start if first is None else first, listed.stop if stop is None else stop
+    if not steps.start <= first < stop <= steps.stop:
+        raise UsageError(
+            f"steps {first} to {stop}: {source.url if isinstance(source, Lake) else source} has steps {steps.start} to {steps.stop}; leave out `first` and `stop` for all "
+            "that it lists"
+        )
+    return first, stop, view.world or 1
+
+
+def _view_of(source: str | Path | Lake | None, *, asks: bool) -> View | None:
+    """What the source shows; None where there is no mount, so that a test or a copy of the files needs none. A mount that
+    does not answer is an error only if it `asks` for its steps."""
+    if isinstance(source, Lake):
+        options = ViewOptions(source.options.steps)
+        return View(source.lake_id or "", source.first_step, source.next_step, source.sealed, options, source.world)
+    try:
+        return None if source is None else View.of_mount(Path(source))
+    except AbsentError:
+        return None
+    except StepfsError:
+        if asks:
+            raise
+        return None

@@ -17,14 +17,19 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Mapping
+import weakref
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import trio
 
-from stepfs.checkpoints.plausible import in_shuffled_order
-from stepfs.checkpoints.record import mounted_lake, record_checkpoint
+from stepfs.background import BackgroundLoop
+from stepfs.checkpoints.plausible import breaks_order
+from stepfs.checkpoints.record import check_on_mount, record_checkpoint
 from stepfs.control_files import read_status
 from stepfs.errors import (
     AbsentError,
@@ -35,10 +40,13 @@ from stepfs.errors import (
 )
 from stepfs.format.arguments import check_integer
 from stepfs.format.ids import INTEGER_MAX
+from stepfs.lake.control import Control
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
+from stepfs.lake.origins import check_resumable
 from stepfs.reader.lake import Lake
 from stepfs.store.opening import open_store
+from stepfs.view.mounted import mounted_lake
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -53,9 +61,13 @@ class StreamState:
     start reading there after `load_state_dict`.
     """
 
-    def __init__(self, *, lake_id: str, slices: int, next_step: int = 0) -> None:
+    def __init__(
+        self, *, lake_id: str, slices: int, next_step: int = 0, origins: Mapping[str, int] | None = None
+    ) -> None:
+        """`origins`: for each lake that this one was forked from, the step below which its steps are the same here."""
         self.lake_id = lake_id
         self.slices = slices
+        self._origins = dict(origins or {})
         self.next_step = check_integer(next_step, "next_step")
 
     @classmethod
@@ -70,13 +82,13 @@ class StreamState:
             raise RefusedError(
                 f"{directory} shows {document['world']} ranks, the trainer has {world}: mount it with --world {world}, or its --mesh"
             )
-        return cls(lake_id=document["lake_id"], slices=document["slices"])
+        return cls(lake_id=document["lake_id"], slices=document["slices"], origins=document["origins"])
 
     @classmethod
     def of_lake(cls, lake: Lake) -> Self:
         """The identity of a lake that is read without a mount."""
         assert lake.lake_id is not None
-        return cls(lake_id=lake.lake_id, slices=lake.slices)
+        return cls(lake_id=lake.lake_id, slices=lake.slices, origins=lake.origin_cuts)
 
     def state_dict(self) -> dict[str, object]:
         """The state for a checkpoint: the same on every rank, for any world size."""
@@ -87,13 +99,13 @@ class StreamState:
         }
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Resume. `RefusedError` for the state of another lake or of another number of slices per step."""
+        """Resume. `RefusedError` for the state of another lake, unless this one was forked from it and has all its steps
+        up to there, or of another number of slices per step."""
         lake_id, next_step, slices = (state.get(name) for name in ("lake_id", "next_step", "slices"))
         next_step = check_integer(next_step, "not the state of a stepfs stream: next_step")
         if not 0 <= next_step <= INTEGER_MAX:
             raise UsageError(f"not the state of a stepfs stream: next_step is {next_step!r}")
-        if lake_id != self.lake_id:
-            raise RefusedError(f"the checkpoint was trained on lake {lake_id}, here is {self.lake_id}: mount that lake")
+        check_resumable(lake_id, next_step, self.lake_id, self._origins)
         if slices != self.slices:
             raise RefusedError(f"the checkpoint counted steps of {slices} slices, here a step has {self.slices}")
         self.next_step = next_step
@@ -134,7 +146,10 @@ class CheckpointHook:
             raise UsageError(f"whose checkpoints are these? Name a group, or mount {where} with --group")
         self._group = group
         self._keep = keep
+        self._committed = 0  # steps, as far as the mount, or the `Lake`, has said
+        self._loop: BackgroundLoop[_OpenLake] | None = None
         self._unsaid: list[tuple[int, dict[str, bool]]] = []  # not recorded yet: next step, and its fate
+        self._errors: list[Exception] = []  # of records that will never be made, for a caller to hear
         self._speaking = threading.Lock()  # futures call back from their own threads
 
     def __call__(self, next_step: int) -> None:
@@ -142,10 +157,10 @@ class CheckpointHook:
 
         `RefusedError` if readers of this mount, or a `ShuffledSteps` of this `Lake` or of a `StepDataset` on it, are
         inside a shuffled order and `next_step` is beyond its first step: pass `ShuffledSteps.next_step`. A hook on a URL
-        knows of none.
+        knows of none. Errors of earlier checkpoints, too: all that can be recorded is recorded first.
         """
         if _rank() == 0:
-            self._check_order(check_integer(next_step, "next_step"))
+            self._check(check_integer(next_step, "next_step"))
         self._say(next_step)
 
     def resumed(self, next_step: int) -> None:
@@ -161,15 +176,22 @@ class CheckpointHook:
     def after(self, future: Future[object], next_step: int) -> None:
         """Record the checkpoint once the future of `dcp.async_save` is done; a failed save is not recorded.
 
-        `RefusedError` at once, as a call of the hook.
+        `RefusedError` at once, as a call of the hook. An error while it is recorded is logged, and raised by the next
+        call.
         """
         next_step = check_integer(next_step, "next_step")
         if _rank() == 0:
-            self._check_order(next_step)  # now: when it is durable, the trainer may be in another epoch
+            self._check(next_step)  # now: when it is durable, the trainer may be in another epoch
 
         def done(ended: Future[object]) -> None:
-            if not ended.cancelled() and ended.exception() is None:
+            if ended.cancelled() or ended.exception() is not None:
+                return
+            try:
                 self._say(next_step)
+            except Exception as error:  # noqa: BLE001 - a future swallows it
+                _log.warning("checkpoint not recorded: %s", error)
+                with self._speaking:
+                    self._errors.append(error)
 
         future.add_done_callback(done)
 
@@ -185,43 +207,83 @@ class CheckpointHook:
         with self._speaking:
             self._unsaid.append((next_step, fate))
             try:
-                trio.run(self._record)
+                loop = self._running()
+                loop.call(lambda: self._record(loop.parts))
             except StoreUnreachableError as error:
                 _log.warning("checkpoint %d is recorded with the next one: %s", next_step, error)
-            except BaseException:
-                self._unsaid.clear()  # it would fail again; the caller gets the error
+            errors, self._errors = self._errors, []
+        for other in errors[1:]:
+            _log.warning("checkpoint not recorded: %s", other)
+        if errors:
+            raise errors[0]
+
+    def _check(self, next_step: int) -> None:
+        """Refuse a checkpoint in the middle of a shuffled epoch that releases steps of this epoch."""
+        if self._reads is not None:
+            for sampler in list(self._reads.samplers):
+                if sampler.refuses(next_step):
+                    raise RefusedError(breaks_order(next_step, sampler.next_step))
+            with suppress(StepfsError):  # closed
+                self._committed = self._reads.next_step
+        if self._mounted is not None:
+            try:
+                self._committed = check_on_mount(next_step, self._mounted)
+            except RefusedError:
                 raise
+            except StepfsError as error:
+                _log.info("%s cannot be asked for the order of steps: %s", self._mounted, error)
 
-    def _check_order(self, next_step: int) -> None:
-        """`RefusedError` for a checkpoint in the middle of a shuffled epoch that releases steps of this epoch."""
-        for sampler in [] if self._reads is None else list(self._reads.samplers):
-            if sampler.refuses(next_step):
-                raise RefusedError(in_shuffled_order(next_step, sampler.next_step))
-        if self._mounted is None:
-            return
-        try:
-            needed = read_status(self._mounted).get("order_needs_from")
-        except StepfsError as error:
-            _log.info("%s cannot be asked for the order of steps: %s", self._mounted, error)
-            return
-        if isinstance(needed, int) and next_step > needed:
-            raise RefusedError(in_shuffled_order(next_step, needed))
+    def _running(self) -> BackgroundLoop[_OpenLake]:
+        """The loop of this process, started when there is none: it keeps the lake open from one record to the next."""
+        if self._loop is None or not self._loop.is_here:
+            opening = partial(_opened_lake, self._lake, self._endpoint_url)
+            self._loop = BackgroundLoop(opening, name="stepfs-checkpoints", closed="the interpreter ends")
+            weakref.finalize(self, self._loop.stop, join_s=0).atexit = False  # `background` ends all loops at exit
+        return self._loop
 
-    async def _record(self) -> None:
-        store = open_store(self._lake, endpoint_url=self._endpoint_url)
-        try:
-            log = await LogReader.open(store, await open_lake(store))
+    async def _record(self, lake: _OpenLake) -> None:
+        """Make the records, in order. One that cannot be made is left out: it must not take others with it."""
+        async with lake.recording:
             while self._unsaid:
                 next_step, fate = self._unsaid[0]
                 try:
-                    await record_checkpoint(log, self._group, next_step, keep=self._keep, **fate)
-                except AbsentError:
-                    if "drop" not in fate:
-                        raise
+                    committed = await lake.committed(next_step, self._committed)
+                    await record_checkpoint(lake.control, committed, self._group, next_step, keep=self._keep, **fate)
+                except StoreUnreachableError:
+                    raise
+                except Exception as error:  # noqa: BLE001 - raised once the others are recorded
+                    if not ("drop" in fate and isinstance(error, AbsentError)):
+                        self._errors.append(error)
                 del self._unsaid[0]
-        finally:
-            with trio.CancelScope(shield=True):
-                await store.aclose()
+
+
+@dataclass(slots=True)
+class _OpenLake:
+    """A lake that stays open. Its log is read only where nobody knows that a step is committed."""
+
+    control: Control
+    log: LogReader | None = None
+    recording: trio.Lock = field(default_factory=trio.Lock)  # a call that Ctrl-C took back may end late
+
+    async def committed(self, next_step: int, known: int) -> int:
+        """The number of committed steps, `known` if that is enough for this step."""
+        if next_step <= known:
+            return known
+        if self.log is None:
+            self.log = await LogReader.open(self.control.store, self.control.identity, control=self.control)
+        while next_step > self.log.state.next_step and await self.log.poll():
+            pass
+        return self.log.state.next_step
+
+
+@asynccontextmanager
+async def _opened_lake(url: str, endpoint_url: str | None) -> AsyncIterator[_OpenLake]:
+    store = open_store(url, endpoint_url=endpoint_url)
+    try:
+        yield _OpenLake(Control(store, await open_lake(store)))
+    finally:
+        with trio.CancelScope(shield=True):
+            await store.aclose()
 
 
 def _rank() -> int:

@@ -19,8 +19,8 @@ from stepfs import announce, errors
 _WIDTH: Final = 100
 _SPECIAL: Final = {"__call__", "__getitem__", "__iter__", "__len__"}
 _OF_STEPFS: Final = {
-    "Lake.announce", "Lake.as_worker", "Lake.can_follow_to", "ShuffledSteps.part", "ShuffledSteps.refuses",
-    "StepDataset.fetch_in_order_of",
+    "Lake.announce", "Lake.as_worker", "Lake.can_follow_to", "ShuffledSteps.announce", "ShuffledSteps.note_drawn",
+    "ShuffledSteps.order", "ShuffledSteps.position", "ShuffledSteps.refuses", "StepDataset.fetch_in_order_of",
 }  # fmt: skip
 _HEAD: Final = """\
 # API

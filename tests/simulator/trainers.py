@@ -57,17 +57,17 @@ class OneByOne:
 
     async def add(self, step: int, *, keep: int | None = None) -> GroupRecord:
         log = await LogReader.open(self._store, self._identity)
-        return await record_checkpoint(log, self._name, step, keep=keep)
+        return await record_checkpoint(log.control, log.state.next_step, self._name, step, keep=keep)
 
     async def go_back(self, step: int, kept: set[int], newer: set[int]) -> GroupRecord:
         """Say what is resumed from; what came after it is dropped, or left to be passed."""
         del kept
         log = await LogReader.open(self._store, self._identity)
-        record = await record_checkpoint(log, self._name, step, resumed=True)
+        record = await record_checkpoint(log.control, log.state.next_step, self._name, step, resumed=True)
         for other in sorted(newer) if self._rng.random() < _DROPS else ():
             if other in record.kept:
                 with suppress(AbsentError):  # an earlier life has dropped it, and its record lands only now
-                    record = await record_checkpoint(log, self._name, other, drop=True)
+                    record = await record_checkpoint(log.control, log.state.next_step, self._name, other, drop=True)
         return record
 
 

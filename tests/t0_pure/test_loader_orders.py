@@ -57,7 +57,7 @@ def test_workers_of_a_shuffled_epoch_know_their_part_of_what_is_left(count, shar
         sampler.set_epoch(3, position=min(position, len(sampler)))
         left = [item + 7 for item in sampler]
         for worker in range(workers):
-            order, at = sampler.part(worker, workers)
+            order, at = sampler.order.dealt(sampler.position + worker, workers)
             assert [order.step_at(place) for place in range(at, len(order))] == left[worker::workers]
 
 

@@ -63,6 +63,19 @@ def test_shards_share_the_steps_among_them(first, count, shards, seed):
         assert parse_hint(shuffle_name(order, 0)) == ShuffleHint(order, 0)
 
 
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=400), st.integers(1, 8), st.randoms())
+def test_every_open_of_a_listed_order_with_repeated_steps_is_recognised(steps, readers, draw):
+    """Also by readers that run a little ahead of each other, each of which opens a file of its own."""
+    streams = HintedStreams()
+    streams.accept(StepsHint(0, tuple(map(Step, steps))), 0.0)
+    at = [0] * readers
+    for _ in range(len(steps) * readers):
+        reader = draw.choice([reader for reader in range(readers) if at[reader] < min(len(steps), min(at) + 20)])
+        assert streams.note_open(Step(steps[at[reader]]), SliceIndex(reader), 0.0) is not None
+        at[reader] += 1
+    assert streams.describe()[0]["at"] == len(steps)
+
+
 @given(st.lists(st.integers(0, 2**53), min_size=1, max_size=600))
 def test_a_list_of_steps_survives_its_names(steps):
     found = []

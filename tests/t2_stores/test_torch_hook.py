@@ -11,7 +11,7 @@ import pytest
 import trio
 from lakework import list_groups, reclaim
 
-from stepfs import CheckpointHook
+from stepfs import CheckpointHook, Lake
 from stepfs.errors import AbsentError, StoreUnreachableError, UsageError, WithdrawnError
 from stepfs.format.control import GroupRecord
 from stepfs.format.ids import Step
@@ -158,3 +158,69 @@ def test_what_cannot_be_right_is_told_to_the_caller(lake):
         hook(Step(20))
     hook(35)
     assert kept(lake) == [30, 35]
+
+
+@pytest.mark.logs("checkpoint 99 is recorded with the next", "checkpoint 4 is recorded")
+def test_an_error_of_one_checkpoint_takes_no_other_with_it(lake, monkeypatch):
+    async def away(*_args: object, **_options: object) -> None:
+        raise StoreUnreachableError("away")
+
+    hook = CheckpointHook(lake, group="run")
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStore, "get", away)
+        for next_step in (99, 4):
+            hook(next_step)
+    with pytest.raises(UsageError, match="NEXT 99: only 40 steps are committed"):
+        hook(6)
+    assert kept(lake) == [4, 6]
+    hook(8)
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStore, "create", away)
+        with pytest.raises(UsageError, match="NEXT 98"):
+            hook(98)
+    assert kept(lake) == [4, 6, 8]
+
+
+@pytest.mark.logs("checkpoint not recorded: NEXT 99")
+def test_an_error_while_an_asynchronous_save_is_recorded_is_raised_by_the_next_call(lake):
+    hook, saved = CheckpointHook(lake, group="run"), Future()
+    hook.after(saved, 99)
+    saved.set_result(None)
+    with pytest.raises(UsageError, match="NEXT 99"):
+        hook(10)
+    hook(20)
+    assert kept(lake) == [10, 20]
+
+
+def test_a_hook_opens_the_lake_once(lake, tmp_path, monkeypatch):
+    """One that looks through the log at each checkpoint stands in the way of training beside a busy producer."""
+    asked: list[str] = []
+
+    def count(verb):
+        call = getattr(LocalStore, verb)
+
+        def counted(self, key, *args, **options):
+            asked.append(f"{verb} {key.split('/')[1] if '/' in key else key}")
+            return call(self, key, *args, **options)
+
+        monkeypatch.setattr(LocalStore, verb, counted)
+
+    for verb in ("get", "list", "create"):
+        count(verb)
+    by_url = CheckpointHook(lake, group="url")
+    by_url(10)
+    asked.clear()
+    by_url(20)
+    assert asked == ["list control", "get control", "create control"]
+    (tmp_path / ".stepfs").mkdir()
+    options = {"lake": lake, "endpoint_url": None, "group": "mount"}
+    (tmp_path / ".stepfs/config.json").write_text(json.dumps({"options": options}))
+    (tmp_path / ".stepfs/status.json").write_text(json.dumps({"next_step": 40, "order_needs_from": None}))
+    with Lake(lake, group="reader") as reader:
+        for where in (tmp_path, reader):
+            hook = CheckpointHook(where)
+            asked.clear()
+            hook(10)
+            hook(20)
+            assert not [each for each in asked if each.startswith(("list log", "get log"))]
+    assert kept(lake, "mount") == kept(lake, "reader") == kept(lake, "url") == [10, 20]

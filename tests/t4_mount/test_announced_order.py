@@ -11,11 +11,11 @@ import time
 import json_schemas
 import pytest
 from finished import ran
-from realmount import lake_with, mounted, payload
+from realmount import lake_with, mounted, payload, stepfs
 
 from stepfs import CheckpointHook, ShuffledSteps
 from stepfs.announce import announce_file, announce_none, announce_steps
-from stepfs.errors import RefusedError
+from stepfs.errors import RefusedError, UsageError
 
 STEPS = 700
 ATTEMPTS = 3  # a machine that is busy fetches too late for one epoch, not for each
@@ -91,9 +91,34 @@ def test_a_checkpoint_inside_a_shuffled_epoch_keeps_its_first_step(lake, tmp_pat
         read(mount, steps[:5])
         with pytest.raises(RefusedError, match="record 100"):
             hook(105)
+        for command in (
+            ["checkpoint", mount.directory, "--group", "g", 105],
+            ["unmount", mount.directory, "--checkpoint", 105],
+        ):
+            done = stepfs(*command)
+            assert (done.returncode, "record 100" in done.stderr) == (4, True), done.stderr
         hook(sampler.next_step)
         read(mount, steps[5:])
         hook(110)
+
+
+def test_the_mount_says_where_the_order_begins_and_ends(lake, tmp_path):
+    """An order of other steps fetches what nobody opens, and no checkpoint could be recorded."""
+    with mounted(lake, tmp_path / "m", "--steps", "620:640", "--group", "h") as mount:
+        files = sorted(mount.directory.glob("step-*"))
+        sampler = ShuffledSteps(mount.directory, seed=3)
+        assert sorted(sampler) == list(range(len(files)))
+        first, *_ = sampler
+        assert mount.status()["order_needs_from"] == sampler.next_step == 620
+        assert files[first].name == f"step-{620 + first:09d}"
+        for options in ({"stop": 20}, {"first": 0, "stop": 640}, {"stop": 641}, {"first": 640}):
+            with pytest.raises(UsageError, match="has steps 620 to 640"):
+                ShuffledSteps(mount.directory, **options)
+    with mounted(lake, tmp_path / "n", "--show-last", "4") as mount:
+        for options in ({}, {"first": 0}, {"stop": STEPS}):
+            with pytest.raises(UsageError, match="give `stop`, and `first`"):
+                ShuffledSteps(mount.directory, **options)
+        assert len(ShuffledSteps(mount.directory, first=STEPS - 4, stop=STEPS)) == 4
 
 
 @pytest.mark.logs("is not announced")

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
+import numpy as np
 import pytest
+from payload_samples import npy
 from realmount import make_lake, mounted, produce, stepfs, until
 
 from stepfs.format.grid.record import Grid
+from stepfs_producer import Producer
 
 GRID = Grid(2, micro=4)
 
@@ -81,3 +86,35 @@ def test_a_size_that_the_grid_cannot_serve_is_refused_in_a_line_with_the_way_out
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_commands_that_take_a_mount_show_what_it_shows(file_url, tmp_path):
+    """`--rank 1` of a mesh of peers reads slice 0; the lake's own rank 1 reads slice 1."""
+    assert stepfs("init", file_url, "--slices", "4", "--ext", ".npy").returncode == 0
+    with Producer(file_url, producer_id="p") as producer:
+        for step in range(6):
+            producer.append([npy(np.full(2, 10 * step + index)) for index in range(4)], position=step)
+
+    def said(*words):
+        done = stepfs(*words)
+        return done.stdout if done.returncode == 0 else done.stderr
+
+    def document(*words):
+        return json.loads(said(*words, "--json"))
+
+    with mounted(file_url, tmp_path / "m", "--mesh", "dp=4,tp=2", "--steps", "2:8", "--show-last", "5") as mount:
+        directory = mount.directory
+        shown = document("show", directory, "--rank", "3")
+        assert (shown["step"], shown["rank"], shown["arrays"][0]["values"]) == (5, 3, [51, 51])
+        assert said("show", directory, "--rank", "3").startswith("step-000000005/rank-00003.npy")
+        assert "there are 8 ranks here" in said("show", directory, "--rank", "8")
+        assert "step 1 is not here (steps 2 to 5 are)" in said("show", directory, "--step", "1")
+        names = [path.name for path in directory.iterdir() if path.name.startswith("step-")]
+        assert said("ls", directory).split() == sorted(names) == [f"step-{step:09d}" for step in range(3, 8)]
+        assert [step["step"] for step in document("ls", directory)["steps"]] == [3, 4, 5]
+        files = sorted(path.name for path in mount.step(2).iterdir())
+        assert said("ls", directory, "--step", "2").split() == files
+        listed = document("ls", directory, "--step", "2")["steps"][0]["files"]
+        assert [each["name"] for each in listed] == files
+        assert listed[1]["crc32c"] == listed[0]["crc32c"] != listed[2]["crc32c"]
+        assert "step 6 is not here" in said("ls", directory, "--step", "6")

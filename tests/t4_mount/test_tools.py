@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
@@ -160,3 +161,8 @@ def test_latest_and_show_last(file_url, tmp_path):
         assert os.readlink(mount.directory / "latest") == "step-000000004"
         assert mount.steps() == ["step-000000003", "step-000000004"]
         assert mount.file(0, 0).exists()
+        files = glob.glob("**/rank-*", root_dir=mount.directory, recursive=True)
+        assert {os.path.dirname(file) for file in files} == set(mount.steps()), "a walk reads each step once"
+        assert os.listdir(mount.directory / "latest") == os.listdir(mount.step(4))
+    with mounted(file_url, tmp_path / "n", "--list-latest") as mount:
+        assert "latest" in os.listdir(mount.directory)

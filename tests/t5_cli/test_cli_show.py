@@ -137,7 +137,7 @@ def test_what_is_not_there_is_named(file_url: str, tmp_path: Path) -> None:
     assert "has no step yet" in stepfs("show", file_url).err
     with Producer(file_url, producer_id="p") as producer:
         producer.append([pt(torch.zeros(1))] * 2, position=0)
-    assert "the lake has 2 ranks" in stepfs("show", file_url, "--rank", 2).err
+    assert "there are 2 ranks here" in stepfs("show", file_url, "--rank", 2).err
     assert stepfs("show", file_url, "--step", 1).code == 3
     (tmp_path / "x.pt").write_bytes(pt(torch.zeros(1)))
     assert stepfs("show", tmp_path / "x.pt", "--step", 1).code == 2
@@ -152,8 +152,8 @@ def test_a_micro_batch_is_named_by_rank_and_number(file_url: str) -> None:
     assert page.startswith("step-000000000/rank-00001.micro-0002.npy  npy, ")
     document = stepfs("show", file_url, "--rank", 1, "--json").document
     assert (document["rank"], document["micro_batch"], document["arrays"][0]["values"]) == (1, 0, [3.0, 3.0])
-    assert "the lake has 2 ranks, and 3 files of each" in stepfs("show", file_url, "--micro", 3).err
-    assert "the lake has 2 ranks" in stepfs("show", file_url, "--rank", 2).err
+    assert "there are 2 ranks here, and 3 files of each" in stepfs("show", file_url, "--micro", 3).err
+    assert "there are 2 ranks here" in stepfs("show", file_url, "--rank", 2).err
 
 
 def test_a_long_slice_is_read_in_parts_and_a_short_one_verified(file_url, monkeypatch):

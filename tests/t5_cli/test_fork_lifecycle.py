@@ -9,6 +9,8 @@ import trio
 from lakes import SLICES, commit, stepfs
 from realmount import Mount, mounted, payload, produce, until
 
+from stepfs import StreamState
+from stepfs.errors import RefusedError
 from stepfs.format.keys import data_prefix
 from stepfs.lake.identity import open_lake
 from stepfs.store import opening
@@ -54,6 +56,14 @@ def test_parent_and_fork_let_go_of_each_other(s3_url, tmp_path):
         assert "a fork of" in said("fork", f"{parent}@12", fork, "--skip", "15:20")
         with mounted(fork, tmp_path / "fork", *group) as after:
             assert read(after) == payloads(*kept)
+            lake_id = before.status()["lake_id"]
+            assert (before.status()["origins"], after.status()["origins"]) == ({}, {lake_id: 15})
+            stream, trained = StreamState.of_mount(after.directory), StreamState.of_mount(before.directory)
+            trained.next_step = 15
+            stream.load_state_dict(trained.state_dict())
+            trained.next_step = 16
+            with pytest.raises(RefusedError, match="resume from a checkpoint at 15 or before"):
+                stream.load_state_dict(trained.state_dict())
             assert read(before) == payloads(*range(30))  # nothing has changed for those who read the parent
 
             said("checkpoint", parent, *group, "--retire")

@@ -21,6 +21,11 @@ BEGINNING = "Before you begin"
 
 # What sections that go together must print, in this order. Slow ones start the programs of test_examples.py as the guide does.
 PRINTED = {
+    "Train with PyTorch, Frameworks that deal out data, Clean up": [
+        "Lightning: 4 steps",
+        "accelerate: 4 steps",
+        "torchdata: 5 steps, then 7",
+    ],
     "Train with PyTorch, Where FUSE is forbidden, Look inside, Clean up": [
         r"^step 0 loss (?s:.*)^step 7 loss",
         r"^step 8 loss \S+\nstep 9 loss",
@@ -68,7 +73,11 @@ PRINTED = {
     ],
 }
 
-SLOW = {"Train with Hugging Face", "DDP, and resume after a kill"}
+SLOW = {
+    "Train with Hugging Face",
+    "DDP, and resume after a kill",
+    "Train with PyTorch, Frameworks that deal out data, Clean up",
+}
 
 
 def parts(sections):

@@ -139,13 +139,6 @@ def test_no_lake_is_called_like_a_standard_module():
     assert not names & sys.stdlib_module_names
 
 
-def test_globs_name_steps():
-    patterns = set(re.findall(r"glob\(\"([^\"]+/rank-[^\"]+)\"\)", README))
-    others = {pattern for pattern in patterns if "/step-*/" not in pattern}
-    assert others == {"run/*/rank-*"}, "shown as what reads the newest step twice"
-    assert "`step-*`" in README
-
-
 def test_what_holds_back_a_producer_is_named():
     produce = OPERATIONS[OPERATIONS.index("## Producers") : OPERATIONS.index("## Mounts")]
     options = set(inspect.signature(Producer.__init__).parameters) - {"self", "lake_url", "endpoint_url"}

@@ -37,8 +37,8 @@ class Progress:
         """Why a checkpoint with this next step should not be recorded; '' if it should."""
         if step in self.kept:
             return ""
-        if self.order_needs_from is not None and self.breaks_order(step):
-            return in_shuffled_order(step, self.order_needs_from)
+        if why := breaks_order(step, self.order_needs_from):
+            return why
         if step > self.committed:
             return f"only {self.committed} steps are committed; is --next-step right, and the directory this run's?"
         if step > self.opened:
@@ -50,7 +50,7 @@ class Progress:
 
     def breaks_order(self, step: Step) -> bool:
         """Whether the checkpoint lies inside a shuffled epoch and would release steps that the epoch needs."""
-        return self.order_needs_from is not None and step > self.order_needs_from and step not in self.kept
+        return step not in self.kept and breaks_order(step, self.order_needs_from) != ""
 
     def patience_s(self, step: Step) -> float:
         """Seconds before a doubtful checkpoint is logged: another mount may know more and record it."""
@@ -59,8 +59,10 @@ class Progress:
         return 0.0 if self.reads_here or self.breaks_order(step) else _OTHERS_READ_S
 
 
-def in_shuffled_order(step: int, needed: int) -> str:
-    """Why a checkpoint inside a shuffled epoch is not recorded."""
+def breaks_order(step: int, needed: int | None) -> str:
+    """Why a checkpoint inside a shuffled epoch that needs its steps from `needed` on is not recorded; '' if it may be."""
+    if needed is None or step <= needed:
+        return ""
     return (
         f"NEXT {step}: readers go through the steps from {needed} on in a shuffled order, and a checkpoint in the middle of "
         f"it needs all of them: record {needed} (`ShuffledSteps.next_step`) until the epoch has ended. An order that "

@@ -2,35 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stepfs.control_files import read_config
-from stepfs.errors import UsageError
+from stepfs.checkpoints.plausible import breaks_order
+from stepfs.control_files import read_status
+from stepfs.errors import RefusedError, UsageError
 from stepfs.format.control import GroupRecord
 from stepfs.format.ids import Step
+from stepfs.lake.control import Control
 from stepfs.lake.groups import Group
-from stepfs.lake.log.reader import LogReader
-
-
-@dataclass(frozen=True, slots=True)
-class MountedLake:
-    """The lake that a mount shows, from its daemon."""
-
-    lake: str
-    endpoint_url: str | None
-    group: str | None
-
-
-def mounted_lake(directory: Path) -> MountedLake:
-    """`AbsentError` if the directory is not a stepfs mount; other errors as `read_control_file`."""
-    options: Any = read_config(directory)["options"]
-    return MountedLake(options["lake"], options["endpoint_url"], options["group"])
 
 
 async def record_checkpoint(
-    log: LogReader,
+    control: Control,
+    committed: int,
     group: str,
     next_step: int,
     *,
@@ -41,16 +27,26 @@ async def record_checkpoint(
     """Record for `group` a durable checkpoint that resumes at `next_step`; with `drop` its deletion; with `resumed`
     that training continues from it. `keep` belongs to the first of these.
 
-    Refuses a step that no reader can have consumed yet: the lake would delete unread steps.
+    Refuses a step beyond the `committed` ones, which no reader can have consumed yet: the lake would delete unread steps.
     """
     assert not (drop and resumed)
-    check_next_step(next_step, log.state.next_step)
-    run = Group.on(log.control, group)
+    check_next_step(next_step, committed)
+    run = Group.on(control, group)
     if drop:
         return await run.drop(Step(next_step))
     if resumed:
         return await run.resumed(Step(next_step))
     return await run.add(Step(next_step), keep=keep)
+
+
+def check_on_mount(next_step: int, directory: Path) -> int:
+    """The number of committed steps that the mount knows. `RefusedError` for a checkpoint in the middle of a shuffled
+    epoch of its readers, which would release steps of that epoch; other errors as `read_control_file`."""
+    status: Any = read_status(directory)
+    why = breaks_order(next_step, status["order_needs_from"])
+    if why:
+        raise RefusedError(why)
+    return int(status["next_step"])
 
 
 def check_next_step(next_step: int, committed: int) -> None:

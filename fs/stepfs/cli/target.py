@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stepfs.errors import AbsentError, UsageError
+from stepfs.errors import AbsentError, RefusedError, UsageError
 
 if TYPE_CHECKING:
     from stepfs.lake.lineage import LineageReader
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from stepfs.lake.origins import OriginStores
     from stepfs.store.api import Store
     from stepfs.store.options import StoreOptions
+    from stepfs.view.mounted import View
 
 
 def is_lake(argument: str) -> bool:
@@ -29,7 +30,7 @@ def lake_of(target: str, options: StoreOptions) -> tuple[str, StoreOptions]:
     """
     if is_lake(target):
         return target, options
-    from stepfs.checkpoints.record import mounted_lake
+    from stepfs.view.mounted import mounted_lake
 
     try:
         mounted = mounted_lake(Path(target))
@@ -38,6 +39,20 @@ def lake_of(target: str, options: StoreOptions) -> tuple[str, StoreOptions]:
             f"{target!r} is neither a lake nor a mount of one; a lake is a URL, such as {_as_url(target)}"
         ) from None
     return mounted.lake, options.at_endpoint(mounted.endpoint_url)
+
+
+def view_of(target: str, log: LogReader) -> View:
+    """What the mount DIR shows, of whose lake `log` is; of LAKE, what a mount without options would show."""
+    from stepfs.view.mounted import View
+
+    if is_lake(target):
+        return View.of_log(log)
+    view = View.of_mount(Path(target))
+    if view.lake_id != log.identity.lake_id:
+        raise RefusedError(
+            f"{target} shows lake {view.lake_id}, which was replaced by {log.identity.lake_id}: mount it again"
+        )
+    return view
 
 
 def watched_store(url: str, options: StoreOptions) -> Store:

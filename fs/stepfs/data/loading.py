@@ -20,7 +20,7 @@ from stepfs.data.cache.memory import Cache
 from stepfs.data.fetch.concurrency import ConcurrencyLimit
 from stepfs.data.queue import FetchQueue
 from stepfs.data.sources import Sources
-from stepfs.errors import StepfsError, StoreUnreachableError
+from stepfs.errors import CorruptError, StepfsError, StoreUnreachableError
 
 _log = logging.getLogger("stepfs.data")
 _IN_ORDER_FIRST: Final = 4
@@ -111,6 +111,9 @@ class BlockLoader:
 
     def _failed(self, block: Block, error: StepfsError) -> None:
         if block.state is State.FETCHING:
+            if isinstance(error, CorruptError) and len(block.owners) > 1:
+                self.queue.split(block)  # only some of them are damaged
+                return
             if not block.pinned and not isinstance(error, StoreUnreachableError):
                 # Else a reader gets the error.
                 _log.warning("%s", error, extra={"alike": (type(error), str(error))})

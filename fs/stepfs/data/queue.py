@@ -84,6 +84,10 @@ class FetchQueue:
         for owner in block.owners:
             self._rest[owner.key] = trio.current_time() + _REST_S
 
+    def split(self, block: Block) -> None:
+        """Fetch the pieces of a joined block one by one."""
+        self._queue += self.cache.split(block)
+
     def next(self, *, prefetch: bool, in_order: int) -> Block | None:
         """The most urgent block, still queued; with `prefetch`, not only for open files. Of an open slice at most
         `in_order` blocks are under way, and nothing is fetched ahead while others of it are held back."""

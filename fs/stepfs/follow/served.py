@@ -61,13 +61,15 @@ class ServedLake:
         disk: DiskCache | None = None,
         opened_are_kept: bool = False,
         show_last: int | None = None,
+        list_latest: bool = False,
         has_signal: HasPendingSignal | None = None,
     ) -> None:
         """`open_origin`: the store of a lake that this one was forked from. The others as the parts take them."""
         self.store = store
         self.log = log
         log.segments.in_thread = True
-        self.tree = Tree(log, ViewOptions(options.steps, show_last, wait=options.wait_s is not None))
+        view = ViewOptions(options.steps, show_last, wait=options.wait_s is not None, list_latest=list_latest)
+        self.tree = Tree(log, view)
         self.changes = Changes()
         self.origins = OriginStores(store, open_origin)
         self.slices = Slices(

@@ -46,6 +46,11 @@ class Origin:
     skip_end: Step
     end: Step
 
+    @property
+    def cut(self) -> Step:
+        """The steps below are the parent's, with the same numbers: the first that the fork left out, or made itself."""
+        return min(self.skip_first, self.end) if self.skip_first < self.skip_end else self.end
+
     def parent_step(self, step: Step) -> Step:
         """The parent's number of a step below `end`."""
         return step if step < self.skip_first else Step(step + self.skip_end - self.skip_first)

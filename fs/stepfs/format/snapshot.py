@@ -7,6 +7,7 @@ the last multiple of `SEGMENT_STEPS` live in immutable index segments, of which 
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -92,6 +93,12 @@ class LogState:
     first_segment: SegmentIndex = FIRST_SEGMENT
     segment_refs: bytes = b""
     tail: tuple[StepEntry, ...] = ()
+
+    @property
+    def origin_cuts(self) -> dict[str, Step]:
+        """By the id of each lake that this one was forked from, parent, its parent and so on: steps below are the same."""
+        cuts = itertools.accumulate((origin.cut for origin in self.origins), min)
+        return {origin.lake_id: cut for origin, cut in zip(self.origins, cuts, strict=True)}
 
     @property
     def sealed_segments(self) -> SegmentIndex:

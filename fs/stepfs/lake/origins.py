@@ -1,9 +1,10 @@
-"""The store of a TGB: this lake's, or that of a lake it was forked from."""
+"""The lakes that a lake was forked from: the stores of their TGBs, and their states that may be resumed here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+from stepfs.errors import RefusedError
 from stepfs.format.commit import Origin
 from stepfs.format.descriptor import Descriptor
 from stepfs.format.snapshot import LogState
@@ -35,3 +36,18 @@ class OriginStores:
             if store is not self._own:
                 await store.aclose()
         self._others.clear()
+
+
+def check_resumable(state_of: object, next_step: int, lake_id: str | None, origin_cuts: Mapping[str, int]) -> None:
+    """`RefusedError` unless a state that goes on at `next_step` is of this lake, or of one that it was forked from and has
+    all steps of up to there."""
+    if state_of == lake_id:
+        return
+    cut = origin_cuts.get(state_of) if isinstance(state_of, str) else None
+    if cut is None:
+        raise RefusedError(f"the checkpoint was trained on lake {state_of}, here is {lake_id}: mount that lake")
+    if next_step > cut:
+        raise RefusedError(
+            f"the checkpoint resumes at step {next_step} of lake {state_of}, of which this fork has the steps below {cut}: "
+            f"resume from a checkpoint at {cut} or before"
+        )

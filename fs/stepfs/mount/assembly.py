@@ -66,6 +66,7 @@ class Assembly(ServedLake):
             disk=disk,
             opened_are_kept=options.group is not None,
             show_last=options.show_last,
+            list_latest=options.list_latest,
             has_signal=has_pending_signal,
         )
         self.meter = Meter()

@@ -73,6 +73,9 @@ class MountOptions:
         ),
     ] = None
     show_last: Annotated[int | None, Opt("--show-last", "List only the newest N steps.", "N", least=1)] = None
+    list_latest: Annotated[
+        bool, Opt("--list-latest", "List `latest`, too: programs that walk then read the newest step twice.")
+    ] = False
     group: Annotated[str | None, Opt("--group", "The training run that reads here.", "NAME")] = None
     checkpoint_dir: Annotated[  # a directory, or a path with {N} in it
         str | None,

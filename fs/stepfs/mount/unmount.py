@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from stepfs.control_files import read_config, read_status
+from stepfs.control_files import read_config
 from stepfs.errors import AbsentError, RefusedError, StepfsError
 from stepfs.mount.daemon import log_file
 from stepfs.mount.host.dead_mount import clear_dead, is_dead
@@ -47,12 +47,6 @@ def daemon_of(directory: Path) -> Daemon:
     """The daemon of a live mount, from its config.json; errors as `read_control_file`."""
     body: Any = read_config(directory)
     return Daemon(body["pid"], body["process_start"], Path(body["cache_dir"]))
-
-
-def committed_steps(directory: Path) -> int:
-    """The number of committed steps that a live mount knows; errors as `read_control_file`."""
-    committed: Any = read_status(directory)["next_step"]
-    return int(committed)
 
 
 def unmount_and_wait(directory: Path, *, timeout_s: float = GONE_S) -> None:

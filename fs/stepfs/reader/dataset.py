@@ -20,18 +20,20 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self, cast
 
 from stepfs.background import generation
-from stepfs.data.prefetch.order_hint import ShuffleHint, StridedOrder
-from stepfs.errors import NoSuchStepError, UsageError
+from stepfs.data.prefetch.order_hint import ShuffledOrder, ShuffleHint, StridedOrder
+from stepfs.errors import NoSuchStepError, RefusedError, UsageError
 from stepfs.format.arguments import check_integer
 from stepfs.format.ids import Step
+from stepfs.lake.origins import check_resumable
 from stepfs.reader.decode import Decode, decoder
 from stepfs.reader.lake import Lake
 from stepfs.reader.regroup import regrouped
 from stepfs.reader.sampler import Sampler
+from stepfs.reader.sharding import warn_if_sharded
 from stepfs.torch.need import need_torch
 from stepfs.view.naming import STEP_MAX
 
@@ -172,15 +174,54 @@ class _Stream(StepDataset):
 
     def __iter__(self) -> Iterator[Any]:
         worker, workers = self._enter()
+        if worker == 0:
+            warn_if_sharded(self.lake.world)
         stop = STEP_MAX + 1 if self._stop is None else self._stop
         first = self._start + worker * self._block
         order = StridedOrder(Step(first), Step(stop), self._block, workers * self._block, next(_turns))
-        self.lake.announce(ShuffleHint(order, 0))
-        for place in range(len(order)):
-            step = order.step_at(place)
-            if not self.lake.can_follow_to(step):
-                return
-            yield self._read(step)
+        return _Pass(self.lake, order, self._read)
+
+
+class _Pass:
+    """One pass through an iterable dataset, in one process. Its state is its next step, for torchdata's
+    `StatefulDataLoader`: a loader that goes on reads no step twice."""
+
+    def __init__(self, lake: Lake, order: StridedOrder, read: Callable[[int], Any]) -> None:
+        self._lake, self._order, self._read = lake, order, read
+        self._place = 0
+        self._told = False
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if self._place >= len(self._order):
+            raise StopIteration
+        step = self._order.step_at(self._place)
+        if not self._told:
+            self._told = True
+            self._lake.announce(ShuffleHint(self._order, self._place))
+        if not self._lake.can_follow_to(step):
+            raise StopIteration
+        item = self._read(step)
+        self._place += 1
+        return item
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"lake_id": self._lake.lake_id, "next_step": self._order.step_at(self._place)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on at the state's step. `RefusedError` for the state of another lake, or of other turns of the workers."""
+        step = Step(check_integer(state.get("next_step"), "the state of a StepDataset: next_step"))
+        check_resumable(state.get("lake_id"), step, self._lake.lake_id, self._lake.origin_cuts)
+        order = self._order
+        place = len(order) if step == order.step_at(len(order)) else order.place_of(step)
+        if place is None:
+            raise RefusedError(
+                f"the loader's state goes on at step {step}, which this worker does not read: give the dataset the `start` and "
+                "`batch_size` that it had"
+            )
+        self._place = place
 
 
 class _Items(StepDataset):
@@ -192,9 +233,11 @@ class _Items(StepDataset):
             raise UsageError("a map-style dataset has a length: give `stop`")
         self._next: int | None = None  # the item that begins the next request, if they go on in order
         self._announced = False
+        self._drawn: tuple[ShuffledOrder, int] | None = None  # the sampler's order, and the place that comes next
 
     def __len__(self) -> int:
         assert self._stop is not None
+        warn_if_sharded(self.lake.world)
         return self._stop - self._start
 
     def __getitem__(self, item: int) -> Any:
@@ -211,33 +254,49 @@ class _Items(StepDataset):
         return (self[item] for item in range(len(self)))
 
     def _number(self, item: int) -> int:
-        number = check_integer(item, "item")
-        number += len(self) if number < 0 else 0
-        if not 0 <= number < len(self):
-            raise NoSuchStepError(f"item {item}: this dataset has {len(self)}")
+        number, count = check_integer(item, "item"), len(self.steps)
+        number += count if number < 0 else 0
+        if not 0 <= number < count:
+            raise NoSuchStepError(f"item {item}: this dataset has {count}")
         return number
 
     def _look_ahead(self, numbers: list[int]) -> None:
         worker, workers = self._enter()
         if self._sampler is not None:
-            self._look_ahead_shuffled(self._sampler, numbers[0], worker, workers)
+            self._look_ahead_shuffled(self._sampler, numbers, worker, workers)
             return
         first, count = numbers[0], len(numbers)
         in_order = numbers == list(range(first, first + count))
-        is_fresh = self._next is None or self._next >= len(self)  # nothing was read, or a pass has ended
+        is_fresh = self._next is None or self._next >= len(self.steps)  # nothing was read, or a pass has ended
         goes_on, begins = first == self._next, is_fresh and first == worker * count
         self._next = first + workers * count
         if in_order and (goes_on or begins):
             if not (goes_on and self._announced):
                 self._announced = True
-                begin, stop = Step(self._start + first), Step(self._start + len(self))
+                begin, stop = Step(self._start + first), Step(self.steps.stop)
                 order = StridedOrder(begin, stop, count, workers * count, next(_turns))
                 self.lake.announce(ShuffleHint(order, 0))
         else:
             self._announced = False
 
-    def _look_ahead_shuffled(self, sampler: Sampler, number: int, worker: int, workers: int) -> None:
-        """Announce the sampler's order once a pass through it begins."""
-        order, at = sampler.part(worker, workers)
-        if at < len(order) and order.step_at(at) == self._start + number:
-            self.lake.announce(ShuffleHint(order, at))
+    def _look_ahead_shuffled(self, sampler: Sampler, numbers: list[int], worker: int, workers: int) -> None:
+        """Announce the sampler's order once a pass through it begins, or goes on where nobody said so."""
+        order, count = sampler.order, len(numbers)
+        place = order.place_of(Step(self._start + numbers[0]))
+        if place is None or (
+            workers > 1 and count > 1
+        ):  # no order is announced of which a worker reads batches in turn
+            return
+        begins, goes_on = place == sampler.position + worker, self._drawn == (order, place)
+        if begins or (goes_on and not self._announced):
+            self.lake.announce(ShuffleHint(*order.dealt(place, workers)))
+        self._announced = begins or goes_on
+        self._drawn = order, place + workers * count
+
+    def state_dict(self) -> dict[str, int]:
+        """For torchdata's `StatefulDataLoader`: its workers are made before their sampler knows its epoch."""
+        return {} if self._sampler is None else self._sampler.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        if self._sampler is not None and state and state.get("epoch") != self._sampler.order.epoch:
+            self._sampler.load_state_dict(state)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -157,6 +157,11 @@ class Lake:
         """The files of each micro-batch that this process reads: "", the rank's, and the names of those beside it."""
         grid = self.rank_map.grid
         return tuple(grid.files[number] for number in self.options.files_of(grid))
+
+    @property
+    def origin_cuts(self) -> Mapping[str, int]:
+        """By id, the lakes that this one was forked from: their steps below this number are the same here."""
+        return self._parts().log.state.origin_cuts
 
     @property
     def first_step(self) -> Step:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from stepfs.data.prefetch.order_hint import ShuffledOrder
@@ -17,5 +18,16 @@ class Sampler(Protocol):
     def refuses(self, next_step: int) -> bool:
         """Whether a checkpoint with this next step releases steps that the epoch still needs."""
 
-    def part(self, worker: int, workers: int) -> tuple[ShuffledOrder, int]:
-        """The order of one of a loader's workers in the remaining steps, and its place there."""
+    @property
+    def order(self) -> ShuffledOrder:
+        """The order of this epoch."""
+
+    @property
+    def position(self) -> int:
+        """The place at which a pass through the order begins."""
+
+    def state_dict(self) -> dict[str, int]:
+        """The arguments that determine the order."""
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on in the epoch of `state`. `RefusedError` for another order."""

@@ -45,6 +45,10 @@ class FileNames:
         rank, number = parsed[0], self._numbers.get(parsed[1])
         return self._slice(rank, number) if number is not None and rank < self.ranks.world else None
 
+    def of_rank(self, rank: int, micro: int) -> bytes:
+        """The name of a rank's first file of a micro-batch."""
+        return rank_name(rank, self._rests[micro * len(self.ranks.grid.files)])
+
     def name_of(self, index: SliceIndex) -> bytes:
         """The name of a slice for the lowest rank that reads it."""
         rank, micro, file = self.ranks.reader_of(index)

@@ -51,6 +51,7 @@ class ViewOptions:
     steps: range | None = None  # --steps A:B: exactly these, from the start
     show_last: int | None = None  # --show-last N: trims listings, never lookups
     wait: bool = False  # --wait: names just beyond the frontier resolve
+    list_latest: bool = False  # --list-latest: else `latest` resolves, and no program that walks reads a step twice
 
     def __post_init__(self) -> None:
         assert self.steps is None or (self.steps.step == 1 and 0 <= self.steps.start <= self.steps.stop)
@@ -125,13 +126,7 @@ class Tree:
 
     def listed(self) -> range:
         """The steps a listing of the root names, in order."""
-        if self.options.steps is not None:
-            shown = self.options.steps
-        else:
-            shown = range(min(self.first_visible(), self.next_step), self.next_step)
-        if self.options.show_last is not None:
-            shown = shown[-self.options.show_last :]
-        return shown
+        return listed_steps(self.options, self.first_visible(), self.next_step)
 
     def latest(self) -> Step | None:
         """The target of `latest`; None under `--steps`, and before the first step."""
@@ -139,3 +134,9 @@ class Tree:
         if self.options.steps is not None or not self.readable(newest):
             return None
         return newest
+
+
+def listed_steps(options: ViewOptions, first_visible: Step, next_step: Step) -> range:
+    """The steps that a listing names where those from `first_visible` to the one before `next_step` can be opened."""
+    shown = range(min(first_visible, next_step), next_step) if options.steps is None else options.steps
+    return shown if options.show_last is None else shown[-options.show_last :]

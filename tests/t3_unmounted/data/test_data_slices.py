@@ -201,6 +201,53 @@ async def test_a_corrupt_slice_fails_alone_and_names_its_object(nursery, autojum
     assert await read_all(again) == world.payloads[0][0], "a restored object is readable after reopening"
 
 
+@pytest.mark.logs("CRC32C")
+@pytest.mark.parametrize("ahead", [False, True], ids=["opened", "fetched ahead"])
+async def test_one_rotten_slice_in_a_joined_get_fails_alone(nursery, autojump_clock, ahead):
+    world, entry = world_with([MIB // 4] * 8)
+    data = bytearray(world.store.objects[entry.tgb.key])
+    data[entry.tgb.slice(SliceIndex(5)).offset + 5] ^= 0x40
+    world.store.objects[entry.tgb.key] = bytes(data)
+    slices = await at_work(nursery, Slices(world.store, memory_bytes=64 * MIB))
+    if ahead:
+        slices.request([(entry, indices(*range(8)))])
+        await trio.sleep(1)
+    began = trio.current_time()
+    handles = [slices.reads.open(entry, SliceIndex(index)) for index in range(8)]
+    got: dict[int, bytes] = {}
+
+    async def read(index):
+        if index == 5:
+            with pytest.raises(CorruptError, match="slice 5 "):
+                await handles[index].read(0, 1)
+        else:
+            got[index] = await read_all(handles[index])
+
+    async with trio.open_nursery() as readers:
+        for index in range(8):
+            readers.start_soon(read, index)
+    assert got == {index: world.payloads[0][index] for index in range(8) if index != 5}
+    assert trio.current_time() - began < 1, "a neighbour waits for no rest"
+    first, second = world.store.requests[:2]
+    assert first == second
+    assert first[2] == 2 * MIB, "one GET for all, and once more"
+
+
+@pytest.mark.logs("truncated")
+async def test_an_object_that_was_cut_fails_only_the_slices_behind_the_cut(nursery, autojump_clock):
+    world, entry = world_with([MIB // 4] * 4)
+    cut = entry.tgb.slice(SliceIndex(2)).offset
+    world.store.objects[entry.tgb.key] = world.store.objects[entry.tgb.key][: cut + 5]
+    slices = await at_work(nursery, Slices(world.store, memory_bytes=64 * MIB))
+    handles = [slices.reads.open(entry, SliceIndex(index)) for index in range(4)]
+    for index, handle in enumerate(handles):
+        if index < 2:
+            assert await read_all(handle) == world.payloads[0][index]
+        else:
+            with pytest.raises(CorruptError, match="truncated"):
+                await handle.read(0, 1)
+
+
 @pytest.mark.logs("truncated")
 async def test_a_truncated_object_is_corrupt(nursery, autojump_clock):
     world, entry = world_with([MIB])

@@ -116,6 +116,18 @@ async def test_a_listed_order_is_as_good(nursery, autojump_clock):
     assert counts.bytes_fetched <= 1.02 * counts.bytes_delivered
 
 
+@pytest.mark.parametrize("at_once", [1, 8])
+@pytest.mark.parametrize("drawn", ["two epochs", "with replacement"])
+async def test_an_order_with_repeated_steps_is_as_good(nursery, autojump_clock, drawn, at_once):
+    draw = random.Random(4)
+    steps = [Step(draw.randrange(600)) for _ in range(800)]
+    if drawn == "two epochs":
+        steps = [Step(step) for _ in range(2) for step in draw.sample(range(400), 400)]
+    counts = await share_of_hits(nursery, steps, StepsHint(0, tuple(steps)), at_once=at_once, memory_bytes=1 * MIB)
+    assert counts.hits >= 0.95 * len(steps)
+    assert counts.bytes_fetched <= 1.02 * counts.bytes_delivered
+
+
 async def test_a_wrong_hint_costs_a_window_and_no_bytes_differ(nursery, autojump_clock):
     """`read` compares what it reads. A trainer that does not do what it said is served like any other."""
     counts = await share_of_hits(nursery, range(2800, 3000), ShuffleHint(shuffled(1000), 0), at_once=1)

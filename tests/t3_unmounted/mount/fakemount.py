@@ -114,12 +114,21 @@ class Mounted:
 
 @asynccontextmanager
 async def mounted(
-    *, steps=None, show_last=None, wait_s=None, world=None, mesh=None, slices=2, deadline_s=300.0, ext=".pt"
+    *,
+    steps=None,
+    show_last=None,
+    list_latest=False,
+    wait_s=None,
+    world=None,
+    mesh=None,
+    slices=2,
+    deadline_s=300.0,
+    ext=".pt",
 ):
     """A mount with its waits running."""
     grid = slices if isinstance(slices, Grid) else Grid(slices)
     table = FakeTable(slices=grid.slices, ext=ext)
-    tree = Tree(table, ViewOptions(steps, show_last, wait=wait_s is not None))
+    tree = Tree(table, ViewOptions(steps, show_last, wait=wait_s is not None, list_latest=list_latest))
     changes, meter, known, files, fake = Changes(), Meter(), LookupCounts(), FileTable(), FakeSlices()
     signalled: set[int] = set()
     waits = Waits(tree, table, changes, deadline_s=deadline_s, wait_s=wait_s, has_signal=lambda pid: pid in signalled)

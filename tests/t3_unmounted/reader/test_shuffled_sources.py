@@ -43,6 +43,15 @@ def test_a_data_set_keeps_its_range(lake):
             stepfs.ShuffledSteps(dataset, **options)
 
 
+def test_a_lake_of_a_range_of_steps_says_where_the_order_begins_and_ends(lake):
+    with stepfs.Lake(lake.url, steps="4:9") as part:
+        sampler = stepfs.ShuffledSteps(part, seed=SEED)
+        assert (sampler.next_step, sorted(sampler)) == (4, list(range(5)))
+        for options in ({"stop": 4}, {"first": 3, "stop": 9}, {"stop": 10}):
+            with pytest.raises(UsageError, match="has steps 4 to 9"):
+                stepfs.ShuffledSteps(part, **options)
+
+
 def test_a_data_set_in_the_order_of_steps_takes_no_sampler(lake):
     for options in ({}, {"stop": STEPS, "iterable": True}):
         with pytest.raises(UsageError, match="in the order of steps: give it `stop` alone"):

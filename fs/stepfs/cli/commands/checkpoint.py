@@ -46,8 +46,9 @@ def checkpoint(
 
     Steps that no kept checkpoint of any group needs may then be reclaimed. Say it only after the checkpoint is safe.
     """
-    from stepfs.checkpoints.record import mounted_lake, record_checkpoint
+    from stepfs.checkpoints.record import check_on_mount, record_checkpoint
     from stepfs.lake.groups import Group
+    from stepfs.view.mounted import mounted_lake
 
     said = [drop, resumed, retire, keep is not None].count(True)
     if (next_step is None) != retire or said > 1:
@@ -56,12 +57,17 @@ def checkpoint(
     if not is_lake(target):
         mounted = mounted_lake(Path(target))
         lake, store_options = mounted.lake, store_options.at_endpoint(mounted.endpoint_url)
+        if next_step is not None and not (drop or resumed):
+            check_on_mount(next_step, Path(target))
 
     async def change() -> GroupRecord:
         async with opened_log(lake, store_options) as log:
             if next_step is None:
                 return await Group.on(log.control, group).retire()
-            return await record_checkpoint(log, group, next_step, keep=keep, drop=drop, resumed=resumed)
+            committed = log.state.next_step
+            return await record_checkpoint(
+                log.control, committed, group, next_step, keep=keep, drop=drop, resumed=resumed
+            )
 
     _show(group, interruption.run(change), retired=retire, as_json=as_json)
 

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 from stepfs import interruption
 from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory, opt
-from stepfs.cli.target import lake_of, opened_log
+from stepfs.cli.target import lake_of, opened_log, view_of
 from stepfs.format.ids import JSON_SCHEMA, Step
 from stepfs.store.options import StoreOptions
 
 if TYPE_CHECKING:
-    from stepfs.format.records import LakeIdentity
     from stepfs.format.snapshot import StepEntry
     from stepfs.lake.log.reader import LogReader
+    from stepfs.view.file_names import FileNames
+    from stepfs.view.mounted import View
 
 
 def ls(
@@ -25,7 +26,7 @@ def ls(
     as_json: Json = False,
     endpoint_url: EndpointUrl = None,
 ) -> None:
-    """List the steps of a lake as a mount would.
+    """List the steps of a lake as a mount would, or as the mount DIR does.
 
     Or, with --step, the files of one step.
     """
@@ -33,31 +34,30 @@ def ls(
 
     async def find() -> None:
         async with opened_log(lake, store_options, reads_only=True) as log:
+            view = view_of(target, log)
             if step is not None:
-                await log.entry(Step(step))  # AbsentError names the existing steps
+                view.check(step)
+                await log.entry(Step(step))
             if as_json:
-                await _print_document(log, step)
+                await _print_document(log, view, step)
             else:
-                sys.stdout.writelines(_step_names(log) if step is None else _file_names(log))
+                sys.stdout.writelines(_step_names(view) if step is None else _file_names(view.names(log.identity)))
 
     interruption.run(find)
 
 
-def _step_names(log: LogReader) -> Iterator[str]:
+def _step_names(view: View) -> Iterator[str]:
     from stepfs.view.naming import step_name
 
-    for number in range(log.first_live_step, log.state.next_step):
+    for number in view.listed():
         yield f"{step_name(Step(number)).decode()}\n"
 
 
-def _file_names(log: LogReader) -> Iterator[str]:
-    from stepfs.view.file_names import names_of
-
-    names = names_of(log.identity)
+def _file_names(names: FileNames) -> Iterator[str]:
     return (f"{names[place][0].decode()}\n" for place in range(len(names)))
 
 
-async def _print_document(log: LogReader, only: int | None) -> None:
+async def _print_document(log: LogReader, view: View, only: int | None) -> None:
     """Print one JSON document step by step: a lake of 10⁶ steps is read segment by segment, never held in memory."""
     from stepfs.format.payload.schema import schema_document
 
@@ -69,25 +69,23 @@ async def _print_document(log: LogReader, only: int | None) -> None:
         "grid": identity.grid.document(),
         "ext": identity.ext,
         "payload_schema": schema_document(identity.payload_schema),
-        "first_step": log.first_live_step,
-        "next_step": log.state.next_step,
+        "first_step": view.first_visible,
+        "next_step": view.next_step,
     }
     sys.stdout.write(json.dumps(head)[:-1] + ', "steps": [')
-    first, end = (log.first_live_step, log.state.next_step) if only is None else (only, only + 1)
-    for number in range(first, end):
+    shown, readable = view.listed(), view.readable()
+    steps = range(max(shown.start, readable.start), min(shown.stop, readable.stop)) if only is None else [only]
+    names = view.names(identity)
+    for place, number in enumerate(steps):
         entry = await log.entry(Step(number))
         document = _step_document(entry)
         if only is not None:
-            document["files"] = _files(entry, identity)
-        sys.stdout.write((",\n" if number > first else "\n") + json.dumps(document))
+            document["files"] = _files(entry, names)
+        sys.stdout.write((",\n" if place else "\n") + json.dumps(document))
     sys.stdout.write("\n]}\n")
 
 
-def _files(entry: StepEntry, identity: LakeIdentity) -> list[dict[str, object]]:
-    """A step's files as a mount without `--world` and `--mesh` lists them."""
-    from stepfs.view.file_names import names_of
-
-    names = names_of(identity)
+def _files(entry: StepEntry, names: FileNames) -> list[dict[str, object]]:
     listed = ((name, entry.tgb.slice(index)) for name, index in (names[n] for n in range(len(names))))
     return [{"name": name.decode(), "size": ref.length, "crc32c": f"{ref.crc32c:08x}"} for name, ref in listed]
 

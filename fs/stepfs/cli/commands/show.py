@@ -15,7 +15,7 @@ from stepfs import interruption
 from stepfs.cli.columns import json_text, printable, size_text, table
 from stepfs.cli.options import EndpointUrl, Json, not_empty, opt
 from stepfs.cli.payload_bytes import PayloadBytes, ends_of, file_bytes, slice_bytes
-from stepfs.cli.target import is_lake, lake_of, opened_log, origin_stores
+from stepfs.cli.target import is_lake, lake_of, opened_log, origin_stores, view_of
 from stepfs.errors import AbsentError, CorruptError, UsageError
 from stepfs.store.options import StoreOptions
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from stepfs.format.payload.schema import PayloadSchema
     from stepfs.lake.log.reader import LogReader
     from stepfs.lake.origins import OriginStores
+    from stepfs.view.mounted import View
 
 _VALUES: Final = 8
 _FACT_CHARACTERS: Final = 200
@@ -65,9 +66,9 @@ def show(
             callback=not_empty,
         ),
     ],
-    step: Annotated[int | None, opt("--step", "Of a lake; the newest by default.", "N", least=0)] = None,
-    rank: Annotated[int | None, opt("--rank", "Of a lake: whose file; 0 by default.", "R", least=0)] = None,
-    micro: Annotated[int, opt("--micro", "Of a lake: which micro-batch of the rank.", "M", least=0)] = 0,
+    step: Annotated[int | None, opt("--step", "Of a lake or mount; the newest by default.", "N", least=0)] = None,
+    rank: Annotated[int | None, opt("--rank", "Of a lake or mount: whose file; 0 by default.", "R", least=0)] = None,
+    micro: Annotated[int, opt("--micro", "Of a lake or mount: which micro-batch of the rank.", "M", least=0)] = 0,
     tokenizer: Annotated[
         str | None,
         opt(
@@ -90,7 +91,9 @@ def show(
         if not is_file:
             lake, options = lake_of(target, StoreOptions(endpoint_url))
             async with opened_log(lake, options, reads_only=True) as log, origin_stores(log.store, options) as origins:
-                return await _shown(await _slice(log, lake, origins, step, rank or 0, micro), tokenizer)
+                return await _shown(
+                    await _slice(log, lake, view_of(target, log), origins, step, rank or 0, micro), tokenizer
+                )
         for option, given in (("--step", step), ("--rank", rank), ("--micro", micro or None)):
             if given is not None:
                 raise UsageError(f"{option} is for lakes; {target} is one payload")
@@ -104,25 +107,26 @@ def show(
         raise CorruptError(f"{shown.payload.name}: {shown.problem}")
 
 
-async def _slice(log: LogReader, lake: str, origins: OriginStores, step: int | None, rank: int, micro: int) -> _Payload:
-    from stepfs.format.ids import Step
+async def _slice(
+    log: LogReader, lake: str, view: View, origins: OriginStores, step: int | None, rank: int, micro: int
+) -> _Payload:
     from stepfs.lake.identity import payload_schema
-    from stepfs.view.file_names import names_of
     from stepfs.view.naming import step_name
 
-    identity, newest = log.identity, log.state.next_step - 1
-    if newest < log.first_live_step:
-        raise AbsentError(f"{lake}: has no step yet")
-    ranks = names_of(identity).ranks
+    identity, names = log.identity, view.names(log.identity)
+    ranks = names.ranks
     if rank >= ranks.world or micro >= ranks.micro_batches:
         raise UsageError(
-            f"--rank {rank} --micro {micro}: the lake has {ranks.world} ranks, and {ranks.micro_batches} files of each"
+            f"--rank {rank} --micro {micro}: there are {ranks.world} ranks here, and {ranks.micro_batches} files of each"
         )
     index = ranks.slice_of(rank, micro)
-    entry = await log.entry(Step(newest if step is None else step))
+    steps = view.readable()
+    if not steps:
+        raise AbsentError(f"{lake}: has no step yet")
+    entry = await log.entry(view.check(steps[-1] if step is None else step))
     ref = entry.tgb.slice(index)
     data = await slice_bytes(origins.of(entry.tgb, log.state), entry.tgb.key, ref)
-    name = f"{step_name(entry.step).decode()}/{names_of(identity).name_of(index).decode()}"
+    name = f"{step_name(entry.step).decode()}/{names.of_rank(rank, micro).decode()}"
     place: dict[str, object] = {"lake": lake, "lake_id": identity.lake_id, "step": entry.step}
     place |= {"rank": rank, "micro_batch": micro, "producer": entry.producer_id}
     return _Payload(name, identity.ext, data, payload_schema(identity, lake), place)

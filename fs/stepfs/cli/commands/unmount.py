@@ -28,26 +28,26 @@ def unmount(
 ) -> None:
     """Unmount, and return when the daemon is gone and its cache removed. A busy mount is left as it is (exit 4)."""
     from stepfs.mount.unmount import unmount_and_wait
+    from stepfs.view.mounted import mounted_lake
 
     if checkpoint is None:
         unmount_and_wait(Path(directory))
         return
 
-    from stepfs.checkpoints.record import check_next_step, mounted_lake, record_checkpoint
+    from stepfs.checkpoints.record import check_next_step, check_on_mount, record_checkpoint
     from stepfs.mount.host.mountinfo import real_directory
-    from stepfs.mount.unmount import committed_steps
 
     where = real_directory(Path(directory))
     mounted = mounted_lake(where)
     if mounted.group is None:
         raise RefusedError(f"{directory} was mounted without --group; there is no run to record a checkpoint for")
-    check_next_step(checkpoint, committed_steps(where))  # report a wrong step while the mount stands
+    check_next_step(checkpoint, check_on_mount(checkpoint, where))  # report a wrong step while the mount stands
     unmount_and_wait(Path(directory))
     group, options = mounted.group, StoreOptions(mounted.endpoint_url)
 
     async def record() -> None:
         async with opened_log(mounted.lake, options) as log:
-            await record_checkpoint(log, group, checkpoint)
+            await record_checkpoint(log.control, log.state.next_step, group, checkpoint)
 
     try:
         interruption.run(record)

@@ -17,7 +17,7 @@ from stepfs.data.cache.eviction import EvictionOrder
 from stepfs.data.cache.passed import find_passed
 from stepfs.data.cache.reading_order import NEAREST
 from stepfs.data.counters import DataCounts
-from stepfs.data.ranges import join_pieces
+from stepfs.data.ranges import Range, join_pieces
 from stepfs.data.roles import NEXT, Role
 from stepfs.errors import StepfsError, StoreUnreachableError
 from stepfs.format.ids import SliceIndex, SliceKey, Step
@@ -151,6 +151,17 @@ class Cache:
         block.settled.set()
         if not block.pinned or isinstance(error, StoreUnreachableError):
             self._detach(block)
+
+    def split(self, block: Block) -> list[Block]:
+        """New QUEUED blocks in its place, one for each owner's piece: an error of one will not be another's."""
+        parts = []
+        for piece in block.range.pieces:
+            [owner] = [owner for owner in block.owners if owner.index == piece.index]
+            part = Block(block.entry, Range(piece.offset, piece.length, (piece,)), [owner])
+            owner.places[piece.block] = part
+            parts.append(part)
+        self.drop(block)  # its readers look again, and find the parts
+        return parts
 
     def drop(self, block: Block) -> None:
         """Forget a block in any state; its memory is released once no reader sees it."""

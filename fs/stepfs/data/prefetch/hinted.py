@@ -56,11 +56,10 @@ class HintedStream:
 
     def note_open(self, step: Step, index: SliceIndex, now: float) -> bool | None:
         """None unless the step is one that these readers are about to open; True if it is the first file of it."""
-        place = self.order.place_of(step)
-        if place is None or not self._start <= place < self.front + _JUMP_PLACES:
+        near = self.order.places_of(step, max(self._start, self.front - _BEHIND_PLACES), self.front + _JUMP_PLACES)
+        if not near:
             return None
-        if place < self.front - _BEHIND_PLACES:
-            return None
+        place = next((place for place in near if index not in self._opened.get(place, ())), near[0])
         fresh = place not in self._opened
         self.touched_at = now
         self.front = max(self.front, place + 1)

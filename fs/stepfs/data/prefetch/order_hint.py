@@ -17,6 +17,7 @@ import base64
 import binascii
 import re
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -60,12 +61,21 @@ class ShuffledOrder:
     def step_at(self, place: int) -> Step:
         return Step(self.first + self._permutation.value_at(place * self.shards + self.shard))
 
+    def places_of(self, step: Step, first: int, stop: int) -> list[int]:
+        """The places of the step among these."""
+        return _among(self.place_of(step), first, stop)
+
     def place_of(self, step: Step) -> int | None:
         """None if the step is not part of this order."""
         if not self.first <= step < self.stop:
             return None
         place, shard = divmod(self._permutation.place_of(step - self.first), self.shards)
         return place if shard == self.shard else None
+
+    def dealt(self, place: int, workers: int) -> tuple[ShuffledOrder, int]:
+        """The order of the one of a loader's `workers` that reads this place, every `workers`-th, and its place there."""
+        shard = place % workers * self.shards + self.shard
+        return replace(self, shard=shard, shards=workers * self.shards), place // workers
 
     def follows(self, other: Order) -> bool:
         """Whether this is another epoch of the same readers."""
@@ -98,6 +108,10 @@ class StridedOrder:
         periods, rest = divmod(place, self.block)
         return Step(self.first + periods * self.period + rest)
 
+    def places_of(self, step: Step, first: int, stop: int) -> list[int]:
+        """The places of the step among these."""
+        return _among(self.place_of(step), first, stop)
+
     def place_of(self, step: Step) -> int | None:
         if not self.first <= step < self.stop:
             return None
@@ -110,18 +124,19 @@ class StridedOrder:
 
 
 class ListedOrder:
-    """The announced step numbers, in that order."""
+    """The announced step numbers, in that order. A step may be there several times: epochs, draws with replacement."""
 
     def __init__(self, steps: Iterable[Step] = ()) -> None:
-        self._steps = array("Q", steps)
-        self._places = {step: place for place, step in enumerate(self._steps)}
+        self._steps = array("Q")
+        self._places: dict[int, array[int]] = {}
+        self.extend(steps)
 
     def extend(self, steps: Iterable[Step]) -> None:
         """`UsageError` beyond `LISTED_STEPS_MAX`."""
         for step in steps:
             if len(self._steps) >= LISTED_STEPS_MAX:
                 raise UsageError(f"an order lists at most {LISTED_STEPS_MAX} steps")
-            self._places[step] = len(self._steps)
+            self._places.setdefault(step, array("I")).append(len(self._steps))
             self._steps.append(step)
 
     def part(self, at: int, count: int) -> list[Step]:
@@ -138,14 +153,20 @@ class ListedOrder:
     def step_at(self, place: int) -> Step:
         return Step(self._steps[place])
 
-    def place_of(self, step: Step) -> int | None:
-        return self._places.get(step)
+    def places_of(self, step: Step, first: int, stop: int) -> list[int]:
+        """The places of the step among these."""
+        places = self._places.get(step, array("I"))
+        return list(places[bisect_left(places, first) : bisect_left(places, stop)])
 
     def follows(self, other: Order) -> bool:
         return isinstance(other, ListedOrder)
 
 
 Order = ShuffledOrder | StridedOrder | ListedOrder
+
+
+def _among(place: int | None, first: int, stop: int) -> list[int]:
+    return [place] if place is not None and first <= place < stop else []
 
 
 @dataclass(frozen=True, slots=True)

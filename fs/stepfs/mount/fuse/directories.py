@@ -69,7 +69,8 @@ class OpenDirectory(Protocol):
 
 @dataclass(eq=False)
 class OpenRoot:
-    """The root: `.stepfs`, `latest`, and the steps. Counts the lookups of steps that it gives to the kernel."""
+    """The root: `.stepfs`, under `--list-latest` `latest`, and the steps. Counts the lookups that it gives to the
+    kernel."""
 
     table: StepTable
     tree: Tree
@@ -81,7 +82,7 @@ class OpenRoot:
     def list_after(self, after: int, rows: Rows) -> None:
         if after == 0:
             self.shown = self.tree.listed()
-            self.latest = self.tree.latest()
+            self.latest = self.tree.latest() if self.tree.options.list_latest else None
         if after < 1 and not rows.add(1, CONTROL_DIRECTORY, self.control):
             return
         newest = self.latest if after < 2 else None

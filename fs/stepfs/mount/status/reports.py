@@ -53,6 +53,7 @@ class Reports:
             "schema": JSON_SCHEMA,
             "lake": self.options.redacted()["lake"],  # type: ignore[dict-item]
             "lake_id": state.lake_id,
+            "origins": dict(state.origin_cuts),
             "slices": state.slices,
             "grid": self.lake.log.identity.grid.document(),  # type: ignore[dict-item]
             "ext": self.lake.log.identity.ext,
