@@ -20,7 +20,8 @@ from stepfs_producer.cli.app import app as produce
 COMMANDS = commands_of(app)
 ALL = [*COMMANDS.values(), *commands_of(produce).values()]
 NO_VARIABLE = {"help", "version"}
-OF_ANOTHER_MEANING = {("init", "ranks")}  # STEPFS_RANKS is what a mount's node reads
+# STEPFS_RANKS is what a mount's node reads, STEPFS_STEPS what it shows.
+OF_ANOTHER_MEANING = {("init", "ranks"), ("simulate", "steps"), ("replay", "steps"), ("replay", "ranks")}
 
 
 @pytest.mark.parametrize("command", ALL, ids=lambda each: each.name)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from stepfs.cli.columns import printable, state_text, table, time_text
 
-_PRODUCERS = ["PRODUCER", "EPOCH", "STEPS", "STATE", "LAST COMMIT"]
+_PRODUCERS = ["PRODUCER", "EPOCH", "STEPS", "STATE", "LAST ENTRY"]
 _SOURCES = ["PRODUCER", "SOURCE", "TOKENS", "SHARE", "RECORDS", "SKIPPED", "EPOCH"]
 
 

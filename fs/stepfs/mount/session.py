@@ -45,7 +45,7 @@ from stepfs.view.selection import check_steps
 
 _log = logging.getLogger("stepfs.mount")
 
-_PORT_S: Final = 10.0
+_PORT_S: Final = 2.0
 _PORT_RETRY_S: Final = 0.1
 _DISK_BYTES: Final = 8 << 30
 _ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -118,7 +118,8 @@ class _Session:
         identity = await open_lake(store)
         reader = await LogReader.open(store, identity, reads_only=True)
         check_steps(options.steps, reader.state)
-        with cache_directory.claimed(options.cache_dir, identity.lake_id) as cache:
+        here = self._directory if self._descriptor is None else None
+        with cache_directory.claimed(options.cache_dir, identity.lake_id, here) as cache:
             machine = Machine(cache, *budgets(options))
             disk = None
             if machine.disk_bytes:

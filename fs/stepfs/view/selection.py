@@ -47,9 +47,16 @@ def hinted_slices(
 def check_steps(steps: range | None, state: LogState) -> None:
     """`RefusedError` for steps that will never come: a reader would find them absent after hours of training."""
     if steps is not None and state.sealed and steps.stop > state.next_step:
+        advice = (
+            f"Mount at most --steps {steps.start}:{state.next_step}"
+            if steps.start < state.next_step
+            else "Name steps that it has"
+            if state.next_step
+            else "Name another lake"
+        )
         raise RefusedError(
-            f"--steps {steps.start}:{steps.stop}: the lake is sealed and has {state.next_step} steps; no more will come."
-            f" Mount at most --steps {min(steps.start, state.next_step)}:{state.next_step}"
+            f"--steps {steps.start}:{steps.stop}: the lake is sealed and has {state.next_step} steps; no more will come. "
+            f"{advice}"
         )
 
 

@@ -139,4 +139,7 @@ class Tree:
 def listed_steps(options: ViewOptions, first_visible: Step, next_step: Step) -> range:
     """The steps that a listing names where those from `first_visible` to the one before `next_step` can be opened."""
     shown = range(min(first_visible, next_step), next_step) if options.steps is None else options.steps
-    return shown if options.show_last is None else shown[-options.show_last :]
+    if options.show_last is None:
+        return shown
+    committed = range(shown.start, max(shown.start, min(shown.stop, next_step)))
+    return committed[-options.show_last :]

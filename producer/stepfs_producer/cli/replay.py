@@ -14,11 +14,13 @@ from stepfs_producer.cli.options import Workers
 
 def replay(
     lake: Lake,
-    steps: Annotated[str, opt("--steps", "Steps A to B-1, by the lake's numbers.", "A:B")],
+    # Without variables: STEPFS_STEPS and STEPFS_RANKS are what a mount shows, and fetches ahead.
+    steps: Annotated[str, typer.Option("--steps", help="Steps A to B-1, by the lake's numbers.", metavar="A:B")],
     compare: Annotated[bool, opt("--compare", "Compare them with those of the lake; the default.")] = False,
     to: Annotated[Path | None, opt("--to", "Write them there instead, named as in a mount.", "DIR")] = None,
     ranks: Annotated[
-        str | None, opt("--ranks", "Make the files of these data ranks only; all are planned.", "R,S-T")
+        str | None,
+        typer.Option("--ranks", help="Make the files of these data ranks only; all are planned.", metavar="R,S-T"),
     ] = None,
     producer_id: Annotated[
         str | None, opt("--producer-id", "Only the steps of this producer, where several made them.", "ID")

@@ -6,13 +6,15 @@ from typing import Annotated
 
 import typer
 
-from stepfs.cli.options import Json, opt
+from stepfs.cli.options import Json
 from stepfs_producer.cli.options import Holdout, PlanFile, Workers
 
 
 def simulate(
     plan: PlanFile,
-    steps: Annotated[int, opt("--steps", "Plan the first N steps, or to the end.", "N", least=1)] = 100,
+    steps: Annotated[  # without a variable: STEPFS_STEPS is what a mount shows
+        int, typer.Option("--steps", help="Plan the first N steps, or to the end.", metavar="N", min=1)
+    ] = 100,
     workers: Workers = None,
     holdout: Holdout = False,
     as_json: Json = False,

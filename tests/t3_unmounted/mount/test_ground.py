@@ -154,6 +154,27 @@ def test_what_nobody_came_back_for_is_swept_after_a_day(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["not-ours"]
 
 
+def test_a_dead_cache_of_another_lake_at_the_same_mount_point_goes_at_once(tmp_path):
+    here, there = tmp_path / "here", tmp_path / "there"
+    caches = tmp_path / "caches"
+    caches.mkdir()
+    left = cache_directory.claim(caches, OTHER, here)
+    elsewhere = cache_directory.claim(caches, "c" * 32, there)
+    live = cache_directory.claim(caches, "d" * 32, here)  # impossible, and yet left alone
+    for crashed in (left, elsewhere):
+        crashed.release()
+    with cache_directory.claim(caches, LAKE, here):
+        assert not left.path.exists()
+        assert elsewhere.path.exists()
+        assert live.path.exists()
+    moved = cache_directory.claim(caches, "c" * 32, here)
+    assert moved.path == elsewhere.path
+    moved.release()
+    with cache_directory.claim(caches, LAKE, there):
+        assert elsewhere.path.exists(), "its newest mount stood elsewhere"
+    live.remove()
+
+
 def test_a_cache_directory_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(RefusedError, match="choose one with --cache-dir"):

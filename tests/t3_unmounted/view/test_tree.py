@@ -10,10 +10,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from stepfs.errors import RefusedError
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.view import attributes
 from stepfs.view.inodes import Fixed, directory_inode, slice_inode
-from stepfs.view.tree import AHEAD_STEPS_MAX, Presence, Tree, ViewOptions
+from stepfs.view.selection import check_steps
+from stepfs.view.tree import AHEAD_STEPS_MAX, Presence, Tree, ViewOptions, listed_steps
 
 option_sets = st.builds(
     ViewOptions,
@@ -75,7 +77,7 @@ class TreeAgainstModel(RuleBasedStateMachine):
         if self.options.steps is not None:
             expected = list(self.options.steps)
         if self.options.show_last is not None:
-            expected = expected[-self.options.show_last :]
+            expected = [step for step in expected if step < self.table.state.next_step][-self.options.show_last :]
         assert list(self.tree.listed()) == expected
 
     @invariant()
@@ -200,3 +202,26 @@ def test_a_group_that_rolls_back_shows_its_older_steps_again():
         assert list(tree.listed()) == list(range(need, 10))
     table.first_live_step = Step(5)
     assert [*found, tree.risen()] == [6, None, None, 4, 5]
+
+
+def test_show_last_of_named_steps_counts_the_committed_ones() -> None:
+    assert list(listed_steps(ViewOptions(range(10, 30), 4), Step(0), Step(20))) == [16, 17, 18, 19]
+    assert list(listed_steps(ViewOptions(range(10, 30), 4), Step(0), Step(12))) == [10, 11]
+    assert list(listed_steps(ViewOptions(range(10, 30), 4), Step(0), Step(5))) == []
+    assert list(listed_steps(ViewOptions(range(10, 30), 4), Step(0), Step(90))) == [26, 27, 28, 29]
+
+
+@pytest.mark.parametrize(
+    ("steps", "committed", "advice"),
+    [
+        (range(2, 9), 5, "Mount at most --steps 2:5"),
+        (range(7, 9), 5, "Name steps that it has"),
+        (range(9), 0, "another lake"),
+    ],
+)
+def test_steps_of_a_sealed_lake_that_never_come_are_refused_with_what_can_be_had(steps, committed, advice) -> None:
+    table = FakeTable()
+    table.commit(committed)
+    table.seal()
+    with pytest.raises(RefusedError, match=advice):
+        check_steps(steps, table.state)

@@ -28,8 +28,11 @@ from stepfs.own_directory import home, make_own, open_own
 
 NOWHERE: Final = Path("/nonexistent")  # in config.json of a mount without a disk cache
 _LOCK: Final = "lock"
-# Content of the lock file: the directory above was made for this cache and is removed with it, after a crash, too.
+# Content of the lock file: whether the directory above was made for this cache, and is removed with it after a crash,
+# too; then the mount point. Only one mount stands there, so a cache without a holder that names it is dead.
 _MADE_BASE: Final = b"base"
+_FOUND_BASE: Final = b"kept"
+_PATH_BYTES_MAX: Final = 8192
 _ABANDONED_AFTER_S: Final = 86400.0
 _LAKE: Final = re.compile(r"([0-9a-f]{32})(?:-[0-9a-f]{16})?")
 
@@ -51,6 +54,7 @@ class CachePlace:
     lock: int  # that of its lock; closed by `remove`
     adopted: bool
     keep_base: bool
+    mounted_at: Path | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -81,26 +85,33 @@ class CachePlace:
 
 
 @contextmanager
-def claimed(cache_dir: Path | None, lake_id: str) -> Iterator[Path]:
+def claimed(cache_dir: Path | None, lake_id: str, directory: Path | None = None) -> Iterator[Path]:
     """A claimed directory inside the context; without a cache directory `NOWHERE`, and nothing is written."""
     if cache_dir is None:
         yield NOWHERE
         return
-    with claim(cache_dir, lake_id) as own:
+    with claim(cache_dir, lake_id, directory) as own:
         yield own.path
 
 
-def claim(cache_dir: Path, lake_id: str) -> CachePlace:
-    """Adopt the cache of a crashed mount of this lake, or make a new directory; else `RefusedError`."""
+def claim(cache_dir: Path, lake_id: str, directory: Path | None = None) -> CachePlace:
+    """Adopt the cache of a crashed mount of this lake, or make a new directory; else `RefusedError`.
+
+    `directory`: the mount point, which the caller has claimed.
+    """
     keep_base = cache_dir.is_dir() and cache_dir != default_cache_dir()
     try:
         cache_dir.mkdir(parents=True, exist_ok=True)
         base = os.open(cache_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            _sweep(base, cache_dir, keep=lake_id)
-            return _adopt(base, cache_dir, lake_id, keep_base=keep_base) or _make(
+            _sweep(base, cache_dir, keep=lake_id, directory=directory)
+            place = _adopt(base, cache_dir, lake_id, keep_base=keep_base) or _make(
                 base, cache_dir, lake_id, keep_base=keep_base
             )
+            os.ftruncate(place.lock, 0)
+            os.pwrite(place.lock, _FOUND_BASE if place.keep_base else _MADE_BASE, 0)
+            os.pwrite(place.lock, os.fsencode(directory or ""), len(_MADE_BASE))
+            return place
         finally:
             os.close(base)
     except OSError as error:
@@ -127,8 +138,10 @@ def _left(base: int, lake_path: Path, *, keep_base: bool) -> Iterator[CachePlace
         for name in sorted(os.listdir(lake)):  # noqa: PTH208
             lock = _try_lock(name, parent=lake, create=False)
             if lock is not None:
-                kept = keep_base and os.pread(lock, len(_MADE_BASE), 0) != _MADE_BASE
-                yield CachePlace(lake_path / name, os.dup(lake), lock, adopted=True, keep_base=kept)
+                told = os.pread(lock, _PATH_BYTES_MAX, 0)
+                kept = keep_base and not told.startswith(_MADE_BASE)
+                at = Path(os.fsdecode(told[len(_MADE_BASE) :])) if len(told) > len(_MADE_BASE) else None
+                yield CachePlace(lake_path / name, os.dup(lake), lock, adopted=True, keep_base=kept, mounted_at=at)
     finally:
         os.close(lake)
 
@@ -153,23 +166,22 @@ def _make(base: int, cache_dir: Path, lake_id: str, *, keep_base: bool) -> Cache
             os.close(lake)
             raise
         if lock is not None:
-            if not keep_base:
-                os.pwrite(lock, _MADE_BASE, 0)
             return CachePlace(cache_dir / name / token, lake, lock, adopted=False, keep_base=keep_base)
         os.close(lake)
 
 
-def _sweep(base: int, cache_dir: Path, *, keep: str) -> None:
-    """Remove the caches of crashed mounts of other lakes after a day."""
+def _sweep(base: int, cache_dir: Path, *, keep: str, directory: Path | None) -> None:
+    """Remove the caches of crashed mounts of other lakes: of this mount point at once, others after a day."""
     for name in os.listdir(base):
         if _lake_id_of(name) not in {None, keep}:
             with suppress(OSError):  # just removed by another mount
-                _sweep_lake(base, cache_dir / name)
+                _sweep_lake(base, cache_dir / name, directory)
 
 
-def _sweep_lake(base: int, lake_path: Path) -> None:
+def _sweep_lake(base: int, lake_path: Path, directory: Path | None) -> None:
     for place in _left(base, lake_path, keep_base=True):
-        if time.time() - place.left_at() > _ABANDONED_AFTER_S:
+        is_of_here = directory is not None and place.mounted_at == directory
+        if is_of_here or time.time() - place.left_at() > _ABANDONED_AFTER_S:
             place.remove()
         else:
             place.release()
