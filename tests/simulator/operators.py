@@ -36,7 +36,7 @@ class ReclaimerActor:
                 ledger.counts["reclaims cut short"] += 1
             except RefusedError as error:
                 ledger.counts["reclaims refused"] += 1
-                ledger.require("other reclaimers" in str(error) or self.world.lying, f"{self.name}: {error}")
+                ledger.require("were faster every time" in str(error) or self.world.lying, f"{self.name}: {error}")
             with trio.move_on_after(every_s):
                 await self.world.over.wait()
         return True

@@ -23,7 +23,7 @@ async def newest_control(store: Store, identity: LakeIdentity) -> Control:
 async def reclaimed_below(store: Store, identity: LakeIdentity, step: int) -> None:
     """A reclaimer gives the steps below `step` up."""
     control = await newest_control(store, identity)
-    assert await control.advance(Advance(control.number, Step(step), Version(control.floor), 0))
+    assert await control.advance(Advance(Step(step), Version(control.floor), 0))
 
 
 def control_keys(shared: ObjectMap, identity: LakeIdentity) -> list[str]:

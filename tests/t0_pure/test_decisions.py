@@ -54,7 +54,7 @@ requests: st.SearchStrategy[Request] = st.one_of(
     ),
     st.builds(NoteOpened, names, steps, st.sampled_from([None, Step(0)])),
     st.builds(Retire, names),
-    st.builds(lambda first_live: Advance(-1, first_live, Version(first_live), 1), steps),
+    st.builds(lambda first_live: Advance(first_live, Version(first_live), 1), steps),
 )
 histories = st.lists(requests, min_size=1, max_size=60)
 
@@ -65,7 +65,7 @@ def records_of(history: list[Request]) -> list[ControlRecord]:
     for request in history:
         number, record = len(records) - 1, records[-1] if records else NOTHING_YET
         try:
-            following = decide(number, record, replace(request, on=number) if isinstance(request, Advance) else request)
+            following = decide(number, record, request)
         except StepfsError:
             continue
         if following is not None:
@@ -135,7 +135,7 @@ def test_minima_that_pile_up_are_merged_so_that_none_counts_shorter():
 
 def test_minima_that_an_advance_passes_become_one():
     record, wants = NOTHING_YET, [Add("a", Step(0)), Add("a", Step(2), 1), Add("a", Step(5), 1)]
-    for number, request in enumerate([*wants, Advance(2, Step(3), Version(0), 0)], start=-1):
+    for number, request in enumerate([*wants, Advance(Step(3), Version(0), 0)], start=-1):
         following = decide(number, record, request)
         assert following is not None
         record = following
@@ -176,12 +176,13 @@ def test_a_new_group_needs_every_live_step_and_no_other():
         assert after.groups["a"].start == 5
 
 
-def test_an_advance_is_decided_on_one_record():
+def test_an_advance_gives_up_what_no_group_of_the_record_needs():
     record = successor(6, NOTHING_YET, groups={"a": GroupRecord(Step(5))})
-    assert decide(7, record, Advance(6, Step(5), Version(2), 10)) is None
-    assert decide(7, record, Advance(7, Step(6), Version(2), 10)) is None
-    assert decide(7, record, Advance(7, Step(0), Version(2), 10)) is None
-    after = decide(7, record, Advance(7, Step(5), Version(2), 10))
+    assert decide(7, record, Advance(Step(6), Version(2), 10)) is None
+    assert decide(7, record, Advance(Step(0), Version(2), 10)) is None
+    assert decide(7, record, Advance(Step(5), Version(2), 10, grace_s=1.0)) is None, "it was less a moment ago"
+    assert decide(7, record, Advance(Step(5), Version(2), 10, {7: 2.0}, 1.0)) is not None
+    after = decide(7, record, Advance(Step(5), Version(2), 10))
     assert after is not None
     assert (after.first_live_step, after.floor, after.deleted_bytes) == (5, 2, 10)
 

@@ -33,7 +33,7 @@ def test_a_record_that_cannot_be_decoded_says_why_and_the_others_stay(tmp_path) 
 
 
 def test_a_line_above_the_bound_is_a_bad_record_that_is_never_held(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(lines, "LINE_BYTES_MAX", 3 << 20)
+    monkeypatch.setattr(lines, "RECORD_BYTES_MAX", 3 << 20)
     path = tmp_path / "a.jsonl"
     with path.open("wb") as file:
         file.write(b'{"text": "before"}\n')

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from stepfs.errors import StepfsError, UsageError
 from stepfs_producer.sources.block import Kind, Records
 from stepfs_producer.transforms.documents import BAD, Tokenised
+from stepfs_producer.transforms.model_tokenizer import ModelTokenizer
 from stepfs_producer.transforms.records import transform
 from stepfs_producer.transforms.spec import TokenizerSpec, TransformSpec
 
@@ -236,3 +237,15 @@ def test_how_records_are_grouped_does_not_show(values, cuts, dropped, eos) -> No
     assert mask.tolist() == (np.ones_like(mask) if whole.mask is None else whole.mask).tolist()
     assert (whole.mask is None) == bool(mask.all())
     assert {a + index: why for a, part in parts for index, why in part.bad.items()} == whole.bad
+
+
+def test_a_text_that_a_model_s_tokenizer_would_need_gigabytes_for_is_bad_by_name(tmp_path, monkeypatch) -> None:
+    """16 MiB took 2.3 GiB in a worker; bytes need no such bound."""
+    monkeypatch.setattr(ModelTokenizer, "text_bytes_max", 12)
+    path = tmp_path / "tokenizer.json"
+    path.write_text(model_files.qwen())
+    records = records_of(Kind.TEXT, [b"short", "grüße!!! ü".encode(), b"much too long", b"twelve bytes"])
+    result = made(TransformSpec(TokenizerSpec(str(path))), records)
+    says = "this tokenizer takes at most 12"
+    assert result.bad == {1: f"a text of 13 bytes; {says}", 2: f"a text of 13 bytes; {says}"}
+    assert samples(made(BYTES, records))[2] is not None

@@ -46,7 +46,7 @@ REQUESTS: Mapping[str, Callable[[int], Request]] = {
     "DROP": lambda what: Drop("a", _one(what)),
     "OPENED": lambda _: NoteOpened("a", Step(1)),
     "RETIRE": lambda _: Retire("a"),
-    "ADVANCE": lambda what: Advance(NUMBER, Step(what), Version(0), 0),
+    "ADVANCE": lambda what: Advance(Step(what), Version(0), 0),
 }
 VERDICTS = ("SAME", "NEXT", "REFUSED")
 

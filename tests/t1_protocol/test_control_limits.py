@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 import trio
 from controlled import control_keys
@@ -20,7 +22,7 @@ from small_world import (
 )
 
 from stepfs.errors import RefusedError
-from stepfs.format.control import RECORD_BYTES_MAX
+from stepfs.format.control import RECORD_BYTES_MAX, RESERVED_BYTES
 from stepfs.format.ids import INTEGER_MAX, Step
 from stepfs.lake.reclaim.run import Reclaimer
 
@@ -83,3 +85,28 @@ async def test_under_grace_too_no_step_is_given_up_that_is_not_committed_yet(wor
     with pytest.raises(RefusedError, match="another lake"):
         await patient.run()
     assert world.shared.objects == before
+
+
+@scenario(small, on=grow)
+async def test_an_advance_finds_room_in_the_fullest_record(world: World) -> None:
+    """Whatever groups record until they are refused: what gives steps or checkpoints up may always be written."""
+    world.shared.watch = None
+    await group(world, "run").add(Step(LAST))
+    many = sorted(range(1 << 40, (1 << 40) + 4096))
+    for number in range(200):
+        try:
+            await group(world, f"g{number}").replace(frozenset(map(Step, many)))
+        except RefusedError:
+            break
+    for power in range(12, -1, -1):  # as full as it gets
+        with suppress(RefusedError):
+            held = len((await group(world, "last").register()).kept)
+            await group(world, "last").replace(frozenset(map(Step, many[: held + (1 << power)])))
+    newest = control_keys(world.shared, world.identity)[-1]
+    assert RECORD_BYTES_MAX - len(world.shared.objects[newest]) < RESERVED_BYTES + 32
+    for step in range(NEED - 2, NEED + 2):
+        await group(world, "last").drop(Step(many[step]))
+    await group(world, "run").drop(Step(NEED))
+    assert (await clean(world)).first_live_step == LAST
+    await group(world, "g0").retire()
+    await group(world, "run").add(Step(LAST + 1))

@@ -154,7 +154,7 @@ async def test_a_new_process_fences_a_request_of_the_one_before(autojump_clock):
 async def advanced(store, first_live, **options):
     control = control_on(store, **options)
     await control.refresh()
-    return await control.advance(Advance(control.number, Step(first_live), Version(0), 0))
+    return await control.advance(Advance(Step(first_live), Version(0), 0))
 
 
 async def test_a_refusal_writes_nothing(autojump_clock):
@@ -179,12 +179,12 @@ async def test_an_advance_is_decided_on_the_newest_record_alone(autojump_clock):
     await run_of(control).add(Step(5))
     await reclaimer.refresh()
     await run_of(control).add(Step(3))
-    assert not await reclaimer.advance(Advance(reclaimer.number, Step(5), Version(0), 0))
-    await run_of(control).drop(Step(3))  # needed a moment ago: the reclaimer has to look at its grace again
-    stale = Advance(reclaimer.number, Step(5), Version(0), 0)
-    await reclaimer.refresh()
-    assert not await reclaimer.advance(stale)
+    assert not await reclaimer.advance(Advance(Step(5), Version(0), 0))
+    await run_of(control).drop(Step(3))  # needed a moment ago, which counts as long as there is a grace
+    assert not await reclaimer.advance(Advance(Step(5), Version(0), 0, grace_s=1.0))
     assert (await control_of(store)).first_live_step == 0
+    assert await reclaimer.advance(Advance(Step(5), Version(0), 0))
+    assert (await control_of(store)).first_live_step == 5
 
 
 async def control_of(store):

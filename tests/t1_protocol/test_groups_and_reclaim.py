@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import count, takewhile
+from typing import Any
 
 import pytest
+import trio
+from doubles.trio_clock import TrioClock
 from process_store import ProcessStore
 from producer_world import World, feed
 from scenarios import scenario
@@ -31,6 +34,7 @@ from small_world import (
 from stepfs.errors import RefusedError, WithdrawnError
 from stepfs.format.ids import Step
 from stepfs.lake.decisions import Add
+from stepfs.lake.reclaim.run import Reclaimer
 
 Outcomes = set[str]
 
@@ -208,3 +212,52 @@ def test_hazard_10_a_record_that_lands_unseen_protects_or_does_not_land() -> Non
     outcomes: Outcomes = set()
     assert inside_everywhere(grow, clean, partial(lands_late_and_is_tried_again, outcomes), follows_up) > 50
     assert outcomes == _BOTH | {"landed", "lost"}
+
+
+class SlowIndex(ProcessStore):
+    """A reclaimer with a long way: each index segment takes it five seconds."""
+
+    async def get(self, key: str, **options: Any) -> bytes | None:
+        if "/index/" in key:
+            await trio.sleep(5.0)
+        return await super().get(key, **options)
+
+
+@pytest.mark.parametrize("grace_s", [0.0, 60.0])
+@scenario(small, on=grow)
+async def test_a_reclaim_that_takes_longer_than_groups_rest_gives_up_what_it_found(world: World, grace_s: float):
+    """A group changes every two seconds and needs nothing below: the advance is decided again on the newer record."""
+    await trio.sleep(3600.0)
+    slow = SlowIndex(world.shared, actor="slow")
+    reclaimer = Reclaimer(slow, world.identity, clock=TrioClock(), grace_s=grace_s)
+    async with trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def _changes() -> None:
+            for opened in range(1, 1000):
+                await group(world, "run").note_opened(Step(opened))
+                await trio.sleep(2.0)
+
+        with trio.fail_after(60.0):
+            assert (await reclaimer.run()).first_live_step == NEED
+        nursery.cancel_scope.cancel()
+    assert slow.counts.requests < 100
+
+
+@scenario(small, on=grow)
+async def test_an_advance_gives_up_nothing_that_a_group_needed_since_its_decision(world: World) -> None:
+    """Within the grace also what no group needs any more."""
+    slow = SlowIndex(world.shared, actor="slow")
+    reclaimer = Reclaimer(slow, world.identity, clock=TrioClock(), grace_s=60.0)
+    await trio.sleep(3600.0)
+    async with trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def _changes() -> None:
+            await trio.sleep(6.0)
+            await group(world, "run").add(Step(3))
+            await group(world, "run").drop(Step(3))
+
+        assert (await reclaimer.run()).first_live_step <= 3
+    await trio.sleep(61.0)
+    assert (await reclaimer.run()).first_live_step == NEED

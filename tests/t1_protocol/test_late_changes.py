@@ -12,7 +12,6 @@ from process_store import ProcessStore
 from producer_world import World, feed
 from scenarios import scenario
 from small_world import (
-    GROWN,
     NEED,
     STEPS,
     audited,
@@ -39,7 +38,7 @@ LAST = STEPS - 1
 REQUESTS: list[Request] = [
     Register("late"), Add("run", Step(3)), Add("run", Step(LAST), 1), Add("late", Step(3)), Resume("run", Step(4)),
     Drop("run", Step(NEED)), Revise("run", lambda _: frozenset({Step(LAST)})), NoteOpened("run", Step(NEED)),
-    Retire("run"), Advance(GROWN, Step(NEED), Version(0), 0),
+    Retire("run"), Advance(Step(NEED), Version(0), 0),
 ]  # fmt: skip
 
 

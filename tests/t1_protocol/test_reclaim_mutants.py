@@ -90,9 +90,9 @@ def deletes_first(patch: pytest.MonkeyPatch) -> None:
     """The data goes before the floor says so."""
     prepared = run_room._prepared
 
-    async def hasty(reader: LogReader, target: Target, number: int) -> Advance:
+    async def hasty(reader: LogReader, target: Target) -> Advance:
         await walk_doomed(reader, target, CountingRemover(reader.store).remove)
-        return await prepared(reader, target, number)
+        return await prepared(reader, target)
 
     patch.setattr(run_room, "_prepared", hasty)
 

@@ -19,6 +19,7 @@ from stepfs.format.layout import Layout, Stored, stored
 
 RECORD_ID_BYTES: Final = 16
 RECORD_BYTES_MAX: Final = 1 << 20
+RESERVED_BYTES: Final = 16 << 10  # for what follows from a change that frees something: minima, floor, totals
 KEPT_CHECKPOINTS_MAX: Final = 4096  # of one group
 MINIMA_MAX: Final = 256
 
@@ -67,10 +68,13 @@ class ControlRecord:
 NOTHING_YET: Final = ControlRecord()  # before record 0
 
 
-def encode_control(lake_id: str, record: ControlRecord) -> bytes:
-    """`RefusedError` if the record is larger than `RECORD_BYTES_MAX`, or if readers would not accept it."""
+def encode_control(lake_id: str, record: ControlRecord, *, frees: bool = True) -> bytes:
+    """`RefusedError` if the record is larger than `RECORD_BYTES_MAX`, or if readers would not accept it.
+
+    Unless the change `frees` something, a part is left free for one that does.
+    """
     data = encode(Kind.CONTROL, {"lake": lake_id, **_LAYOUT.body(record)})
-    if len(data) > RECORD_BYTES_MAX:
+    if len(data) > RECORD_BYTES_MAX - (0 if frees else RESERVED_BYTES):
         raise RefusedError(
             f"the lake's {len(record.groups)} groups keep too many checkpoints for one record ({len(data)} bytes, at most "
             f"{RECORD_BYTES_MAX}); keep fewer (`stepfs checkpoint … --keep K`) or retire groups (`--retire`)"

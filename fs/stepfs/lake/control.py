@@ -172,7 +172,7 @@ class Control:
                 if following is None and fenced:
                     return record
                 following = following or successor(number, record)
-                if await self._take(number + 1, following):
+                if await self._take(number + 1, following, frees=_held(following) < _held(record)):
                     return following
                 fenced = True
                 # Before the look, not behind it: a decision that waits loses its slot to a writer that does not.
@@ -181,16 +181,20 @@ class Control:
         raise RefusedError(f"{self.store.url}: others change the lake's groups all the time; try again")
 
     async def advance(self, request: Advance) -> bool:
-        """Take the slot after the newest record with the advance. False: a group needs more, another writer was
-        faster, or there is a newer record already; then look at the groups again. One who slept before the create may
-        have filled a hole, and what is deleted is gone: so it looks once more behind it."""
+        """Take the slot after the newest record with the advance, decided again on each newer one. False: a group needs
+        more by now, or there is a newer record already: look at the groups again. One who slept before the create may have
+        filled a hole, and what is deleted is gone: so it looks once more behind it."""
         async with self._changing:
             await self._settle()
-            await self.refresh(listed=True)
-            following = decide(self.number, self.record, request)
-            if following is None or not await self._take(self.number + 1, following):
-                return False
-            return not await self.refresh(listed=True)
+            for attempt in range(_ROUNDS_MAX):
+                await self.refresh(listed=True)
+                following = decide(self.number, self.record, request)
+                if following is None:
+                    return False
+                if await self._take(self.number + 1, following):
+                    return not await self.refresh(listed=True)
+                await trio.sleep(entropy.uniform(0, _RETRY_S * min(attempt + 1, 8)))
+        return False
 
     async def last_readable(self) -> tuple[int, int, ControlRecord]:
         """(number of the newest record, that of the newest record before it that can be read, and that record)."""
@@ -209,10 +213,10 @@ class Control:
         async with self._changing:
             return await self._take(number, record)
 
-    async def _take(self, number: int, record: ControlRecord) -> bool:
-        """Create record `number`. False: another writer has it."""
+    async def _take(self, number: int, record: ControlRecord, *, frees: bool = True) -> bool:
+        """Create record `number`. False: another writer has it. `frees`: see `encode_control`."""
         record = replace(record, record_id=entropy.token(RECORD_ID_BYTES), time_ms=self.clock.now_ms())
-        body = encode_control(self.identity.lake_id, record)
+        body = encode_control(self.identity.lake_id, record, frees=frees)
         self._unanswered = number, record, body
         return await self._settle()
 
@@ -261,3 +265,8 @@ class Control:
         return CorruptError(
             f"{why}. This is the lake's newest control record: nothing is reclaimed and no group changes until {repair}"
         )
+
+
+def _held(record: ControlRecord) -> int:
+    """How much groups put on record: themselves, and their checkpoints."""
+    return sum(1 + len(group.kept) + len(group.recorded) for group in record.groups.values())

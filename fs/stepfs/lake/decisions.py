@@ -21,7 +21,7 @@ The transitions are those of tests/t1_protocol/model/control.pml, by name.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from stepfs.errors import AbsentError, UsageError, WithdrawnError
@@ -106,12 +106,16 @@ class Retire:
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """Give up the steps below `first_live` and the log versions below `floor`; decided on record `on`."""
+    """Give up the steps below `first_live` and the log versions below `floor`, if nobody needed them within the grace.
 
-    on: int
+    `deleted_bytes`: payload bytes of all steps below `first_live`. `ages_s`: see `least_need`.
+    """
+
     first_live: Step
     floor: Version
-    freed_bytes: int
+    deleted_bytes: int
+    ages_s: Mapping[int, float] = field(default_factory=dict)
+    grace_s: float = 0.0
     fences: ClassVar[bool] = False
 
 
@@ -211,15 +215,17 @@ def _check(record: ControlRecord, name: str, old: GroupRecord | None, new: Group
 
 
 def _advance(number: int, record: ControlRecord, request: Advance) -> ControlRecord | None:
-    """None also if the record is another than that of the decision, whose groups and grace were looked at."""
-    if number != request.on or request.first_live > record.need or request.first_live <= record.first_live_step:
+    """None if a group needs more, or did within the grace: a need that ended after the ages were read counts as new."""
+    if request.first_live > min(record.need, least_need(record, request.ages_s, request.grace_s)):
+        return None
+    if request.first_live <= record.first_live_step:
         return None
     return successor(
         number,
         record,
         first_live_step=request.first_live,
         floor=max(request.floor, record.floor),
-        deleted_bytes=record.deleted_bytes + request.freed_bytes,
+        deleted_bytes=max(request.deleted_bytes, record.deleted_bytes),
     )
 
 

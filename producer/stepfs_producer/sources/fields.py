@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepfs_producer.sources.block import Kind
-from stepfs_producer.sources.lines import LINE_BYTES_MAX, Line
+from stepfs_producer.sources.lines import RECORD_BYTES_MAX, Line
 from stepfs_producer.sources.spec import SourceSpec
 
 TOKEN_MAX: Final = 2**31 - 1
@@ -199,4 +199,4 @@ def _integers(values: Sequence[int], kinds: str) -> NDArray[np.integer] | None:
 
 
 def too_long(line: Line) -> Bad:
-    return Bad(f"a line of {line.length} bytes; at most {LINE_BYTES_MAX} are read")
+    return Bad(f"a line of {line.length} bytes; at most {RECORD_BYTES_MAX} are read")

@@ -1,7 +1,7 @@
 """Byte ranges of text → the lines that begin in them. Every line of a file begins in exactly one range.
 
 Lines end at "\\n"; a "\\r" before it belongs to the end. The last line needs none. A byte order mark at the beginning
-of a file is no part of its first line. Blank lines are no records. A line above `LINE_BYTES_MAX` is found, but its bytes
+of a file is no part of its first line. Blank lines are no records. A line above `RECORD_BYTES_MAX` is found, but its bytes
 are never held.
 """
 
@@ -11,7 +11,7 @@ import codecs
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
-LINE_BYTES_MAX: Final = 64 << 20
+RECORD_BYTES_MAX: Final = 64 << 20
 _PIECE_BYTES: Final = 4 << 20
 TAIL_BYTES: Final = 64 << 10
 
@@ -58,7 +58,7 @@ def split_lines(
             stop = newline if newline >= 0 else len(piece)
             if not inside:
                 held_bytes += stop - place
-                too_long = held_bytes > LINE_BYTES_MAX
+                too_long = held_bytes > RECORD_BYTES_MAX
                 if too_long:
                     held.clear()
                 else:

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from pyarrow.parquet import ParquetFile
 
 _BUFFER_BYTES: Final = 1 << 20
-_ROWS: Final = 256  # decoded at a time
+ROWS_MAX: Final = 256  # decoded at a time
+BATCH_BYTES: Final = 4 << 20  # of the needed columns as listed, in rows of the group's mean size
 
 
 class ParquetFormat(Format):
@@ -57,8 +58,10 @@ class ParquetFormat(Format):
     def records(self, spec: SourceSpec, fragment: Fragment) -> Iterator[Raw]:
         with open_listed(spec, fragment.ref) as file, _parquet(file) as parquet:
             offset = fragment.first_record
+            rows = parquet.metadata.row_group(fragment.part).num_rows
+            batch_size = max(1, min(ROWS_MAX, BATCH_BYTES * rows // max(fragment.end, 1)))
             batches = parquet.iter_batches(
-                batch_size=_ROWS, row_groups=[fragment.part], columns=_columns(spec), use_threads=False
+                batch_size=batch_size, row_groups=[fragment.part], columns=_columns(spec), use_threads=False
             )
             for batch in batches:
                 for value in _values(spec, batch):

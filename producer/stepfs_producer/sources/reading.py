@@ -20,8 +20,9 @@ import numpy as np
 
 from stepfs_producer.plan.order import KEY_BYTES, record_key, record_order
 from stepfs_producer.sources.block import Block, BlockAddress, BlockTask, Fragment, Kind, Records
-from stepfs_producer.sources.fields import Bad, Raw, Tokens, Value
+from stepfs_producer.sources.fields import Bad, Raw, Tokens, Value, weight_of
 from stepfs_producer.sources.formats import format_of
+from stepfs_producer.sources.lines import RECORD_BYTES_MAX
 from stepfs_producer.sources.spec import SourceSpec
 
 OPEN_MAX: Final = 64
@@ -72,6 +73,8 @@ def _ordered(spec: SourceSpec, task: BlockTask, stored: Sequence[Raw]) -> Record
             dropped[at] = True
         else:
             value = rule.decode(spec, raw.stored)
+        if (size := weight_of(value)) > RECORD_BYTES_MAX:
+            value = Bad(f"a record of {size} bytes; at most {RECORD_BYTES_MAX} are read")
         if isinstance(value, Bad):
             bad[at] = value.reason
             value = b""

@@ -25,6 +25,7 @@ import numpy as np
 
 from stepfs.errors import AbsentError, MissingPackageError, RefusedError, StepfsError, UsageError
 from stepfs.format.payload.schema import Scalar
+from stepfs_producer.sources.lines import RECORD_BYTES_MAX
 from stepfs_producer.transforms.documents import Documents, UnfitRecordError
 from stepfs_producer.transforms.model_file import prepared
 from stepfs_producer.transforms.spec import TokenizerSpec
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as Model
 
 _BATCH_CHARACTERS: Final = 1 << 20  # per call of the library, whose results need a hundred bytes per token
+TEXT_BYTES_MAX: Final = 4 << 20  # of one text: a longer one alone needs gigabytes
 _OPEN_MAX: Final = 16  # tokenizers kept in a process; a plan has one
 
 
@@ -45,6 +47,7 @@ class Tokenizer(ABC):
     eos: int | None  # closes each document
     bos: int | None  # opens each document
     pad: int
+    text_bytes_max = RECORD_BYTES_MAX  # of one text
 
     @abstractmethod
     def encode_plain(self, texts: Sequence[str]) -> Documents:
@@ -152,6 +155,8 @@ class BytesOfText(Tokenizer):
 
 class ModelTokenizer(Tokenizer):
     """A model's own tokenizer.json."""
+
+    text_bytes_max = TEXT_BYTES_MAX
 
     def __init__(self, spec: TokenizerSpec, model_json: str) -> None:
         from tokenizers import Tokenizer as Model  # noqa: PLC0415

@@ -31,6 +31,7 @@ from stepfs_producer.transforms.spec import TransformSpec
 from stepfs_producer.transforms.user import UserFunction, checked_ids, user_function
 
 _REASON_CHARACTERS_MAX: Final = 300
+_UTF8_BYTES_MAX: Final = 4  # of a character
 _NOTHING: Final = np.empty(0, np.int32)
 
 
@@ -101,11 +102,17 @@ class _Work:
                 self._ids[index] = made.content, made.mask
                 return
         if isinstance(value, str):
-            self._texts[index] = value
+            self._texts[index] = self._short(value)
         elif isinstance(value, np.ndarray):
             self._ids[index] = (value, self._mask_of(index))
         else:
             raise UsageError("whole records need a transform, which makes text or token ids of them")
+
+    def _short(self, text: str) -> str:
+        most = self._tokenizer.text_bytes_max
+        if len(text) > most // _UTF8_BYTES_MAX and (size := len(text.encode())) > most:
+            raise UnfitRecordError(f"a text of {size} bytes; this tokenizer takes at most {most}")
+        return text
 
     def tokenised(self) -> Tokenised:
         plain = self._encoded()

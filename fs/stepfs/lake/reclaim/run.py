@@ -3,7 +3,8 @@
     the newest control record and its need  →  make sure of two confirmed snapshots at or above the new floor
     →  create the control record after it, which gives the steps up  →  delete: data, index, log, snapshots
 
-A group that changes meanwhile, or another reclaimer, takes the slot of our advance: start over. Deletion works from LISTs,
+A group that changes meanwhile takes the slot of our advance, which is decided again on its record; if it needs more, or if
+another reclaimer was faster, the run starts over. Deletion works from LISTs,
 so leftovers of a killed reclaimer, uploads of dead producers and resurrected slots are deleted too (`sweep`).
 
 A run that finds nothing new costs three requests in a process that goes on, and six in a new one (`progress`), however
@@ -100,7 +101,9 @@ class Reclaimer:
                 raise
             if report is not None:
                 return report
-        raise RefusedError("other reclaimers are working on this lake all the time; let one of them do it")
+        raise RefusedError(
+            "other reclaimers of this lake, or groups that come to need earlier steps, were faster every time; try again"
+        )
 
     async def _round(self, *, dry_run: bool, orphans: bool) -> Report | None:
         """Advance if steps can be released, and delete. None: another writer moved the floor, start over."""
@@ -128,7 +131,7 @@ class Reclaimer:
             if dry_run:
                 target = replace(target, floor=await planned_floor(reader, target.floor))
             else:
-                advance = await _prepared(reader, target, number)
+                advance = replace(await _prepared(reader, target), ages_s=ages_s, grace_s=self._grace_s)
                 if not await control.advance(advance):
                     return None
                 await _follow(reader)
@@ -247,11 +250,11 @@ async def _target(reader: LogReader, need: Need) -> Target:
     return Target(first_live, max(lowest, reader.control.floor))
 
 
-async def _prepared(reader: LogReader, target: Target, number: int) -> Advance:
-    """The advance after control record `number`; two confirmed snapshots stand at or above its floor."""
-    freed = 0
+async def _prepared(reader: LogReader, target: Target) -> Advance:
+    """The advance; two confirmed snapshots stand at or above its floor."""
+    deleted = reader.control.record.deleted_bytes
     async with aclosing(live_entries(reader, reader.control.first_live_step, target.first_live)) as parts:
         async for part in parts:
-            freed += sum(entry.tgb.payload_bytes for entry in part)  # a fork's inherited ones were live here, too
+            deleted += sum(entry.tgb.payload_bytes for entry in part)  # a fork's inherited ones were live here, too
     lowest = await ensure_snapshots(reader, target.floor)
-    return Advance(number, target.first_live, lowest, freed)
+    return Advance(target.first_live, lowest, deleted)

@@ -30,6 +30,8 @@ from stepfs_producer.run.compile import grid_of
 from stepfs_producer.run.memory import least_bytes
 from stepfs_producer.run.options import RunOptions
 from stepfs_producer.run.prepare import LocatedPlan, compare_with_lake, plan_file_at
+from stepfs_producer.sources.lines import RECORD_BYTES_MAX
+from stepfs_producer.transforms.model_tokenizer import TEXT_BYTES_MAX
 
 _USAGE: Final = 2
 
@@ -98,6 +100,8 @@ class _Report:
             "position_bytes": position_bytes(sorted(self.plan.sources)),
             "position_bytes_limit": POSITION_BYTES_MAX,
             "memory_bytes": self._memory(),
+            "record_bytes_limit": RECORD_BYTES_MAX,
+            "text_bytes_limit": self._text_bytes(),
             "sources": {name: self._source(name) for name in sorted(self.plan.sources)},
             "lake": self.lake,
             "warnings": list(self.warnings()),
@@ -124,6 +128,7 @@ class _Report:
         if self.lake is not None:
             fits = "the plan fits it" if self.lake["exists"] else "not there yet; a run creates it"
             yield f"lake       {printable(self.lake['url'])}: {fits}"
+        yield f"record     {size_text(RECORD_BYTES_MAX)} at most, {size_text(self._text_bytes())} of text; a longer one is a bad record"
         yield ""
         yield from table(*self._table())
         for warning in self.warnings():
@@ -182,6 +187,10 @@ class _Report:
             return None
         blocks = (facts.largest_block_bytes for facts in self.facts.values())
         return least_bytes(blocks, self.estimate.step_tokens, usable_cpus())
+
+    def _text_bytes(self) -> int:
+        """The longest text that becomes tokens."""
+        return RECORD_BYTES_MAX if self.plan.tokenizer.file is None else TEXT_BYTES_MAX
 
     def _steps_text(self) -> str:
         if self.estimate.steps is not None:
