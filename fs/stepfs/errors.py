@@ -45,6 +45,10 @@ class AbsentError(StepfsError):
     exit_code = 3
 
 
+class NoSuchGroupError(AbsentError):
+    """The lake has no consumer group of that name, or it was retired: name another, or make a new one."""
+
+
 class ReclaimedError(AbsentError):
     """The steps were reclaimed during the request: no kept checkpoint needs them. Continue with live steps."""
 

@@ -130,7 +130,7 @@ def test_names_withdrawn_are_only_those_the_kernel_knew(file_url, tmp_path):
     with mounted(file_url, tmp_path / "m", "--group", "g") as mount:
         for step in (3, 4):
             mount.step(step).stat()
-        assert stepfs("checkpoint", file_url, "--group", "g", "40").returncode == 0
+        assert stepfs("checkpoint", file_url, "--group", "g", "--new-group", "40").returncode == 0
         until(lambda: mount.status()["first_step"] == 40, "the view does not follow")
         metrics = (mount.directory / ".stepfs/metrics").read_text()
         assert "stepfs_invalidated_steps_total 2.0" in metrics

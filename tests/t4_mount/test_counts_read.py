@@ -185,7 +185,7 @@ def test_files_mapped_beyond_the_budget_leave_room_for_steps_and_have_their_byte
                 until(partial(are_primed, mount, MAPPED + 20 - step), "the steps ahead are not primed")
             assert read(mount.file(step, 0)) == batches[step][0]
         assert mount.status()["data"]["bytes_fetched"] <= 20 * SIZE
-        stepfs("checkpoint", file_url, "--group", "g", str(MAPPED))
+        stepfs("checkpoint", file_url, "--group", "g", "--new-group", str(MAPPED))
         until(lambda: mount.steps()[0] == f"step-{MAPPED:09d}", "the checkpoint is not seen")
         held = 16
         for opened in maps[held:]:

@@ -127,7 +127,7 @@ def test_a_reader_cannot_produce_and_is_told_so(lake, become, tmp_path):
     for command in (
         ["init", f"{lake}-2", "--slices", "1"],
         ["seal", lake],
-        ["checkpoint", lake, "--group", "g", "1"],
+        ["checkpoint", lake, "--group", "g", "--new-group", "1"],
     ):
         done = stepfs(*command)
         assert (done.returncode, done.stderr.count("\n")) == (4, 1), done.stderr
@@ -143,7 +143,7 @@ async def _asks_for_a_pause(url: str) -> int:
 
 def test_a_producer_can_seal_and_ask_for_a_pause_but_not_reclaim(lake, become):
     become("mount-with-group")
-    assert stepfs("checkpoint", lake, "--group", "g", "3").returncode == 0
+    assert stepfs("checkpoint", lake, "--group", "g", "--new-group", "3").returncode == 0
     become("producer")
     done = stepfs("reclaim", lake)
     assert (done.returncode, done.stderr.count("\n")) == (4, 1), done.stderr
@@ -153,7 +153,7 @@ def test_a_producer_can_seal_and_ask_for_a_pause_but_not_reclaim(lake, become):
 
 def test_only_a_reclaimer_deletes_and_what_is_needed_stays(lake, become, tmp_path):
     become("mount-with-group")
-    assert stepfs("checkpoint", lake, "--group", "g", "3").returncode == 0
+    assert stepfs("checkpoint", lake, "--group", "g", "--new-group", "3").returncode == 0
     become("reclaimer")
     done = stepfs("reclaim", lake)
     assert done.returncode == 0, done.stderr

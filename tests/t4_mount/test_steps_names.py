@@ -72,7 +72,7 @@ def test_steps_behind_a_checkpoint_keep_their_names_so_that_a_data_set_keeps_its
         before = globbed()
         held = mount.file(0, 0).open("rb")
         assert held.read() == payload(0, 0)
-        assert stepfs("checkpoint", lake, "--group", "g", "2").returncode == 0
+        assert stepfs("checkpoint", lake, "--group", "g", "--new-group", "2").returncode == 0
         until(lambda: mount.status()["need"] == 2, "the checkpoint does not arrive")
         assert globbed() == before
         assert len(before) == 4 * 2

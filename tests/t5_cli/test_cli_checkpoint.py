@@ -14,7 +14,8 @@ def lake(file_url: str) -> str:
 
 
 def checkpoint(lake: str, *arguments: object) -> list[int]:
-    ended = stepfs("checkpoint", lake, "--group", "run", "--json", *arguments)
+    new = [] if "--drop" in arguments else ["--new-group"]
+    ended = stepfs("checkpoint", lake, "--group", "run", "--json", *new, *arguments)
     assert ended.code == 0, ended.err
     return ended.document["kept"]
 
@@ -57,6 +58,29 @@ def test_one_thing_is_said_at_a_time(lake, arguments):
 def test_resuming_where_steps_are_reclaimed_is_refused_and_changes_nothing(lake):
     checkpoint(lake, 9)
     stepfs("reclaim", lake)
-    ended = stepfs("checkpoint", lake, "--group", "run", 4, "--resumed")
+    ended = stepfs("checkpoint", lake, "--group", "run", "--new-group", 4, "--resumed")
     assert (ended.code, "are reclaimed; nothing was recorded" in ended.err) == (4, True)
     assert checkpoint(lake, 9) == [9]
+
+
+@pytest.mark.parametrize("how", [["11"], ["11", "--keep", "1"], ["11", "--resumed"], ["9", "--drop"], ["--retire"]])
+def test_a_mistyped_group_is_absent_and_pins_nothing(lake, how):
+    checkpoint(lake, 9)
+    ended = stepfs("checkpoint", lake, "--group", "rnu", *how)
+    assert ended.code == 3
+    assert "do you mean 'run'?" in ended.err
+    assert ("--new-group" in ended.err) == ("--drop" not in how and "--retire" not in how)
+    assert list(stepfs("status", lake, "--json").document["groups"]) == ["run"]
+
+
+def test_a_new_group_is_made_when_it_is_asked_for(lake):
+    assert checkpoint(lake, 9) == [9]
+    assert stepfs("checkpoint", lake, "--group", "run", "10").code == 0
+    assert stepfs("checkpoint", lake, "--group", "run", "--retire").code == 0
+    assert stepfs("checkpoint", lake, "--group", "run", "11").code == 3, "it is over"
+    assert checkpoint(lake, 11) == [11]
+
+
+def test_new_group_belongs_to_what_adds(lake):
+    for arguments in (["4", "--drop"], ["--retire"]):
+        assert stepfs("checkpoint", lake, "--group", "run", "--new-group", *arguments).code == 2

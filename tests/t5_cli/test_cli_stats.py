@@ -57,7 +57,7 @@ def test_the_document_agrees_with_the_lake(file_url: str) -> None:
 def test_reclaimed_steps_count_in_the_totals_alone(file_url: str) -> None:
     stepfs("init", file_url, "--slices", SLICES)
     commit(file_url, range(5))
-    stepfs("checkpoint", file_url, "--group", "g", 3)
+    stepfs("checkpoint", file_url, "--group", "g", "--new-group", 3)
     assert stepfs("reclaim", file_url).code == 0
     document = stepfs("stats", file_url, "--json").document
     assert (document["first_step"], document["steps"], document["next_step"]) == (3, 2, 5)

@@ -36,7 +36,7 @@ def test_a_lake_lives_there(lake):
     assert "4 committed" in stepfs("status", lake).out
     assert len(stepfs("ls", lake).out.splitlines()) == 4
     assert stepfs("verify", lake).code == 0
-    assert stepfs("checkpoint", lake, "--group", "train", 2).code == 0
+    assert stepfs("checkpoint", lake, "--group", "train", "--new-group", 2).code == 0
     ended = stepfs("reclaim", lake, "--grace", "0")
     assert ended.code == 0, ended.err
     assert stepfs("status", lake, "--json").document["first_step"] == 2
@@ -83,7 +83,7 @@ def test_forks_read_a_parent_on_a_second_s3_server(file_url, s3_url, tmp_path, m
         commit(parent, range(4))
         forked(parent, file_url, tmp_path / "of-a-directory")
         forked(parent, s3_url, tmp_path / "of-s3")
-        ended = stepfs("checkpoint", s3_url, "--group", "train", 2)
+        ended = stepfs("checkpoint", s3_url, "--group", "train", "--new-group", 2)
         assert ended.code == 0, ended.err
         ended = stepfs("reclaim", s3_url, "--grace", "0")
         assert ended.code == 0, ended.err

@@ -83,7 +83,7 @@ def test_parent_and_fork_let_go_of_each_other(s3_url, tmp_path):
             assert read(again) == payloads(30)
             assert stepfs("status", parent, "--json").document["groups"] == {}  # the fork holds nothing any more
 
-            said("checkpoint", parent, "--group", "end", 30)
+            said("checkpoint", parent, "--group", "end", "--new-group", 30)
             said("reclaim", parent)
             assert data_objects(parent) == 0
             with Producer(parent, producer_id="p0") as producer:  # and the parent goes on, too

@@ -27,7 +27,7 @@ def lake(file_url, monkeypatch):
     monkeypatch.setattr("stepfs.lake.groups.check_id", lambda name, _: name)
     stepfs("init", file_url, "--slices", 3)
     commit(file_url, range(3), producer_id=HOSTILE)
-    stepfs("checkpoint", file_url, "--group", HOSTILE, 1)
+    stepfs("checkpoint", file_url, "--group", HOSTILE, "--new-group", 1)
     return file_url
 
 

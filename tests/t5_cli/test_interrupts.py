@@ -27,7 +27,7 @@ SIGNALS = [signal.SIGINT, signal.SIGTERM]
 def lake(file_url: str) -> str:
     assert stepfs("init", file_url, "--slices", 3, "--ext", ".bin").code == 0
     commit(file_url, range(3))
-    assert stepfs("checkpoint", file_url, "--group", "g", 1).code == 0
+    assert stepfs("checkpoint", file_url, "--group", "g", "--new-group", 1).code == 0
     return file_url
 
 

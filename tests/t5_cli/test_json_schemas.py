@@ -18,7 +18,7 @@ LINK = re.compile(r"\[schemas/([a-z-]+)\.json\]\(schemas/\1\.json\)")
 def lake(file_url: str) -> str:
     stepfs("init", file_url, "--slices", SLICES)
     commit(file_url, range(5))
-    assert stepfs("checkpoint", file_url, "--group", "run", 1).code == 0
+    assert stepfs("checkpoint", file_url, "--group", "run", "--new-group", 1).code == 0
     return file_url
 
 

@@ -68,7 +68,7 @@ def test_what_is_beyond_is_said_to_be(here: Path, arguments, code, words) -> Non
 def test_a_reclaimed_step_has_no_lineage(here: Path) -> None:
     url = lake_of(here)
     record = spans(here, "--step", 0)[0]
-    assert stepfs("checkpoint", url, "--group", "run", 6).code == 0
+    assert stepfs("checkpoint", url, "--group", "run", "--new-group", 6).code == 0
     assert stepfs("reclaim", url, "--grace", "0s").code == 0
     one_line(stepfs("lineage", url, "--step", 2), 3, "step 2 is not in the lake (steps 6 to 11 are)")
     words = [

@@ -165,7 +165,7 @@ def test_a_damaged_newest_control_record_is_continued_by_the_one_before(lake):
     assert (ended.code, key in ended.err) == (0, True), "the damaged object stays, and nobody reads it"
     assert told(lake, 0) == []
     assert "nothing to repair" in run(command, "").err
-    assert stepfs("checkpoint", lake.as_uri(), "--group", "g", STEPS - 4, "--keep", "1").code == 0
+    assert stepfs("checkpoint", lake.as_uri(), "--group", "g", "--new-group", STEPS - 4, "--keep", "1").code == 0
     assert stepfs("reclaim", lake.as_uri()).code == 0
     assert contents(lake.as_uri()) == payloads(*range(STEPS - 4, STEPS))
 
@@ -175,7 +175,7 @@ def test_an_older_control_record_needs_nothing(lake, how):
     spoilt(lake, "control", 0, how)
     assert told(lake, 0) == []
     assert contents(lake.as_uri()) == payloads(*range(FIRST, STEPS))
-    assert stepfs("checkpoint", lake.as_uri(), "--group", "g", STEPS - 4, "--keep", "1").code == 0
+    assert stepfs("checkpoint", lake.as_uri(), "--group", "g", "--new-group", STEPS - 4, "--keep", "1").code == 0
     assert stepfs("reclaim", lake.as_uri()).code == 0
     assert contents(lake.as_uri()) == payloads(*range(STEPS - 4, STEPS))
 

@@ -172,7 +172,7 @@ def test_reclaim_killed_at_fifty_moments_two_at_once_and_readers_open(s3_url, tm
             need += 2
             assert need < 4 * KILLS, "too few of the kills fell while it ran"
             held.append((need - 1, mount.file(need - 1, 0).open("rb")))
-            forked.run("checkpoint", s3_url, "--group", "train", str(need), "--keep", "1")
+            forked.run("checkpoint", s3_url, "--group", "train", "--new-group", str(need), "--keep", "1")
             running = [forked.start(*reclaim) for _ in range(1 + killed % 2)]
             for process in running:
                 time.sleep(moments.uniform(0, 1.1 * usual_s / len(running)))

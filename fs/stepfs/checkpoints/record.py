@@ -23,9 +23,11 @@ async def record_checkpoint(
     keep: int | None = None,
     drop: bool = False,
     resumed: bool = False,
+    creates: bool = True,
 ) -> GroupRecord:
     """Record for `group` a durable checkpoint that resumes at `next_step`; with `drop` its deletion; with `resumed`
-    that training continues from it. `keep` belongs to the first of these.
+    that training continues from it. `keep` belongs to the first of these. `NoSuchGroupError` for a group that is not
+    there, unless it `creates` one.
 
     Refuses a step beyond the `committed` ones, which no reader can have consumed yet: the lake would delete unread steps.
     """
@@ -35,8 +37,8 @@ async def record_checkpoint(
     if drop:
         return await run.drop(Step(next_step))
     if resumed:
-        return await run.resumed(Step(next_step))
-    return await run.add(Step(next_step), keep=keep)
+        return await run.resumed(Step(next_step), creates=creates)
+    return await run.add(Step(next_step), keep=keep, creates=creates)
 
 
 def check_on_mount(next_step: int, directory: Path) -> int:

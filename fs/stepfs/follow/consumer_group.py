@@ -53,10 +53,19 @@ class GroupFollower:
         if self.checkpoints is not None:
             self._watch = Watch(self.group, *self.checkpoints, changed=self._show, progress=self._progress)
 
-    async def register(self) -> None:
-        """Make the group exist before the view shows anything: from now on it keeps the steps that the mount shows."""
+    async def register(self) -> str | None:
+        """Make the group exist before the view shows anything: from now on it keeps the steps that the mount shows.
+
+        Returns a line for people if the group is new: its name may be mistyped, and it keeps data until it is retired.
+        """
+        await self.group.read()
+        is_new, others = self.group.known is None, sorted(self.group.control.groups)
         record = await self.group.register()
         self._shown, self.tree.need = True, record.need
+        if not is_new:
+            return None
+        beside = f"; the lake has {', '.join(map(repr, others))}" if others else ""
+        return f"new group {self.group.name!r}: it keeps the steps from {record.need} on until it is retired{beside}"
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Follow the group's record, and the trainer's checkpoints, until cancelled; then settle the record."""

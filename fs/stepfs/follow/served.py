@@ -111,10 +111,9 @@ class ServedLake:
         self.group: GroupFollower | None = None  # of the readers here
         self.on_left: Callable[[], None] = lambda: None  # called when steps left the view
 
-    async def register(self) -> None:
-        """Make the group exist, if there is one, before the view shows anything."""
-        if self.group is not None:
-            await self.group.register()
+    async def register(self) -> str | None:
+        """Make the group exist, if there is one, before the view shows anything; as `GroupFollower.register`."""
+        return None if self.group is None else await self.group.register()
 
     async def start(self, background: trio.Nursery) -> None:
         """Start the tasks that reads and waits rely on."""

@@ -22,9 +22,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from typing import Any, ClassVar
 
-from stepfs.errors import AbsentError, UsageError, WithdrawnError
+from stepfs.errors import AbsentError, NoSuchGroupError, UsageError, WithdrawnError
 from stepfs.format.control import (
     KEPT_CHECKPOINTS_MAX,
     MINIMA_MAX,
@@ -51,6 +52,7 @@ class Add:
     group: str
     next_step: Step
     keep: int | None = None
+    creates: bool = True  # else the group must exist
     fences: ClassVar[bool] = True
 
 
@@ -60,6 +62,7 @@ class Resume:
 
     group: str
     next_step: Step
+    creates: bool = True
     fences: ClassVar[bool] = True
 
 
@@ -143,7 +146,10 @@ def decide(number: int, record: ControlRecord, request: Request) -> ControlRecor
         asked = record.pauses_asked
         return None if asked > request.known else successor(number, record, pauses_asked=asked + 1)
     old = record.groups.get(request.group)
+    if old is None and (isinstance(request, Changes) or (isinstance(request, Add | Resume) and not request.creates)):
+        raise _no_group(request.group, record)
     if isinstance(request, Changes):
+        assert old is not None
         new = _changed(old, request)
     else:
         new = _joined(old or GroupRecord(start=record.first_live_step), old is None, request)
@@ -175,11 +181,15 @@ def _joined(group: GroupRecord, is_new: bool, request: Register | Add | Resume |
             return group
 
 
-def _changed(group: GroupRecord | None, request: Changes) -> GroupRecord | None:
+def _no_group(name: str, record: ControlRecord) -> NoSuchGroupError:
+    near = get_close_matches(name, record.groups, n=3)
+    others = f"do you mean {' or '.join(map(repr, near))}?" if near else "`stepfs status` shows all"
+    return NoSuchGroupError(f"there is no group {name!r}: never registered, or retired; {others}")
+
+
+def _changed(group: GroupRecord, request: Changes) -> GroupRecord | None:
     """After a request to a group that must exist."""
     name = request.group
-    if group is None:
-        raise AbsentError(f"there is no group {name!r}: never registered, or retired; see `stepfs status`")
     match request:
         case Drop(next_step=step):
             if step not in group.kept:

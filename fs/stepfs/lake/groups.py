@@ -53,24 +53,24 @@ class Group:
         """
         return await self._changed(Register(self.name, fork))
 
-    async def add(self, next_step: Step, *, keep: int | None = None) -> GroupRecord:
+    async def add(self, next_step: Step, *, keep: int | None = None, creates: bool = True) -> GroupRecord:
         """Record a durable checkpoint that resumes at `next_step`. With `keep`, only the last `keep` recorded ones
         stay.
 
         Checkpoints beyond `next_step` do not count and stay, too: see `retention`. Raises `WithdrawnError` when steps
-        that the checkpoint needs are reclaimed already.
+        that the checkpoint needs are reclaimed already, `NoSuchGroupError` if there is none and it `creates` none.
         """
         if keep is not None and keep < 1:
             raise UsageError(f"--keep {keep}: keep at least one checkpoint, or retire the group")
-        return await self._changed(Add(self.name, next_step, keep))
+        return await self._changed(Add(self.name, next_step, keep, creates))
 
-    async def resumed(self, next_step: Step) -> GroupRecord:
+    async def resumed(self, next_step: Step, *, creates: bool = True) -> GroupRecord:
         """Record that training resumed from the checkpoint at `next_step`, and keep that checkpoint from now on.
 
         Nothing is dropped: a trainer can still go back to a greater checkpoint, until it has passed it with `keep`.
         Raises `WithdrawnError` when steps that the checkpoint needs are reclaimed already.
         """
-        return await self._changed(Resume(self.name, next_step))
+        return await self._changed(Resume(self.name, next_step, creates))
 
     async def drop(self, next_step: Step) -> GroupRecord:
         """Stop keeping the checkpoint at `next_step`. `AbsentError` if it was not kept."""

@@ -2,7 +2,7 @@
 
     parent: spawn `python -m stepfs.mount.daemon <fd> DIR`, options through its stdin, wait on the pipe <fd>
     child:  new session, log file instead of a terminal, serve; on the pipe: {"pid": …} once a listing answers,
-            or {"error": …, "exit_code": …}; before it, a line {"waiting": …} if the store does not answer
+            or {"error": …, "exit_code": …}; before it, lines {"waiting": …} for the user's terminal
 
 Rejected: `fork()` of a process that has imported trio and boto3 (threads, sockets and locks are inherited half), and
 options in argv, which every user of the machine can read.
@@ -197,6 +197,9 @@ def main(arguments: list[str]) -> int:
 
     def wait(line: str) -> None:
         _log.warning("%s", line)
+        tell(line)
+
+    def tell(line: str) -> None:
         if not answered:
             with suppress(BrokenPipeError):  # the starting process no longer waits
                 os.write(pipe, json.dumps({"waiting": line}).encode() + b"\n")
@@ -208,7 +211,7 @@ def main(arguments: list[str]) -> int:
             logs.configure(options.directory, BoundedLog(log_file(Path(arguments[1])), LOG_BYTES_MAX))
             say({"pid": os.getpid()})
 
-        run(options, ready, wait)
+        run(options, ready, wait, tell)
     except BaseException as error:  # noqa: BLE001 (the edge: every failure is reported to the parent)
         code, line, expected = explain(error)
         _log.error("%s", line, exc_info=None if expected else error)

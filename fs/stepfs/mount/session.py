@@ -53,22 +53,24 @@ _ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 Ready = Callable[[], None]
 
 
-def run(options: MountOptions, ready: Ready = lambda: None, say: Say = _log.warning) -> int | None:
+def run(
+    options: MountOptions, ready: Ready = lambda: None, say: Say = _log.warning, tell: Say = lambda _: None
+) -> int | None:
     """`serve` in a fresh event loop. Call in the main thread: signals are handled there."""
     faulthandler.enable()  # a supervisor ends a stuck process with SIGABRT: show its stack
-    return trio.run(serve, options, ready, say, clock=RunningTime())
+    return trio.run(serve, options, ready, say, tell, clock=RunningTime())
 
 
-async def serve(options: MountOptions, ready: Ready, say: Say = _log.warning) -> int | None:
+async def serve(options: MountOptions, ready: Ready, say: Say = _log.warning, tell: Say = lambda _: None) -> int | None:
     """Mount and serve until unmounted or signalled; returns the signal that ended it, if one did.
 
     `ready` is called once the mount answers a listing; until then, `say` is called with a line when the store is
-    silent. Raises `AbsentError`, `RefusedError`, `UsageError`, `StoreUnreachableError` before anything is mounted;
+    silent, and `tell` with one that is no warning. Raises `AbsentError`, `RefusedError`, `UsageError`, `StoreUnreachableError` before anything is mounted;
     afterwards only `ReplacedError`, when another lake takes this one's URL.
     """
     with trio.open_signal_receiver(*_ENDING) as signals:
         async with trio.open_nursery() as nursery:
-            session = _Session(options, ready, Silence(say))
+            session = _Session(options, ready, Silence(say), tell)
             nursery.start_soon(session.end_on, signals)
             with shown_on_signal(nursery):
                 await session.serve()
@@ -79,13 +81,13 @@ async def serve(options: MountOptions, ready: Ready, say: Say = _log.warning) ->
 class _Session:
     """Two stages: before the mount stands a signal undoes everything at once; afterwards it starts to detach."""
 
-    def __init__(self, options: MountOptions, ready: Ready, silence: Silence) -> None:
+    def __init__(self, options: MountOptions, ready: Ready, silence: Silence, tell: Say) -> None:
         self._directory = real_directory(options.directory)
         self._descriptor = passed_fd.descriptor_of(self._directory)
         prime = options.prime and self._descriptor is None  # its paths are invisible from here
         self._options = dataclasses.replace(options, directory=self._directory, prime=prime)
         self._ready = ready
-        self._silence = silence
+        self._silence, self._tell = silence, tell
         self._opening = trio.CancelScope()
         self._background: trio.CancelScope | None = None
         self.ended_by: int | None = None
@@ -127,7 +129,9 @@ class _Session:
                     lambda: DiskCache(cache, identity.lake_id, limit=machine.disk_bytes)
                 )
             mount = Assembly(options, store, reader, machine, disk)
-            await mount.register()
+            if (line := await mount.register()) is not None:
+                _log.info("%s", line)
+                self._tell(line)
             self._silence.end()  # a serving daemon survives an outage
             flags = kernel_session.fuse_options(options.lake, allow_other=options.allow_other)
             try:

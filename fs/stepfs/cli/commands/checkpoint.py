@@ -11,7 +11,7 @@ from stepfs import interruption
 from stepfs.cli.columns import json_text
 from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory, opt
 from stepfs.cli.target import is_lake, opened_log
-from stepfs.errors import UsageError
+from stepfs.errors import NoSuchGroupError, UsageError
 from stepfs.store.options import StoreOptions
 
 if TYPE_CHECKING:
@@ -38,6 +38,9 @@ def checkpoint(
         ),
     ] = False,
     drop: Annotated[bool, opt("--drop", "The checkpoint at NEXT is gone.")] = False,
+    new_group: Annotated[
+        bool, opt("--new-group", "Make the group if it does not exist; it then keeps data until it is retired.")
+    ] = False,
     retire: Annotated[bool, opt("--retire", "The run is over; it holds nothing back.")] = False,
     as_json: Json = False,
     endpoint_url: EndpointUrl = None,
@@ -51,8 +54,10 @@ def checkpoint(
     from stepfs.view.mounted import mounted_lake
 
     said = [drop, resumed, retire, keep is not None].count(True)
-    if (next_step is None) != retire or said > 1:
-        raise UsageError("give NEXT (with one of --keep K, --resumed, --drop if wanted), or --retire alone")
+    if (next_step is None) != retire or said > 1 or (new_group and (drop or retire)):
+        raise UsageError(
+            "give NEXT (with one of --keep K, --resumed, --drop if wanted; --new-group not with --drop), or --retire alone"
+        )
     lake, store_options = target, StoreOptions(endpoint_url)
     if not is_lake(target):
         mounted = mounted_lake(Path(target))
@@ -66,10 +71,16 @@ def checkpoint(
                 return await Group.on(log.control, group).retire()
             committed = log.state.next_step
             return await record_checkpoint(
-                log.control, committed, group, next_step, keep=keep, drop=drop, resumed=resumed
+                log.control, committed, group, next_step, keep=keep, drop=drop, resumed=resumed, creates=new_group
             )
 
-    _show(group, interruption.run(change), retired=retire, as_json=as_json)
+    try:
+        record = interruption.run(change)
+    except NoSuchGroupError as error:
+        if drop or retire:
+            raise
+        raise NoSuchGroupError(f"{error}; `--new-group` makes a new one") from error
+    _show(group, record, retired=retire, as_json=as_json)
 
 
 def _show(name: str, record: GroupRecord, *, retired: bool, as_json: bool) -> None:
