@@ -73,7 +73,7 @@ def test_a_record_reads_back(record):
     "says", [
         {"recorded": [2, 1, 3]}, {"recorded": [2, 2]}, {"recorded": [1, 2]}, {"recorded": "2,1"},
         {"kept": [2, 1]}, {"kept": [0, 1, 2]}, {"kept": [1, 1]}, {"kept": [], "start": 0},
-        {"opened": -1}, {"opened": None}, {"fork": "s3://b/x"}, {"fork": "s3://b/x", "cut": [1, 2, 3]},
+        {"opened": -1}, {"opened": None}, {"fork": 7}, {"fork": "x" * 3000}, {"name": ""}, {"name": "a\x1b[2J"},
         {"name": 7},
     ],
 )  # fmt: skip

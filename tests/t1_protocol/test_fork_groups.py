@@ -35,7 +35,7 @@ async def let_go(stores: Stores, child: LakeIdentity, step: int) -> None:
     await reclaim(stores.child, child, origins=origins, clock=TrioClock())
 
 
-@pytest.mark.logs("the fork at memory://the fork holds it")
+@pytest.mark.logs("for the fork at memory://the fork, and nothing is released from here")
 @pytest.mark.parametrize("step", [11, 12], ids=["moves on", "lets go"])
 @scenario(small, on=reclaimed)
 async def test_a_copy_of_a_fork_releases_nothing_in_the_parent_and_says_how(world: World, step: int, caplog) -> None:

@@ -150,7 +150,8 @@ def test_a_mistake_is_taken_back_within_grace(scenario: Callable[[World], Awaita
 
 def grace_ignored(patch: pytest.MonkeyPatch) -> None:
     """Only the newest record counts."""
-    patch.setattr(need_room, "least_need", lambda record, _ages, _grace_s: record.need)
+    for room in (need_room, decisions_room):
+        patch.setattr(room, "least_need", lambda record, _ages, _grace_s: record.need)
 
 
 def the_past_is_forgotten(patch: pytest.MonkeyPatch) -> None:

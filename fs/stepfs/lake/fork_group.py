@@ -68,10 +68,10 @@ async def release_origins(reader: LogReader, origins: OriginStores, clock: Clock
         return
     elif record.fork != reader.store.url:
         _log.warning(
-            "%s releases nothing in %s, for the fork at %s holds it; if no such fork is there any more: %s",
+            "%s: %s holds what this fork shares for %s, and nothing is released from here; if nobody else needs it: %s",
             reader.store.url,
             parent.url,
-            record.fork or "another place",
+            f"the fork at {record.fork}" if record.fork else "whoever recorded its group by hand",
             by_hand("--retire") if need is None else by_hand(need, "--keep", 1),
         )
     elif need is None:

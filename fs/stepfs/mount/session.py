@@ -65,8 +65,9 @@ async def serve(options: MountOptions, ready: Ready, say: Say = _log.warning, te
     """Mount and serve until unmounted or signalled; returns the signal that ended it, if one did.
 
     `ready` is called once the mount answers a listing; until then, `say` is called with a line when the store is
-    silent, and `tell` with one that is no warning. Raises `AbsentError`, `RefusedError`, `UsageError`, `StoreUnreachableError` before anything is mounted;
-    afterwards only `ReplacedError`, when another lake takes this one's URL.
+    silent, and `tell` with one that is no warning. Raises `AbsentError`, `RefusedError`, `UsageError`,
+    `StoreUnreachableError` before anything is mounted; afterwards only `ReplacedError`, when another lake takes this
+    one's URL.
     """
     with trio.open_signal_receiver(*_ENDING) as signals:
         async with trio.open_nursery() as nursery:
