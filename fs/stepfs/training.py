@@ -41,7 +41,7 @@ from stepfs.errors import (
 from stepfs.format.arguments import check_integer
 from stepfs.format.ids import INTEGER_MAX
 from stepfs.lake.control import Control
-from stepfs.lake.identity import open_lake
+from stepfs.lake.identity import check_identity, open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.origins import check_resumable
 from stepfs.reader.lake import Lake
@@ -244,6 +244,7 @@ class CheckpointHook:
     async def _record(self, lake: _OpenLake) -> None:
         """Make the records, in order. One that cannot be made is left out: it must not take others with it."""
         async with lake.recording:
+            await check_identity(lake.control.store, lake.control.identity)  # this one was opened long ago
             while self._unsaid:
                 next_step, fate = self._unsaid[0]
                 try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
@@ -12,7 +13,7 @@ import trio
 from lakework import list_groups, reclaim
 
 from stepfs import CheckpointHook, Lake
-from stepfs.errors import AbsentError, StoreUnreachableError, UsageError, WithdrawnError
+from stepfs.errors import AbsentError, RefusedError, StoreUnreachableError, UsageError, WithdrawnError
 from stepfs.format.control import GroupRecord
 from stepfs.format.ids import Step
 from stepfs.lake.identity import create_lake, open_lake
@@ -211,7 +212,7 @@ def test_a_hook_opens_the_lake_once(lake, tmp_path, monkeypatch):
     by_url(10)
     asked.clear()
     by_url(20)
-    assert asked == ["list control", "get control", "create control"]
+    assert asked == ["get lake.msgpack", "list control", "get control", "create control"]
     (tmp_path / ".stepfs").mkdir()
     options = {"lake": lake, "endpoint_url": None, "group": "mount"}
     (tmp_path / ".stepfs/config.json").write_text(json.dumps({"options": options}))
@@ -224,3 +225,17 @@ def test_a_hook_opens_the_lake_once(lake, tmp_path, monkeypatch):
             hook(20)
             assert not [each for each in asked if each.startswith(("list log", "get log"))]
     assert kept(lake, "mount") == kept(lake, "reader") == kept(lake, "url") == [10, 20]
+
+
+def test_a_lake_that_was_replaced_gets_no_checkpoint_of_the_former(lake):
+    hook = CheckpointHook(lake, group="run")
+    hook(10)
+    shutil.rmtree(lake.removeprefix("file://"))
+
+    async def make() -> None:
+        await create_lake(open_store(lake), slices=1)
+
+    trio.run(make)
+    with pytest.raises(RefusedError, match="lake"):
+        hook(20)
+    assert records(lake) == {}
