@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from typing import Any, Final, TypeVar, cast
@@ -40,6 +41,7 @@ T = TypeVar("T")
 H = TypeVar("H")
 
 LOOK_S: Final = 120.0  # that a node has to start a process and look around
+GONE_S: Final = 30.0  # within which a cluster no longer lists a node that it has lost
 WAITED_S: Final = 15.0  # for workers, before it is told
 _AGAIN_S: Final = 1.0  # before a worker is started in place of one that did not come up
 
@@ -66,6 +68,7 @@ class RayEngine(Engine):
         self._admitted = trio.Event()
         self._first = trio.Event()  # worker is up
         self._seen: set[str] = set()  # nodes
+        self._unfit: dict[str, list[str]] = {}  # of those that joined later: what they lack
         self._actors: set[Actor] = set()
         self._node_of: dict[Actor, str] = {}  # of those that are up
         self._starting: set[Actor] = set()  # those of them that are not up yet
@@ -143,13 +146,21 @@ class RayEngine(Engine):
     def _fit(self) -> None:
         missing = self._workers + self.spares - len(self._actors)
         for _ in range(missing):
-            actor = ray_calls.start()
+            actor = ray_calls.start(self._roomiest() if self._unfit else None)
             self._actors.add(actor)
             self._starting.add(actor)
             self._nursery.start_soon(self._start, actor)
         for _ in range(-missing):
             with suppress(trio.WouldBlock):
                 self._end(self._idle.receive_nowait())
+
+    def _roomiest(self) -> str:
+        """The fit node with the most CPUs to spare: Ray itself would try an unfit one again. `UnfitNodesError`: none is fit."""
+        here = Counter(self._node_of.values())
+        fit = {node: cpus - here[node] for node, cpus in ray_calls.cpus_of_nodes().items() if node not in self._unfit}
+        if not fit:
+            raise UnfitNodesError("\n".join(line for node in sorted(self._unfit) for line in self._unfit[node]))
+        return max(sorted(fit), key=lambda node: fit[node])
 
     def end(self) -> None:
         """End all workers, also in a cluster that stays."""
@@ -169,8 +180,13 @@ class RayEngine(Engine):
             if node_id not in self._seen:  # it joined later
                 found: dict[str, list[str]] = {}
                 await self._look_at(node_id, found)
-                if found:
-                    raise UnfitNodesError("\n".join(found[node_id]))
+                if found and node_id not in self._unfit:
+                    self._unfit |= found
+                    self._say(f"no worker runs on a node that joined: {'; '.join(found[node_id])}")
+            if node_id in self._unfit:
+                self._end(actor)
+                self._fit()
+                return
             (done, value), _ = await ray_calls.run_in(actor, begin_in_ray, (self._preload,))
         except (RayError, StoreUnreachableError) as error:
             self._why = f"the last one died at its start: {line_of(error)}"
@@ -203,20 +219,31 @@ class RayEngine(Engine):
 
     async def _look_at(self, node_id: str, found: dict[str, list[str]]) -> None:
         """Note the lacks of a node, if it has any. `StoreUnreachableError`, as `admit`."""
-        assert self._look is not None
         name = f"node {ray_calls.nodes().get(node_id, '')} ({node_id[:8]})"
         lines = [f"did not answer within {LOOK_S:.0f} s; look at it, or take it out of the cluster"]
         with trio.move_on_after(LOOK_S):
+            lines = await self._lacks_of(node_id, name)
+        self._seen.add(node_id)
+        if lines and node_id in ray_calls.nodes():
+            found[node_id] = [f"{name} {line}" for line in lines]
+
+    async def _lacks_of(self, node_id: str, name: str) -> list[str]:
+        """The lacks of a node. A lost one is still listed until its health check has failed: it is asked again till then."""
+        assert self._look is not None
+        give_up_s = trio.current_time() + GONE_S
+        while True:
             try:
                 done, value = await ray_calls.run_at(node_id, self._look)
-                if not done and isinstance(value, StoreUnreachableError):
-                    raise StoreUnreachableError(f"{name}: {value}")
-                lines = list(value) if done else [f"cannot look around: {line_of(value)}"]
             except RayError as error:
-                lines = [f"cannot run stepfs ({line_of(error)}); install the stepfs of the command there"]
-        self._seen.add(node_id)
-        if lines:
-            found[node_id] = [f"{name} {line}" for line in lines]
+                if ray_calls.is_answer(error) or trio.current_time() >= give_up_s:
+                    return [f"cannot run stepfs ({line_of(error)}); install the stepfs of the command there"]
+                await trio.sleep(_AGAIN_S)
+                if node_id not in ray_calls.nodes():
+                    return []
+                continue
+            if not done and isinstance(value, StoreUnreachableError):
+                raise StoreUnreachableError(f"{name}: {value}")
+            return list(value) if done else [f"cannot look around: {line_of(value)}"]
 
     async def _tell_waiting(self) -> None:
         """A cluster may have fewer CPUs than workers, for now; those that are up work."""
