@@ -23,6 +23,7 @@ from stepfs.errors import StoreUnreachableError
 from stepfs.limits import usable_cpus
 from stepfs_producer.engine import ray_calls
 from stepfs_producer.engine.api import (
+    ANSWER_S,
     Engine,
     Kept,
     Look,
@@ -123,11 +124,11 @@ class RayEngine(Engine):
         actor = await self._idle.receive()
         try:
             (done, value), kept = await ray_calls.run_in(actor, function, given, stored, keep=keep)
-        except RayError as error:  # also if it died before: `_ask_idle` leaves few of these
+        except RayError as error:  # also if it died before: `end_stalled` leaves few of these
             self.died += 1
             with_node = ray_calls.lost_with_node(error, self._node_of[actor])
             self._end(actor)
-            self._ask_idle()
+            self._nursery.start_soon(self.end_stalled)
             self._fit()
             return WorkerDied(line_of(error), with_machine=with_node)
         except BaseException:
@@ -201,21 +202,21 @@ class RayEngine(Engine):
         self._up.send_nowait(actor)
         self._first.set()
 
-    def _ask_idle(self) -> None:
-        """Have idle workers answer before they get tasks: where one died, a node may be lost, with all that it had."""
+    async def end_stalled(self) -> None:
+        """As promised. Where a worker died, a node may be lost, with all that it had."""
 
         async def ask(actor: Actor) -> None:
-            try:
+            with trio.move_on_after(ANSWER_S), suppress(RayError):
                 await ray_calls.where(actor)
-            except RayError:
-                self._end(actor)
-                self._fit()
-            else:
                 self._up.send_nowait(actor)
+                return
+            self._end(actor)
+            self._fit()
 
-        with suppress(trio.WouldBlock):
-            while True:
-                self._nursery.start_soon(ask, self._idle.receive_nowait())
+        async with trio.open_nursery() as nursery:
+            with suppress(trio.WouldBlock):
+                while True:
+                    nursery.start_soon(ask, self._idle.receive_nowait())
 
     async def _look_at(self, node_id: str, found: dict[str, list[str]]) -> None:
         """Note the lacks of a node, if it has any. `StoreUnreachableError`, as `admit`."""

@@ -20,6 +20,7 @@ from stepfs_producer.engine.worker import carried_out
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read when it is imported
 os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # else lost bodies are errors on stderr
+os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of second results, whose first ones are looked at
 try:
     import ray
     from ray._private import worker as ray_worker
