@@ -15,7 +15,10 @@ import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from types import FrameType
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
+
+if TYPE_CHECKING:
+    from trio.abc import Clock
 
 T = TypeVar("T")
 END_S: Final = 1.5
@@ -40,13 +43,13 @@ def listen() -> None:
         signal.signal(signal.SIGINT, _interrupt)
 
 
-def run(work: Callable[..., Awaitable[T]], *arguments: object) -> T:
+def run(work: Callable[..., Awaitable[T]], *arguments: object, clock: Clock | None = None) -> T:
     """`trio.run` for a command: Ctrl-C cancels the work, and has the process end in time."""
     import trio  # noqa: PLC0415
 
     before = signal.getsignal(signal.SIGINT)
     if before is not _interrupt:
-        return trio.run(work, *arguments)
+        return trio.run(work, *arguments, clock=clock)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # trio takes over this one alone
 
     async def within_trio() -> T:
@@ -64,7 +67,7 @@ def run(work: Callable[..., Awaitable[T]], *arguments: object) -> T:
             signal.signal(signal.SIGINT, handler)  # trio looks for it
 
     try:
-        return trio.run(within_trio)
+        return trio.run(within_trio, clock=clock)
     finally:
         signal.signal(signal.SIGINT, _interrupt)
 

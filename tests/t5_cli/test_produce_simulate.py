@@ -12,6 +12,9 @@ from lakes import produce
 from test_cli_check import check
 from test_produce_run import PLAN, plan, run  # noqa: F401  (fixtures)
 
+from stepfs.limits import Memory
+from stepfs_producer.run import memory
+
 MEASURES = (
     "fill", "slowest_to_mean", "slowest_to_mean_micro", "padding_tokens", "cut_documents", "lost_tokens", "sources",
 )  # fmt: skip
@@ -81,3 +84,11 @@ def test_functions_of_the_user_may_stand_beside_the_plan(plan, monkeypatch):  # 
     code = done.document["sources"]["code"]
     assert code["tokens"] == pytest.approx(6 * code["records"], abs=6), "five bytes and the end of each document"
     assert check(plan).returncode == 0
+
+
+def test_a_simulation_needs_no_memory_for_steps_that_it_does_not_make(plan, file_url, monkeypatch) -> None:  # noqa: F811
+    monkeypatch.setattr(memory, "read_memory", lambda: Memory(64 << 20, 32 << 20, 0.0))
+    refused = produce("run", plan, file_url, "--workers", 1)
+    assert (refused.returncode, "it may use 16 MiB" in refused.stderr) == (2, True)
+    done = simulate(plan, "--steps", 3, "--workers", 1, "--json")
+    assert (done.returncode, done.document["steps"]) == (0, 3)

@@ -21,6 +21,7 @@ from typing import Final
 import sdnotify
 import trio
 
+from stepfs import interruption
 from stepfs.data.cache.disk import DiskCache
 from stepfs.errors import RefusedError, UsageError
 from stepfs.lake.identity import open_lake
@@ -58,7 +59,7 @@ def run(
 ) -> int | None:
     """`serve` in a fresh event loop. Call in the main thread: signals are handled there."""
     faulthandler.enable()  # a supervisor ends a stuck process with SIGABRT: show its stack
-    return trio.run(serve, options, ready, say, tell, clock=RunningTime())
+    return interruption.run(serve, options, ready, say, tell, clock=RunningTime())
 
 
 async def serve(options: MountOptions, ready: Ready, say: Say = _log.warning, tell: Say = lambda _: None) -> int | None:

@@ -18,6 +18,7 @@ T = TypeVar("T")
 H = TypeVar("H")
 Look = Callable[[], list[str]]  # on another machine: its lacks, each as the end of a sentence about it
 
+ANSWER_S: Final = 1.5  # that an idle worker has to answer
 _WORKERS_PER_SPARE: Final = 8  # a spare is warm: it takes over at once where a worker died or hangs
 
 
@@ -116,6 +117,10 @@ class Engine(ABC):
     @abstractmethod
     def release(self, reference: Reference) -> None:
         """The body is not needed any more. To a task that is submitted with it all the same, it is lost."""
+
+    @abstractmethod
+    async def end_stalled(self) -> None:
+        """Have idle workers answer, and end those that do not within `ANSWER_S`: one may stand still since its last task."""
 
     @abstractmethod
     def warm_spare(self) -> None:

@@ -248,6 +248,7 @@ class Tasks:
             while not answers:
                 patience_s *= 2
                 async with self._spares:
+                    await self._engine.end_stalled()  # or that one may cost twice the patience
                     _log.info("%s: late, another worker tries it as well", what)
                     until_s = trio.current_time() + patience_s
                     await try_once(nursery.cancel_scope, patience_s)

@@ -17,7 +17,7 @@ import trio
 import trio_parallel
 
 from stepfs.errors import UsageError
-from stepfs_producer.engine.api import Engine, Kept, Lost, Reference, WorkerDied
+from stepfs_producer.engine.api import ANSWER_S, Engine, Kept, Lost, Reference, WorkerDied
 from stepfs_producer.engine.bodies import BodyFile, LostBodies, Stored, run_task
 from stepfs_producer.engine.worker import begin
 
@@ -156,6 +156,17 @@ class LocalEngine(Engine):
         except trio_parallel.BrokenWorkerError as error:
             _log.info("a new worker died before it had a task: %s", error)
         self._up.set()  # a task that finds none starts one
+
+    async def end_stalled(self) -> None:
+        async def ask() -> None:
+            with trio.move_on_after(ANSWER_S) as patience, suppress(trio_parallel.BrokenWorkerError):
+                await self._context.run_sync(os.getpid, kill_on_cancel=True, limiter=self._limiter)
+            if patience.cancelled_caught:
+                self.warm_spare()
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(self.idle):
+                nursery.start_soon(ask)
 
     async def _end_one(self) -> None:
         with suppress(trio_parallel.BrokenWorkerError):

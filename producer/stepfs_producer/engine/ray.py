@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from typing import Any, Final, TypeVar, cast
@@ -22,6 +23,7 @@ from stepfs.errors import StoreUnreachableError
 from stepfs.limits import usable_cpus
 from stepfs_producer.engine import ray_calls
 from stepfs_producer.engine.api import (
+    ANSWER_S,
     Engine,
     Kept,
     Look,
@@ -40,6 +42,7 @@ T = TypeVar("T")
 H = TypeVar("H")
 
 LOOK_S: Final = 120.0  # that a node has to start a process and look around
+GONE_S: Final = 30.0  # within which a cluster no longer lists a node that it has lost
 WAITED_S: Final = 15.0  # for workers, before it is told
 _AGAIN_S: Final = 1.0  # before a worker is started in place of one that did not come up
 
@@ -66,6 +69,7 @@ class RayEngine(Engine):
         self._admitted = trio.Event()
         self._first = trio.Event()  # worker is up
         self._seen: set[str] = set()  # nodes
+        self._unfit: dict[str, list[str]] = {}  # of those that joined later: what they lack
         self._actors: set[Actor] = set()
         self._node_of: dict[Actor, str] = {}  # of those that are up
         self._starting: set[Actor] = set()  # those of them that are not up yet
@@ -120,11 +124,11 @@ class RayEngine(Engine):
         actor = await self._idle.receive()
         try:
             (done, value), kept = await ray_calls.run_in(actor, function, given, stored, keep=keep)
-        except RayError as error:  # also if it died before: `_ask_idle` leaves few of these
+        except RayError as error:  # also if it died before: `end_stalled` leaves few of these
             self.died += 1
             with_node = ray_calls.lost_with_node(error, self._node_of[actor])
             self._end(actor)
-            self._ask_idle()
+            self._nursery.start_soon(self.end_stalled)
             self._fit()
             return WorkerDied(line_of(error), with_machine=with_node)
         except BaseException:
@@ -143,13 +147,21 @@ class RayEngine(Engine):
     def _fit(self) -> None:
         missing = self._workers + self.spares - len(self._actors)
         for _ in range(missing):
-            actor = ray_calls.start()
+            actor = ray_calls.start(self._roomiest() if self._unfit else None)
             self._actors.add(actor)
             self._starting.add(actor)
             self._nursery.start_soon(self._start, actor)
         for _ in range(-missing):
             with suppress(trio.WouldBlock):
                 self._end(self._idle.receive_nowait())
+
+    def _roomiest(self) -> str:
+        """The fit node with the most CPUs to spare: Ray itself would try an unfit one again. `UnfitNodesError`: none is fit."""
+        here = Counter(self._node_of.values())
+        fit = {node: cpus - here[node] for node, cpus in ray_calls.cpus_of_nodes().items() if node not in self._unfit}
+        if not fit:
+            raise UnfitNodesError("\n".join(line for node in sorted(self._unfit) for line in self._unfit[node]))
+        return max(sorted(fit), key=lambda node: fit[node])
 
     def end(self) -> None:
         """End all workers, also in a cluster that stays."""
@@ -169,8 +181,13 @@ class RayEngine(Engine):
             if node_id not in self._seen:  # it joined later
                 found: dict[str, list[str]] = {}
                 await self._look_at(node_id, found)
-                if found:
-                    raise UnfitNodesError("\n".join(found[node_id]))
+                if found and node_id not in self._unfit:
+                    self._unfit |= found
+                    self._say(f"no worker runs on a node that joined: {'; '.join(found[node_id])}")
+            if node_id in self._unfit:
+                self._end(actor)
+                self._fit()
+                return
             (done, value), _ = await ray_calls.run_in(actor, begin_in_ray, (self._preload,))
         except (RayError, StoreUnreachableError) as error:
             self._why = f"the last one died at its start: {line_of(error)}"
@@ -185,38 +202,49 @@ class RayEngine(Engine):
         self._up.send_nowait(actor)
         self._first.set()
 
-    def _ask_idle(self) -> None:
-        """Have idle workers answer before they get tasks: where one died, a node may be lost, with all that it had."""
+    async def end_stalled(self) -> None:
+        """As promised. Where a worker died, a node may be lost, with all that it had."""
 
         async def ask(actor: Actor) -> None:
-            try:
+            with trio.move_on_after(ANSWER_S), suppress(RayError):
                 await ray_calls.where(actor)
-            except RayError:
-                self._end(actor)
-                self._fit()
-            else:
                 self._up.send_nowait(actor)
+                return
+            self._end(actor)
+            self._fit()
 
-        with suppress(trio.WouldBlock):
-            while True:
-                self._nursery.start_soon(ask, self._idle.receive_nowait())
+        async with trio.open_nursery() as nursery:
+            with suppress(trio.WouldBlock):
+                while True:
+                    nursery.start_soon(ask, self._idle.receive_nowait())
 
     async def _look_at(self, node_id: str, found: dict[str, list[str]]) -> None:
         """Note the lacks of a node, if it has any. `StoreUnreachableError`, as `admit`."""
-        assert self._look is not None
         name = f"node {ray_calls.nodes().get(node_id, '')} ({node_id[:8]})"
         lines = [f"did not answer within {LOOK_S:.0f} s; look at it, or take it out of the cluster"]
         with trio.move_on_after(LOOK_S):
+            lines = await self._lacks_of(node_id, name)
+        self._seen.add(node_id)
+        if lines and node_id in ray_calls.nodes():
+            found[node_id] = [f"{name} {line}" for line in lines]
+
+    async def _lacks_of(self, node_id: str, name: str) -> list[str]:
+        """The lacks of a node. A lost one is still listed until its health check has failed: it is asked again till then."""
+        assert self._look is not None
+        give_up_s = trio.current_time() + GONE_S
+        while True:
             try:
                 done, value = await ray_calls.run_at(node_id, self._look)
-                if not done and isinstance(value, StoreUnreachableError):
-                    raise StoreUnreachableError(f"{name}: {value}")
-                lines = list(value) if done else [f"cannot look around: {line_of(value)}"]
             except RayError as error:
-                lines = [f"cannot run stepfs ({line_of(error)}); install the stepfs of the command there"]
-        self._seen.add(node_id)
-        if lines:
-            found[node_id] = [f"{name} {line}" for line in lines]
+                if ray_calls.is_answer(error) or trio.current_time() >= give_up_s:
+                    return [f"cannot run stepfs ({line_of(error)}); install the stepfs of the command there"]
+                await trio.sleep(_AGAIN_S)
+                if node_id not in ray_calls.nodes():
+                    return []
+                continue
+            if not done and isinstance(value, StoreUnreachableError):
+                raise StoreUnreachableError(f"{name}: {value}")
+            return list(value) if done else [f"cannot look around: {line_of(value)}"]
 
     async def _tell_waiting(self) -> None:
         """A cluster may have fewer CPUs than workers, for now; those that are up work."""

@@ -20,10 +20,11 @@ from stepfs_producer.engine.worker import carried_out
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read when it is imported
 os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # else lost bodies are errors on stderr
+os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of second results, whose first ones are looked at
 try:
     import ray
     from ray._private import worker as ray_worker
-    from ray.exceptions import ActorUnavailableError, ObjectLostError, RayError
+    from ray.exceptions import ActorUnavailableError, ObjectLostError, RayError, RayTaskError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 except ModuleNotFoundError as missing:
     raise MissingPackageError(
@@ -37,7 +38,9 @@ __all__ = [
     "Result",
     "connected",
     "cpus",
+    "cpus_of_nodes",
     "end",
+    "is_answer",
     "lost_with_node",
     "nodes",
     "run_at",
@@ -102,11 +105,21 @@ def connected(
 
 def nodes() -> dict[str, str]:
     """Addresses of the nodes that are alive and have CPUs, by id."""
-    return {
-        node["NodeID"]: node["NodeManagerAddress"]
-        for node in ray.nodes()
-        if node["Alive"] and node["Resources"].get("CPU")
-    }
+    return {node["NodeID"]: node["NodeManagerAddress"] for node in _with_cpus()}
+
+
+def cpus_of_nodes() -> dict[str, int]:
+    """CPUs of the same nodes, by id."""
+    return {node["NodeID"]: int(node["Resources"]["CPU"]) for node in _with_cpus()}
+
+
+def _with_cpus() -> list[dict[str, Any]]:
+    return [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
+
+
+def is_answer(error: RayError) -> bool:
+    """Whether a process on the node itself raised it; else the node may be lost."""
+    return isinstance(error, RayTaskError)
 
 
 def lost_with_node(error: RayError, node_id: str) -> bool:
@@ -119,9 +132,11 @@ def cpus() -> tuple[int, int]:
     return int(ray.cluster_resources().get("CPU", 0)), int(ray.available_resources().get("CPU", 0))
 
 
-def start() -> Actor:
-    """A worker, which comes up where there is a free CPU."""
-    return _ACTOR.remote()
+def start(node_id: str | None = None) -> Actor:
+    """A worker, which comes up where there is a free CPU; on that node, if one is named."""
+    if node_id is None:
+        return _ACTOR.remote()
+    return _ACTOR.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)).remote()
 
 
 def end(actor: Actor) -> None:

@@ -24,7 +24,7 @@ from stepfs_producer.plan.state import State
 from stepfs_producer.plan.step import End, StepPlan
 from stepfs_producer.run.measured.bottleneck import Bottleneck, Waits, bottleneck_of
 from stepfs_producer.run.measured.workers_wanted import LOOK_EVERY_S, WorkersWanted, workers_needed
-from stepfs_producer.run.memory import memory_of
+from stepfs_producer.run.memory import memory_here
 from stepfs_producer.run.planner_task import PlannerTask
 from stepfs_producer.run.prepare import PreparedPlan
 from stepfs_producer.run.source_loader import LoadedSource, OnSkip, SourceLoader
@@ -121,6 +121,7 @@ class Conductor:
             work_s=self.tasks.seconds,
             elapsed_s=elapsed_s,
             workers=self.tasks.workers,
+            worked_s=self.tasks.held_s(),
         )
 
     def _loaded(self) -> None:
@@ -200,7 +201,8 @@ async def conduct_here(
 ) -> str:
     """Run a plan from `state` on with workers of this machine, one per core by default. The reason of its end, in words."""
     workers = workers or usable_cpus()
-    memory = memory_of(None, prepared.rules, prepared.sources, workers)
+    of_step = 0.0 if sink is None else 1.0 if ranks is None else len(ranks) / prepared.rules.ranks
+    memory = memory_here(prepared.rules, prepared.sources, workers, of_step)
     config = RunConfig(
         prepared.rules,
         prepared.sources,

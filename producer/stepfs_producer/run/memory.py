@@ -60,6 +60,19 @@ def memory_of(given: int | None, rules: Rules, sources: tuple[LoadedSource, ...]
             "fewer --workers, smaller blocks (shuffle: {block: 1MiB}) or smaller steps"
         )
     pending_min = _pending_min(step_tokens)
+    return _divided(rules, total, least, pending_min)
+
+
+def memory_here(rules: Rules, sources: tuple[LoadedSource, ...], workers: int, of_step: float) -> Memory:
+    """Of a run that uploads nothing, and makes this part of each step. Nothing is refused: the least is brought in anyway."""
+    total = read_memory().limit // _SHARE_OF_MACHINE
+    least = least_bytes(
+        (source.layout.largest_block_bytes for source in sources), int(rules.step_tokens * of_step), workers
+    )
+    return _divided(rules, max(total, least), least, _PENDING_MIN)
+
+
+def _divided(rules: Rules, total: int, least: int, pending_min: int) -> Memory:
     free = total - least + pending_min
     # Rows of columns may be a hundred times the tokens.
     most = total // 2 if rules.columns else min(_PENDING_MAX, total // 4)

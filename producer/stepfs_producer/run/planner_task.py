@@ -13,6 +13,7 @@ import trio
 from stepfs_producer.engine.failover import Tasks
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import Rules
+from stepfs_producer.plan.samples import Ahead
 from stepfs_producer.plan.schedule import ONE
 from stepfs_producer.plan.state import State
 from stepfs_producer.plan.step import End, Need, StepPlan
@@ -45,7 +46,7 @@ class PlannerTask:
         self._waits = waits
         self._held_bytes_max = held_bytes_max
         self._changed = trio.Event()
-        self.seconds = 0.0  # of the last plan, waiting not included
+        self.seconds = 0.0  # of CPU, of the last plan
 
     def changed(self) -> None:
         self._changed.set()
@@ -73,10 +74,7 @@ class PlannerTask:
             added = {loading.name: loading.added for loading in self._loadings}
             ahead = {loading.name: loading.held.ahead(seen[loading.name]) for loading in self._loadings}
             known = {name: of_source for name, (of_source, _) in ahead.items()}
-            started = time.perf_counter()
-            with self._waits.on(Cause.PLANNER):
-                planned = await trio.to_thread.run_sync(self._planner.next, state, known, abandon_on_cancel=True)
-            self.seconds = time.perf_counter() - started
+            planned = await self._planned(state, known)
             if not isinstance(planned, Need):
                 return planned
             unseen = [name for name in planned.samples if not ahead[name][1]]
@@ -84,6 +82,21 @@ class PlannerTask:
                 seen[name] *= 2
             if not unseen:
                 await self._wait_for(planned, added)
+
+    async def _planned(self, state: State, known: Mapping[str, Ahead]) -> StepPlan | Need | End:
+        """Let a thread plan. Its CPU time is planning; for the rest it waits for a core, which workers' tasks hold."""
+
+        def plan() -> tuple[StepPlan | Need | End, float]:
+            began_s = time.thread_time()
+            return self._planner.next(state, known), time.thread_time() - began_s
+
+        began_s, before_s = trio.current_time(), self._tasks.held_s()
+        planned, self.seconds = await trio.to_thread.run_sync(plan, abandon_on_cancel=True)
+        waited_s = trio.current_time() - began_s - self.seconds
+        self._waits.note(Cause.PLANNER, self.seconds)
+        if waited_s > 0:
+            self._waits.note_behind([], waited_s, before_s, self._tasks.held_s())
+        return planned
 
     def _seen(self, step: int) -> dict[str, int]:
         """Tokens of each source to show to the planner at first: it looks at every record that it is shown."""

@@ -107,6 +107,9 @@ class HereEngine:
     async def up(self) -> None:
         await trio.lowlevel.checkpoint()
 
+    async def end_stalled(self) -> None:
+        await trio.lowlevel.checkpoint()
+
     def warm_spare(self) -> None:
         self.replaced += 1
 

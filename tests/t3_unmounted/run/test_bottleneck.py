@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import trio
 from planned_run import HereEngine, NotedProducer, rules, run, sources_in, write_corpus
 
+from stepfs_producer.engine.failover import Tasks
+from stepfs_producer.plan.state import State
 from stepfs_producer.run.measured.bottleneck import Bottleneck, Cause, Waits, bottleneck_of
+from stepfs_producer.run.planner_task import PlannerTask
 from stepfs_producer.run.workers.tasks import make_step, transform
 
 MIX = {"code": 50, "prose": 50}
@@ -107,3 +113,45 @@ def test_the_planner_and_nothing() -> None:
     waits.note(Cause.PLANNER, 1.5)
     waits.note(Cause.WORKERS, 9.0)  # for a step that was not planned yet
     assert named() == Bottleneck(Cause.PLANNER, "", 0.625, 4)
+
+
+def test_workers_that_spend_most_of_their_time_on_one_source_are_that_source() -> None:
+    waits = Waits()
+    waits.note(Cause.ROOM, 8.0)
+    waits.note(Cause.WORKERS, 7.0)
+    named = partial(bottleneck_of, waits, held_s=0.0, work_s=8.2, elapsed_s=4.1, workers=2)
+    found = named(worked_s={"prose": 7.8, "code": 0.1, "": 0.3})
+    assert found is not None
+    assert (found.cause, found.source) == (Cause.SOURCE, "prose")
+    for even in ({"prose": 4.0, "code": 4.0, "": 0.2}, {"": 8.0, "prose": 0.2}, {}):
+        assert named(worked_s=even) == replace(found, cause=Cause.WORKERS, source="")
+
+
+class HeldBy:
+    """Tasks that hold workers so long by the second look."""
+
+    def __init__(self, seconds: dict[str, float]) -> None:
+        self._seconds = [{}, seconds]
+
+    def held_s(self) -> dict[str, float]:
+        return self._seconds.pop(0)
+
+
+async def test_a_planner_that_waits_for_a_core_is_not_blamed(tmp_path, monkeypatch) -> None:
+    """Its thread's CPU time is planning; the rest belongs to those whose tasks hold the workers meanwhile."""
+    told = [0.0]
+
+    def thread_time() -> float:
+        told[0] += 0.001
+        return told[0]
+
+    monkeypatch.setattr("time.thread_time", thread_time)
+    waits = Waits()
+    task = PlannerTask(
+        rules(MIX), cast("dict", dict.fromkeys(MIX)), tasks=cast("Tasks", HeldBy({"prose": 3.0, "": 1.0})), waits=waits
+    )
+    monkeypatch.setattr(task, "_planner", SimpleNamespace(next=lambda *_: time.sleep(0.05)))  # for a core
+    await task._planned(State("p", 0, {}), {})
+    assert waits.seconds[Cause.PLANNER, ""] == pytest.approx(0.001)
+    assert waits.seconds[Cause.SOURCE, "prose"] == pytest.approx(3 * waits.seconds[Cause.ROOM, ""])
+    assert waits.seconds[Cause.SOURCE, "prose"] > 0.03

@@ -31,6 +31,7 @@ class TimedEngine:
         self.seconds, self.workers, self.spares = list(seconds), workers, spares
         self.answers = answers or {}
         self.began: list[float] = []
+        self.asked_at: list[int] = []
         self.ended: list[int] = []
         self.replaced = 0
         self.busiest = self._busy = 0
@@ -57,6 +58,10 @@ class TimedEngine:
 
     def warm_spare(self) -> None:
         self.replaced += 1
+
+    async def end_stalled(self) -> None:
+        self.asked_at.append(len(self.began))
+        await trio.lowlevel.checkpoint()
 
 
 def since(began_s: float) -> float:
@@ -163,3 +168,10 @@ async def test_a_run_that_ends_ends_both_tries(autojump_clock) -> None:
         await Tasks(engine, 600).carry_out("it", "code", work)
     assert sorted(engine.ended) == [0, 1]
     assert engine.replaced == 0
+
+
+async def test_idle_workers_have_to_answer_before_a_second_try(autojump_clock) -> None:
+    """A spare that stands still since its last task would cost twice the patience: 15 s in all."""
+    engine = TimedEngine([HANGS, HANGS, 1.0])
+    assert await Tasks(engine, 600).carry_out("task", "", work) == 2
+    assert engine.asked_at == [1, 2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -211,3 +212,16 @@ async def test_a_task_does_not_wait_for_workers_that_died_at_their_start() -> No
         tasks = Tasks(engine, 60)
         with trio.fail_after(60):
             assert await tasks.carry_out("a task", "", square, 3) == 9
+
+
+async def test_an_idle_worker_that_stands_still_is_ended_before_it_gets_a_task() -> None:
+    async with local_engine(1) as engine:
+        with trio.fail_after(100):
+            while engine.idle < 2:  # noqa: ASYNC110 - the engine has no event for it
+                await trio.sleep(0.01)
+            pids = [child.pid for child in multiprocessing.active_children() if child.pid is not None]
+            os.kill(pids[-1], signal.SIGSTOP)
+            await engine.end_stalled()
+            assert gone(pids[-1])
+            assert await engine.submit(square, 3) == 9
+        assert engine.died == 0, "nothing was lost with it"

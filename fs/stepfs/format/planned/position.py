@@ -3,8 +3,8 @@
 The commit protocol never looks into a position. `stepfs-produce run` stores a msgpack map in it, of which this is the part
 that people want to see:
 
-    {"pipeline": "plan", "v": 1, "plan": digest, "step": …, "sources": {name: [identity, listing, epoch, fragment, block,
-     taken, into, debt, records, skipped, run, tokens]}}
+    {"pipeline": "plan", "v": 1, "plan": digest, "step": …, "tokenizer": identity, "held_out": …, "sources": {name:
+     [identity, listing, epoch, fragment, block, taken, into, debt, records, skipped, run, tokens]}}
 
 Anything else is the position of another program, and none of our business.
 """

@@ -29,6 +29,7 @@ class Cause(StrEnum):
     TRAINERS = "trainers"
 
 
+_MOST: Final = 0.75  # of the workers' time: less of it is nobody's alone
 _PLANNING: Final = {Cause.SOURCE, Cause.PLANNER, Cause.ROOM}
 
 
@@ -77,12 +78,17 @@ class Waits:
         try:
             yield
         finally:
-            waited_s = trio.current_time() - began_s
-            worked_s = {name: value - before_s.get(name, 0.0) for name, value in held_s().items()}
-            own_s = {name: worked_s.get(name, 0.0) for name in missing}
-            shares = next((of for of in (own_s, worked_s) if any(of.values())), dict.fromkeys(missing, 1.0))
-            for name, share in shares.items():
-                self.note(Cause.SOURCE if name else Cause.ROOM, waited_s * share / sum(shares.values()), name)
+            self.note_behind(missing, trio.current_time() - began_s, before_s, held_s())
+
+    def note_behind(
+        self, missing: Sequence[str], seconds: float, before_s: Mapping[str, float], after_s: Mapping[str, float]
+    ) -> None:
+        """Note a wait as `on_sources`. `before_s`, `after_s`: seconds that tasks held workers, by source; "": steps."""
+        worked_s = {name: value - before_s.get(name, 0.0) for name, value in after_s.items()}
+        own_s = {name: worked_s.get(name, 0.0) for name in missing}
+        shares = next((of for of in (own_s, worked_s) if any(of.values())), dict.fromkeys(missing, 1.0))
+        for name, share in shares.items():
+            self.note(Cause.SOURCE if name else Cause.ROOM, seconds * share / sum(shares.values()), name)
 
     def note(self, cause: Cause, seconds: float, source: str = "") -> None:
         self.seconds[cause, source] = self.seconds.get((cause, source), 0.0) + seconds
@@ -100,9 +106,22 @@ class Waits:
         return max(seconds.keys() - planning.keys(), key=seconds.__getitem__)
 
 
-def bottleneck_of(waits: Waits, *, held_s: float, work_s: float, elapsed_s: float, workers: int) -> Bottleneck | None:
-    """None if a run waited for nothing. `work_s`: seconds of tasks in `elapsed_s` at the pace of this run."""
+def bottleneck_of(
+    waits: Waits,
+    *,
+    held_s: float,
+    work_s: float,
+    elapsed_s: float,
+    workers: int,
+    worked_s: Mapping[str, float] | None = None,
+) -> Bottleneck | None:
+    """None if a run waited for nothing. `work_s`: seconds of tasks in `elapsed_s` at the pace of this run. `worked_s`:
+    seconds that tasks held workers, by source; where workers are the cause, it is the source that takes most of them."""
     most = waits.most(held_s)
     if most is None:
         return None
+    if most[0] is Cause.WORKERS and worked_s:
+        name = max(worked_s, key=worked_s.__getitem__)
+        if name and worked_s[name] > _MOST * sum(worked_s.values()):
+            most = Cause.SOURCE, name
     return Bottleneck(*most, work_s / max(elapsed_s, 1e-9) / BUSY, workers)
