@@ -40,7 +40,7 @@ def test_the_smallest_run_writes_table_and_json(tmp_path: Path) -> None:
     out, scratch = tmp_path / "out", tmp_path / "scratch"
     scratch.mkdir()
     directories = ["--out", str(out), "--scratch", str(scratch)]
-    done = tools.ran("bench_ingest", *SMALLEST, "--only", "growth,pace", "--long-steps", "1000", *directories)
+    done = tools.ran("bench_ingest", *SMALLEST, "--only", "growth,latency,pace", "--long-steps", "1000", *directories)
     assert done.returncode == 0, done.stderr
     document = json.loads((out / "bench_ingest.json").read_text(encoding="utf-8"))
     assert document["benchmark"] == "bench_ingest"

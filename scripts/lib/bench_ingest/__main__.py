@@ -20,12 +20,12 @@ import trio
 
 from bench.machine import forget_variables
 from bench.report import ROOT, Report
-from bench_ingest import bandwidth, growth, pace
+from bench_ingest import bandwidth, growth, latency, pace
 from stepfs.cli.failure import reported
 
-PARTS = ("growth", "bandwidth", "pace", "cold")
+PARTS = ("growth", "bandwidth", "latency", "pace", "cold")
 SIDES = ("stepfs", "nats", "nats-debian")  # of --peers
-USUAL = "growth,bandwidth,pace"
+USUAL = "growth,bandwidth,latency,pace"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -90,6 +90,8 @@ def measure(part: str, options: argparse.Namespace, report: Report, directory: P
             sizes = (8,) if quick else (8, 64)
             total = 64 if quick else 1024
             trio.run(bandwidth.run, report, f"{url}/bandwidth", sizes, total, 1 if quick else 3)
+        case "latency":
+            trio.run(latency.run, report, f"{url}/latency", 10.0 if quick else 90.0)
         case "pace":
             trio.run(pace.run, report, f"{url}/pace", plan(options))
         case "cold":
