@@ -188,7 +188,8 @@ def test_an_identity_changes_with_what_makes_the_sequence(plan):
 
 def test_an_identity_changes_with_the_tokenizer_and_the_side_of_the_holdout():
     assert identities(SHORT, "other")["a"] != identities(SHORT, "t")["a"]
-    assert identities(SHORT, "t", held_out=True)["a"] != identities(SHORT, "t")["a"]
+    held = with_source(holdout="1%")
+    assert identities(held, "t", held_out=True)["a"] != identities(held, "t")["a"]
 
 
 @pytest.mark.parametrize(

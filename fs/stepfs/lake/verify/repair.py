@@ -52,11 +52,12 @@ async def repair_control(store: Store, identity: LakeIdentity, origins: OriginSt
     end = Step(min(base.need if is_next else reader.state.next_step, reader.state.next_step))
     try:
         first_live = await _first_complete_step(reader, base, end)
+        first_live = max(first_live, await _first_held_step(reader, origins, end))
+        live_bytes = await _live_bytes(reader, first_live)
     except ReclaimedError:  # by an advance after a record that another process wrote
         raise faster from None
-    first_live = max(first_live, await _first_held_step(reader, origins, end))
     groups = {name: _clipped(group, first_live) for name, group in base.groups.items()}
-    deleted_bytes = max(base.deleted_bytes, reader.state.total_bytes - await _live_bytes(reader, first_live))
+    deleted_bytes = max(base.deleted_bytes, reader.state.total_bytes - live_bytes)
     given_up = replace(base, first_live_step=first_live, deleted_bytes=deleted_bytes, groups=groups)
     repaired = successor(damaged, given_up)
     if first_live < repaired.need:  # any change may be lost: a reclaimer's grace begins anew
