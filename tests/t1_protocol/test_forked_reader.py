@@ -8,9 +8,11 @@ import pytest
 from process_store import ProcessStore
 from producer_world import World, feed
 from scenarios import scenario
-from small_world import grow, inside_everywhere, process, small
+from small_world import GROWN, grow, inside_everywhere, process, small
 from test_reader_hazards import nothing, reaches_the_end, zombies_everywhere
 
+from stepfs.format.control import RECORD_ID_BYTES, encode_control
+from stepfs.format.keys import control_prefix, numbered
 from stepfs.lake.log.reader import LogReader
 
 CONFIRM = 3  # requests of the first look at the control sequence: a LIST, the newest record, the one behind it
@@ -23,12 +25,34 @@ def test_a_forked_reader_reads_only_what_is_new(more: int) -> None:
         async with world.producer("d") as producer:
             await feed(producer, more)
         worker = process(world, "worker")
-        forked = await LogReader.continued(worker, world.identity, reader.state)
-        assert forked.state == (await LogReader.open(process(world, "new"), world.identity)).state
+        forked = await LogReader.continued(worker, world.identity, reader.knows)
+        assert forked.knows == (await LogReader.open(process(world, "new"), world.identity)).knows
         assert forked.first_live_step == reader.first_live_step
         assert worker.counts.requests == 2 + CONFIRM + forked.state.version - reader.state.version
 
     small(fork, on=grow)
+
+
+def test_going_on_costs_the_same_after_any_number_of_control_records() -> None:
+    """Groups of a lake that nobody commits to: no commit names their records."""
+
+    async def fork(world: World) -> list[int]:
+        requests, made = [], GROWN
+        record = (await LogReader.open(process(world, "reader"), world.identity)).control.record
+        for count in (10, 2_500, 5_000):
+            for number in range(made + 1, count):
+                body = encode_control(
+                    world.identity.lake_id, replace(record, record_id=number.to_bytes(RECORD_ID_BYTES))
+                )
+                world.shared.put(numbered(control_prefix(world.identity.lake_id), number), body)
+            made = count - 1
+            reader, worker = await LogReader.open(process(world, "reader"), world.identity), process(world, "worker")
+            forked = await LogReader.continued(worker, world.identity, reader.knows)
+            assert forked.control.number == made
+            requests.append(worker.counts.requests)
+        return requests
+
+    assert small(fork, on=grow) == [2 + CONFIRM] * 3
 
 
 @pytest.mark.parametrize("other", [False, True], ids=["shorter", "another history"])

@@ -105,8 +105,24 @@ async def test_the_herd_finds_a_writer_that_rewrites_what_is_said_already(autoju
     monkeypatch.setattr(control_room, "_ROUNDS_MAX", 1000)  # here each round has one winner
     few = 96
     herd = await Herd.make(few)
-    assert await herd.together(lambda _, group: group.add(Step(7))) > 2 * few * REQUESTS_EACH
+    assert await herd.together(lambda _, group: group.add(Step(7))) > few * REQUESTS_EACH
     assert (await herd.newest())[0] > few / 2
+
+
+@pytest.mark.parametrize(("starts", "each", "most"), [(8, 9, 20), (32, 16, 32), (128, 26, 60)])
+async def test_groups_that_start_together_wait_for_each_other_and_try_seldom(autojump_clock, starts, each, most):
+    """Each needs a slot of its own, one after another. A start costs 3 requests, and 4 for each slot lost: of N that start
+    at once, each loses about log N. It was 60 requests for each of 128, and 124 for one."""
+    herd = await Herd.make(starts)
+    for number, store in enumerate(herd.stores):
+        store._latency = lambda _verb, _size, rng: 0.03 * rng.uniform(0.5, 2.0)
+        herd.groups[number] = Group.of(store, herd.groups[0].control.identity, f"run-{number}", TrioClock())
+    requests = await herd.together(lambda _, group: group.register())
+    await herd.groups[0].read()
+    assert len(herd.groups[0].control.groups) == starts
+    assert herd.groups[0].control.number == starts - 1
+    assert requests <= starts * each
+    assert max(store.counts.requests for store in herd.stores) <= most
 
 
 async def test_a_change_gets_through_beside_one_who_changes_without_a_pause(autojump_clock):

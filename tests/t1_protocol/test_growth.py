@@ -5,6 +5,7 @@ The long histories are those that `scripts/make_long_lake` makes, on a store in 
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -15,14 +16,19 @@ from types import ModuleType
 from typing import TypeVar
 
 import pytest
+import trio
 from deterministic import run_seeded
 from doubles.faulty_store import FaultyStore, ObjectMap
 from doubles.trio_clock import TrioClock
 
 from stepfs.format.ids import SEGMENT_STEPS, Step
 from stepfs.format.records import LakeIdentity
+from stepfs.format.snapshot import StepEntry
+from stepfs.lake.fork import Cut, fork
 from stepfs.lake.identity import create_lake, open_lake
 from stepfs.lake.log.reader import LogReader
+from stepfs.lake.verify.metadata import verify_metadata
+from stepfs.store.api import Put
 from stepfs_producer import AsyncProducer
 
 SLICES = 4
@@ -159,3 +165,82 @@ def test_a_cold_reader_needs_as_many_requests_for_1e5_steps_as_for_1e3(tail: int
     )
     assert short == long
     assert long == (9 + tail, 1)
+
+
+class Watched(FaultyStore):
+    """Knows how many of its requests were under way together, and is asked before each create."""
+
+    under_way = 0
+    most = 0
+
+    def __init__(self, shared: ObjectMap, actor: str, on_create: Callable[[str], None] = lambda _key: None) -> None:
+        super().__init__(shared, actor=actor, latency=lambda _verb, _size, _rng: 0.01)
+        self._on_create = on_create
+
+    async def get(self, key: str, *, bytes_max: int = 256 << 20) -> bytes | None:
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        try:
+            return await super().get(key, bytes_max=bytes_max)
+        finally:
+            self.under_way -= 1
+
+    async def create(self, key: str, body: bytes) -> Put:
+        self._on_create(key)
+        return await super().create(key, body)
+
+
+def entries_in_memory() -> int:
+    return sum(type(one) is StepEntry for one in gc.get_objects())
+
+
+async def fork_of(segments: int) -> tuple[int, int, int]:
+    """Entries in memory at most during a fork, the parent's segments that it read, and GETs under way at most."""
+    lake = await lake_of(segments * SEGMENT_STEPS + 7)
+    store = Watched(lake.shared, "operator")
+    parent = await LogReader.open(store, lake.identity)
+    parent.segments.limit(0)
+    gc.collect()
+    before, held = entries_in_memory(), []
+
+    def look(key: str) -> None:
+        if "/index/" in key:
+            held.append(entries_in_memory() - before)
+
+    store.counts.keys, store.most = [], 0
+    cut = Step(SEGMENT_STEPS + 9)
+    child = Watched(ObjectMap(), "child", look)
+    identity = await fork(parent, child, Cut(cut, cut, Step(cut + 5)), TrioClock())
+    reader = await LogReader.open(child, identity)
+    assert reader.state.next_step == segments * SEGMENT_STEPS + 2
+    assert len(held) == segments
+    for step in (0, int(cut), reader.state.next_step - 1):
+        ours, theirs = await reader.entry(Step(step)), await parent.entry(Step(step if step < cut else step + 5))
+        assert (ours.tgb.key, ours.tgb.origin) == (theirs.tgb.key, 1)
+    assert reader.state.total_bytes == reader.state.next_step * SLICES * 64
+    read = sum(verb == "get" and "/index/" in key for verb, key in store.counts.keys)
+    return max(held), read, store.most
+
+
+def test_a_fork_writes_each_segment_as_it_fills_and_reads_several_at_once() -> None:
+    held, read, most = virtually(partial(fork_of, 20))
+    assert held <= 13 * SEGMENT_STEPS, "what is being written, and what the parent's reader keeps"
+    assert read <= 20 + 5, "a segment is read once, but for the edges of each group"
+    assert 1 < most <= 5
+
+
+async def metadata_of(segments: int) -> tuple[int, int, float]:
+    """Objects of a lake beside data, GETs under way together at most while they are verified, and round trips."""
+    lake = await lake_of(segments * SEGMENT_STEPS + 7)
+    store = Watched(lake.shared, "verifier")
+    objects = sum("/data/" not in key for key in lake.shared.objects)
+    start_s = trio.current_time()
+    assert await verify_metadata(store, lake.identity) == []
+    return objects, store.most, (trio.current_time() - start_s) / 0.01
+
+
+def test_verify_reads_small_objects_several_at_once() -> None:
+    objects, most, trips = virtually(partial(metadata_of, 20))
+    assert objects > 50
+    assert 1 < most <= 16
+    assert trips < objects / 2

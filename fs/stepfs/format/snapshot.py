@@ -66,7 +66,7 @@ class Segment:
     """Steps [index * SEGMENT_STEPS, (index + 1) * SEGMENT_STEPS), complete."""
 
     index: SegmentIndex
-    digest: bytes  # d_v of the version that published the last step: ties the segment to one history
+    digest: bytes  # d of the version that published the last step, in a fork d_{-1}: ties the segment to one history
     entries: tuple[StepEntry, ...]
 
 

@@ -52,6 +52,8 @@ _log = logging.getLogger("stepfs.lake")
 
 _ROUNDS_MAX: Final = 64
 _RETRY_S: Final = 0.05
+_SPREAD: Final = 3  # how much longer each further wait may be: of N writers, each tries about log N times
+_SPREAD_S_MAX: Final = 4.0
 _LIST_AFTER_S: Final = 60.0  # without a look; a record that vanished since then must not hide those behind it
 
 
@@ -87,12 +89,12 @@ class Control:
         """Whether a change of this process may have landed, or may still land."""
         return self._unanswered is not None
 
-    async def refresh(self, *, listed: bool = False, lenient: bool = False) -> bool:
+    async def refresh(self, *, listed: bool = False, lenient: bool = False, behind: int | None = None) -> bool:
         """Move to the newest record: one GET, or one LIST more, when nothing is new. True if there was a newer one.
 
-        A GET of the next number stops at a hole. So one that is about to take a slot looks by a LIST (`listed`), and so
-        does one that has not looked for long. `CorruptError` if the newest record is damaged; older ones are never read.
-        `lenient`: then go on from the record before, for one that only reads: its floor is lower, or the same.
+        A GET of the next number stops at a hole. So one that is about to take a slot looks by a LIST (`listed`; after it lost
+        the slot `behind` a number, a LIST beyond that is new enough), and so does one that has not looked for long.
+        `CorruptError` if the newest record is damaged, unless `lenient`: one that only reads goes on from the one before.
         """
         found: dict[int, bytes] = {}
 
@@ -105,7 +107,8 @@ class Control:
         now_s, known = trio.current_time(), self.number
         if listed or now_s - self._looked_s > _LIST_AFTER_S:
             known = await self._find_newest()
-        newest = await last_dense_number(known, exists)  # a LIST may be old
+        is_new = behind is not None and known > behind
+        newest = known if is_new else await last_dense_number(known, exists)  # a LIST may be old
         before = self.number
         while newest > self.number:
             if newest not in found:
@@ -164,8 +167,10 @@ class Control:
         """
         async with self._changing:
             await self._settle()
+            begun_s = trio.current_time()
             await self.refresh(listed=True)
             fenced = not request.fences
+            look_s = max(_RETRY_S, trio.current_time() - begun_s)
             for attempt in range(_ROUNDS_MAX):
                 number, record = self.number, self.record
                 following = decide(number, record, request)
@@ -176,8 +181,8 @@ class Control:
                     return following
                 fenced = True
                 # Before the look, not behind it: a decision that waits loses its slot to a writer that does not.
-                await trio.sleep(entropy.uniform(0, _RETRY_S * min(attempt + 1, 8)))
-                await self.refresh(listed=True)
+                await trio.sleep(entropy.uniform(0, min(_SPREAD_S_MAX, look_s * _SPREAD ** (attempt + 1))))
+                await self.refresh(listed=True, behind=number)
         raise RefusedError(f"{self.store.url}: others change the lake's groups all the time; try again")
 
     async def advance(self, request: Advance) -> bool:

@@ -11,8 +11,8 @@ back to `until`; in the fork of a damaged parent they produce the steps after it
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -55,14 +55,17 @@ from stepfs.lake.log.apply import rehearsed
 from stepfs.lake.log.left_out import producers_before
 from stepfs.lake.log.lone_entries import write_step_records
 from stepfs.lake.log.reader import LogReader
+from stepfs.lake.log.segments import segment_bytes
+from stepfs.lake.several import at_once, in_order
 from stepfs.lake.slots import create_own
-from stepfs.store.api import Store
+from stepfs.store.api import Entry, Store
 
 _log = logging.getLogger("stepfs.lake.fork")
 
 _FIRST_VERSION: Final = Version(1)  # floor 1: the origin commit is not taken for the start of a history
 _RETIRE_S: Final = 30.0
 _PAGE: Final = 1000
+_SEGMENTS_AT_ONCE: Final = 4
 NO_END: Final = Step(INTEGER_MAX)
 
 
@@ -221,24 +224,68 @@ async def _write(
 
 async def _copy(parent: Store, old_prefix: str, store: Store, new_prefix: str) -> None:
     """The parent's plans, and its listings of their sources: a planned run goes on in the fork as it does there."""
+
+    async def copy(entry: Entry) -> None:
+        body = await parent.get(entry.key)
+        if body is not None:
+            await _create(store, new_prefix + entry.key.removeprefix(old_prefix), body)
+
     after = ""
     while page := await parent.list(old_prefix, after=after, limit=_PAGE):
-        for entry in page:
-            body = await parent.get(entry.key)
-            if body is not None:
-                await _create(store, new_prefix + entry.key.removeprefix(old_prefix), body)
+        async with aclosing(in_order(page, copy, number=at_once(max(entry.size for entry in page)))) as copied:
+            async for _ in copied:
+                pass
         after = page[-1].key
 
 
-async def _renumbered(parent: LogReader, stretches: list[range]) -> AsyncIterator[StepEntry]:
-    """The parent's entries as the fork's: dense step numbers, every object one origin further away."""
-    step = stretches[0].start
-    for stretch in stretches:
-        for number in stretch:
-            entry = await parent.entry(Step(number))
-            tgb = replace(entry.tgb, origin=entry.tgb.origin + 1)
-            yield replace(entry, step=Step(step), version=_FIRST_VERSION, tgb=tgb)
-            step += 1
+class _Renumbered:
+    """The parent's entries as the fork's: dense step numbers from `first` on, every object one origin further away."""
+
+    def __init__(self, parent: LogReader, stretches: list[range]) -> None:
+        self._parent = parent
+        self._stretches = [stretch for stretch in stretches if stretch]
+        self._first_live = Step(stretches[0].start)
+        self.first = Step(self._first_live // SEGMENT_STEPS * SEGMENT_STEPS)  # so that segments stay whole
+        self.end = Step(self._first_live + sum(map(len, stretches)))
+        self.payload_bytes = 0  # of the entries that were asked for
+        self.records = 0
+
+    async def entries(self, steps: range) -> tuple[StepEntry, ...]:
+        """Those below the first live one are placeholders for reclaimed steps, never shown nor read."""
+        if not self._stretches:
+            return tuple([await self._placeholder(step) for step in steps])
+        found = []
+        for step in steps:
+            if step < self._first_live:
+                found.append(await self._placeholder(step))
+                continue
+            entry = self._as_forked(await self._parent.entry(self._origin_of(step)), step)
+            self.payload_bytes += entry.tgb.payload_bytes
+            self.records += entry.tgb.records
+            found.append(entry)
+        return tuple(found)
+
+    def _origin_of(self, step: int) -> Step:
+        place = step - self._first_live
+        for stretch in self._stretches:
+            if place < len(stretch):
+                return Step(stretch[place])
+            place -= len(stretch)
+        raise AssertionError(step)
+
+    async def _placeholder(self, step: int) -> StepEntry:
+        """Any entry will do, but the first live one may stand in a damaged segment that the fork leaves out."""
+        if self._stretches:
+            pattern = await self._parent.entry(Step(self._stretches[0].start))
+        elif self._parent.state.tail:
+            pattern = self._parent.state.tail[-1]
+        else:
+            pattern = await self._parent.entry(self._first_live)
+        return self._as_forked(pattern, step)
+
+    def _as_forked(self, entry: StepEntry, step: int) -> StepEntry:
+        tgb = replace(entry.tgb, origin=entry.tgb.origin + 1)
+        return replace(entry, step=Step(step), version=_FIRST_VERSION, tgb=tgb)
 
 
 async def _fill(
@@ -251,66 +298,50 @@ async def _fill(
     *,
     clock: Clock,
 ) -> LogState:
-    """Write the fork's segments, origin commit and snapshot; everything but the identity, which makes it a lake."""
-    first_live = parent.first_live_step
-    first_segment = SegmentIndex(first_live // SEGMENT_STEPS)
-    base = genesis(lake_id, parent.identity.slices)
-    # Placeholders stand for the reclaimed steps of the boundary segment, so that segments stay whole.
-    kept: list[StepEntry] = await _placeholders(parent, first_segment, stretches)
-    full: list[list[StepEntry]] = []
-    async for entry in _renumbered(parent, stretches):
-        kept.append(entry)
-        if len(kept) == SEGMENT_STEPS:
-            full.append(kept)
-            kept = []
-    assert (first_segment + len(full)) * SEGMENT_STEPS + len(kept) == origin.end
-    live = [entry for part in (*full, kept) for entry in part if entry.step >= first_live]
+    """Write the fork's segments, origin commit and snapshot; everything but the identity, which makes it a lake.
+
+    Segments are written as they fill, a few at once, so that no history is too long for memory. They come before the
+    commit, which has their totals, and carry the digest of the log's beginning.
+    """
+    entries, base = _Renumbered(parent, stretches), genesis(lake_id, parent.identity.slices)
+    assert entries.end == origin.end
+    full = range(entries.first // SEGMENT_STEPS, entries.end // SEGMENT_STEPS)
+
+    async def write(index: int) -> bytes:
+        steps = range(index * SEGMENT_STEPS, (index + 1) * SEGMENT_STEPS)
+        segment = Segment(SegmentIndex(index), base.digest, await entries.entries(steps))
+        await _create(store, extent(index_prefix(lake_id), segment.index), encode_segment(lake_id, segment))
+        await write_step_records(store, lake_id, base.slices, segment)
+        return pack_ref(segment)
+
+    number = min(_SEGMENTS_AT_ONCE, at_once(segment_bytes(base.slices)))
+    async with aclosing(in_order(full, write, number=number)) as written:
+        references = b"".join([reference async for _, reference in written])
+    tail = await entries.entries(range(max(entries.first, full.stop * SEGMENT_STEPS), entries.end))
     head = replace(
         base,
         version=Version(_FIRST_VERSION - 1),
         next_step=origin.end,
         time_ms=parent.state.time_ms,
-        total_bytes=sum(entry.tgb.payload_bytes for entry in live),
-        total_records=sum(entry.tgb.records for entry in live),
+        total_bytes=entries.payload_bytes,
+        total_records=entries.records,
     )
     commit = replace(ownerless(head, CommitKind.ORIGIN, clock), origin=origin)
     body = rehearsed(head, commit)
-    digest = chain_digest(commit.prev_digest, body)
-    segments = [Segment(SegmentIndex(first_segment + number), digest, tuple(part)) for number, part in enumerate(full)]
     state = replace(
         head,
         version=commit.version,
-        digest=digest,
+        digest=chain_digest(commit.prev_digest, body),
         time_ms=commit.time_ms,
         producers={name: replace(producer, version=commit.version) for name, producer in producers.items()},
         origins=(origin, *parent.state.origins),
-        first_segment=first_segment,
-        segment_refs=b"".join(pack_ref(segment) for segment in segments),
-        tail=tuple(kept),
+        first_segment=SegmentIndex(full.start),
+        segment_refs=references,
+        tail=tail,
     )
-    for segment in segments:
-        await _create(store, extent(index_prefix(lake_id), segment.index), encode_segment(lake_id, segment))
-        await write_step_records(store, lake_id, parent.identity.slices, segment)
     await _create(store, numbered(log_prefix(lake_id), commit.version), body)
     await _create(store, numbered(snapshot_prefix(lake_id), commit.version), encode_snapshot(state))
     return state
-
-
-async def _placeholders(parent: LogReader, first_segment: SegmentIndex, stretches: list[range]) -> list[StepEntry]:
-    """Entries for the steps of a segment that lie below the first live one; they are never shown nor read."""
-    start, first_live = first_segment * SEGMENT_STEPS, stretches[0].start
-    if first_live == start:
-        return []
-    # Any entry will do, but the first live one may stand in a damaged segment that the fork leaves out.
-    kept = [stretch.start for stretch in stretches if stretch]
-    if kept:
-        pattern = await parent.entry(Step(kept[0]))
-    elif parent.state.tail:
-        pattern = parent.state.tail[-1]
-    else:
-        pattern = await parent.entry(Step(first_live))
-    tgb = replace(pattern.tgb, origin=pattern.tgb.origin + 1)
-    return [replace(pattern, step=Step(step), version=_FIRST_VERSION, tgb=tgb) for step in range(start, first_live)]
 
 
 async def _create(store: Store, key: str, body: bytes) -> None:

@@ -18,6 +18,7 @@ from stepfs.background import BackgroundLoop, generation
 from stepfs.data.prefetch.order_hint import Hint
 from stepfs.errors import ClosedError, NoSuchStepError, StepfsError
 from stepfs.format.arguments import check_integer
+from stepfs.format.descriptor import SLICE_ENTRY_BYTES
 from stepfs.format.grid.record import Grid
 from stepfs.format.ids import Step
 from stepfs.format.snapshot import LogState
@@ -31,6 +32,8 @@ from stepfs.view.ranks import RankMap
 
 T = TypeVar("T")
 _Loop = BackgroundLoop[Assembly]
+_ENTRY_BYTES: Final = 400  # of a step in a pickle, beside its slices
+_PICKLED_BYTES_MAX: Final = 4 << 20  # of the log's tail, for each worker that is spawned; a longer one it reads itself
 _CLOSED: Final = "the lake is closed: open it again"
 
 
@@ -231,7 +234,12 @@ class Lake:
 
     def __getstate__(self) -> dict[str, Any]:
         names = ("options", "lake_id", "slices", "ext", "_grid", "_closed")
-        return {name: getattr(self, name) for name in names} | {"_known": self._newest_known()}
+        known = self._newest_known()
+        large = (
+            known is not None
+            and len(known.tail) * (_ENTRY_BYTES + self.slices * SLICE_ENTRY_BYTES) > _PICKLED_BYTES_MAX
+        )
+        return {name: getattr(self, name) for name in names} | {"_known": None if large else known}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._setup(state["options"])
@@ -283,7 +291,7 @@ class Lake:
         loop = self._loop
         if loop is not None:
             with suppress(StepfsError):  # it has failed
-                return loop.parts.log.state
+                return loop.parts.log.knows
         return self._known
 
 

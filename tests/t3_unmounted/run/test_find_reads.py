@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,6 +28,7 @@ from stepfs_producer.plan.state import SourceState, State
 from stepfs_producer.run.compile import source_specs
 from stepfs_producer.run.history import find as rooms
 from stepfs_producer.run.history.find import Asked, Holder, NotHeld, find_record
+from stepfs_producer.run.history.positions import Positions
 from stepfs_producer.sources.block import BlockAddress
 from stepfs_producer.sources.corpus import list_corpus
 from stepfs_producer.sources.layout import Layout
@@ -67,7 +69,8 @@ class LongLog:
         self._segments: set[int] = set()
         self.first_live_step = Step(first_live)
         self.identity = SimpleNamespace(lake_id=LAKE_ID, grid=Grid(1), ext=".safetensors")
-        newest = SimpleNamespace(position=pack_position(self.at(STEPS).position()))
+        position = pack_position(self.at(STEPS).position())
+        newest = SimpleNamespace(position=position, version=Version((STEPS - 1) // per_commit))
         self.state = SimpleNamespace(origins=(), next_step=Step(STEPS), producers={"plan": newest})
         self.store = self
         self.url = "memory://"
@@ -198,3 +201,30 @@ async def test_a_place_without_a_record_and_a_lost_listing_are_named(tmp_path: P
     long._objects = {}
     with pytest.raises(AbsentError, match=r"list of files of source prose is not in the lake; restore .* sources/"):
         await found_in(long, 0)
+
+
+class Shared(LongLog):
+    """Every 10,000th step is of the plan, until step 60,000; the others are of another producer."""
+
+    looks = 0
+    plain: StepEntry
+
+    async def entry(self, step: Step) -> StepEntry:
+        self.looks += 1
+        mine = step % 10_000 == 9_999 and step < 60_000
+        return replace(self.plain, step=step, version=Version(step), producer_id="plan" if mine else "other")
+
+
+async def test_steps_of_other_producers_are_looked_at_once(tmp_path: Path) -> None:
+    log = Shared(tmp_path)
+    log.plain = await LongLog.entry(log, Step(0))
+    log.state.producers["plan"].version = Version(59_999)
+    positions = Positions(log, "plan")
+    for probe in [50_000, 0, 25_000, 12_500, 18_000, 21_000, 20_001] * 3:
+        found = await positions.at(probe)
+        assert found.steps.start == probe // 10_000 * 10_000 + 9_999
+    before = await positions.before(25_000)
+    assert before.steps.start == 19_999
+    assert log.looks <= 60_000
+    assert await positions.at(60_000) is await positions.at(99_000) is None
+    assert log.looks <= 60_000 + 2 * SEGMENT_STEPS, "behind the producer's newest commit there is none"

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -96,13 +97,18 @@ class LogReader:
 
     @classmethod
     async def continued(cls, store: Store, identity: LakeIdentity, state: LogState) -> LogReader:
-        """As `open`, from the state of another reader: two requests while it is the newest, and a look at the floor."""
-        reader = cls(store, identity, Control(store, identity), state)
+        """As `open`, from what another reader `knows`: two requests while it is the newest, and three for the floor."""
+        reader = cls(store, identity, Control(store, identity, hint=state.control), state)
         with suppress(CorruptError):
             known = await is_of_log(store, identity, state)
             if known and await reader.read_on(_PROBES_BEFORE_LIST) and await reader.confirm():
                 return reader
         return await cls.open(store, identity, control=reader.control, reads_only=True)
+
+    @property
+    def knows(self) -> LogState:
+        """The published state, which names the newest control record known here, for `continued` in another process."""
+        return replace(self.state, control=max(self.state.control, self.control.number))
 
     async def poll(self, published: Callable[[], None] = lambda: None) -> bool:
         """Look once for new commits; one request if there are none. True if `state` or `first_live_step` changed.

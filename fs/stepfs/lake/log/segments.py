@@ -27,6 +27,11 @@ _KEPT_MIN: Final = 4
 Rebuild = Callable[[SegmentIndex], Awaitable[Segment | None]]  # from the log; None: it was stored, or is lost
 
 
+def segment_bytes(slices: int) -> int:
+    """The memory of a segment, about."""
+    return SEGMENT_STEPS * (400 + 24 * slices)
+
+
 class Segments:
     """Loaded segments of one lake, least recently used first out once they exceed a byte budget.
 
@@ -94,7 +99,7 @@ class Segments:
 
     def limit(self, bytes_max: int) -> None:
         """Keep at most this many bytes (and a few segments) from now on."""
-        self._kept_max = max(_KEPT_MIN, bytes_max // (SEGMENT_STEPS * (400 + 24 * self._identity.slices)))
+        self._kept_max = max(_KEPT_MIN, bytes_max // segment_bytes(self._identity.slices))
         self._evict()
 
     def _checked(self, segment: Segment | None, index: SegmentIndex, ref: tuple[int, bytes]) -> Segment:

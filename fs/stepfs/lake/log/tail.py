@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from typing import Final
+from contextlib import aclosing
 
-import trio
-
-from stepfs.errors import StepfsError
 from stepfs.format.commit import Commit, decode_commit
 from stepfs.format.ids import Version
 from stepfs.format.keys import log_prefix, numbered
+from stepfs.lake.several import in_order
 from stepfs.lake.slots import listed_slots
 from stepfs.store.api import Store
-
-_AT_ONCE: Final = 16
 
 
 async def list_versions(store: Store, lake_id: str, first: Version) -> tuple[list[Version], Version | None]:
@@ -42,23 +38,9 @@ async def read_versions(
 ) -> AsyncGenerator[tuple[str, bytes], None]:
     """(key, body) of each version in order; stops early at one that has been deleted since it was listed."""
     prefix = log_prefix(lake_id)
-    for start in range(0, len(versions), _AT_ONCE):
-        keys = [numbered(prefix, version) for version in versions[start : start + _AT_ONCE]]
-        bodies: dict[str, bytes | StepfsError | None] = {}
-
-        async def fetch(key: str, into: dict[str, bytes | StepfsError | None] = bodies) -> None:
-            try:
-                into[key] = await store.get(key)
-            except StepfsError as error:  # raised below: a nursery would wrap it into a group
-                into[key] = error
-
-        async with trio.open_nursery() as nursery:
-            for key in keys:
-                nursery.start_soon(fetch, key)
-        for key in keys:
-            body = bodies[key]
-            if isinstance(body, StepfsError):
-                raise body
+    keys = (numbered(prefix, version) for version in versions)
+    async with aclosing(in_order(keys, store.get)) as bodies:
+        async for key, body in bodies:
             if body is None:
                 return
             yield key, body

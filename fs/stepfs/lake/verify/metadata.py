@@ -15,7 +15,7 @@ from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Final
 
-from stepfs.errors import CorruptError, NewerFormatError, RefusedError, StoreUnreachableError
+from stepfs.errors import CorruptError, NewerFormatError, RefusedError, StepfsError, StoreUnreachableError
 from stepfs.format.commit import chain_digest, decode_commit
 from stepfs.format.control import decode_control
 from stepfs.format.ids import SEGMENT_STEPS, Version
@@ -39,9 +39,10 @@ from stepfs.format.step_records import decode_step_records
 from stepfs.lake.control import Control
 from stepfs.lake.identity import payload_schema
 from stepfs.lake.log.tail import read_versions
+from stepfs.lake.several import at_once, in_order
 from stepfs.lake.slots import STRAY_GAP
 from stepfs.lake.verify.lake import STRAY, Damage
-from stepfs.store.api import Store
+from stepfs.store.api import Entry, Store
 
 _PAGE: Final = 1000
 _UNREAD_MAX: Final = 3  # objects in a row; beyond that the store is at fault
@@ -101,23 +102,30 @@ def _check_schema(identity: LakeIdentity) -> list[Damage]:
 
 
 async def _check_each(store: Store, prefix: str, check: Check) -> AsyncIterator[Damage]:
+    async def problem_of(entry: Entry) -> str | StepfsError | None:
+        try:
+            data = await store.get(entry.key)
+            return None if data is None else check(entry.key, data)  # None: reclaimed or trimmed since the LIST
+        except (CorruptError, NewerFormatError) as error:
+            return str(error).removeprefix(f"{entry.key}: ")
+        except (RefusedError, StoreUnreachableError) as error:
+            return error
+
     unread_in_a_row = 0
-    async with aclosing(_keys(store, prefix)) as keys:
-        async for key in keys:
-            try:
-                data = await store.get(key)
-                # None: reclaimed or trimmed since the LIST
-                problem = None if data is None else check(key, data)
-                unread_in_a_row = 0
-            except (CorruptError, NewerFormatError) as error:
-                problem = str(error).removeprefix(f"{key}: ")
-            except (RefusedError, StoreUnreachableError) as error:
-                unread_in_a_row += 1
-                if unread_in_a_row > _UNREAD_MAX:
-                    raise
-                problem = f"cannot be read: {error}"
-            if problem is not None:
-                yield _damage(key, problem)
+    async with aclosing(_pages(store, prefix)) as pages:
+        async for page in pages:
+            number = at_once(max(entry.size for entry in page))
+            async with aclosing(in_order(page, problem_of, number=number)) as problems:
+                async for entry, problem in problems:
+                    if isinstance(problem, StepfsError):
+                        unread_in_a_row += 1
+                        if unread_in_a_row > _UNREAD_MAX:
+                            raise problem
+                        yield _damage(entry.key, f"cannot be read: {problem}")
+                        continue
+                    unread_in_a_row = 0
+                    if problem is not None:
+                        yield _damage(entry.key, problem)
 
 
 async def _check_dense(store: Store, prefix: str, damages: list[Damage]) -> list[Damage]:
@@ -202,10 +210,15 @@ class _Chain:
 
 
 async def _keys(store: Store, prefix: str, after: str = "") -> AsyncGenerator[str, None]:
-    while True:
-        page = await store.list(prefix, after=after, limit=_PAGE)
-        for entry in page:
-            yield entry.key
+    async with aclosing(_pages(store, prefix, after)) as pages:
+        async for page in pages:
+            for entry in page:
+                yield entry.key
+
+
+async def _pages(store: Store, prefix: str, after: str = "") -> AsyncGenerator[list[Entry], None]:
+    while page := await store.list(prefix, after=after, limit=_PAGE):
+        yield page
         if len(page) < _PAGE:
             return
         after = page[-1].key

@@ -5,10 +5,11 @@ Commits of live steps are never reclaimed. Steps that a fork took over from its 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 
 from stepfs.errors import AbsentError
-from stepfs.format.ids import Epoch, Step, Version
+from stepfs.format.ids import SEGMENT_STEPS, Epoch, Step, Version
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.planned import commit_of
 from stepfs_producer.plan.state import State, read_position
@@ -26,7 +27,7 @@ class CommitBehind:
 
 
 class Positions:
-    """Of one producer. Each commit is read once."""
+    """Of one producer. Each commit is read once, and each segment is looked through once, however many others' steps it has."""
 
     def __init__(self, log: LogReader, producer_id: str) -> None:
         self.producer_id = producer_id
@@ -37,24 +38,45 @@ class Positions:
             if origins and self.first == origins[0].end
             else "those before were reclaimed"
         )
-        self.end = log.state.next_step
+        self.end = log.state.next_step  # lower, once steps behind the producer's newest commit were seen
         self._log = log
+        self._newest = log.state.producers[producer_id].version
+        self._own: dict[int, list[tuple[Step, Version]]] = {}  # the producer's steps, by segment
         self._known: dict[Version, CommitBehind] = {}
 
     async def at(self, step: int) -> CommitBehind | None:
         """The commit with the producer's first step from `step` on; None if there is none."""
-        return await self._first_in(range(step, self.end))
+        index = step // SEGMENT_STEPS
+        while index * SEGMENT_STEPS < self.end:
+            own = await self._in_segment(index)
+            place = bisect_left(own, (step,))
+            if place < len(own):
+                return await self._read(own[place][1])
+            index += 1
+        return None
 
     async def before(self, step: int) -> CommitBehind | None:
         """The producer's newest commit that ends at or before `step`; None if none is left."""
-        return await self._first_in(range(step - 1, self.first - 1, -1))
-
-    async def _first_in(self, steps: range) -> CommitBehind | None:
-        for number in steps:
-            entry = await self._log.entry(Step(number))
-            if entry.producer_id == self.producer_id:
-                return await self._read(entry.version)
+        for index in range((step - 1) // SEGMENT_STEPS, self.first // SEGMENT_STEPS - 1, -1):
+            own = await self._in_segment(index)
+            place = bisect_left(own, (step,))
+            if place:
+                return await self._read(own[place - 1][1])
         return None
+
+    async def _in_segment(self, index: int) -> list[tuple[Step, Version]]:
+        if index not in self._own:
+            own = []
+            steps = range(max(self.first, index * SEGMENT_STEPS), min(self.end, (index + 1) * SEGMENT_STEPS))
+            for step in map(Step, steps):
+                entry = await self._log.entry(step)
+                if entry.version > self._newest:
+                    self.end = step
+                    break
+                if entry.producer_id == self.producer_id:
+                    own.append((step, entry.version))
+            self._own[index] = own
+        return self._own[index]
 
     async def _read(self, version: Version) -> CommitBehind:
         if version not in self._known:

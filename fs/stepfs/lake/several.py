@@ -1,0 +1,47 @@
+"""The same work on many objects: a bounded number of requests at once, and the results in order."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from typing import Final, TypeVar
+
+import trio
+
+from stepfs.errors import StepfsError
+
+T = TypeVar("T")
+R = TypeVar("R")
+AT_ONCE: Final = 16
+_BYTES_AT_ONCE: Final = 64 << 20
+
+
+def at_once(bytes_each: int) -> int:
+    """How many objects of that size may be in memory together, at least one."""
+    return max(1, min(AT_ONCE, _BYTES_AT_ONCE // max(bytes_each, 1)))
+
+
+async def in_order(
+    items: Iterable[T], work: Callable[[T], Awaitable[R]], *, number: int = AT_ONCE
+) -> AsyncGenerator[tuple[T, R], None]:
+    """(item, result) of each, `number` at once. The first error of `work` in this order is raised in its turn."""
+    rest = iter(items)
+    while batch := list(itertools.islice(rest, number)):
+        results: dict[int, R] = {}
+        errors: dict[int, StepfsError] = {}
+
+        async def run(
+            place: int, item: T, results: dict[int, R] = results, errors: dict[int, StepfsError] = errors
+        ) -> None:
+            try:
+                results[place] = await work(item)
+            except StepfsError as error:  # raised below: a nursery would wrap it into a group
+                errors[place] = error
+
+        async with trio.open_nursery() as nursery:
+            for place, item in enumerate(batch):
+                nursery.start_soon(run, place, item)
+        for place, item in enumerate(batch):
+            if place in errors:
+                raise errors[place]
+            yield item, results.pop(place)
