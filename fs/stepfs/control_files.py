@@ -6,8 +6,11 @@ touches a mount point in its own thread: it uses a thread that can be abandoned,
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import json
+import os
+import platform
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -19,15 +22,26 @@ from stepfs.errors import AbsentError, StepfsError
 ANSWER_S: Final = 5.0
 _DAEMON_GONE: Final = frozenset({errno.ENOTCONN, errno.ECONNABORTED})
 
+# The numbers of setresuid and setresgid: the C library's functions change all threads.
+_SET_IDS: Final = {"x86_64": (117, 119), "aarch64": (147, 149)}
+
+Identity = tuple[int, int]  # user id, group id
 T = TypeVar("T")
 
 
-def answer_within(look: Callable[[], T], timeout_s: float | None = None) -> T | OSError | None:
-    """The result of `look`, or its OSError; None if it takes longer than `timeout_s` (`ANSWER_S`)."""
+def answer_within(
+    look: Callable[[], T], timeout_s: float | None = None, *, asked_as: Identity | None = None
+) -> T | OSError | None:
+    """The result of `look`, or its OSError; None if it takes longer than `timeout_s` (`ANSWER_S`).
+
+    Only root may look with another user's rights.
+    """
     result: list[T | OSError] = []
 
     def run() -> None:
         try:
+            if asked_as is not None:
+                _take_rights_in_this_thread(*asked_as)
             result.append(look())
         except OSError as error:
             result.append(error)
@@ -39,12 +53,21 @@ def answer_within(look: Callable[[], T], timeout_s: float | None = None) -> T | 
     return result[0] if result else None
 
 
-def read_control_file(directory: Path, name: str) -> str:
+def _take_rights_in_this_thread(user: int, group: int) -> None:
+    """For good. OSError. A machine of another kind keeps its own rights."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    set_user, set_group = _SET_IDS.get(platform.machine(), (0, 0))
+    for number, wanted in ((set_group, group), (set_user, user)):
+        if number and libc.syscall(number, wanted, wanted, wanted) != 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def read_control_file(directory: Path, name: str, *, asked_as: Identity | None = None) -> str:
     """The text of `.stepfs/<name>` of the mount at `directory`.
 
     `AbsentError` if `directory` is not a stepfs mount, `StepfsError` if its daemon is gone or does not answer.
     """
-    answer = answer_within((directory / ".stepfs" / name).read_text)
+    answer = answer_within((directory / ".stepfs" / name).read_text, asked_as=asked_as)
     if isinstance(answer, (FileNotFoundError, NotADirectoryError)):
         what = "is not a stepfs mount" if answer_within(directory.is_dir) is True else "does not exist"
         raise AbsentError(
@@ -69,14 +92,14 @@ def read_status(directory: Path) -> dict[str, object]:
     return _document(directory, "status.json")
 
 
-def read_config(directory: Path) -> dict[str, object]:
+def read_config(directory: Path, *, asked_as: Identity | None = None) -> dict[str, object]:
     """`.stepfs/config.json`; errors as `read_control_file`."""
-    return _document(directory, "config.json")
+    return _document(directory, "config.json", asked_as)
 
 
-def _document(directory: Path, name: str) -> dict[str, object]:
+def _document(directory: Path, name: str, asked_as: Identity | None = None) -> dict[str, object]:
     try:
-        document = json.loads(read_control_file(directory, name))
+        document = json.loads(read_control_file(directory, name, asked_as=asked_as))
     except ValueError as error:
         raise StepfsError(f"{directory}: .stepfs/{name} is not JSON ({error}); is this a stepfs mount?") from error
     if not isinstance(document, dict):

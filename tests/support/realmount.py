@@ -23,6 +23,7 @@ from finished import ran
 
 from stepfs.format.grid.record import Grid
 from stepfs.lake.identity import create_lake
+from stepfs.mount.daemon import log_file
 from stepfs.mount.host import mountinfo
 from stepfs.mount.host.procfs import process_start
 from stepfs.mount.host.umount import unmount
@@ -147,8 +148,9 @@ def mounted(
     try:
         config = json.loads((directory / ".stepfs/config.json").read_text())
         json_schemas.check("config", config)
-        (log,) = [path for path in logs.iterdir() if path.name.startswith(f"{directory.name}-")]
-        mount = Mount(directory, log, config["pid"], Path(config["cache_dir"]), allowed or [])
+        mount = Mount(
+            directory, logs / log_file(directory).name, config["pid"], Path(config["cache_dir"]), allowed or []
+        )
         yield mount
     finally:
         clear(directory, mount)

@@ -127,7 +127,7 @@ def answers(monkeypatch):
         "stale": OSError(errno.ENOTCONN, "Transport endpoint is not connected"),
         "alive": ["status.json"],
     }
-    monkeypatch.setattr(dead_mount, "list_within", lambda directory: found[directory.parent.name])
+    monkeypatch.setattr(dead_mount, "list_within", lambda directory, _: found[directory.parent.name])
     return found
 
 

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import errno
 import os
+import re
+import shlex
+import shutil
 import signal
+import stat
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 from endings import ENDINGS, assert_nothing_is_left
 from finished import ran
 from realmount import PATIENCE_S, STEPFS, clear, gone, mounted, payload, stepfs, until
 
+from stepfs.control_files import answer_within
 from stepfs.mount.daemon import LOG_BYTES_MAX
 from stepfs.mount.host import mountinfo
-from stepfs.mount.host.umount import unmount
 from stepfs.mount.unmount import unmount_and_wait
 
 
@@ -46,19 +52,111 @@ def test_a_busy_mount_is_left_exactly_as_it_was(lake, tmp_path):
         assert stepfs("unmount", mount.directory).returncode == 3
 
 
+def test_a_reader_in_another_mount_namespace_keeps_the_mount(lake, tmp_path):
+    """The kernel's EBUSY knows nothing of it: a pod's copy of the mount is another mount."""
+    code = (
+        "import sys; file = open(sys.argv[1], 'rb'); print(flush=True); input(); sys.stdout.buffer.write(file.read())"
+    )
+    with mounted(lake, tmp_path / "m") as mount:
+        pod = subprocess.Popen(
+            ["unshare", "--mount", "--propagation", "private", sys.executable, "-c", code, mount.file(0, 0)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        assert pod.stdout.readline() == b"\n"
+        done = stepfs("unmount", mount.directory)
+        assert (done.returncode, done.stderr.count("\n")) == (4, 1)
+        assert "is busy" in done.stderr
+        assert mount.steps()
+        assert pod.communicate(b"\n", timeout=PATIENCE_S)[0] == payload(0, 0)
+        assert stepfs("unmount", mount.directory).returncode == 0
+        assert_nothing_is_left(mount)
+
+
+def test_a_second_place_of_the_mount_is_named_at_once(lake, tmp_path):
+    second = tmp_path / "it's another"
+    second.mkdir()
+    with mounted(lake, tmp_path / "m") as mount:
+        ran(["mount", "--bind", str(mount.directory), str(second)], check=True)
+        elsewhere = ran(["unshare", "--mount", "--propagation", "private", *STEPFS, "unmount", str(mount.directory)])
+        assert elsewhere.returncode == 1
+        assert f"`nsenter --mount --target {mount.pid} umount {mount.directory}`" in elsewhere.stderr
+        done = stepfs("unmount", mount.directory)
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+        (offered,) = re.findall(r"`([^`]+)`", done.stderr)
+        assert shlex.split(offered) == ["stepfs", "unmount", str(second)]
+        assert stepfs("unmount", second).returncode == 0
+        assert_nothing_is_left(mount)
+
+
+def test_root_unmounts_a_users_mount(lake, tmp_path, request):
+    """Which root may not read; the user is one without an account."""
+    home, user = Path(tempfile.mkdtemp()), 54321  # below a directory that all users may enter
+    request.addfinalizer(lambda: shutil.rmtree(home))
+    directory = home / "m"
+    directory.mkdir()
+    for own in (home, directory):
+        os.chown(own, user, user)
+    rights = ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]  # to reach this interpreter
+    as_user = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", *rights, *STEPFS]
+    env = {**os.environ, "STEPFS_LOG_DIR": str(home / "logs"), "HOME": str(home)}
+    device = tmp_path / "fuse"  # of all users, as on most machines
+    os.mknod(device, stat.S_IFCHR | 0o666, os.stat("/dev/fuse").st_rdev)
+    device.chmod(0o666)
+    ran(["mount", "--bind", str(device), "/dev/fuse"], check=True)  # in these tests' own namespace
+    try:
+        nameless = ran([*as_user, "mount", lake, str(directory)], env=env)
+        assert (nameless.returncode, nameless.stderr.count("\n")) == (4, 1)
+        assert "/etc/passwd" in nameless.stderr
+        (home / "passwd").write_text(Path("/etc/passwd").read_text() + f"somebody:x:{user}:{user}::/:/bin/sh\n")
+        ran(["mount", "--bind", str(home / "passwd"), "/etc/passwd"], check=True)
+        done = ran([*as_user, "mount", lake, str(directory)], env=env)
+        assert done.returncode == 0, done.stderr
+        with pytest.raises(PermissionError):
+            os.listdir(directory)
+        hold = "import sys; file = open(sys.argv[1]); print(flush=True); input()"
+        holder = subprocess.Popen(
+            [*as_user[:-2], "-c", hold, directory / "step-000000000/rank-00000.bin"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert holder.stdout.readline() == b"\n"
+        assert stepfs("unmount", directory).returncode == 4
+        holder.communicate(b"\n", timeout=PATIENCE_S)
+        done = stepfs("unmount", directory)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert mountinfo.mount_at(directory) is None
+    finally:
+        clear(directory, None)
+        ran(["umount", "/dev/fuse", "/etc/passwd"])
+
+
+@pytest.mark.parametrize("name", [b"not \xff UTF-8 \xc3", b"x" * 255, "ü".encode() * 127])
+def test_any_name_of_a_mount_point_will_do(lake, tmp_path, name):
+    directory = Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name))
+    with mounted(lake, directory, "--group", "run") as mount:
+        assert mount.file(1, 0).read_bytes() == payload(1, 0)
+        assert mount.config()["directory"] == str(directory)
+        assert "stepfs_frontier_step" in (directory / ".stepfs/metrics").read_text()
+        for command in ("status", "doctor", "ls"):
+            done = subprocess.run([*STEPFS, command, directory], capture_output=True, timeout=PATIENCE_S, check=False)
+            assert (done.returncode, b"Unicode" in done.stderr) == (0, False), done
+        done = subprocess.run([*STEPFS, "unmount", directory], capture_output=True, timeout=PATIENCE_S, check=False)
+        assert done.returncode == 0, done.stderr
+        assert_nothing_is_left(mount)
+
+
 def test_a_mount_that_is_busy_for_a_moment_is_unmounted(lake, tmp_path, monkeypatch):
     """`df`, `stepfs doctor` and others look at every mount of the machine."""
     met = []
 
-    def end_the_look_when_met(directory, *, lazy):
-        try:
-            unmount(directory, lazy=lazy)
-        except OSError as error:
-            met.append(error.errno)
+    def end_the_look_when_met(look_up, **options):
+        answer = answer_within(look_up, **options)
+        if isinstance(answer, OSError):
+            met.append(answer.errno)
             look.close()
-            raise
+        return answer
 
-    monkeypatch.setattr("stepfs.mount.unmount.unmount", end_the_look_when_met)
+    monkeypatch.setattr("stepfs.mount.unmount.answer_within", end_the_look_when_met)
     with mounted(lake, tmp_path / "m") as mount:
         look = mount.file(0, 0).open("rb")
         unmount_and_wait(mount.directory)
@@ -124,7 +222,7 @@ def test_foreground_serves_until_interrupted(lake, tmp_path):
         while "serving" not in said:  # it says so when it is ready
             said = process.stderr.readline()
             assert said, "ended before it served"
-        assert len(os.listdir(directory)) == 5
+        assert len(os.listdir(directory)) == 4
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=PATIENCE_S) == 130
         assert "detached on SIGINT" in process.stderr.read()
@@ -153,7 +251,7 @@ def test_of_mounts_that_start_together_on_one_directory_one_lives(lake, tmp_path
         refused = subprocess.run(command, stderr=subprocess.PIPE, env=env, timeout=60, check=False)
         assert refused.returncode == 4
         assert log.stat().st_size > LOG_BYTES_MAX
-        assert len(os.listdir(directory)) == 5
+        assert len(os.listdir(directory)) == 4
         stepfs("unmount", directory).check_returncode()
         assert mountinfo.mount_at(directory) is None
     finally:

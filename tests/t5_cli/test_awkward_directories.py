@@ -52,7 +52,7 @@ def test_a_mount_that_does_not_answer(awkward: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_mount_whose_daemon_is_gone(awkward: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gone = OSError(errno.ENOTCONN, "not connected")
-    monkeypatch.setattr(control_files, "answer_within", lambda *_: gone)
+    monkeypatch.setattr(control_files, "answer_within", lambda *_, **__: gone)
     with pytest.raises(StepfsError) as raised:
         control_files.read_status(awkward)
     assert offered(str(raised.value)) == [["stepfs", "mount"], ["stepfs", "unmount", str(awkward)]]

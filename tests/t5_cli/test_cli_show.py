@@ -11,9 +11,11 @@ import pytest
 import torch
 from lakes import stepfs
 from payload_samples import bomb, framed, npy, pt, safetensors
+from realmount import make_lake
 from tokenizers import Tokenizer, models
 
 from stepfs.cli import payload_bytes
+from stepfs.format.grid.record import Grid
 from stepfs_producer import Producer
 
 SAID = b"what the ids say"
@@ -154,6 +156,18 @@ def test_a_micro_batch_is_named_by_rank_and_number(file_url: str) -> None:
     assert (document["rank"], document["micro_batch"], document["arrays"][0]["values"]) == (1, 0, [3.0, 3.0])
     assert "there are 2 ranks here, and 3 files of each" in stepfs("show", file_url, "--micro", 3).err
     assert "there are 2 ranks here" in stepfs("show", file_url, "--rank", 2).err
+
+
+def test_a_file_beside_a_ranks_is_named(file_url: str) -> None:
+    make_lake(file_url, slices=Grid(2, files=("", "pixels")), ext=".npy")
+    with Producer(file_url, producer_id="p") as producer:
+        producer.append([npy(np.full(2, index)) for index in range(4)], position=0)
+    page = stepfs("show", file_url, "--rank", 1, "--beside", "pixels").out
+    assert page.startswith("step-000000000/rank-00001.pixels.npy  npy, ")
+    document = stepfs("show", file_url, "--rank", 1, "--beside", "pixels", "--json").document
+    assert (document["beside"], document["arrays"][0]["values"]) == ("pixels", [3.0, 3.0])
+    wrong = stepfs("show", file_url, "--beside", "pixel")
+    assert (wrong.code, "there are: pixels" in wrong.err) == (2, True)
 
 
 def test_a_long_slice_is_read_in_parts_and_a_short_one_verified(file_url, monkeypatch):

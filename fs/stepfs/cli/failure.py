@@ -17,6 +17,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import TextIOWrapper
 from typing import Final, TextIO
 
 import typer
@@ -61,7 +62,10 @@ def reported(program: str = "stepfs") -> Iterator[None]:
 
 
 def open_standard_streams() -> None:
-    """Open closed descriptors 0 to 2 on /dev/null: otherwise the next opened file would get their number."""
+    """Open closed descriptors 0 to 2 on /dev/null: otherwise the next opened file would get their number.
+
+    Paths that are not UTF-8 are printed as the bytes they are.
+    """
     for number, stream in enumerate((sys.stdin, sys.stdout, sys.stderr)):
         if stream is None:  # closed: the lowest number that is free
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
@@ -69,6 +73,8 @@ def open_standard_streams() -> None:
                 sys.stdout = os.fdopen(number, "w", closefd=False)
             elif number == _STDERR:
                 sys.stderr = os.fdopen(number, "w", closefd=False)
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="surrogateescape")
 
 
 def log_to_stderr() -> None:

@@ -127,6 +127,7 @@ class Assembly(ServedLake):
             describe_step=self._describe_step,
             now_ms=SystemClock().now_ms(),
             prefetcher=self.prefetcher,
+            opened=self.files,
         )
         return StepOperations(
             reader=self.log,

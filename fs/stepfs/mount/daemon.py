@@ -37,6 +37,7 @@ _log = logging.getLogger("stepfs.mount")
 
 _APPEND: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _LOG_TAIL_LINES: Final = 5
+_LOG_NAME_BYTES_MAX: Final = 200
 LOG_BYTES_MAX: Final = 8 << 20  # of the log, and of the older one beside it
 
 
@@ -63,7 +64,8 @@ def log_file(directory: Path) -> Path:
         state = os.environ.get("XDG_STATE_HOME") or str(home() / ".local/state")
         base = Path(state) / "stepfs"
     digest = hashlib.sha256(os.fsencode(directory)).hexdigest()[:8]
-    return base / f"{directory.name or 'root'}-{digest}.log"
+    name = os.fsdecode(os.fsencode(directory.name)[:_LOG_NAME_BYTES_MAX])
+    return base / f"{name or 'root'}-{digest}.log"
 
 
 def start(options: MountOptions, say: Say = lambda _: None) -> int:
@@ -136,8 +138,9 @@ def _open_log(log: Path, *, start_over: bool) -> int:
 class BoundedLog(RotatingFileHandler):
     """The log of a daemon that serves: at the bound it becomes `.1`, which may replace one of that name.
 
-    Output that bypasses `logging` (faulthandler) follows it. Only for the daemon that serves: one that finds the
-    directory taken writes its line into the log of another.
+    It follows its name: once `logrotate` or a person has moved the file away, the next line begins a new one. Output
+    that bypasses `logging` (faulthandler) goes along. Only for the daemon that serves: one that finds the directory
+    taken writes its line into the log of another.
     """
 
     def __init__(self, log: Path, bytes_max: int) -> None:
@@ -147,7 +150,20 @@ class BoundedLog(RotatingFileHandler):
         descriptor = _open_log(Path(self.baseFilename), start_over=False)
         for output in (sys.stdout, sys.stderr):
             os.dup2(descriptor, output.fileno())
-        return os.fdopen(descriptor, "a", encoding="utf-8")
+        return os.fdopen(descriptor, "a", encoding="utf-8", errors="backslashreplace")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not self._is_at_its_name():
+            with suppress(OSError, RefusedError):  # nothing writable has that name: the moved file takes the line
+                if (moved := self.setStream(self._open())) is not None:
+                    moved.close()
+        super().emit(record)
+
+    def _is_at_its_name(self) -> bool:
+        try:
+            return os.path.samestat(os.stat(self.baseFilename), os.fstat(sys.stderr.fileno()))  # noqa: PTH116 (text)
+        except OSError:
+            return False
 
     def rotate(self, source: str, dest: str) -> None:
         with suppress(OSError):  # a log that cannot be renamed, as a file mounted by itself, is still a log

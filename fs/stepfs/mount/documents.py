@@ -17,8 +17,8 @@ Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
 
 def render(document: Json) -> str:
-    """One document, readable by people."""
-    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+    """One document, readable by people. A path's bytes that are not UTF-8 become `\\udc..`, as `os.fsdecode` has them."""
+    return json.dumps(document, indent=2, ensure_ascii=False).encode(errors="backslashreplace").decode() + "\n"
 
 
 async def describe_step(store: Store, lake_id: str, state: LogState, entry: StepEntry) -> str:

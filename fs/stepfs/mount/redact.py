@@ -29,6 +29,11 @@ def redacted(text: str) -> str:
     return _IN_SETTING.sub(rf"\g<1>{_STRUCK}", text)
 
 
+def shown_path(path: os.PathLike[str]) -> str:
+    """The path as text; bytes that are not UTF-8 become `\\xff`."""
+    return os.fsencode(path).decode(errors="backslashreplace")
+
+
 def redact_url(url: str) -> str:
     """The URL without user, password and query, which may contain secrets; a path stays unchanged."""
     if url.startswith("file:"):

@@ -1,8 +1,9 @@
 """`stepfs unmount`: remove the mount, and return when its daemon and its cache are gone.
 
 The daemon is found through the mount itself (`.stepfs/config.json`), never through a pid file that may be wrong; a pid
-counts only together with its start time. A busy mount stays unchanged; a mount that is busy only for a moment, because
-`df` or `stepfs doctor` reads it, is not refused.
+counts only together with its start time. A busy mount stays unchanged: the kernel knows who uses it in this mount
+namespace, and its daemon who has a file open in any. A mount that is busy only for a moment, because `df` or
+`stepfs doctor` reads it, is not refused.
 """
 
 from __future__ import annotations
@@ -15,17 +16,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from stepfs.control_files import read_config
+from stepfs.command_hint import command
+from stepfs.control_files import answer_within, read_config
 from stepfs.errors import AbsentError, RefusedError, StepfsError
 from stepfs.mount.daemon import log_file
 from stepfs.mount.host.dead_mount import clear_dead, is_dead
-from stepfs.mount.host.mountinfo import FSTYPE, mount_at, real_directory
+from stepfs.mount.host.mountinfo import FSTYPE, Mounted, mount_at, mounts, real_directory
 from stepfs.mount.host.procfs import process_start
 from stepfs.mount.host.umount import unmount
 
 GONE_S: Final = 60.0
 _GLANCE_S: Final = 0.02
 _USERS_SHOWN: Final = 3
+_UNSEEN: Final = "by a process of another user or mount namespace, such as a pod's"
 _BUSY_S: Final = 1.0  # a pass over all mounts of the machine, as by `df`, holds this one no longer
 _BUSY_RETRY_S: Final = 0.05
 
@@ -43,9 +46,9 @@ class Daemon:
         return self.process_start is not None and process_start(self.pid) == self.process_start
 
 
-def daemon_of(directory: Path) -> Daemon:
+def daemon_of(mounted: Mounted) -> Daemon:
     """The daemon of a live mount, from its config.json; errors as `read_control_file`."""
-    body: Any = read_config(directory)
+    body: Any = read_config(Path(mounted.directory), asked_as=mounted.asked_as)
     return Daemon(body["pid"], body["process_start"], Path(body["cache_dir"]))
 
 
@@ -66,24 +69,26 @@ def unmount_and_wait(directory: Path, *, timeout_s: float = GONE_S) -> None:
         except OSError as error:
             raise _not_ours(directory, error) from error
         return
-    daemon = daemon_of(where)
+    daemon = daemon_of(mounted)
     descriptor = _pidfd(daemon)
     try:
-        _detach(where)
+        _detach(mounted)
+        _check_elsewhere(mounted, daemon)
         _wait(daemon, log_file(where), descriptor, time.monotonic() + timeout_s)
     finally:
         if descriptor is not None:
             os.close(descriptor)
 
 
-def _detach(directory: Path) -> None:
+def _detach(mounted: Mounted) -> None:
+    directory = Path(mounted.directory)
     try:
-        _unmount_once_idle(directory)
+        _unmount_once_idle(mounted)
     except OSError as error:
         if error.errno == errno.EBUSY:
-            users = ", ".join(users_of(directory)[:_USERS_SHOWN])
+            users = ", ".join(users_of(directory)[:_USERS_SHOWN] or [_UNSEEN])
             raise RefusedError(
-                f"{directory} is busy{f' ({users})' if users else ''}; nothing was changed: end what uses it and try again"
+                f"{directory} is busy ({users}); nothing was changed: end what uses it and try again"
             ) from error
         raise _not_ours(directory, error) from error
 
@@ -92,16 +97,41 @@ def _not_ours(directory: Path, error: OSError) -> RefusedError:
     return RefusedError(f"{directory}: cannot unmount ({error.strerror}); do it as the user who mounted")
 
 
-def _unmount_once_idle(directory: Path) -> None:
+def _unmount_once_idle(mounted: Mounted) -> None:
     """Unmount; while the mount is in use, retry for a moment."""
     deadline = time.monotonic() + _BUSY_S
+    directory = Path(mounted.directory)
     while True:
         try:
+            answer = answer_within((directory / ".stepfs/leave").stat, asked_as=mounted.asked_as)
+            if isinstance(answer, OSError) and answer.errno == errno.EBUSY:
+                raise answer
             return unmount(directory, lazy=False)
         except OSError as error:
             if error.errno != errno.EBUSY or time.monotonic() > deadline:
                 raise
         time.sleep(_BUSY_RETRY_S)
+
+
+def _check_elsewhere(mounted: Mounted, daemon: Daemon) -> None:
+    """`StepfsError` if the daemon goes on because its own mount namespace has this mount at another place, too."""
+    try:
+        left = mounts(Path(f"/proc/{daemon.pid}/mountinfo")) if daemon.alive() else []
+    except OSError:
+        return  # it has just ended
+    places = [each.directory for each in left if each.device == mounted.device]
+    if places:
+        here = _namespace("self") == _namespace(daemon.pid)
+        enter = () if here else ("nsenter", "--mount", "--target", daemon.pid)
+        by_hand = command(*enter, "umount", places[0]) if enter else command("stepfs", "unmount", places[0])
+        raise StepfsError(
+            f"{mounted.directory} is unmounted, but its daemon (pid {daemon.pid}) goes on: it is mounted at"
+            f" {', '.join(places)}, too; end it with `{by_hand}`"
+        )
+
+
+def _namespace(process: int | str) -> str:
+    return os.readlink(f"/proc/{process}/ns/mnt")  # noqa: PTH115 (text, not a path)
 
 
 def _pidfd(daemon: Daemon) -> int | None:

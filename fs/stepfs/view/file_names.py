@@ -45,14 +45,13 @@ class FileNames:
         rank, number = parsed[0], self._numbers.get(parsed[1])
         return self._slice(rank, number) if number is not None and rank < self.ranks.world else None
 
-    def of_rank(self, rank: int, micro: int) -> bytes:
-        """The name of a rank's first file of a micro-batch."""
-        return rank_name(rank, self._rests[micro * len(self.ranks.grid.files)])
+    def of_rank(self, rank: int, micro: int, file: int) -> bytes:
+        """The name of one of a rank's files of a micro-batch."""
+        return rank_name(rank, self._rests[micro * len(self.ranks.grid.files) + file])
 
     def name_of(self, index: SliceIndex) -> bytes:
         """The name of a slice for the lowest rank that reads it."""
-        rank, micro, file = self.ranks.reader_of(index)
-        return rank_name(rank, self._rests[micro * len(self.ranks.grid.files) + file])
+        return self.of_rank(*self.ranks.reader_of(index))
 
     def _slice(self, rank: int, number: int) -> SliceIndex:
         return self.ranks.slice_of(rank, *divmod(number, len(self.ranks.grid.files)))

@@ -41,6 +41,7 @@ class Fixed(enum.IntEnum):
     LATEST = 9
     ORDER = 10
     HINTED = 11  # every accepted name in `.stepfs/order/`
+    LEAVE = 12
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,6 +147,7 @@ async def mounted(
             Fixed.ACCESSLOG: meter.accesslog,
         },
         describe_step=describe,
+        opened=files,
         now_ms=CREATED_MS,
     )
     made = Mounted(table, tree, fake, changes, waits, known, files, meter, None, signalled)  # type: ignore[arg-type]

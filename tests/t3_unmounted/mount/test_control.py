@@ -11,6 +11,7 @@ import json_schemas
 import msgpack
 import pytest
 import trio
+import trio.testing
 from fakemount import ROOT, Caller, fails, mounted
 from faketable import FakeTable
 from hypothesis import given
@@ -56,6 +57,43 @@ async def test_content_is_fixed_when_a_file_is_opened_and_never_cached_by_the_ke
         m.commit(5)
         assert await m.ops.read(opened.fh, 0, 3) + await m.ops.read(opened.fh, 3, 100) == b"next 0\n"
         assert await m.read(".stepfs", "status.json") == b"next 5\n"
+
+
+async def test_who_unmounts_is_told_of_every_open_file_and_holds_back_those_that_come(autojump_clock):
+    async with mounted(deadline_s=20.0) as m:
+        m.commit()
+
+        def busy():
+            return fails(errno.EBUSY)
+
+        inode = (await m.lookup("step-000000000", "rank-00000.pt")).st_ino
+        opened = await m.ops.open(inode, 0, Caller())
+        with busy():
+            await m.lookup(".stepfs", "leave")
+        await m.ops.release(opened.fh)
+        listed = await m.ops.opendir(ROOT, Caller())
+        with busy():
+            await m.lookup(".stepfs", "leave")
+        await m.ops.releasedir(listed)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(m.read, ".stepfs", "wait", "1")
+            await trio.testing.wait_all_tasks_blocked()
+            with busy():
+                await m.lookup(".stepfs", "leave")
+            m.commit()
+        with fails(errno.EACCES):
+            await m.ops.lookup((await m.lookup(".stepfs")).st_ino, b"leave", Caller(uid=12345))
+
+        free = await m.lookup(".stepfs", "leave")
+        assert (free.entry_timeout, free.attr_timeout) == (0, 0)  # each question reaches the daemon
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(m.ops.open, inode, 0, Caller())
+            await trio.testing.wait_all_tasks_blocked(0.1)
+            assert len(m.files) == 0
+            with busy():
+                await m.lookup(".stepfs", "leave")
+        assert len(m.files) == 1  # nobody unmounted: it goes on
 
 
 async def test_directories_are_no_files_and_files_no_directories():

@@ -128,6 +128,32 @@ os.write(2, b"from faulthandler\\n")
     assert log.read_text().endswith("from faulthandler\n")
 
 
+def test_the_log_follows_its_name(tmp_path):
+    """`logrotate` moves it away, or somebody deletes it: the daemon would fill a file that nobody finds."""
+    log, moved = tmp_path / "log", tmp_path / "log.old"
+    code = f"""
+import logging, os
+from pathlib import Path
+from stepfs.mount.daemon import BoundedLog
+log = Path({str(log)!r})
+handler = BoundedLog(log, 10_000)
+def say(text):
+    handler.handle(logging.makeLogRecord({{"msg": text}}))
+say("first")
+log.rename({str(moved)!r})
+say("second")
+os.write(2, b"from faulthandler\\n")
+log.unlink()
+log.mkdir()
+say("third")  # nowhere to write: the file that was open takes it
+log.rmdir()
+say("fourth")
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, env={}, timeout=60)
+    assert moved.read_text() == "first\n"
+    assert log.read_text() == "fourth\n"
+
+
 def test_a_link_in_the_place_of_the_log_is_not_written_through(tmp_path):
     log, other = tmp_path / "log", tmp_path / "other"
     other.write_text("precious")

@@ -41,6 +41,8 @@ class _Payload:
     ext: str
     data: PayloadBytes
     schema: PayloadSchema | None = None
+    files: tuple[str, ...] = ("",)  # of the lake's grid
+    file: int = 0
     place: Mapping[str, object] = field(default_factory=dict)  # for the document
 
 
@@ -69,6 +71,9 @@ def show(
     step: Annotated[int | None, opt("--step", "Of a lake or mount; the newest by default.", "N", least=0)] = None,
     rank: Annotated[int | None, opt("--rank", "Of a lake or mount: whose file; 0 by default.", "R", least=0)] = None,
     micro: Annotated[int, opt("--micro", "Of a lake or mount: which micro-batch of the rank.", "M", least=0)] = 0,
+    beside: Annotated[
+        str, opt("--beside", "Of a lake or mount: the file of that name beside the rank's.", "NAME")
+    ] = "",
     tokenizer: Annotated[
         str | None,
         opt(
@@ -92,9 +97,10 @@ def show(
             lake, options = lake_of(target, StoreOptions(endpoint_url))
             async with opened_log(lake, options, reads_only=True) as log, origin_stores(log.store, options) as origins:
                 return await _shown(
-                    await _slice(log, lake, view_of(target, log), origins, step, rank or 0, micro), tokenizer
+                    await _slice(log, lake, view_of(target, log), origins, step, rank or 0, micro, beside), tokenizer
                 )
-        for option, given in (("--step", step), ("--rank", rank), ("--micro", micro or None)):
+        asked = (("--step", step), ("--rank", rank), ("--micro", micro or None), ("--beside", beside or None))
+        for option, given in asked:
             if given is not None:
                 raise UsageError(f"{option} is for lakes; {target} is one payload")
         path = Path(target)
@@ -108,7 +114,7 @@ def show(
 
 
 async def _slice(
-    log: LogReader, lake: str, view: View, origins: OriginStores, step: int | None, rank: int, micro: int
+    log: LogReader, lake: str, view: View, origins: OriginStores, step: int | None, rank: int, micro: int, beside: str
 ) -> _Payload:
     from stepfs.lake.identity import payload_schema
     from stepfs.view.naming import step_name
@@ -119,17 +125,22 @@ async def _slice(
         raise UsageError(
             f"--rank {rank} --micro {micro}: there are {ranks.world} ranks here, and {ranks.micro_batches} files of each"
         )
-    index = ranks.slice_of(rank, micro)
+    files = identity.grid.files
+    if beside not in files:
+        known = ", ".join(filter(None, files)) or "none"
+        raise UsageError(f"--beside {beside}: no file of that name is beside a rank's (there are: {known})")
+    file = files.index(beside)
+    index = ranks.slice_of(rank, micro, file)
     steps = view.readable()
     if not steps:
         raise AbsentError(f"{lake}: has no step yet")
     entry = await log.entry(view.check(steps[-1] if step is None else step))
     ref = entry.tgb.slice(index)
     data = await slice_bytes(origins.of(entry.tgb, log.state), entry.tgb.key, ref)
-    name = f"{step_name(entry.step).decode()}/{names.of_rank(rank, micro).decode()}"
+    name = f"{step_name(entry.step).decode()}/{names.of_rank(rank, micro, file).decode()}"
     place: dict[str, object] = {"lake": lake, "lake_id": identity.lake_id, "step": entry.step}
-    place |= {"rank": rank, "micro_batch": micro, "producer": entry.producer_id}
-    return _Payload(name, identity.ext, data, payload_schema(identity, lake), place)
+    place |= {"rank": rank, "micro_batch": micro, "beside": beside, "producer": entry.producer_id}
+    return _Payload(name, identity.ext, data, payload_schema(identity, lake), files, file, place)
 
 
 async def _shown(payload: _Payload, tokenizer: str | None) -> _Shown:
@@ -144,8 +155,8 @@ async def _shown(payload: _Payload, tokenizer: str | None) -> _Shown:
     problem = None
     with TorchProcess() as by_torch:
         if payload.schema is not None and payload.schema.binding:
-            check = PayloadCheck(payload.ext, payload.schema, by_torch)
-            problem = check.of_slice(0).problem(ends)  # of a micro-batch's files, `_slice` takes the first
+            check = PayloadCheck(payload.ext, payload.schema, by_torch, payload.files)
+            problem = check.of_slice(payload.file).problem(ends)
         found = _found(payload, ends, by_torch)
     values = [await _values(payload.data, array, _VALUES) for array in found.arrays]
     ids = ids_array(found.arrays) if decode is not None else None
@@ -202,7 +213,7 @@ def _document(shown: _Shown) -> dict[str, Any]:
     if schema is None:  # what `init --payload-schema` takes
         arrays = {array.name: ArraySpec(array.dtype, array.shape) for array in shown.arrays}
         schema = PayloadSchema(shown.format, arrays)
-    nothing = dict.fromkeys(("file", "lake", "lake_id", "step", "rank", "micro_batch", "producer"))
+    nothing = dict.fromkeys(("file", "lake", "lake_id", "step", "rank", "micro_batch", "beside", "producer"))
     return {
         **nothing,
         **shown.payload.place,

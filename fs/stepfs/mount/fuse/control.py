@@ -4,6 +4,7 @@
     steps/<step>.json                                 facts of a step's commit; its position is read at open
     wait/<step>                                       reading it blocks until the step is committed
     order/<hint>                                      looking it up announces an order (`take_hint`)
+    leave                                             looking it up asks whether the mount may end (`_leave`)
 
 All use direct I/O with size 0, like /proc: the content is made when a file is opened and stays the same until it is
 closed, so a reader never sees a mixture of two moments.
@@ -28,7 +29,7 @@ from stepfs.format.ids import Step
 from stepfs.format.snapshot import StepEntry
 from stepfs.lake.log.reader import LogReader
 from stepfs.mount.fuse.directories import OpenDirectory, OpenFixed, OpenStepFiles
-from stepfs.mount.fuse.files import OpenContent, OpenFile
+from stepfs.mount.fuse.files import FileTable, OpenContent, OpenFile
 from stepfs.mount.fuse.guard import refusal
 from stepfs.view import attributes
 from stepfs.view.attributes import Attributes
@@ -57,6 +58,7 @@ class Control:
     waits: Waits
     files: Mapping[Fixed, Callable[[], str]]  # renders the fixed files
     describe_step: Callable[[StepEntry], Awaitable[str]]  # may request from the store
+    opened: FileTable
     now_ms: int  # the time stamp of all
     prefetcher: Prefetcher | None = None  # for announced orders
 
@@ -68,6 +70,8 @@ class Control:
         return attributes.control(Fixed.CONTROL, self.now_ms, mode=attributes.DIRECTORY_MODE)
 
     def lookup(self, parent: Fixed, name: bytes, uid: int) -> Attributes | None:
+        if parent is Fixed.CONTROL and name == b"leave":
+            return self._leave(uid)
         if parent is Fixed.CONTROL:
             node = _FILES.get(name) or _DIRECTORIES.get(name)
             return None if node is None else self.fixed(node)
@@ -85,11 +89,23 @@ class Control:
     def fixed(self, node: Fixed) -> Attributes | None:
         if node in _DIRECTORIES.values():
             return attributes.control(node, self.now_ms, mode=attributes.DIRECTORY_MODE)
-        if node is Fixed.HINTED:  # not cached, because each lookup is a new announcement
+        if node in {Fixed.HINTED, Fixed.LEAVE}:  # not cached, because each lookup says something anew
             return attributes.control(node, self.now_ms, keep_s=0.0)
         if node is Fixed.CONTROL:
             return self.directory
         return attributes.control(node, self.now_ms) if node in self.files else None
+
+    def _leave(self, uid: int) -> Attributes | None:
+        """`stepfs unmount` asks here first, because the kernel looks for users in its own mount namespace only.
+
+        Errno EBUSY while anybody has something open or waits, from any namespace; otherwise nobody opens a step's file
+        in the next moment. EACCES as for a hint.
+        """
+        _check_owner(uid)
+        if self.waits.waiting or self.opened.in_use():
+            raise pyfuse3.FUSEError(errno.EBUSY)
+        self.opened.close_door()
+        return self.fixed(Fixed.LEAVE)
 
     def numbered(self, node: StepFile | WaitFile) -> Attributes | None:
         if isinstance(node, WaitFile):
@@ -128,6 +144,11 @@ class Control:
         return OpenContent((await self.describe_step(entry)).encode())
 
 
+def _check_owner(uid: int) -> None:
+    if uid not in {0, os.getuid()}:
+        raise pyfuse3.FUSEError(errno.EACCES)
+
+
 def take_hint(prefetcher: Prefetcher, name: bytes, uid: int) -> None:
     """Accept a hint by the lookup of its name: any container that sees the mount can look names up, and the kernel gives
     the user of each request, but no process can write here.
@@ -138,8 +159,7 @@ def take_hint(prefetcher: Prefetcher, name: bytes, uid: int) -> None:
         hint = parse_hint(name.decode("ascii"))
     except (UsageError, UnicodeDecodeError):
         raise pyfuse3.FUSEError(errno.ENOENT) from None
-    if uid not in {0, os.getuid()}:
-        raise pyfuse3.FUSEError(errno.EACCES)
+    _check_owner(uid)
     try:
         prefetcher.accept(hint)
     except UsageError as error:

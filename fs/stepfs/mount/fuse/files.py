@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 from dataclasses import dataclass
+from typing import Final
 
 import pyfuse3
 import trio
@@ -13,11 +14,13 @@ from stepfs.data.reads import SliceHandle
 from stepfs.errors import CorruptError, StepfsError, StoreUnreachableError
 from stepfs.format.ids import SliceIndex
 from stepfs.format.snapshot import StepEntry
+from stepfs.mount.fuse.directories import OpenDirectory
 from stepfs.mount.fuse.guard import errno_of
 
 _log = logging.getLogger("stepfs.mount")
 
-_FAILED_FOR_S = 2.0
+_FAILED_FOR_S: Final = 2.0
+HELD_BACK_S: Final = 1.0  # umount2(2) follows the question at once
 
 
 class OpenFile:
@@ -92,10 +95,13 @@ class OpenContent(OpenFile):
 
 
 class FileTable:
-    """File handles of one mount."""
+    """File handles of one mount, whichever namespace they were opened in."""
 
     def __init__(self) -> None:
+        self.directories: dict[int, OpenDirectory] = {}
         self._files: dict[int, OpenFile] = {}
+        self._free_from = float("-inf")
+        self._held_back = 0
         self._slices: dict[tuple[int, int], dict[int, StepEntry]] = {}  # step, slice → its handles
         self._next = 1
 
@@ -130,6 +136,24 @@ class FileTable:
     def entry_of(self, step: int, index: int) -> StepEntry | None:
         """The entry of a slice that is open here, even if it has left the log."""
         return next(iter(self._slices.get((step, index), {}).values()), None)
+
+    def in_use(self) -> bool:
+        """Whether anybody but this daemon has a file or a directory open, or is held back by `close_door`."""
+        others = any(not isinstance(file, OpenUnread) for file in self._files.values())
+        return others or bool(self.directories or self._held_back)
+
+    def close_door(self) -> None:
+        """Hold back whoever opens a slice in the next moment: the mount is about to leave one namespace, and to end."""
+        self._free_from = trio.current_time() + HELD_BACK_S
+
+    async def pass_door(self) -> None:
+        """Return once a slice may be opened, mostly at once."""
+        while trio.current_time() < self._free_from:
+            self._held_back += 1
+            try:
+                await trio.sleep_until(self._free_from)
+            finally:
+                self._held_back -= 1
 
     def close_all(self) -> None:
         """Close all files at unmount: the kernel sends no RELEASE then."""

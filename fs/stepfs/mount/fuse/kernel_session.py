@@ -24,6 +24,7 @@ from stepfs.mount.host.passed_fd import descriptor_of
 _log = logging.getLogger("stepfs.mount")
 
 _DEVICE: Final = Path("/dev/fuse")
+_NAMELESS: Final = "could not determine username"  # says fusermount3
 TASKS_MAX: Final = 4096  # concurrent requests; with the default, 99, waiting requests would starve all others
 TASKS_IDLE: Final = 8
 
@@ -119,6 +120,11 @@ def _init(operations: pyfuse3.Operations, directory: Path, options: set[str]) ->
         said.seek(0)
         lines = said.read().decode(errors="replace").split("\n")
     text = "; ".join(line.strip() for line in lines if line.strip())
+    if _NAMELESS in text:
+        raise RefusedError(
+            f"cannot mount on {directory}: user id {os.getuid()} has no name here, and fusermount3 mounts for users with a"
+            " name only; add a line for it to /etc/passwd, or mount as root"
+        )
     if failure is not None:
         raise RefusedError(
             f"cannot mount on {directory}: {text or failure}; it needs /dev/fuse and, without root, fusermount3"

@@ -71,7 +71,6 @@ class StepOperations(pyfuse3.Operations):
         self._attributes = KnownAttributes(
             self.reader, self.tree, self.names.ranks, self.control, self.files, self.sizes
         )
-        self._directories: dict[int, OpenDirectory] = {}
         self._next_directory = 1
 
     async def lookup(
@@ -146,7 +145,7 @@ class StepOperations(pyfuse3.Operations):
             raise pyfuse3.FUSEError(errno.ENOTDIR)
         handle = self._next_directory
         self._next_directory += 1
-        self._directories[handle] = directory
+        self.files.directories[handle] = directory
         return handle
 
     async def _open_step_directory(self, step: Step, pid: int) -> OpenDirectory:
@@ -157,10 +156,10 @@ class StepOperations(pyfuse3.Operations):
         return OpenStep(partial(self._attributes.of_index, await self._entry(step, pid)), self.names)
 
     async def readdir(self, fh: pyfuse3.FileHandleT, start_id: int, token: pyfuse3.ReaddirToken) -> None:
-        self._directories[fh].list_after(start_id, Rows(self._replies, self.readdir_reply, token))
+        self.files.directories[fh].list_after(start_id, Rows(self._replies, self.readdir_reply, token))
 
     async def releasedir(self, fh: pyfuse3.FileHandleT) -> None:
-        del self._directories[fh]
+        del self.files.directories[fh]
 
     async def open(self, inode: pyfuse3.InodeT, flags: pyfuse3.FlagT, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
         if flags & _WRITING:
@@ -170,6 +169,8 @@ class StepOperations(pyfuse3.Operations):
             entry = await self._entry(node.step, ctx.pid)
             if node.index >= entry.tgb.slices:
                 raise pyfuse3.FUSEError(errno.ENOENT)
+            if not self.is_own(ctx.pid):  # its own look would keep the mount busy
+                await self.files.pass_door()
             file = self._open_slice(entry, node, ctx.pid)
             handle, size = self.files.add(file), entry.tgb.length(node.index)
             try:

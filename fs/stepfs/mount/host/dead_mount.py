@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from stepfs.command_hint import command
-from stepfs.control_files import answer_within
+from stepfs.control_files import Identity, answer_within
 from stepfs.errors import RefusedError
 from stepfs.mount.host.abort import abort_handle, abort_mount
 from stepfs.mount.host.mountinfo import Mounted
@@ -28,7 +28,7 @@ _NAMES: Final = 8
 _DEAD: Final = frozenset({errno.ENOTCONN, errno.ECONNABORTED})
 
 
-def list_within(directory: Path, timeout_s: float | None = None) -> list[str] | OSError | None:
+def list_within(directory: Path, asked_as: Identity | None = None) -> list[str] | OSError | None:
     """Some names of a directory; the error, if any; None if it did not answer in time.
 
     Only a few names: a root of 10⁶ steps takes many seconds to list, and its first names prove as much.
@@ -38,7 +38,7 @@ def list_within(directory: Path, timeout_s: float | None = None) -> list[str] | 
         with os.scandir(directory) as found:
             return [entry.name for entry in itertools.islice(found, _NAMES)]
 
-    return answer_within(names, timeout_s)
+    return answer_within(names, asked_as=asked_as)
 
 
 class Health(enum.Enum):
@@ -55,7 +55,7 @@ def check_health(mounted: Mounted, *, below: str = "") -> tuple[Health, OSError 
 
     `below` names a directory in it to list instead of its root.
     """
-    answer = list_within(Path(mounted.directory) / below)
+    answer = list_within(Path(mounted.directory) / below, mounted.asked_as)
     if answer is None:
         return Health.SILENT, None
     if not isinstance(answer, OSError):

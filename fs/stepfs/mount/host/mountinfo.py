@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
+from stepfs.control_files import Identity
 from stepfs.mount.host.passed_fd import descriptor_of
 from stepfs.mount.redact import redact_url
 
@@ -17,6 +18,7 @@ FSTYPE: Final = "fuse.stepfs"
 _MOUNTINFO: Final = Path("/proc/self/mountinfo")
 _SYMLINKS_MAX: Final = 40
 _GLANCE_S: Final = 10.0  # in case the kernel reports no change
+_ID: Final = re.compile(r"\b(user_id|group_id)=(\d+)")
 _OCTAL: Final = re.compile(r"\\([0-7]{3})")
 
 
@@ -29,22 +31,31 @@ class Mounted:
     fstype: str
     source: str
     mount_id: int = 0  # of this mount in this namespace; the superblock may be mounted elsewhere, too
+    options: str = ""  # of the superblock
+
+    @property
+    def asked_as(self) -> Identity | None:
+        """Whose rights it takes to look into it: for root, those of the user who mounted; else one's own."""
+        given = dict(_ID.findall(self.options))
+        user, group = int(given.get("user_id", 0)), int(given.get("group_id", 0))
+        return None if os.geteuid() != 0 or user == 0 else (user, group)
 
 
 def source_of(lake: str) -> str:
     """The source of a lake's mounts in mountinfo: no credentials, no comma, no blank, ASCII."""
-    return quote(redact_url(lake), safe="/:._-~")
+    return quote(redact_url(lake), safe="/:._-~", errors="surrogateescape")
 
 
-def mounts() -> list[Mounted]:
-    """All mounts in this process's namespace, the bottom of a stack first."""
+def mounts(table: Path | None = None) -> list[Mounted]:
+    """All mounts in a process's namespace, by default this one's, the bottom of a stack first."""
     found = []
     # The kernel escapes newlines, but not the other characters at which Python's splitlines() splits.
-    for line in _MOUNTINFO.read_bytes().decode(errors="surrogateescape").split("\n"):
+    for line in (table or _MOUNTINFO).read_bytes().decode(errors="surrogateescape").split("\n"):
         match line.split(" "):
             case [number, _, device, _, directory, _, *rest] if "-" in rest[:-2]:
-                fstype, source = rest[rest.index("-") + 1 :][:2]
-                found.append(Mounted(device, _unescape(directory), fstype, _unescape(source), int(number)))
+                fstype, source, *options = rest[rest.index("-") + 1 :]
+                at, of = _unescape(directory), _unescape(source)
+                found.append(Mounted(device, at, fstype, of, int(number), " ".join(options)))
     return found
 
 

@@ -30,6 +30,7 @@ from stepfs.format.node import PERMILLE, NodeRecord
 from stepfs.format.records import LakeIdentity
 from stepfs.lake.fleet import BEAT_S, FRESH_INTERVALS, count_nodes, remove_node, write_node
 from stepfs.mount.fuse.meter import Meter
+from stepfs.mount.redact import shown_path
 from stepfs.store.api import Store
 
 _log = logging.getLogger("stepfs.mount")
@@ -117,7 +118,7 @@ class Heartbeat:
         return NodeRecord(
             group=self.group,
             host=socket.gethostname(),
-            directory=str(self.directory),
+            directory=shown_path(self.directory),
             pid=os.getpid(),
             version=__version__,
             next_step=Step(self.follower.frontier + 1),

@@ -18,7 +18,7 @@ from stepfs.mount.fuse.lookup_counts import LookupCounts
 from stepfs.mount.fuse.meter import Meter
 from stepfs.mount.host.procfs import process_start
 from stepfs.mount.options import MountOptions
-from stepfs.mount.redact import redact_url
+from stepfs.mount.redact import redact_url, shown_path
 from stepfs.view.ranks import RankMap
 
 
@@ -124,8 +124,9 @@ class Reports:
     def line(self) -> str:
         """One line for a supervisor's status; it changes with events, not with time."""
         trouble = self.lake.follower.trouble
+        where = shown_path(self.options.directory)
         steps = f"steps {self.lake.tree.first_visible()} to {self.lake.follower.frontier}"
-        return f"serving {self.options.directory}, {steps}" + (f"; {trouble}" if trouble else "")
+        return f"serving {where}, {steps}" + (f"; {trouble}" if trouble else "")
 
     def labels(self) -> dict[str, str]:
         """The labels that distinguish this mount's metrics from those of others."""
@@ -133,7 +134,7 @@ class Reports:
         return {
             "lake": redact_url(options.lake),
             "lake_id": identity.lake_id,
-            "directory": str(options.directory),
+            "directory": shown_path(options.directory),
             "group": options.group or "",
             "version": __version__,
         }
