@@ -90,6 +90,17 @@ def test_relative_names_are_below_the_directory_of_the_plan():
     )
 
 
+def test_a_tilde_is_the_home_directory_wherever_a_plan_names_a_file(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    sources = {"a": Text("~/x", "~nobody-of-that-name/y", "./~")}
+    plan = Plan(output=OUTPUT, tokenizer={"kind": "huggingface", "file": "~/t.json"}, sources=sources)
+    for directory, elsewhere in (("/plans", "/plans/"), ("", "")):
+        found = compile_plan(plan, listings={}, tokenizer_digest="", directory=directory)
+        names = ("~nobody-of-that-name/y", "~" if directory else "./~")
+        assert found.specs["a"].files == ("/home/me/x", *(f"{elsewhere}{name}" for name in names))
+        assert found.transforms["a"].tokenizer.file == "/home/me/t.json"
+
+
 def test_every_format_has_its_settings():
     specs = of_sources(
         a=Parquet("x", tokens_field="input_ids", labels_field="labels"),

@@ -18,7 +18,7 @@ from pyarrow import parquet
 
 from stepfs.errors import AbsentError, RefusedError, StoreUnreachableError, UsageError
 from stepfs.format.planned.listing import Listing, from_shards
-from stepfs.store.s3.read_only import ReadOnlyBucket
+from stepfs.store.s3.read_only import ListedObject, ReadOnlyBucket
 from stepfs_producer.sources.block import Block, BlockAddress
 from stepfs_producer.sources.corpus import list_corpus, located
 from stepfs_producer.sources.files.opened import bucket_of
@@ -94,6 +94,38 @@ def test_objects_with_strange_keys_are_found_and_read(root, put) -> None:
     for key in STRANGE:
         if "[" not in key and "?" not in key:
             assert texts(source(f"{root}/{key}")) == [key]
+
+
+@pytest.mark.parametrize(
+    ("entry", "names"),
+    [("data", ["0/1.jsonl"]), ("data/", ["0/1.jsonl"]), ("data/1.jsonl", ["0/1.jsonl"]), ("data/*", ["0/1.jsonl"])],
+)
+def test_a_directory_is_listed_without_those_whose_names_only_begin_so(root, put, monkeypatch, entry, names) -> None:
+    """One page may be asked for, to see whether the name is a file's; `data-old/` may have millions."""
+    put("data/1.jsonl", line("x"))
+    for number in range(3):
+        put(f"data-old/{number}.jsonl", line("old"))
+    seen = set()
+    honest = ReadOnlyBucket.list
+
+    def watched(self: ReadOnlyBucket, prefix: str) -> Iterator[ListedObject]:
+        for number, found in enumerate(honest(self, prefix)):
+            seen.add((number, found.key.rpartition("/")[0].rpartition("/")[2]))
+            yield found
+
+    monkeypatch.setattr(ReadOnlyBucket, "list", watched)
+    assert [file.name for file in list_corpus(source(f"{root}/{entry}")).files] == names
+    assert seen <= {(0, "data"), (0, "data-old")}
+
+
+def test_a_glob_lists_from_its_first_wildcard_on(root, put, monkeypatch) -> None:
+    for year in (2023, 2024):
+        put(f"{year}-a.jsonl", line("x"))
+    asked = []
+    honest = ReadOnlyBucket.list
+    monkeypatch.setattr(ReadOnlyBucket, "list", lambda self, prefix: asked.append(prefix) or honest(self, prefix))
+    assert [file.name for file in list_corpus(source(f"{root}/2024-*")).files] == ["0/2024-a.jsonl"]
+    assert asked[0].endswith("/2024-")
 
 
 def test_a_large_object_is_read_in_ranges_and_any_format_is(root, put) -> None:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ import safetensors.numpy
 from committed import committed
 from lakes import stepfs
 from PIL import Image
-from planned_lake import one_line, produce
+from planned_lake import one_line, produce, replayed
 from realmount import mounted, until
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "scripts/examples/train_images.py"
@@ -218,8 +219,11 @@ def test_another_column_or_version_of_pillow_is_another_source(original, monkeyp
     directory, _, _ = original
     lake = f"file://{directory}/lake"
     words = "source pictures is not the one that this lake has taken samples of"
-    monkeypatch.setattr("stepfs_producer.run.compile.library", lambda: "pillow-99")
+    for room in ("compile", "history.replay"):
+        monkeypatch.setattr(f"stepfs_producer.run.{room}.library", lambda: "pillow-99")
     one_line(produce("run", directory / "plan.yaml", lake), 4, words)
+    pillow = f"its images are decoded by pillow-99 here, by another version then (pillow {version('pillow')})"
+    one_line(replayed(directory, steps="0:1"), 4, f"source pictures: {pillow}; install that one")
     monkeypatch.undo()
     plan = directory / "other.yaml"
     plan.write_text(PLAN.replace("OWN", ", file: own").replace("images: jpg", "images: {fields: jpg, merge: 1}"))

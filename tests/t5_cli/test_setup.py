@@ -77,3 +77,4 @@ def test_the_quickstart_holds_what_its_table_says(options, said):
     done = tools.ran("quickstart", *options, timeout=400)
     assert done.returncode == 0, done.stdout + done.stderr
     assert said in done.stdout
+    assert done.stderr == ""

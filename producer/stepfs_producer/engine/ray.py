@@ -24,6 +24,7 @@ from stepfs.limits import usable_cpus
 from stepfs_producer.engine import ray_calls
 from stepfs_producer.engine.api import (
     ANSWER_S,
+    ClusterUnreachableError,
     Engine,
     Kept,
     Look,
@@ -277,6 +278,10 @@ async def ray_engine(
     to the nodes, where workers are in it. `store_bytes`: memory for the bodies under way, in a Ray of its own.
     """
     options = options_of_init(most or workers or usable_cpus(), store_bytes, own=address is None)
+    if address == "auto":
+        address = await trio.to_thread.run_sync(ray_calls.address_here, abandon_on_cancel=True)
+        if address is None:
+            raise ClusterUnreachableError("no Ray runs on this machine; run `ray start` here first, or name HOST:PORT")
     if address is not None:
         await refuse_unreachable(address)
     async with in_a_thread(ray_calls.connected(address, options, travelling)), trio.open_nursery() as nursery:

@@ -23,6 +23,7 @@ os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # else lost bodies are 
 os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of second results, whose first ones are looked at
 try:
     import ray
+    from ray._private import services
     from ray._private import worker as ray_worker
     from ray.exceptions import ActorUnavailableError, ObjectLostError, RayError, RayTaskError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -36,6 +37,7 @@ __all__ = [
     "InStore",
     "RayError",
     "Result",
+    "address_here",
     "connected",
     "cpus",
     "cpus_of_nodes",
@@ -101,6 +103,14 @@ def connected(
             yield
         finally:
             ray.shutdown()
+
+
+def address_here() -> str | None:
+    """HOST:PORT of the cluster that this machine is a node of, as Ray itself finds it; None: of none."""
+    with quiet(), suppress(ConnectionError):
+        found = services.canonicalize_bootstrap_address_or_die("auto")
+        return str(found)
+    return None
 
 
 def nodes() -> dict[str, str]:

@@ -84,7 +84,9 @@ async def refuse_unreachable(address: str) -> None:
     """Ray itself would try for minutes."""
     host, _, port = address.rpartition(":")
     if "://" in address or not host or not port.isdecimal():
-        raise UsageError(f"--ray-address {address}: write HOST:PORT of the head node's GCS, such as 10.0.0.4:6379")
+        raise UsageError(
+            f"--ray-address {address}: write auto, or HOST:PORT of the head node's GCS, such as 10.0.0.4:6379"
+        )
     try:
         with trio.fail_after(CONNECT_S):
             await (await trio.open_tcp_stream(host, int(port))).aclose()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import astuple, replace
 from pathlib import PurePosixPath
@@ -224,4 +225,5 @@ def _source_spec(plan: Plan, name: str, source: AnySource, held_out: bool, direc
 
 
 def _below(directory: str, name: str) -> str:
+    name = os.path.expanduser(name)  # noqa: PTH111  (a user that there is not stays a name)
     return name if not directory or "://" in name else str(PurePosixPath(directory) / name)

@@ -91,7 +91,7 @@ class RunOptions:
         Opt(
             "--ray-address",
             "The Ray cluster to use, which this machine is a node of; without it RAY_ADDRESS, or none.",
-            "HOST:PORT",
+            "HOST:PORT|auto",
         ),
     ] = None
     memory_bytes: Annotated[

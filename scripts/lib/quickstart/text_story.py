@@ -21,12 +21,12 @@ from quickstart.programs import run, start
 from quickstart.story import BRIEF, Story, show, steps_in
 from quickstart.trainer import Trainer
 
-CORPUS = [Path(sysconfig.get_path("stdlib")) / name for name in ("asyncio", "http", "json")]
+CORPUS = [f"{sysconfig.get_path('stdlib')}/{name}/*.py" for name in ("asyncio", "http", "json")]
 PLAN = """\
 version: 1
 output: {{ext: .safetensors, mesh: "dp=2", sequence_length: 128, micro_batches: 4}}
 sources:
-  text: {{format: text, records: files, files: {files}, shard: {shard}, on_error: {{do: skip, at_most: 100%}}}}
+  text: {{format: text, records: files, files: {files}, shard: {shard}}}
 defaults: {{shuffle: none, epochs: 1}}
 pack: concat
 balance: none
@@ -73,7 +73,7 @@ def tell(story: Story, running: ExitStack) -> None:
 
 def start_producer(story: Story, running: ExitStack, index: int) -> subprocess.Popen[str]:
     plan, shard = story.directory / f"shard-{index}.yaml", f"{index}/{PRODUCERS}"
-    plan.write_text(PLAN.format(files=json.dumps([str(path) for path in CORPUS]), shard=shard))
+    plan.write_text(PLAN.format(files=json.dumps(CORPUS), shard=shard))
     what = [
         "stepfs-produce", "run", str(plan), story.lake, "--producer-id", f"text-{index}", "--workers", "1",
     ]  # fmt: skip

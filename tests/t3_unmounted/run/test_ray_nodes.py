@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib
 import sys
+from contextlib import nullcontext
 from types import ModuleType
 from typing import Any
 
 import pytest
 import trio
 
-from stepfs_producer.engine.api import UnfitNodesError
+from stepfs_producer.engine.api import ClusterUnreachableError, UnfitNodesError
 
 
 class RayError(Exception):
@@ -150,3 +151,25 @@ async def test_a_node_that_stays_and_cannot_run_stepfs_is_named(cluster, autojum
             await engine.admit(list)
         assert after_s <= trio.current_time() <= after_s + 1
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("found", ["10.0.0.4:6379", None])
+async def test_auto_is_the_cluster_of_this_machine_as_everywhere_in_ray(cluster, monkeypatch, found) -> None:
+    module = importlib.import_module("stepfs_producer.engine.ray")
+    asked: list[str] = []
+
+    async def reach(address: str) -> None:
+        asked.append(address)
+        raise EndOfTestError
+
+    monkeypatch.setattr(module.ray_calls, "address_here", lambda: found, raising=False)
+    monkeypatch.setattr(module, "refuse_unreachable", reach)
+    engine = module.ray_engine("auto", 1, travelling=nullcontext(), say=print)
+    with pytest.raises(EndOfTestError if found else ClusterUnreachableError) as caught:
+        await engine.__aenter__()
+    assert asked == ([found] if found else [])
+    assert found or "no Ray runs on this machine" in str(caught.value)
+
+
+class EndOfTestError(Exception):
+    """The address was reached."""

@@ -8,21 +8,19 @@ from collections.abc import Collection
 from pathlib import PurePosixPath
 
 from stepfs.errors import AbsentError
-from stepfs_producer.plan.file.digest import with_defaults
 from stepfs_producer.plan.file.schema import Plan
-from stepfs_producer.run.compile import source_specs
+from stepfs_producer.run.compile import source_specs, tokenizer_spec
 from stepfs_producer.sources.formats import format_of
 
 
 def require_files(plan: Plan, directory: str, sources: Collection[str]) -> None:
     """`AbsentError` names the first entry of these sources, or tokenizer, that `directory` does not have."""
-    tokenizer = plan.tokenizer.file
+    tokenizer = tokenizer_spec(plan).file
     if tokenizer is not None:
         _require("the tokenizer", tokenizer, tokenizer, directory)
-    specs = source_specs(plan)
-    for source, given in with_defaults(plan).items():
-        for name in given.files if source in sources else ():
-            for entry in format_of(specs[source]).entries((name,)):
+    for source, spec in source_specs(plan).items():
+        for name in spec.files if source in sources else ():
+            for entry in format_of(spec).entries((name,)):
                 _require(f"source {source}", name, entry, directory)
 
 

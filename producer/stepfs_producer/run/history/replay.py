@@ -7,6 +7,7 @@ steps before the first position that is left, files that are gone or changed, an
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,8 +29,10 @@ from stepfs_producer.run.history.texts import RESTORE
 from stepfs_producer.run.lake import frozen_listing, kept_libraries, libraries
 from stepfs_producer.run.prepare import LocatedPlan, PreparedPlan, list_sources, prepare_plan
 from stepfs_producer.run.results import PlanTotals, Progress, callbacks_of, show_nothing
+from stepfs_producer.run.source_loader import LoadedSource
 from stepfs_producer.run.step_builder import StepSink
 from stepfs_producer.sources.corpus import located
+from stepfs_producer.transforms.images import library
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,14 +210,31 @@ class _Run:
             frozen = await frozen_listing(store, lake_id, name, sources[name].listing)
             listings[name] = located(frozen, now[name], name, advice=RESTORE)
         prepared = await trio.to_thread.run_sync(prepare_plan, place, listings)
-        rules = prepared.rules.sources
-        others = [name for name, rule in rules.items() if rule.identity != sources[name].identity]
-        if others:
+        then, here = stretch.behind.tokenizer, prepared.rules.tokenizer
+        if then != here:
             raise RefusedError(
-                f"source {others[0]}: the tokenizer is not the one that made these steps (now "
-                f"{prepared.rules.tokenizer}); restore the file that the plan names"
+                f"the tokenizer is not the one that made these steps ({then}, here {here}); restore the file that the plan "
+                "names"
             )
+        for source in prepared.sources:
+            name = source.spec.name
+            if prepared.rules.sources[name].identity != sources[name].identity:
+                raise RefusedError(f"source {name}: {await self._other_decoder(stretch, source)}")
         return prepared
+
+    async def _other_decoder(self, stretch: _Stretch, source: LoadedSource) -> str:
+        """Why a source is another one under the same plan and tokenizer."""
+        libraries = await self._libraries(stretch, stretch.commits[0].epoch)
+        if source.transform.images is None:
+            return f"another stepfs made these steps ({libraries.get('stepfs', 'unknown')}); install that one"
+        return (
+            f"its images are decoded by {library()} here, by another version then (pillow "
+            f"{libraries.get('pillow', 'unknown')}); install that one"
+        )
+
+    async def _libraries(self, stretch: _Stretch, epoch: Epoch) -> Mapping[str, str | None]:
+        store, producer_id = self._log.store, self._positions.producer_id
+        return await kept_libraries(store, self._log.identity.lake_id, stretch.behind.plan, producer_id, epoch)
 
     async def _note_libraries(self, stretch: _Stretch) -> None:
         changes = []
@@ -222,12 +242,6 @@ class _Run:
             changes.append(LibraryChange("planner", str(stretch.behind.revision), str(REVISION)))
         here = libraries()
         for epoch in sorted({commit.epoch for commit in stretch.commits}):
-            then = await kept_libraries(
-                self._log.store,
-                self._log.identity.lake_id,
-                stretch.behind.plan,
-                self._positions.producer_id,
-                Epoch(epoch),
-            )
+            then = await self._libraries(stretch, epoch)
             changes += [LibraryChange(name, was, here.get(name)) for name, was in then.items() if was != here.get(name)]
         self.result.libraries += [one for one in dict.fromkeys(changes) if one not in self.result.libraries]

@@ -70,9 +70,13 @@ def _is_glob(entry: str) -> bool:
     return not _MAGIC.isdisjoint(entry)
 
 
+def _before_wildcards(pattern: str) -> str:
+    return pattern[: min(place for mark in _MAGIC if (place := pattern.find(mark)) >= 0)]
+
+
 def _literal_prefix(pattern: str) -> str:
     """The components before the first one with a wildcard, with their '/'."""
-    before = pattern[: min(place for mark in _MAGIC if (place := pattern.find(mark)) >= 0)]
+    before = _before_wildcards(pattern)
     return before[: before.rfind("/") + 1]
 
 
@@ -155,19 +159,21 @@ def _objects(entry: str, suffixes: Sequence[str], endpoint_url: str | None, prof
     if _is_glob(key):
         prefix = _literal_prefix(key)
         pattern = key[len(prefix) :].split("/")
-        for found in bucket.list(prefix):
+        for found in bucket.list(_before_wildcards(key)):
             below = found.key[len(prefix) :]
             if not below.endswith("/") and _matches(below.split("/"), pattern):
                 yield below, f"{S3}{name}/{found.key}", found.size, found.etag
         return
     prefix = key if not key or key.endswith("/") else f"{key}/"
-    for found in bucket.list(key):
-        if found.key == key and key != prefix:
-            yield key.rpartition("/")[2], f"{S3}{name}/{key}", found.size, found.etag
+    if key != prefix:
+        first = next(bucket.list(key), None)  # the key itself is the first; what only begins so may be millions
+        if first is not None and first.key == key:
+            yield key.rpartition("/")[2], f"{S3}{name}/{key}", first.size, first.etag
             return
+    for found in bucket.list(prefix):
         below = found.key.removeprefix(prefix)
         hidden = any(part.startswith(".") for part in below.split("/"))
-        if found.key.startswith(prefix) and not hidden and below[-1:] not in {"", "/"} and _wanted(below, suffixes):
+        if not hidden and below[-1:] not in {"", "/"} and _wanted(below, suffixes):
             yield below, f"{S3}{name}/{found.key}", found.size, found.etag
 
 
