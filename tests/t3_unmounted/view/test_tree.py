@@ -209,6 +209,10 @@ def test_show_last_of_named_steps_counts_the_committed_ones() -> None:
     assert list(listed_steps(ViewOptions(range(10, 30), 4), Step(0), Step(12))) == [10, 11]
     assert list(listed_steps(ViewOptions(range(10, 30), 4), Step(0), Step(5))) == []
     assert list(listed_steps(ViewOptions(range(10, 30), 4), Step(0), Step(90))) == [26, 27, 28, 29]
+    assert list(listed_steps(ViewOptions(None, 4), Step(18), Step(20))) == [
+        18,
+        19,
+    ]  # a checkpoint or a reclaim took the rest
 
 
 @pytest.mark.parametrize(
