@@ -45,7 +45,7 @@ async def produce(url: str, steps: int, *, first: int = 0, producer_id: str = "p
 
 async def read_step(reader: LogReader, step: int, origins: OriginStores | None = None) -> list[bytes]:
     entry = await reader.entry(Step(step))
-    store = origins.of(entry.tgb, reader.state) if origins else reader.store
+    store = await origins.of(entry.tgb, reader.state) if origins else reader.store
     found = []
     for index in range(SLICES):
         ref = entry.tgb.slice(index)  # type: ignore[arg-type]

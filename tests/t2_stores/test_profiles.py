@@ -12,6 +12,7 @@ from stubs3 import ABSENT, stub_s3, xml_error
 
 from stepfs.doctor.lakes import check_lake
 from stepfs.errors import RefusedError
+from stepfs.lake.origins import OriginStores
 from stepfs.store.opening import open_store
 from stepfs.store.options import StoreOptions
 from stepfs.store.s3.profiles import choose, profile_of
@@ -117,7 +118,7 @@ async def test_a_profile_without_keys_has_none_of_the_environments(seaweed, conf
 async def test_doctor_names_the_profile_without_its_secrets(seaweed, configured, second):
     second.answer = lambda method, _path: ABSENT if method == "GET" else xml_error(403, "AccessDenied")
     store = open_store("s3://stepfs-tests/eu/run")
-    findings = [finding async for finding in check_lake(store)]
+    findings = [finding async for finding in check_lake(store, OriginStores(store, pytest.fail))]
     (named,) = [finding for finding in findings if finding.subject == "profile"]
     assert named.detail == "[profile s3://stepfs-tests/eu] of the AWS configuration, by the lake's URL"
     assert not any("eu-secret" in finding.detail for finding in findings)

@@ -179,6 +179,7 @@ class TestStatus:
         assert list(document) == [
             "schema", "lake_id", "slices", "grid", "ext", "payload_schema", "head", "time", "first_step", "next_step", "frontier",
             "sealed", "total_bytes", "total_records", "live_bytes", "producers", "groups", "nodes",
+            "origins", "problems",
         ]  # fmt: skip
         assert (document["schema"], document["slices"], document["ext"]) == (1, SLICES, ".safetensors")
         assert document["total_bytes"] == sum(len(p) for step in range(5) for p in payloads(step))

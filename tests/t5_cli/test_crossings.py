@@ -79,7 +79,7 @@ fork × producers: t1_protocol/test_fork_rewind.py::test_producers_go_back_to_th
 fork × lead: t1_protocol/test_lead.py::test_a_producer_does_not_wait_for_a_fork_of_its_lake
 fork × rollback: a fork reads its parent's objects and no log: what a copy lacks is damage
 fork × kill: t1_protocol/test_fork_kills.py::test_a_fork_killed_at_any_await_is_whole_or_no_lake_and_the_next_names_its_group
-fork × replaced: t5_cli/test_fork_lifecycle.py::test_a_parent_that_was_moved_or_replaced_is_named
+fork × replaced: t5_cli/test_lost_origin.py::test_it_is_named_and_nobody_advises_to_drop_the_history
 fork × namespaces: PLACE
 steps × show_last: t3_unmounted/view/test_tree.py::test_show_last_of_named_steps_counts_the_committed_ones
 steps × order: t4_mount/test_announced_order.py::test_the_mount_says_where_the_order_begins_and_ends

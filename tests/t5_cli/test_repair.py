@@ -72,7 +72,7 @@ def contents(url: str) -> list[bytes]:
             tgb = (await reader.entry(step)).tgb
             ref = tgb.slice(0)
             buffer = bytearray(ref.length)
-            await origins.of(tgb, reader.state).read_into(tgb.key, ref.offset, memoryview(buffer))
+            await (await origins.of(tgb, reader.state)).read_into(tgb.key, ref.offset, memoryview(buffer))
             found.append(bytes(buffer))
         await origins.aclose()
         await store.aclose()

@@ -13,9 +13,10 @@ from stepfs.data.counters import DataCounts
 from stepfs.data.fetch.checksum import RangeCheck
 from stepfs.data.fetch.fetcher import Fetcher, FetchTarget
 from stepfs.errors import StepfsError
+from stepfs.format.descriptor import Descriptor
 from stepfs.store.api import Store
 
-OriginStore = Callable[[int], Awaitable[Store]]
+OriginStore = Callable[[Descriptor], Awaitable[Store]]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -33,7 +34,7 @@ class Sources:
         """The verified bytes, in `buffer` or in another one in its place. Any exception consumes `buffer`."""
         if self.cache.copied(block) and await self._load_copy(block, buffer):
             return buffer
-        target = FetchTarget(await self._store_of(block.entry.tgb.origin), block.entry, block.range)
+        target = FetchTarget(await self._store_of(block.entry.tgb), block.entry, block.range)
         return await self.fetcher.fetch(target, buffer, lambda: self.cache.lease(block.range.size, block))
 
     async def _load_copy(self, block: Block, buffer: Buffer) -> bool:
@@ -48,9 +49,9 @@ class Sources:
         self.counts.disk_hits += 1
         return True
 
-    async def _store_of(self, origin: int) -> Store:
-        if origin == 0:
+    async def _store_of(self, tgb: Descriptor) -> Store:
+        if tgb.origin == 0:
             return self.store
         if self.origin_store is None:
-            raise StepfsError(f"the lake shares data of origin {origin}, which this mount cannot open")
-        return await self.origin_store(origin)
+            raise StepfsError(f"the lake shares data of origin {tgb.origin}, which this mount cannot open")
+        return await self.origin_store(tgb)

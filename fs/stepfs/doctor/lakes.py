@@ -11,12 +11,13 @@ from stepfs.errors import AbsentError, StepfsError
 from stepfs.format.records import LakeIdentity
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
+from stepfs.lake.origins import OriginStores
 from stepfs.store.api import Store
 from stepfs.store.local.local_store import LocalStore
 from stepfs.store.probe import keeps_versions, probe_store
 
 
-async def check_lake(store: Store) -> AsyncIterator[Finding]:
+async def check_lake(store: Store, origins: OriginStores) -> AsyncIterator[Finding]:
     """Check the store, then the identity, then the log; stop where later checks would make no sense."""
     started = trio.current_time()
     identity: LakeIdentity | None = None
@@ -36,8 +37,12 @@ async def check_lake(store: Store) -> AsyncIterator[Finding]:
     yield ok("store", f"answers in {(trio.current_time() - started) * 1000:.1f} ms ({store.url})")
     async for finding in _check_store(store):
         yield finding
-    if identity is None:
-        return
+    if identity is not None:
+        async for finding in _check_log(store, identity, origins):
+            yield finding
+
+
+async def _check_log(store: Store, identity: LakeIdentity, origins: OriginStores) -> AsyncIterator[Finding]:
     try:
         log = await LogReader.open(store, identity)
     except StepfsError as error:
@@ -48,6 +53,8 @@ async def check_lake(store: Store) -> AsyncIterator[Finding]:
         yield note("log", "no step is committed yet", "start a producer")
     else:
         yield ok("log", f"version {state.version}, steps {log.first_live_step}…{state.next_step - 1}")
+    for line in await origins.problems(state, log.first_live_step):
+        yield fail("origin", line, "until then steps of this fork cannot be read")
 
 
 async def _check_store(store: Store) -> AsyncIterator[Finding]:

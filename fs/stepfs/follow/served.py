@@ -19,6 +19,7 @@ from stepfs.follow.consumer_group import GroupFollower
 from stepfs.follow.fleet_interval import FleetInterval
 from stepfs.follow.follower import Follower
 from stepfs.follow.waits import HasPendingSignal, Waits
+from stepfs.format.descriptor import Descriptor
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.lake.groups import Group
 from stepfs.lake.identity import open_lake
@@ -145,8 +146,8 @@ class ServedLake:
             on_retired=self.slices.reads.keep_opened,
         )
 
-    async def _origin_store(self, origin: int) -> Store:
-        return self.origins.open(self.log.state.origins[origin - 1])
+    async def _origin_store(self, tgb: Descriptor) -> Store:
+        return await self.origins.of(tgb, self.log.state)
 
     async def _find_lake_id(self) -> str:
         return (await open_lake(self.store)).lake_id

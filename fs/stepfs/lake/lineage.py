@@ -40,7 +40,7 @@ class LineageReader:
 
         `UsageError` for a lake without spans, `CorruptError` for other bytes than were committed.
         """
-        store, key = self._origins.of(entry.tgb, self.log.state), entry.tgb.key
+        store, key = await self._origins.of(entry.tgb, self.log.state), entry.tgb.key
         for group in _joined([(index, entry.tgb.slice(index)) for index in slices]):
             begin = group[0][1].offset
             data = memoryview(bytearray(max(ref.offset + ref.length for _, ref in group) - begin))

@@ -134,6 +134,9 @@ class _Session:
             if (line := await mount.register()) is not None:
                 _log.info("%s", line)
                 self._tell(line)
+            for line in await mount.origins.problems(reader.state, reader.first_live_step):
+                _log.warning("%s", line)
+                self._tell(line)
             self._silence.end()  # a serving daemon survives an outage
             flags = kernel_session.fuse_options(options.lake, allow_other=options.allow_other)
             try:

@@ -161,7 +161,10 @@ def blocks_read(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 
 async def found_in(long: LongLog, record: int) -> list[Holder | NotHeld]:
-    origins = SimpleNamespace(of=lambda _tgb, _state: long)
+    async def holds(_tgb: Descriptor, _state: object) -> LongLog:
+        return long
+
+    origins = SimpleNamespace(of=holds)
     return await find_record(
         long, LineageReader(long, origins, without_torch), Asked("prose", "lines.txt", record, ".")
     )

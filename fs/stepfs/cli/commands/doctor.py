@@ -12,7 +12,7 @@ from stepfs import interruption
 from stepfs.cli.columns import json_text
 from stepfs.cli.failure import say
 from stepfs.cli.options import EndpointUrl, Json, not_empty, opt
-from stepfs.cli.target import is_lake, opened_store
+from stepfs.cli.target import is_lake, opened_store, origin_stores
 from stepfs.store.options import StoreOptions
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def _check_lake(lake: str, store_options: StoreOptions) -> list[Finding]:
     from stepfs.doctor.lakes import check_lake
 
     async def found() -> list[Finding]:
-        async with opened_store(lake, store_options) as store:
-            return [finding async for finding in check_lake(store)]
+        async with opened_store(lake, store_options) as store, origin_stores(store, store_options) as origins:
+            return [finding async for finding in check_lake(store, origins)]
 
     return interruption.run(found)

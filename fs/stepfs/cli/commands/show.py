@@ -136,7 +136,7 @@ async def _slice(
         raise AbsentError(f"{lake}: has no step yet")
     entry = await log.entry(view.check(steps[-1] if step is None else step))
     ref = entry.tgb.slice(index)
-    data = await slice_bytes(origins.of(entry.tgb, log.state), entry.tgb.key, ref)
+    data = await slice_bytes(await origins.of(entry.tgb, log.state), entry.tgb.key, ref)
     name = f"{step_name(entry.step).decode()}/{names.of_rank(rank, micro, file).decode()}"
     place: dict[str, object] = {"lake": lake, "lake_id": identity.lake_id, "step": entry.step}
     place |= {"rank": rank, "micro_batch": micro, "beside": beside, "producer": entry.producer_id}

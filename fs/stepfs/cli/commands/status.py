@@ -61,15 +61,23 @@ async def _status(target: str, as_json: bool, watch: bool, store_options: StoreO
 async def _lake_reports(lake: str, store_options: StoreOptions) -> AsyncGenerator[Report, None]:
     import trio
 
-    from stepfs.cli.target import opened_log
+    from stepfs.cli.target import opened_log, origin_stores
     from stepfs.lake.fleet import list_nodes
 
-    async with opened_log(lake, store_options, reads_only=True) as log:
+    async with (
+        opened_log(lake, store_options, reads_only=True) as log,
+        origin_stores(log.store, store_options) as origins,
+    ):
         while True:
             await log.control.refresh(lenient=True)
             groups = dict(sorted(log.control.groups.items()))
             nodes = await list_nodes(log.store, log.identity)
-            yield lake_document(log, groups, nodes), [*_lake_lines(log, groups), *_node_lines(nodes)]
+            problems = await origins.problems(log.state, log.first_live_step)
+            document = lake_document(log, groups, nodes) | {"origins": _origins(log), "problems": problems}
+            yield (
+                document,
+                [*_lake_lines(log, groups), *_node_lines(nodes), *(f"problem   {line}" for line in problems)],
+            )
             await trio.sleep(_WATCH_S)
             await log.poll()
 
@@ -104,6 +112,11 @@ def lake_document(log: LogReader, groups: Mapping[str, GroupRecord], nodes: Sequ
         },
         "nodes": [_node_document(record) for record in nodes],
     }
+
+
+def _origins(log: LogReader) -> list[dict[str, object]]:
+    cuts = log.state.origin_cuts
+    return [{"url": one.url, "lake_id": one.lake_id, "cut": cuts[one.lake_id]} for one in log.state.origins]
 
 
 def _live_bytes(log: LogReader) -> int:
@@ -179,6 +192,8 @@ def _lake_lines(log: LogReader, groups: Mapping[str, GroupRecord]) -> Iterator[s
     yield f"lake      {state.lake_id}  ({log.identity.grid}, {log.identity.ext}{', sealed' if state.sealed else ''})"
     if log.identity.payload_schema is not None:
         yield f"schema    {schema_text(log.identity.payload_schema)}"
+    for origin in _origins(log):
+        yield f"fork of   {origin['url']}  (lake {origin['lake_id']}, the same below step {origin['cut']})"
     yield f"steps     {span}  ({live} live, {state.next_step} committed)"
     yield f"head      version {state.version}  ({time_text(state.time_ms)})"
     yield f"payload   {size_text(state.total_bytes)}, {state.total_records} records in all steps; {size_text(_live_bytes(log))} live"

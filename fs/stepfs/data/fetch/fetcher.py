@@ -46,7 +46,8 @@ class FetchTarget:
 
     @property
     def name(self) -> str:
-        return f"{self.entry.tgb.key}: step {self.entry.step}"
+        tgb = self.entry.tgb
+        return f"{f'{self.store.url}/' if tgb.origin else ''}{tgb.key}: step {self.entry.step}"
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ from stepfs.format.ids import SEGMENT_STEPS, SegmentIndex, Step
 from stepfs.format.payload.check import PayloadCheck
 from stepfs.format.snapshot import StepEntry
 from stepfs.lake.log.reader import LogReader
-from stepfs.lake.origins import OriginStores
+from stepfs.lake.origins import OriginLostError, OriginStores
 from stepfs.lake.verify.tgb_check import TgbCheck
 
 WINDOW_BYTES: Final = 8 << 20
@@ -96,6 +96,7 @@ class _Scan:
         self._progress = progress
         self._unread: list[StepEntry] = []
         self._unread_in_a_row = 0
+        self._lost: dict[int, tuple[OriginLostError, list[Step]]] = {}  # by origin: the steps that only it has
         self._answered: set[int] = set()  # origins whose store has answered
 
     async def run(self, first: Step, end: Step) -> None:
@@ -107,7 +108,10 @@ class _Scan:
                 await self._feed(first, end, send)
 
     async def retry(self) -> None:
-        """Read unreadable objects once more, if their store has answered for others."""
+        """Read unreadable objects once more, if their store has answered for others. A lost origin is one damage."""
+        for error, steps in self._lost.values():
+            problem = f"{len(steps)} steps from {min(steps)} to {max(steps)} cannot be checked: {error}"
+            self.result.damaged(Damage(None, None, "", problem))
         if not self._unread:
             return
         await self._log.confirm()
@@ -147,6 +151,9 @@ class _Scan:
             async for entry in receive:
                 try:
                     damages = await self._verify_object(entry, window)
+                except OriginLostError as error:
+                    self._lost.setdefault(entry.tgb.origin, (error, []))[1].append(entry.step)
+                    continue
                 except (RefusedError, StoreUnreachableError):
                     self._unread.append(entry)
                     self._unread_in_a_row += 1
@@ -159,7 +166,7 @@ class _Scan:
 
     async def _verify_object(self, entry: StepEntry, window: memoryview) -> list[Damage]:
         """One TGB, front to back."""
-        tgb, store = entry.tgb, self._origins.of(entry.tgb, self._log.state)
+        tgb, store = entry.tgb, await self._origins.of(entry.tgb, self._log.state)
         check = TgbCheck(tgb, content=self._content)
         offset = 0
         while offset < tgb.size:
