@@ -115,4 +115,6 @@ def test_a_tar_lake_holds_them_and_its_lake_refuses_another_column(plan, tmp_pat
     assert produce("run", plan(".safetensors"), other, "--workers", 1).code == 0
     path = plan(".safetensors", weight="heaviness")
     (tmp_path / "seen.py").write_text(CODE.replace('"weight"', '"heaviness"'))
-    one_line(produce("run", path, other, "--producer-id", "b"), 4, "array 'heaviness'")
+    one_line(
+        produce("run", path, other, "--producer-id", "b"), 4, "has no array 'weight', the lake's schema says float32"
+    )

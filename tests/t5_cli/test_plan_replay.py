@@ -8,7 +8,7 @@ from pathlib import Path
 import json_schemas
 import numpy as np
 import pytest
-from lakes import stepfs
+from lakes import Ended, stepfs
 from planned_lake import (
     ONE_PLAN_STEPS,
     behind_the_head,
@@ -165,6 +165,35 @@ def test_the_steps_of_two_producers_are_told_apart(here: Path) -> None:
     assert {(one["producer"], one["step"] % ONE_PLAN_STEPS) for one in found} == {("plan", 3), ("other", 3)}
 
 
+def test_a_record_of_a_second_corpus_is_found_and_what_is_not_at_hand_is_named(here: Path, tmp_path: Path) -> None:
+    """Two producers, a source of one name, other files: every file of either had exit code 3."""
+    other = tmp_path / "other"
+    plan = write_plan(other)
+    (other / "code/1.jsonl").write_text((other / "code/0.jsonl").read_text())
+    (other / "code/0.jsonl").write_text('{"text": "another file of that name"}\n')
+    done = produce("run", plan, lake_of(here), "--limit-steps", 4, "--workers", 1, "--producer-id", "second")
+    assert done.code == 0, done.err
+
+    def found(directory: Path, file: object, record: object, *more: object) -> Ended:
+        words = ["--source", "code", "--file", file, "--record", record, "--plan-dir", directory]
+        return produce("find", lake_of(here), *words, *more)
+
+    steps = ((here, 3, "plan", 1), (other, ONE_PLAN_STEPS + 1, "second", 0))
+    for directory, step, producer, others in steps:
+        span = next(one for one in spans(here, "--step", step) if one["source"] == "code")
+        document = found(directory, span["file"], span["record"], "--json").document
+        json_schemas.check("produce-find", document)
+        assert {(one["producer"], one["step"]) for one in document["found"]} >= {(producer, step)}
+        assert {one["producer"] for one in document["found"] + document["missing"]} == {producer}
+        assert [one["producer"] for one in document["not_searched"]] == ["second"] * others
+    one_line(found(here, "9.jsonl", 0), 3, "the source has no such file")
+    one_line(found(here, "0.jsonl", 1), 4, "0.jsonl is longer than")  # of "second"; "plan" has no such record
+    ended = produce(
+        "find", lake_of(here), "--source", "prose", "--file", "prose.txt", "--record", 1, "--plan-dir", here
+    )
+    one_line(ended, 3, "0/prose.txt has no record at 1")
+
+
 def test_the_held_out_side_is_replayed_as_it_was(tmp_path: Path) -> None:
     plan = write_plan(tmp_path)
     plan.write_text(plan.read_text() + "defaults: {holdout: 40%}\n")
@@ -178,14 +207,24 @@ def test_a_fork_knows_its_own_steps_and_names_its_parent(here: Path) -> None:
     record = texts(here, 2)[0]
     words = ["--source", record["source"], "--file", record["file"], "--record", record["record"]]
     ended = produce("find", fork, *words, "--plan-dir", here)
-    one_line(ended, 3, f"no step from {end} on holds it; they are of {lake_of(here)}")
+    inherited = f"steps 0:{end} were not searched: they are steps 0:{end} of {lake_of(here)}; ask that lake"
+    one_line(ended, 3, f"no step from {end} on holds it; {inherited}")
+    assert "no step that was searched holds" in ended.err
+    assert stepfs("fork", f"{lake_of(here)}@4", f"{fork}-2", "--skip", "4:7").code == 0
+    ended = produce("find", f"{fork}-2", *words, "--plan-dir", here)
+    one_line(ended, 3, f"steps 4:{end - 3} were not searched: they are steps 7:{end} of {lake_of(here)}")
+    one_line(ended, 3, "steps 0:4 were not searched: they are steps 0:4 of ")
     done = produce("run", here / "plan.yaml", fork, "--limit-steps", end + 4, "--workers", 1)
     assert done.code == 0, done.err
     theirs = stepfs("lineage", fork, "--step", 2, "--text", "--plan-dir", here, "--json").document
     assert theirs["plan"] is None
     assert theirs["spans"] == texts(here, 2)
     assert stepfs("lineage", fork, "--step", end + 2, "--json").document["plan"] is not None
-    ended = produce("find", fork, *words, "--plan-dir", here)
-    one_line(ended, 3, f"no step from {end} on holds it; they are of {lake_of(here)}")
+    one_line(produce("find", fork, *words, "--plan-dir", here), 3, f"no step from {end} on holds it; {inherited}")
+    record = stepfs("lineage", fork, "--step", end + 1, "--json").document["spans"][0]
+    words = ["--source", record["source"], "--file", record["file"], "--record", record["record"]]
+    found = produce("find", fork, *words, "--plan-dir", here, "--json").document
+    json_schemas.check("produce-find", found)
+    assert (found["found"][0]["step"], found["not_searched"][0]["next_step"]) == (end + 1, end)
     ended = produce("replay", fork, "--steps", f"2:{end + 1}", "--plan-dir", here)
     assert (ended.code, lake_of(here) in ended.err) == (3, True), ended.err

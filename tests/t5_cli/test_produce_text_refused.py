@@ -44,9 +44,9 @@ def test_a_lake_of_another_shape_or_stream_is_refused(file_url: str, corpus: Pat
     before = committed(file_url)
     refused(produce(file_url, *fine, "--slices", 3), 4, "has 1 slices", "--slices 1")
     refused(produce(file_url, *fine, "--ext", ".npy"), 4, "holds .bin files")
-    for other, shape in ((["--seq-len", 100], "[8, 100]"), (["--batch-size", 3], "[3, 48]")):
-        refused(produce(file_url, *fine, *other), 4, "[8, 48]", shape)
-        refused(produce(file_url, *fine, *other, "--producer-id", "beside"), 4, "[8, 48]", shape)
+    for other, size in ((["--seq-len", 100], 2 * 8 * 100), (["--batch-size", 3], 2 * 3 * 48)):
+        refused(produce(file_url, *fine, *other), 4, "[8, 48]", f"has {size} bytes")
+        refused(produce(file_url, *fine, *other, "--producer-id", "beside"), 4, "[8, 48]", f"has {size} bytes")
     other_shard = ["--shard", "0/2", "--producer-id", "text-0-of-1"]
     refused(produce(file_url, *fine, *other_shard), 4, "the plan changed", "sources.text.shard: 0/1 → 0/2")
     (tmp_path / "rows.jsonl").write_text('{"text": "one"}\n')

@@ -27,7 +27,7 @@ from stepfs_producer.plan.file.schema import parsed_plan
 from stepfs_producer.plan.state import SourceState, State
 from stepfs_producer.run.compile import source_specs
 from stepfs_producer.run.history import find as rooms
-from stepfs_producer.run.history.find import Asked, Holder, NotHeld, find_record
+from stepfs_producer.run.history.find import Asked, Found, Holder, NotHeld, find_record
 from stepfs_producer.run.history.positions import Positions
 from stepfs_producer.sources.block import BlockAddress
 from stepfs_producer.sources.corpus import list_corpus
@@ -160,7 +160,7 @@ def blocks_read(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     return read
 
 
-async def found_in(long: LongLog, record: int) -> list[Holder | NotHeld]:
+async def found_in(long: LongLog, record: int) -> list[Found]:
     async def holds(_tgb: Descriptor, _state: object) -> LongLog:
         return long
 

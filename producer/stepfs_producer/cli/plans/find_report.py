@@ -13,9 +13,7 @@ from stepfs.cli.target import opened_lineage
 from stepfs.errors import AbsentError
 from stepfs.format.ids import JSON_SCHEMA
 from stepfs.store.options import StoreOptions
-from stepfs_producer.run.history.find import Asked, Holder, NotHeld, find_record
-
-Found = Sequence[Holder | NotHeld]
+from stepfs_producer.run.history.find import Asked, Found, Holder, NotHeld, NotSearched, find_record
 
 
 def find_report(
@@ -24,19 +22,21 @@ def find_report(
     """`AbsentError` if no step holds the record."""
     asked = Asked(source, file, record, plan_dir)
     found = interruption.run(partial(_found, lake, options, asked))
-    missing = [one for one in found if isinstance(one, NotHeld)]
-    if len(missing) == len(found):
-        why = "; ".join(f"epoch {one.epoch} of {one.producer}: {one.why}" for one in missing[:5])
-        raise AbsentError(f"no step holds record {record} of {file}; {why or 'the source was not drawn yet'}")
+    if not any(isinstance(one, Holder) for one in found):
+        why = [f"epoch {one.epoch} of {one.producer}: {one.why}" for one in found if isinstance(one, NotHeld)][:5]
+        why += [one.line() for one in found if isinstance(one, NotSearched)]
+        raise AbsentError(
+            f"no step that was searched holds record {record} of {file}; {'; '.join(why) or 'the source was not drawn yet'}"
+        )
     return _document(lake, asked, found) if as_json else "\n".join(_lines(found))
 
 
-async def _found(lake: str, options: StoreOptions, asked: Asked) -> Found:
+async def _found(lake: str, options: StoreOptions, asked: Asked) -> Sequence[Found]:
     async with opened_lineage(lake, options) as reader:
         return await find_record(reader.log, reader, asked)
 
 
-def _document(lake: str, asked: Asked, found: Found) -> str:
+def _document(lake: str, asked: Asked, found: Sequence[Found]) -> str:
     return json.dumps(
         {
             "schema": JSON_SCHEMA,
@@ -46,12 +46,13 @@ def _document(lake: str, asked: Asked, found: Found) -> str:
             "record": asked.record,
             "found": [asdict(one) for one in found if isinstance(one, Holder)],
             "missing": [asdict(one) for one in found if isinstance(one, NotHeld)],
+            "not_searched": [asdict(one) for one in found if isinstance(one, NotSearched)],
         },
         ensure_ascii=False,
     )
 
 
-def _lines(found: Found) -> Iterator[str]:
+def _lines(found: Sequence[Found]) -> Iterator[str]:
     header = ["EPOCH", "STEP", "RANK", "MICRO", "START", "TOKENS", "FIRST", "PRODUCER"]
     yield from table(
         header,
@@ -64,3 +65,5 @@ def _lines(found: Found) -> Iterator[str]:
     for one in found:
         if isinstance(one, NotHeld):
             yield printable(f"epoch {one.epoch} of {one.producer}: {one.why}")
+        elif isinstance(one, NotSearched):
+            yield printable(one.line())

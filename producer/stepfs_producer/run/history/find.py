@@ -7,12 +7,12 @@ records know their order.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import trio
 
-from stepfs.errors import AbsentError, RefusedError, UsageError
+from stepfs.errors import AbsentError, RefusedError, StepfsError, UsageError
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.format.keys import plans_prefix
 from stepfs.format.payload.spans import Spans
@@ -72,8 +72,31 @@ class NotHeld:
     why: str
 
 
-async def find_record(log: LogReader, reader: LineageReader, asked: Asked) -> list[Holder | NotHeld]:
-    """Where the record is, per producer and epoch. `AbsentError`, `UsageError`: there is no such source, file or record."""
+@dataclass(frozen=True, slots=True)
+class NotSearched:
+    """Steps that may hold the record. With a producer: those of its own in this range; without: all, which are a parent's."""
+
+    producer: str | None
+    first_step: int
+    next_step: int
+    why: str
+
+    def line(self) -> str:
+        whose = "" if self.producer is None else f" of {self.producer}"
+        return f"steps {self.first_step}:{self.next_step}{whose} were not searched: {self.why}"
+
+
+Found = Holder | NotHeld | NotSearched
+
+
+class _ElsewhereError(AbsentError):
+    """No such record: it is of another producer's corpus, or of none."""
+
+
+async def find_record(log: LogReader, reader: LineageReader, asked: Asked) -> list[Found]:
+    """Where the record is, per producer and epoch, and the steps that were not searched. `AbsentError`, `RefusedError`: all
+    producers' were not, or have no such source, file or record. `UsageError`: the file's name is one of several.
+    """
     find_modules_in(asked.directory)
     producers = {}
     for producer_id, position in committed_positions(log).items():
@@ -84,21 +107,45 @@ async def find_record(log: LogReader, reader: LineageReader, asked: Asked) -> li
     known = sorted({name for state in producers.values() for name in state.sources})
     if asked.source not in known:
         raise AbsentError(f"the lake has no source {asked.source!r}; its plans have: {', '.join(known) or 'none'}")
-    found: list[Holder | NotHeld] = []
+    found: list[Found] = []
+    elsewhere: list[StepfsError] = []
+    failed: list[StepfsError] = []
     for producer_id, state in sorted(one for one in producers.items() if asked.source in one[1].sources):
-        digest = state.sources[asked.source].listing
-        listing = await frozen_listing(log.store, log.identity.lake_id, asked.source, digest)
-        plan = await _plan_with(log, state.plan, asked.source)
-        await trio.to_thread.run_sync(require_files, plan, asked.directory, [asked.source])
-        corpus = _Corpus(
-            source_specs(plan, directory=asked.directory)[asked.source],
-            listing,
-            file_number(listing, asked.file),
-            asked.record,
-        )
-        search = _Search(log, reader, corpus, Positions(log, producer_id), state)
-        found += await search.run()
-    return found
+        positions = Positions(log, producer_id)
+        searched = range(positions.first, positions.end)
+        try:
+            found += await _of_producer(log, reader, asked, positions, state)
+        except _ElsewhereError as error:
+            elsewhere.append(error)
+        except (AbsentError, RefusedError) as error:
+            failed.append(error)
+            found.append(NotSearched(producer_id, searched.start, searched.stop, str(error)))
+    if all(isinstance(one, NotSearched) for one in found):
+        raise [*failed, *elsewhere][0]
+    return [*found, *_inherited(log)]
+
+
+async def _of_producer(
+    log: LogReader, reader: LineageReader, asked: Asked, positions: Positions, state: State
+) -> list[Holder | NotHeld]:
+    digest = state.sources[asked.source].listing
+    listing = await frozen_listing(log.store, log.identity.lake_id, asked.source, digest)
+    number = file_number(listing, asked.file)
+    plan = await _plan_with(log, state.plan, asked.source)
+    await trio.to_thread.run_sync(require_files, plan, asked.directory, [asked.source])
+    spec = source_specs(plan, directory=asked.directory)[asked.source]
+    return await _Search(log, reader, _Corpus(spec, listing, number, asked.record), positions, state).run()
+
+
+def _inherited(log: LogReader) -> Iterator[NotSearched]:
+    """The steps of a fork that are its parent's, in the parent's numbers: their commits are there."""
+    for origin in log.state.origins[:1]:
+        first = log.first_live_step
+        for part in (range(first, origin.cut), range(max(first, origin.cut), origin.end)):
+            if part:
+                there = origin.parent_step(Step(part.start))
+                why = f"they are steps {there}:{there + len(part)} of {origin.url}; ask that lake"
+                yield NotSearched(None, part.start, part.stop, why)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +198,7 @@ class _Corpus:
                 if at.any():
                     return _Place(block, int(at.argmax()), bare.fragments_count)
                 place = block.follows if block.follows[:2] == place[:2] else None
-        raise AbsentError(
+        raise _ElsewhereError(
             f"{self.listing.files[self.file].name} has no record at {self.record}; `stepfs lineage` prints files and "
             "records as they are meant here"
         )
@@ -257,7 +304,8 @@ class _Search:
         if place.index in bad:
             return f"it could not be decoded ({bad[place.index]})"
         if commit is None or commit.steps.start <= self._positions.first > 0:
-            return f"no step from {self._positions.first} on holds it; {self._positions.why_first}"
+            reclaimed = self._log.first_live_step >= self._positions.first
+            return f"no step from {self._positions.first} on holds it" + ("; those before were reclaimed" * reclaimed)
         return "held out, of another shard, dropped by the transform, or not fit to be decoded"
 
 
@@ -273,7 +321,7 @@ def file_number(listing: Listing, name: str) -> int:
     if fits:
         shown = ", ".join(names[number] for number in fits[:5])
         raise UsageError(f"--file {name!r}: {len(fits)} files are called so; name one of {shown}")
-    raise AbsentError(
+    raise _ElsewhereError(
         f"--file {name!r}: the source has no such file; it has {len(names)}, such as {', '.join(names[:3])}"
     )
 
