@@ -39,6 +39,7 @@ class Verdict(enum.Enum):
 
 
 PASSING: Final = {Verdict.THROTTLED, Verdict.UNREACHABLE}  # another attempt makes sense
+MAY_COME_LATE: Final = {Verdict.EXPIRED, Verdict.UNSET, Verdict.SKEWED}  # to a machine that has just started
 _CODES: Final = {
     Verdict.NO_CONTAINER: ("ContainerNotFound", "NoSuchBucket"),
     Verdict.ELSEWHERE: ("AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "PermanentRedirect"),
@@ -144,3 +145,13 @@ def explain(answer: Answer, url: str, doing: str, words: Words, *, passing: bool
         case _:
             why = f"the server refuses the request ({whole}); see what `stepfs doctor` says about it"
     return kind(f"cannot {doing} in {url}: {why}")
+
+
+def not_yet(answer: Answer, url: str, doing: str) -> StoreUnreachableError:
+    """As `explain`, where a role of this machine gives credentials: after the start they, or the right time, may be late."""
+    why = (
+        f"this machine's clock is not set yet ({answer.said}); retry, or set it"
+        if answer.verdict is Verdict.SKEWED
+        else f"the role of this machine has no credentials yet ({answer.said}); retry, or attach a role that may do this"
+    )
+    return StoreUnreachableError(f"cannot {doing} in {url}: {why}")

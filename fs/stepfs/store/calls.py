@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 import trio
 
 from stepfs.errors import StepfsError
-from stepfs.store.answers import Answer, Verdict, explain
+from stepfs.store.answers import MAY_COME_LATE, Answer, Verdict, explain, not_yet
 from stepfs.store.settings import COMMIT_THREADS_MAX, CONTROL_THREADS_MAX, DATA_THREADS_MAX, Words
 from stepfs.store.silence import Silence, unwatched
 
@@ -40,10 +40,12 @@ class Calls:
         run = partial(trio.to_thread.run_sync, work, limiter=limiter, abandon_on_cancel=abandon)
         return await self._silence.watch(self._url, run, self._words.check_network)
 
-    def explained(self, answer: Answer, verb: str, key: str, doing: str = "") -> StepfsError:
-        """The error for the caller whose `verb` failed on `key`."""
-        passing = self.rights.passing(answer.verdict, verb, key)
-        return explain(answer, self._url, f"{doing or verb} {key or 'the lake'}", self._words, passing=passing)
+    def explained(self, answer: Answer, verb: str, key: str, doing: str = "", *, late: bool = False) -> StepfsError:
+        """The error for the caller whose `verb` failed on `key`. `late`: credentials, and the right time, may come yet."""
+        passing, doing = self.rights.passing(answer.verdict, verb, key), f"{doing or verb} {key or 'the lake'}"
+        if late and not passing and answer.verdict in MAY_COME_LATE:
+            return not_yet(answer, self._url, doing)
+        return explain(answer, self._url, doing, self._words, passing=passing)
 
 
 class Rights:

@@ -24,6 +24,7 @@ from botocore.httpsession import create_urllib3_context, get_cert_path
 
 from stepfs.errors import RefusedError, UsageError
 from stepfs.store.answers import is_throttled
+from stepfs.store.s3 import roles
 from stepfs.store.s3.direct import CONNECT_S, DirectReads
 from stepfs.store.s3.profiles import Chosen, choose
 from stepfs.store.settings import (
@@ -62,6 +63,7 @@ class Clients:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _made: dict[str, S3Client] = field(default_factory=dict)
     _direct: DirectReads | None = None
+    _credentials: Any = None
     _pid: int | None = None
 
     def commit(self) -> S3Client:
@@ -76,6 +78,10 @@ class Clients:
         self.data()
         assert self._direct is not None
         return self._direct
+
+    def may_come_late(self) -> bool:
+        """Whether credentials that are missing or expired are those of a role, which may get them yet."""
+        return roles.are_expected() if self._credentials is None else roles.are_of_role(self._credentials)
 
     def close(self) -> None:
         with self._lock:
@@ -100,6 +106,7 @@ class Clients:
         except BotoCoreError as error:  # AWS_PROFILE names no profile, a configuration file does not parse
             raise UsageError(f"the AWS settings are wrong: {error}") from error
         session, scoped = chosen.session, chosen.endpoint_url
+        self._credentials = roles.credentials_of(session, lambda: choose(self.profile, self.url).session)
         given = scoped or self.endpoint_url if self.of_origin else self.endpoint_url or scoped
         signs_body = attempts == 1  # uploads use the CRC32C that the server verifies: SHA-256 costs more
         usual = None if chosen.profile else next(filter(None, map(os.environ.get, S3_ENDPOINTS)), None)
@@ -142,7 +149,7 @@ class Clients:
             raise RefusedError(f"{host} ignores If-None-Match on writes, so no lake may lie there; use gs://")
         if self._direct is None:
             self._direct = DirectReads(
-                session.get_credentials(),
+                self._credentials,
                 cache(partial(_tls, chosen.ca_bundle or session._session.get_config_variable("ca_bundle"))),  # noqa: SLF001 - no other way
                 self.data_timeout_s,
                 self.on_request,

@@ -227,7 +227,7 @@ class S3Store:
         return result
 
     def _explain(self, error: Exception, verb: str, key: str, doing: str = "") -> StepfsError:
-        return self._calls.explained(read_error(error), verb, key, doing)
+        return self._calls.explained(read_error(error), verb, key, doing, late=self._clients.may_come_late())
 
     async def _get(
         self, key: str, fetch: Callable[[], T], answered: AnswerCount | ReadTarget, *, data: bool = False
