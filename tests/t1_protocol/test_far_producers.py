@@ -12,12 +12,13 @@ from doubles.faulty_store import FaultyStore
 from doubles.trio_clock import TrioClock
 from producer_world import World, append, simulate
 
-from stepfs.errors import RefusedError
+from stepfs.errors import RefusedError, StoreUnreachableError
 from stepfs.lake.control import Control
 from stepfs.lake.decisions import AskForPause
 from stepfs.lake.log.append import retire_producer, seal
 from stepfs.lake.log.pause import ASKS_EVERY_S, PAUSE_S, SAY_AFTER_S, Pauses
 from stepfs.lake.log.reader import LogReader
+from stepfs.store.api import Put
 from stepfs_producer import AsyncProducer
 
 NEAR_S = 0.01  # a request
@@ -181,6 +182,35 @@ async def refuses_records(world: World) -> None:
 def test_a_writer_that_may_not_ask_goes_on_and_says_so_at_each_try(caplog: pytest.LogCaptureFixture) -> None:
     simulate(refuses_records)
     assert len(caplog.records) == 2
+
+
+class Beaten(FaultyStore):
+    """As of a far producer: others commit inside each of its attempts. Its requests for a pause meet a short outage."""
+
+    rival: AsyncProducer
+    failures = 2
+
+    async def create(self, key: str, body: bytes) -> Put:
+        if "/control/" in key and self.failures:
+            self.failures -= 1
+            raise StoreUnreachableError("no answer")
+        if "/log/" in key and self.failures:
+            await append(self.rival, self.rival.next_seq)
+            await self.rival.flush()
+        return await super().create(key, body)
+
+
+async def starts_in_an_outage(world: World) -> int:
+    async with world.producer("near") as near:
+        store = Beaten(world.shared, actor="far")
+        store.rival = near
+        async with world.producer("far", store):
+            return store.failures
+
+
+@pytest.mark.logs("trying on for")
+def test_a_start_that_cannot_ask_for_a_pause_at_once_tries_again() -> None:
+    assert simulate(starts_in_an_outage) == 0
 
 
 async def beside_ten_commits_a_second(world: World, work: Callable[[LogReader], Awaitable[object]]) -> float:
