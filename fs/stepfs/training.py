@@ -23,7 +23,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import trio
 
@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 _log = logging.getLogger("stepfs.training")
+
+_LOOKS_MAX: Final = 3  # each sees what was committed before; a reclaim may mislead one
 
 
 class StreamState:
@@ -272,8 +274,11 @@ class _OpenLake:
             return known
         if self.log is None:
             self.log = await LogReader.open(self.control.store, self.control.identity, control=self.control)
-        while next_step > self.log.state.next_step and await self.log.poll():
-            pass
+        for _ in range(_LOOKS_MAX):  # else producers that commit faster than this looks would hold the trainer
+            if next_step <= self.log.state.next_step:
+                break
+            await self.log.refresh()
+            await self.log.confirm()
         return self.log.state.next_step
 
 

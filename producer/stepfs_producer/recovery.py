@@ -83,7 +83,7 @@ async def start(store: Store, producer_id: str, *, clock: Clock, pacer: Pacer, b
             case CommitLost():
                 pacer.lost(ended_s=trio.current_time(), exposure_s=committer.exposure_s)
                 waiting.note_lost(trio.current_time())
-                await committer.look_for_pause(pacer)
+                await backoff.run(lambda: committer.look_for_pause(pacer))
                 continue
             case _:
                 raise AssertionError(outcome)

@@ -12,12 +12,14 @@ from doubles.faulty_store import FaultyStore
 from doubles.trio_clock import TrioClock
 from producer_world import World, append, simulate
 
-from stepfs.errors import RefusedError
+from stepfs.errors import RefusedError, StoreUnreachableError
 from stepfs.lake.control import Control
 from stepfs.lake.decisions import AskForPause
 from stepfs.lake.log.append import retire_producer, seal
 from stepfs.lake.log.pause import ASKS_EVERY_S, PAUSE_S, SAY_AFTER_S, Pauses
 from stepfs.lake.log.reader import LogReader
+from stepfs.store.api import Put
+from stepfs.training import _OpenLake
 from stepfs_producer import AsyncProducer
 
 NEAR_S = 0.01  # a request
@@ -183,6 +185,35 @@ def test_a_writer_that_may_not_ask_goes_on_and_says_so_at_each_try(caplog: pytes
     assert len(caplog.records) == 2
 
 
+class Beaten(FaultyStore):
+    """As of a far producer: others commit inside each of its attempts. Its requests for a pause meet a short outage."""
+
+    rival: AsyncProducer
+    failures = 2
+
+    async def create(self, key: str, body: bytes) -> Put:
+        if "/control/" in key and self.failures:
+            self.failures -= 1
+            raise StoreUnreachableError("no answer")
+        if "/log/" in key and self.failures:
+            await append(self.rival, self.rival.next_seq)
+            await self.rival.flush()
+        return await super().create(key, body)
+
+
+async def starts_in_an_outage(world: World) -> int:
+    async with world.producer("near") as near:
+        store = Beaten(world.shared, actor="far")
+        store.rival = near
+        async with world.producer("far", store):
+            return store.failures
+
+
+@pytest.mark.logs("trying on for")
+def test_a_start_that_cannot_ask_for_a_pause_at_once_tries_again() -> None:
+    assert simulate(starts_in_an_outage) == 0
+
+
 async def beside_ten_commits_a_second(world: World, work: Callable[[LogReader], Awaitable[object]]) -> float:
     """An operator 100 ms from the store: how long it takes."""
     async with trio.open_nursery() as nursery:
@@ -224,3 +255,33 @@ def test_an_operator_who_never_wins_says_so_and_gives_up(monkeypatch, caplog) ->
     simulate(lambda world: beside_ten_commits_a_second(world, gives_up))
     assert 120.0 < waited_s[0] < 130.0
     assert ["the seal" in record.getMessage() for record in caplog.records if "has waited" in record.msg] == [True]
+
+
+class Outrun(FaultyStore):
+    """As of a far trainer: others commit inside each of its looks at the log."""
+
+    rival: AsyncProducer
+    looks = 0
+
+    async def get(self, key: str, *, bytes_max: int = 256 << 20) -> bytes | None:
+        if "/log/" in key and self.looks < 200:
+            self.looks += 1
+            await append(self.rival, self.rival.next_seq)
+            await self.rival.flush()
+        return await super().get(key, bytes_max=bytes_max)
+
+
+async def looks_for_a_step_that_is_not_committed(world: World) -> int:
+    async with world.producer("near") as near:
+        store = Outrun(world.shared, actor="trainer")
+        store.rival = near
+        lake = _OpenLake(Control(store, world.identity))
+        for _ in range(3):
+            committed = near.committed_seq
+            assert await lake.committed(10**9, 0) >= committed
+    return store.looks
+
+
+def test_a_checkpoint_hook_far_from_the_store_ends_its_look_although_others_commit() -> None:
+    """It has seen all that was committed when it was called; so a wrong step is refused, and the trainer goes on."""
+    assert simulate(looks_for_a_step_that_is_not_committed) < 100

@@ -341,3 +341,23 @@ def test_a_reader_of_a_store_that_was_rolled_back_says_so_and_nobody_waits(more:
 
     small(follows, on=grow)
     assert "answers again" not in caplog.text
+
+
+@scenario(small, on=grow)
+async def test_a_reader_whose_newest_commit_was_reclaimed_is_not_led_astray(world: World) -> None:
+    """Wherever it stood when it was frozen: also at the last version below the floor."""
+    readers = []
+    async with world.producer("a") as producer:
+        for total in range(10, 16):
+            await feed(producer, total)
+            await producer.flush()
+            readers.append(await LogReader.open(process(world, f"frozen at {total}"), world.identity))
+    await checkpoint(world, "run", len(world.ledger.steps))
+    await clean(world)
+    newest = await LogReader.open(process(world, "stranger"), world.identity)
+    assert newest.control.floor - 1 in [reader.state.version for reader in readers]
+    for reader in readers:
+        await reader.check_history()
+        assert reader.astray is None
+        await reader.poll()
+        assert reader.state == newest.state

@@ -17,13 +17,13 @@ from stepfs.data.cache.reading_order import ReadingOrder
 from stepfs.data.cache.write_behind import WriteBehind
 from stepfs.data.counters import DataCounts
 from stepfs.data.fetch.concurrency import ConcurrencyLimit
-from stepfs.data.fetch.fetcher import Fetcher
+from stepfs.data.fetch.fetcher import Fetcher, StoreOf
 from stepfs.data.loading import BlockLoader
 from stepfs.data.protocols import Priming
 from stepfs.data.queue import FetchQueue, PrefetchRequest
 from stepfs.data.reads import SliceReads
 from stepfs.data.roles import Role
-from stepfs.data.sources import OriginStore, Sources
+from stepfs.data.sources import Sources
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex, SliceKey, Step
 from stepfs.store.api import Store
 
@@ -39,7 +39,7 @@ class Slices:
         disk: DiskCache | None = None,
         deadline_s: float = 300.0,
         concurrency: ConcurrencyLimit | None = None,
-        origin_store: OriginStore | None = None,
+        origin_store: StoreOf | None = None,
         opened_are_kept: bool = False,
     ) -> None:
         """`memory_bytes`: the one budget for bytes in memory. `disk`: a second layer behind it. `concurrency` bounds the

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from stepfs.data.blocks import Block
@@ -11,12 +10,10 @@ from stepfs.data.cache.memory import Cache
 from stepfs.data.cache.write_behind import WriteBehind
 from stepfs.data.counters import DataCounts
 from stepfs.data.fetch.checksum import RangeCheck
-from stepfs.data.fetch.fetcher import Fetcher, FetchTarget
+from stepfs.data.fetch.fetcher import Fetcher, FetchTarget, StoreOf
 from stepfs.errors import StepfsError
 from stepfs.format.descriptor import Descriptor
 from stepfs.store.api import Store
-
-OriginStore = Callable[[Descriptor], Awaitable[Store]]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -28,13 +25,13 @@ class Sources:
     counts: DataCounts
     fetcher: Fetcher
     store: Store
-    origin_store: OriginStore | None  # of data of a fork's parent (`origin` > 0)
+    origin_store: StoreOf | None  # of data of a fork's parent (`origin` > 0)
 
     async def load(self, block: Block, buffer: Buffer) -> Buffer:
         """The verified bytes, in `buffer` or in another one in its place. Any exception consumes `buffer`."""
         if self.cache.copied(block) and await self._load_copy(block, buffer):
             return buffer
-        target = FetchTarget(await self._store_of(block.entry.tgb), block.entry, block.range)
+        target = FetchTarget(self._store_of, block.entry, block.range)
         return await self.fetcher.fetch(target, buffer, lambda: self.cache.lease(block.range.size, block))
 
     async def _load_copy(self, block: Block, buffer: Buffer) -> bool:

@@ -29,11 +29,14 @@ class Bench:
         self.fetcher = Fetcher(self.pool, self.counts, **options)
         self.steps = 0
 
+    async def store_of(self, _tgb):
+        return self.world.store
+
     async def fetch(self, size=MIB):
         entry = self.world.add_step([size])
         (range_,) = join_pieces(pieces_of(SliceIndex(0), entry.tgb.slice(SliceIndex(0))))
         lease = lambda: self.pool.take(size)
-        buffer = await self.fetcher.fetch(FetchTarget(self.world.store, entry, range_), lease(), lease)
+        buffer = await self.fetcher.fetch(FetchTarget(self.store_of, entry, range_), lease(), lease)
         assert bytes(buffer.view()) == self.world.payloads[entry.step][0]
         self.pool.give(buffer)
 

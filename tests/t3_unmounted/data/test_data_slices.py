@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import gc
 import mmap
+from dataclasses import replace
 
 import pytest
 import trio
@@ -13,7 +15,7 @@ from data_doubles import World, indices, read_all, world_with
 
 from stepfs.data.fetch.concurrency import ConcurrencyLimit
 from stepfs.data.slices import Slices
-from stepfs.errors import AbsentError, CorruptError, StoreUnreachableError
+from stepfs.errors import AbsentError, CorruptError, RefusedError, StoreUnreachableError
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex, Step
 
 MIB = 1 << 20
@@ -288,3 +290,31 @@ async def test_an_unreachable_store_means_later_and_ends_at_the_deadline(nursery
     with pytest.raises(StoreUnreachableError, match="step 0 within 60 s"):
         await handle.read(0, 1)
     assert trio.current_time() - start == pytest.approx(60, abs=1)
+
+
+@pytest.mark.parametrize(("error", "looks_max"), [(StoreUnreachableError("away"), 30), (RefusedError("not there"), 1)])
+async def test_an_origin_that_is_away_is_asked_like_a_store_that_is(error, looks_max, nursery, autojump_clock):
+    """Whether the lake that a fork shares steps with is there takes a request: rare in an outage, and no memory is lost."""
+    world, entry = world_with([1000])
+    shared = replace(entry, tgb=replace(entry.tgb, origin=1))
+    looks = []
+
+    async def origin(_tgb):
+        await trio.sleep(0.001)
+        looks.append(trio.current_time())
+        if len(looks) > looks_max or trio.current_time() > looks[0] + 60:
+            return world.store
+        raise error
+
+    slices = await at_work(nursery, Slices(world.store, memory_bytes=64 * MIB, origin_store=origin))
+    handle = slices.reads.open(shared, SliceIndex(0))
+    if isinstance(error, RefusedError):
+        with pytest.raises(RefusedError, match="not there"):
+            await read_all(handle)
+        handle.close()
+        gc.collect()
+        slices.cache.pool.sweep()
+        assert slices.cache.pool.used == 0
+    else:
+        assert await read_all(handle) == world.payloads[0][0]
+        assert looks[-1] > looks[0] + 60

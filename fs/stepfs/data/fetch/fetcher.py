@@ -12,7 +12,7 @@ more, since a bit may have flipped in transit, before it is `CorruptError`.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -27,6 +27,7 @@ from stepfs.data.fetch.hedge import HedgePolicy
 from stepfs.data.fetch.throttle import Throttle
 from stepfs.data.ranges import Range
 from stepfs.errors import AbsentError, CorruptError, StepfsError, StoreUnreachableError
+from stepfs.format.descriptor import Descriptor
 from stepfs.format.snapshot import StepEntry
 from stepfs.store.api import Store
 
@@ -34,20 +35,20 @@ _log = logging.getLogger("stepfs.data")
 _NO_MEMORY_S: Final = 0.1
 
 Lease = Callable[[], Buffer | None]
+StoreOf = Callable[[Descriptor], Awaitable[Store]]  # a fork's origin is looked at first: by a request that may fail
 
 
 @dataclass(frozen=True, slots=True)
 class FetchTarget:
     """The bytes to fetch, and their object."""
 
-    store: Store
+    store_of: StoreOf
     entry: StepEntry
     range: Range
 
-    @property
-    def name(self) -> str:
+    def name_in(self, store: Store | None) -> str:
         tgb = self.entry.tgb
-        return f"{f'{self.store.url}/' if tgb.origin else ''}{tgb.key}: step {self.entry.step}"
+        return f"{f'{store.url}/' if store is not None and tgb.origin else ''}{tgb.key}: step {self.entry.step}"
 
 
 @dataclass(slots=True)
@@ -145,13 +146,13 @@ class Fetcher:
         started = self.concurrency.start()
         took_s: float | None = None
         got: int | None = None
+        store: Store | None = None
         check = RangeCheck(target.range, buffer)
         self.counts.requests += 1
         try:
             with trio.move_on_after(self.get_timeout_s) as scope:
-                got = await target.store.read_into(
-                    target.entry.tgb.key, target.range.offset, buffer.view(), check.update
-                )
+                store = await target.store_of(target.entry.tgb)
+                got = await store.read_into(target.entry.tgb.key, target.range.offset, buffer.view(), check.update)
         except StepfsError as failure:
             if isinstance(failure, StoreUnreachableError):
                 self.throttle.failed(token)
@@ -163,10 +164,10 @@ class Fetcher:
             self.concurrency.end(started, size, took_s)
         if scope.cancelled_caught:
             self.throttle.failed(token)
-            return StoreUnreachableError(f"{target.name}: no answer within {self.get_timeout_s:g} s")
+            return StoreUnreachableError(f"{target.name_in(store)}: no answer within {self.get_timeout_s:g} s")
         self.throttle.succeeded()
         if took_s is None or got is None:
-            return AbsentError(f"{target.name}: the object is gone; it was reclaimed, or the store lost it")
+            return AbsentError(f"{target.name_in(store)}: the object is gone; it was reclaimed, or the store lost it")
         self.policy.note(size, took_s)
         self.counts.fetch_seconds.observe(took_s)
         self.counts.bytes_fetched += got
@@ -174,4 +175,4 @@ class Fetcher:
         if problem is None:
             return None
         self.counts.corrupt += 1
-        return CorruptError(f"{target.name}: {problem}; restore the object, or fork the lake around the step")
+        return CorruptError(f"{target.name_in(store)}: {problem}; restore the object, or fork the lake around the step")

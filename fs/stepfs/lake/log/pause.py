@@ -7,7 +7,7 @@ without a request more, and keeps silent for 3 s by its own clock. Writers that 
 at once and until they win.
 
 No clocks are compared. A producer gives way for 3 s and then not again for 15 s, so a writer that asks for ever costs
-the others a ninth of their time, and one that dies after asking 3 s.
+the others a sixth of their time, and one that dies after asking 3 s.
 
 Rejected: 3 s of silence in every 30 s for writers that may not exist. It cost every stream a wait of 3 s.
 

@@ -228,8 +228,10 @@ class LogReader:
 
     async def check_history(self) -> None:
         """`OtherHistoryError`, now and in `astray`, unless the log still has the newest commit that was published here."""
-        if await is_of_log(self.store, self.identity, self.state) or not await self.confirm():
-            self.astray = None  # or the floor has passed that commit: the next look starts again
+        version = self.state.version
+        found = await is_of_log(self.store, self.identity, self.state)
+        if found or not await self.confirm() or self.control.floor > version:
+            self.astray = None  # or that commit was reclaimed: the next look goes on behind it, or starts again
         else:
             raise self._gone_astray()
 
