@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -13,8 +15,10 @@ import jsonschema
 import pytest
 import yaml
 from lakes import produce
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from stepfs.format.ids import JSON_SCHEMA
+from stepfs.limits import usable_cpus
 
 PLANS = Path(__file__).parents[1] / "t0_pure/plans"
 
@@ -93,7 +97,9 @@ def test_the_page_shows_shares_at_each_entry_of_the_mix(plan):
     assert done.returncode == 0
     assert "slices     4 (mesh pp=2,dp=4: 8 ranks; each coordinate of dp is a slice)" in done.stdout
     assert "2 micro-batches × 64; rows of 64 (notes 32)\n" in done.stdout
-    assert re.search(r"^memory     \d.* MiB at least, with one worker per core$", done.stdout, re.MULTILINE)
+    assert re.search(
+        r"^memory     \d.* MiB at least, with one worker per core; \d.* while all", done.stdout, re.MULTILINE
+    )
     header, notes, web = (line for line in done.stdout.splitlines() if line.startswith(("SOURCE", "notes ", "web ")))
     assert re.split(r" {2,}", header) == [
         "SOURCE", "FORMAT", "FROM STEP 0", "TO STEP 50", "FILES", "BYTES", "TOKENS", "EPOCHS",
@@ -219,3 +225,55 @@ def test_nothing_is_written(plan):
 def test_options_may_be_variables(plan):
     document = check(plan, env={"STEPFS_JSON": "1", "STEPFS_NO_SOURCES": "1"}).document
     assert document["sources"]["web"]["files"] is None
+
+
+# Bytes that a worker takes more than before, for the only record of a file.
+WORKER = """
+import sys
+from pathlib import Path
+from stepfs_producer.engine.worker import preload
+from stepfs_producer.run.workers.tasks import read, transform
+from stepfs_producer.sources.block import BlockAddress
+from stepfs_producer.sources.corpus import list_corpus
+from stepfs_producer.sources.layout import Layout
+from stepfs_producer.sources.spec import SourceSpec
+from stepfs_producer.transforms.model_tokenizer import load_tokenizer, pinned
+from stepfs_producer.transforms.spec import TokenizerSpec, TransformSpec
+def peak():  # not of the process that started this one, as getrusage
+    return next(int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line)
+preload(".")
+spec, tokenizer = SourceSpec("web", "jsonl", (sys.argv[1],)), pinned(TokenizerSpec(*(sys.argv[2:] or [None])))
+load_tokenizer(tokenizer)
+task = Layout(spec, list_corpus(spec)).task(BlockAddress(0, 0, 0))
+before = peak()
+head, _ = transform(TransformSpec(tokenizer), 0, 0, "web", read(spec, task)[1], 0, 1)
+assert head.lengths[0] > 0, head
+print(peak() - before << 10)
+"""
+
+
+@pytest.mark.parametrize("kind", ["model", "bytes"])
+def test_the_memory_of_a_longest_text_is_what_a_worker_takes_for_it(tmp_path: Path, kind: str) -> None:
+    size = 2 << 20 if kind == "model" else 8 << 20
+    text = json.dumps({"text": ("a line of words, 12 and more; " * (size // 30 + 1))[:size]})
+    (tmp_path / "web.jsonl").write_text(text + "\n")
+    tokenizer: tuple[str, ...] = ()
+    plan = {
+        "output": {"mesh": "dp=1", "sequence_length": 64},
+        "sources": {"web": {"format": "jsonl", "files": "web.jsonl"}},
+    }
+    if kind == "model":
+        model = Tokenizer(models.BPE())
+        model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        model.train_from_iterator(
+            [text[:1000]], trainers.BpeTrainer(special_tokens=["<|endoftext|>"], show_progress=False)
+        )
+        model.save(str(tmp_path / "tokenizer.json"))
+        tokenizer = str(tmp_path / "tokenizer.json"), "<|endoftext|>"
+        plan["tokenizer"] = {"kind": "huggingface", "file": "tokenizer.json", "eos": "<|endoftext|>"}
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan))
+    said = check(tmp_path / "plan.yaml", "--json").document
+    of_worker = (said["memory_bytes_longest"] - said["memory_bytes"]) / usable_cpus()
+    words = [sys.executable, "-c", WORKER, tmp_path / "web.jsonl", *tokenizer]
+    took = int(subprocess.run(words, check=True, capture_output=True, text=True, timeout=120).stdout)
+    assert of_worker / 2 < took < of_worker * 1.25

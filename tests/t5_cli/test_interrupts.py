@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 from lakes import commit, produce, stepfs
+from planned_lake import made
 from test_cli_patience import LAKE, mute
 from test_produce_run import plan_in
 
@@ -144,12 +145,23 @@ def ended_by(process: subprocess.Popen[str], number: int) -> int:
         process.kill()
 
 
+RECORD = ("--source", "prose", "--file", "prose.txt", "--record", "0")
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory):
+    """The directory of a plan that made two steps of a lake."""
+    directory = tmp_path_factory.mktemp("planned")
+    made(directory, steps=2)
+    return directory
+
+
 # What cannot be cancelled: a thread in a file system, or in a server's library, that does not answer.
 STUCK = """
-import sys, time
+import os, sys, time
 from {module} import {owner}
 def stuck(*_, **__):
-    print("stands", file=sys.stderr, flush=True)
+    os.write(2, b"stands" + bytes([10]))
     time.sleep(3600)
 {owner}.{name} = stuck
 from {package}.cli import main
@@ -166,10 +178,22 @@ main()
         ("stepfs_producer", ("stepfs.store.local.local_store", "LocalStore", "_get"), ["run", "PLAN", "LAKE"]),
         ("stepfs_producer", ("stepfs_producer.sources", "corpus", "_found"), ["run", "PLAN", "LAKE"]),
         ("stepfs_producer", ("stepfs_producer.sources", "corpus", "_found"), ["check", "PLAN"]),
+        ("stepfs_producer", ("stepfs_producer.sources", "corpus", "_found"), ["simulate", "PLAN", "--steps", "5"]),
+        ("stepfs_producer", ("stepfs_producer.sources", "corpus", "_found"), ["replay", "PLANNED", "--steps", "0:2"]),
+        ("stepfs_producer", ("stepfs_producer.run.history", "find", "require_files"), ["find", "PLANNED", *RECORD]),
+        ("stepfs_producer", ("stepfs_producer.run.history", "find", "read_block"), ["find", "PLANNED", *RECORD]),
+        (
+            "stepfs",
+            ("stepfs_producer.run.history.texts", "_Source", "text"),
+            ["lineage", "PLANNED", "--step", "0", "--text"],
+        ),
     ],
 )
-def test_what_cannot_be_cancelled_is_left_behind(file_url, tmp_path, package, where, command, number):
-    names = {"LAKE": file_url, "PLAN": str(plan_in(tmp_path))}
+def test_what_cannot_be_cancelled_is_left_behind(
+    file_url, planned, tmp_path, monkeypatch, package, where, command, number
+):
+    monkeypatch.chdir(planned)
+    names = {"LAKE": file_url, "PLAN": str(plan_in(tmp_path)), "PLANNED": f"file://{planned}/lake"}
     module, owner, name = where
     argv = ["command", *(names.get(word, word) for word in command)]
     code = STUCK.format(package=package, module=module, owner=owner, name=name, argv=argv)

@@ -27,7 +27,7 @@ from stepfs_producer.plan.state import POSITION_BYTES_MAX
 from stepfs_producer.run.check.estimate import PlanEstimate, estimate_plan
 from stepfs_producer.run.check.inspection import Inspection, SourceFacts, inspect
 from stepfs_producer.run.compile import grid_of
-from stepfs_producer.run.memory import least_bytes
+from stepfs_producer.run.memory import least_bytes, longest_text_bytes
 from stepfs_producer.run.options import RunOptions
 from stepfs_producer.run.prepare import LocatedPlan, compare_with_lake, plan_file_at
 from stepfs_producer.sources.lines import RECORD_BYTES_MAX
@@ -100,6 +100,7 @@ class _Report:
             "position_bytes": position_bytes(sorted(self.plan.sources)),
             "position_bytes_limit": POSITION_BYTES_MAX,
             "memory_bytes": self._memory(),
+            "memory_bytes_longest": self._memory_longest(),
             "record_bytes_limit": RECORD_BYTES_MAX,
             "text_bytes_limit": self._text_bytes(),
             "sources": {name: self._source(name) for name in sorted(self.plan.sources)},
@@ -124,7 +125,8 @@ class _Report:
         yield f"position   {position} bytes at most, of {POSITION_BYTES_MAX}"
         memory = self._memory()
         if memory is not None:
-            yield f"memory     {size_text(memory)} at least, with one worker per core"
+            longest = size_text(self._memory_longest() or 0)
+            yield f"memory     {size_text(memory)} at least, with one worker per core; {longest} while all have a longest text"
         if self.lake is not None:
             fits = "the plan fits it" if self.lake["exists"] else "not there yet; a run creates it"
             yield f"lake       {printable(self.lake['url'])}: {fits}"
@@ -187,6 +189,15 @@ class _Report:
             return None
         blocks = (facts.largest_block_bytes for facts in self.facts.values())
         return least_bytes(blocks, self.estimate.step_tokens, usable_cpus())
+
+    def _memory_longest(self) -> int | None:
+        """The same, while every worker makes tokens of a text as long as one may be."""
+        least = self._memory()
+        if self.facts is None or least is None:
+            return None
+        tokens = max((facts.tokens_at_once for facts in self.facts.values()), default=0)
+        of_model = self.plan.tokenizer.file is not None
+        return least + usable_cpus() * longest_text_bytes(tokens, of_model=of_model)
 
     def _text_bytes(self) -> int:
         """The longest text that becomes tokens."""

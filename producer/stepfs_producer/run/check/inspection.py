@@ -20,13 +20,15 @@ from stepfs_producer.plan.file.problems import Problem, Where
 from stepfs_producer.plan.file.schema import Plan
 from stepfs_producer.run.compile import source_specs, tokenizer_spec, transform_spec
 from stepfs_producer.sources.block import BlockAddress, BlockTask
+from stepfs_producer.sources.compressed import is_compressed
 from stepfs_producer.sources.corpus import list_corpus
 from stepfs_producer.sources.layout import Layout
+from stepfs_producer.sources.lines import RECORD_BYTES_MAX
 from stepfs_producer.sources.reading import read_block
 from stepfs_producer.sources.spec import SourceSpec
 from stepfs_producer.transforms.documents import BAD
 from stepfs_producer.transforms.images import library
-from stepfs_producer.transforms.model_tokenizer import load_tokenizer, pinned
+from stepfs_producer.transforms.model_tokenizer import TEXT_BYTES_MAX, load_tokenizer, pinned
 from stepfs_producer.transforms.records import timed_transform
 from stepfs_producer.transforms.spec import TransformSpec
 from stepfs_producer.transforms.user import function_of
@@ -54,6 +56,7 @@ class SourceFacts:
     bytes: int
     largest_block_bytes: int
     tokens: int | None  # of an epoch, estimated; None: the files are compressed, or no record gives a token
+    tokens_at_once: int  # that a worker makes of its longest text, estimated; 0: the records looked at give none
     sampled: int  # records
     bad: Mapping[int, str]  # those of them that cannot be decoded, with the reasons
 
@@ -118,19 +121,31 @@ def inspect(plan: Plan, *, held_out: bool = False, directory: str = "") -> Inspe
 def _facts(spec: SourceSpec, listing: Listing, work: TransformSpec | None, sample_bytes: int) -> SourceFacts:
     """`RefusedError` if no record that was looked at can be decoded."""
     layout = Layout(spec, listing)
-    tokens, sampled, bad = _sampled(spec, listing, work, sample_bytes) if work is not None else (None, 0, {})
+    nothing: tuple[int | None, float, int, Mapping[int, str]] = None, 0.0, 0, {}
+    tokens, of_byte, sampled, bad = nothing if work is None else _sampled(spec, listing, work, sample_bytes)
     if sampled and len(bad) == sampled:
         raise RefusedError(
             f"none of the {sampled} records looked at can be decoded ({next(iter(bad.values()))}); name the right field or "
             "format, or repair the files"
         )
-    return SourceFacts(len(listing.files), listing.total_bytes, layout.largest_block_bytes, tokens, sampled, bad)
+    of_model = work is not None and work.tokenizer.file is not None
+    at_once = int(of_byte * min(_longest(listing), TEXT_BYTES_MAX if of_model else RECORD_BYTES_MAX))
+    largest = layout.largest_block_bytes
+    return SourceFacts(len(listing.files), listing.total_bytes, largest, tokens, at_once, sampled, bad)
+
+
+def _longest(listing: Listing) -> int:
+    """Bytes that no record exceeds: of a file, of a part; how long a line of a compressed file is, is not known."""
+    return max(
+        RECORD_BYTES_MAX if is_compressed(file.name) else max((size for _, size in file.parts), default=file.size)
+        for file in listing.files
+    )
 
 
 def _sampled(
     spec: SourceSpec, listing: Listing, work: TransformSpec, sample_bytes: int
-) -> tuple[int | None, int, Mapping[int, str]]:
-    """Estimated tokens of an epoch, records looked at, and the bad ones among them."""
+) -> tuple[int | None, float, int, Mapping[int, str]]:
+    """Estimated tokens of an epoch and of a byte, records looked at, and the bad ones among them."""
     small = replace(spec, block_bytes=_SAMPLE_BLOCK_BYTES, epochs=None)
     layout = Layout(small, listing)
     for task in _tasks(layout):
@@ -141,8 +156,9 @@ def _sampled(
         some = records.part(0, count)
         made, _ = timed_transform(work, spec.seed, 0, spec.name, some)
         tokens = int(made.lengths[made.lengths != BAD].sum())
-        return _estimate(layout, listing, task, tokens, count / len(records), len(records)), count, made.bad
-    return None, 0, {}
+        all_tokens = _estimate(layout, listing, task, tokens, count / len(records), len(records))
+        return all_tokens, tokens / max(int(some.ends[-1]), 1), count, made.bad
+    return None, 0.0, 0, {}
 
 
 def _tasks(layout: Layout) -> Iterator[BlockTask]:
