@@ -198,3 +198,9 @@ async def test_a_place_without_a_record_and_a_lost_listing_are_named(tmp_path: P
     long._objects = {}
     with pytest.raises(AbsentError, match=r"list of files of source prose is not in the lake; restore .* sources/"):
         await found_in(long, 0)
+
+
+async def test_a_source_that_ends_before_its_first_record_has_no_answer(tmp_path: Path, monkeypatch) -> None:
+    long = LongLog(tmp_path)
+    monkeypatch.setattr(rooms._Corpus, "placed", lambda *_: None)
+    assert await found_in(long, 0) == []
