@@ -231,3 +231,9 @@ async def test_steps_of_other_producers_are_looked_at_once(tmp_path: Path) -> No
     assert log.looks <= 60_000
     assert await positions.at(60_000) is await positions.at(99_000) is None
     assert log.looks <= 60_000 + 2 * SEGMENT_STEPS, "behind the producer's newest commit there is none"
+
+
+async def test_a_source_that_ends_before_its_first_record_has_no_answer(tmp_path: Path, monkeypatch) -> None:
+    long = LongLog(tmp_path)
+    monkeypatch.setattr(rooms._Corpus, "placed", lambda *_: None)
+    assert await found_in(long, 0) == []

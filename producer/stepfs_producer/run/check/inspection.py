@@ -19,7 +19,7 @@ from stepfs_producer.plan.file.digest import with_defaults
 from stepfs_producer.plan.file.problems import Problem, Where
 from stepfs_producer.plan.file.schema import Plan
 from stepfs_producer.run.compile import source_specs, tokenizer_spec, transform_spec
-from stepfs_producer.sources.block import BlockAddress, BlockTask
+from stepfs_producer.sources.block import BlockAddress, BlockTask, Kind
 from stepfs_producer.sources.compressed import is_compressed
 from stepfs_producer.sources.corpus import list_corpus
 from stepfs_producer.sources.layout import Layout
@@ -56,7 +56,7 @@ class SourceFacts:
     bytes: int
     largest_block_bytes: int
     tokens: int | None  # of an epoch, estimated; None: the files are compressed, or no record gives a token
-    tokens_at_once: int  # that a worker makes of its longest text, estimated; 0: the records looked at give none
+    tokens_at_once: int  # that a worker makes of its longest text, estimated; 0: of ids, or of records that give none
     sampled: int  # records
     bad: Mapping[int, str]  # those of them that cannot be decoded, with the reasons
 
@@ -157,7 +157,8 @@ def _sampled(
         made, _ = timed_transform(work, spec.seed, 0, spec.name, some)
         tokens = int(made.lengths[made.lengths != BAD].sum())
         all_tokens = _estimate(layout, listing, task, tokens, count / len(records), len(records))
-        return all_tokens, tokens / max(int(some.ends[-1]), 1), count, made.bad
+        of_byte = 0.0 if records.kind is Kind.TOKENS else tokens / max(int(some.ends[-1]), 1)
+        return all_tokens, of_byte, count, made.bad
     return None, 0.0, 0, {}
 
 

@@ -94,8 +94,10 @@ class _ElsewhereError(AbsentError):
 
 
 async def find_record(log: LogReader, reader: LineageReader, asked: Asked) -> list[Found]:
-    """Where the record is, per producer and epoch, and the steps that were not searched. `AbsentError`, `RefusedError`: all
-    producers' were not, or have no such source, file or record. `UsageError`: the file's name is one of several.
+    """Where the record is, per producer and epoch, and which steps were not searched.
+
+    `AbsentError`, `RefusedError`: no producer's steps could be searched, or none has the source, the file or the record.
+    `UsageError`: several files are called so.
     """
     find_modules_in(asked.directory)
     producers = {}
@@ -108,6 +110,7 @@ async def find_record(log: LogReader, reader: LineageReader, asked: Asked) -> li
     if asked.source not in known:
         raise AbsentError(f"the lake has no source {asked.source!r}; its plans have: {', '.join(known) or 'none'}")
     found: list[Found] = []
+    answered = False
     elsewhere: list[StepfsError] = []
     failed: list[StepfsError] = []
     for producer_id, state in sorted(one for one in producers.items() if asked.source in one[1].sources):
@@ -115,12 +118,13 @@ async def find_record(log: LogReader, reader: LineageReader, asked: Asked) -> li
         searched = range(positions.first, positions.end)
         try:
             found += await _of_producer(log, reader, asked, positions, state)
+            answered = True
         except _ElsewhereError as error:
             elsewhere.append(error)
         except (AbsentError, RefusedError) as error:
             failed.append(error)
             found.append(NotSearched(producer_id, searched.start, searched.stop, str(error)))
-    if all(isinstance(one, NotSearched) for one in found):
+    if not answered:
         raise [*failed, *elsewhere][0]
     return [*found, *_inherited(log)]
 
