@@ -62,6 +62,7 @@ class Hand:
         ("seal", "{}"), ("init", "{}-new", "--slices", 1), ("doctor", "{}"),
     ], ids=lambda command: command[0],
 )  # fmt: skip
+@pytest.mark.logs("an earlier fork to here")  # which an interrupted one leaves behind
 def test_each_request_of_a_command_can_be_interrupted(lake, monkeypatch, command):
     words = [str(word).format(lake) for word in command]
     hand = Hand(monkeypatch)
