@@ -179,7 +179,7 @@ def _producer(run: Run, index: int, rate: float, environment: dict[str, str]) ->
 def _mount(run: Run, index: int, environment: dict[str, str]) -> Actor:
     directory = run.directory / "mnt" / f"node-{index}"
     directory.mkdir(parents=True)
-    words = [run.lake, str(directory), "--foreground", "--group", f"run-{index}", "--new-group"]
+    words = [run.lake, str(directory), "--foreground", "--group", f"run-{index}"]
     words += ["--cache-dir", str(run.cache), "--cache-size", "256M"]
     words += ["--wait", "1"] if index % 2 else []
     words += ["--no-prime"] if index % 3 == 2 else []
@@ -201,7 +201,7 @@ def _reader(run: Run, index: int, environment: dict[str, str]) -> Actor:
         order["watched"] = str(watched)
     else:
         order["state"] = str(run.directory / f"{name}.state")
-        order["tell"] = [str(BIN / "stepfs"), "checkpoint", run.lake, "--group", f"run-{index}", "--new-group"]
+        order["tell"] = [str(BIN / "stepfs"), "checkpoint", run.lake, "--group", f"run-{index}"]
     return Actor(
         "reader", name, python("torture.reader", json.dumps(order)), _log(run, name), journal, environment,
     )  # fmt: skip
