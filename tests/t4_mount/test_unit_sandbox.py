@@ -70,5 +70,5 @@ def test_each_of_them_is_needed(theirs, missing, line):
     done = sandboxed(left, "mount", url, directory, "--group", "run")
     assert done.returncode not in {0, 2}
     assert line in done.stderr
-    said = [line for line in done.stderr.splitlines() if "new group" not in line]
+    said = [line for line in done.stderr.splitlines() if "new group 'run'" not in line]
     assert len(said) == 1
