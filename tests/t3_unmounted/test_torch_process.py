@@ -32,7 +32,7 @@ def hashed_for_ever():
 
 
 def many_copies():
-    """Half a megabyte of text, made bytes ten thousand times."""
+    """Half a megabyte of text, made bytes ten thousand times. On a slow core its seconds end before its memory."""
     text = b"X\x00\x00\x08\x00" + b"a" * (512 << 10) + b"q\x00"
     call = b"c_codecs\nencode\nh\x00X\x06\x00\x00\x00latin1\x86R"
     return zipped(b"\x80\x02](" + text + call * 10_000 + b"e.")
@@ -50,7 +50,7 @@ def test_it_says_what_torch_says_here(reader):
 
 @pytest.mark.parametrize(
     ("hostile", "reason"), [
-        (bomb, "Unsupported global: GLOBAL exec"), (many_copies, "MemoryError"), (one_large_buffer, "MemoryError"),
+        (bomb, "Unsupported global: GLOBAL exec"), (many_copies, "MemoryError|SIGXCPU"), (one_large_buffer, "MemoryError"),
         (hashed_for_ever, r"ended the process that looked into it \(SIGXCPU\)"),
     ],
 )  # fmt: skip
