@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
 from typing import Protocol
 
@@ -37,9 +37,6 @@ class Priming:
 
     def closed(self, key: SliceKey, *, awaited: bool = False) -> None:
         """A file was closed: its pages may go when room is needed."""
-
-    def file_closed(self, is_awaited: Callable[[SliceKey], bool]) -> None:
-        """Look again which of the files that were closed another reader will open."""
 
     def forget_below(self, step: Step) -> None:
         """Names of steps below leave the mount, and with the names the kernel drops the pages."""

@@ -8,15 +8,16 @@ again, so it checks again; the caller uses the block before its next await.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Final
 
 import trio
 
 from stepfs.data.blocks import HeldSlice, State
 from stepfs.data.cache.memory import Cache
 from stepfs.data.cache.opened import OpenSlices
-from stepfs.data.cache.readers import ReaderCounts
 from stepfs.data.cache.write_behind import WriteBehind
 from stepfs.data.counters import DataCounts
 from stepfs.data.loading import BlockLoader
@@ -24,8 +25,10 @@ from stepfs.data.protocols import Priming
 from stepfs.data.queue import FetchQueue
 from stepfs.data.roles import Role
 from stepfs.errors import StoreUnreachableError
-from stepfs.format.ids import BLOCK_BYTES, SliceIndex, Step
+from stepfs.format.ids import BLOCK_BYTES, SliceIndex, SliceKey, Step
 from stepfs.format.snapshot import StepEntry
+
+_CLOSED_MAX: Final = 4096  # slices with a reader behind that are remembered
 
 
 @dataclass(eq=False, kw_only=True)
@@ -40,13 +43,14 @@ class SliceReads:
     counts: DataCounts
     deadline_s: float
     opened_are_kept: bool
+    peers: int = 1  # readers of each slice
     opens: int = 0
     opened_bytes: int = 0
     on_reading: Callable[[Step, SliceIndex], None] = lambda _step, _index: None
 
     def __post_init__(self) -> None:
         self._recent = OpenSlices()
-        self._readers = ReaderCounts()
+        self._closes: OrderedDict[SliceKey, int] = OrderedDict()  # of slices that another reader has yet to open
 
     @property
     def slice_bytes(self) -> int:
@@ -60,9 +64,6 @@ class SliceReads:
         """
         held = self.cache.hold(entry, index)
         held.handles += 1
-        if self._readers.note_open(held.key):
-            self.cache.file_closed(self._readers.is_awaited)
-            self.priming().file_closed(self._readers.is_awaited)
         self._pin(held)
         self.opens += 1
         self.opened_bytes += held.length
@@ -120,17 +121,26 @@ class SliceReads:
 
     def close(self, held: HeldSlice) -> None:
         held.handles -= 1
-        self._readers.note_close(held.key)
+        awaited = self._note_close(held.key)
         if held.handles:
             return
         self._recent.discard(held)
-        awaited = self._readers.is_awaited(held.key)
         kept = awaited and not self._is_primed(held)  # its pages are enough for a peer
         self.cache.set_role(held, Role.AWAITED if kept else Role.CONSUMED)
         self.disk_copies.unpinned(held, consumed=not awaited)
         self.queue.closed(held)
         self.priming().closed(held.key, awaited=awaited)
         self.loader.notify()
+
+    def _note_close(self, key: SliceKey) -> bool:
+        """Count a close; True if another reader of the slice has yet to open it."""
+        closes = self._closes.pop(key, 0) + 1
+        if closes >= self.peers:
+            return False
+        self._closes[key] = closes
+        if len(self._closes) > _CLOSED_MAX:
+            self._closes.popitem(last=False)
+        return True
 
     def make_idle(self) -> None:
         """Let open slices without a reader leave memory."""

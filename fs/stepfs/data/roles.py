@@ -4,7 +4,7 @@
     OPEN      just opened, or being read: its blocks stay
     PASSED    the same, but blocks that its reader had passed made room: it is fetched from its reader on
     IDLE      open without a reader (`cache.opened`): its blocks may go
-    AWAITED   closed, and another reader is expected (`cache.readers`)
+    AWAITED   closed, and another reader is expected (`SliceReads.peers`)
     CONSUMED  closed, and no other reader is expected
 
 A block that several slices share has the greatest of their roles; blocks of the least role leave memory first.

@@ -41,10 +41,12 @@ class Slices:
         concurrency: ConcurrencyLimit | None = None,
         origin_store: StoreOf | None = None,
         opened_are_kept: bool = False,
+        peers: int = 1,
     ) -> None:
         """`memory_bytes`: the one budget for bytes in memory. `disk`: a second layer behind it. `concurrency` bounds the
         GETs under way. `origin_store` opens the store of a fork's parent (descriptors with `origin` > 0). `opened_are_kept`:
-        the store keeps the objects of steps from `forget_below` upwards, so open files without readers may leave memory."""
+        the store keeps the objects of steps from `forget_below` upwards, so open files without readers may leave memory.
+        `peers`: how many readers open each slice, one behind the other."""
         self.counts = DataCounts()
         self.disk_copies = WriteBehind(disk, self.counts, self._written, self._is_pinned, self._is_last_copy)
         self.cache = Cache(Pool(memory_bytes), self.counts, self.disk_copies.holds)
@@ -63,6 +65,7 @@ class Slices:
             counts=self.counts,
             deadline_s=deadline_s,
             opened_are_kept=opened_are_kept,
+            peers=peers,
         )
         self._disk = disk
         self._copies = 1  # in memory, of a slice fetched ahead: priming without a disk keeps a second one

@@ -61,6 +61,7 @@ class ServedLake:
         connections: int = CONNECTIONS_MAX,
         disk: DiskCache | None = None,
         opened_are_kept: bool = False,
+        peers: int = 1,
         show_last: int | None = None,
         list_latest: bool = False,
         has_signal: HasPendingSignal | None = None,
@@ -81,6 +82,7 @@ class ServedLake:
             concurrency=ConcurrencyLimit(connections),
             origin_store=self._origin_store,
             opened_are_kept=opened_are_kept,
+            peers=peers,
         )
         self.prefetcher = Prefetcher(
             self.slices,

@@ -65,6 +65,7 @@ class Assembly(ServedLake):
             start=None if options.steps is None else Step(options.steps.start),
             disk=disk,
             opened_are_kept=options.group is not None,
+            peers=self.names.ranks.peers_of(options.ranks or ()),
             show_last=options.show_last,
             list_latest=options.list_latest,
             has_signal=has_pending_signal,

@@ -10,6 +10,7 @@ consecutive ranks are peers, and `--mesh pp=2,dp=4,tp=2`, the trainer's own devi
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -73,6 +74,10 @@ class RankMap:
     def links(self) -> int:
         """The number of ranks that read one slice: the link count of its file."""
         return self.world // (self.data_ranks * self.grid.cp)
+
+    def peers_of(self, ranks: Sequence[int]) -> int:
+        """The most of these ranks that read one slice; 1 without any."""
+        return max(Counter(map(self._reader, ranks)).values(), default=1)
 
     def _reader(self, rank: int) -> int:
         assert 0 <= rank < self.world

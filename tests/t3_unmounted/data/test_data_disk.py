@@ -120,9 +120,7 @@ async def test_the_disk_limit_holds_and_the_nearest_steps_stay(nursery, tmp_path
     world = world_of(12, 2 * MIB)
     slices, disk = await started(nursery, tmp_path, world, disk=8 * MIB)
     wish_all(slices, world)
-    await until(lambda: len(steps_on_disk(disk)) == 4)
-    await until(lambda: steps_on_disk(disk) == [0, 1, 2, 3])
-    assert disk.used == 8 * MIB
+    await until(lambda: steps_on_disk(disk) == [0, 1, 2, 3] and disk.used == 8 * MIB)
 
 
 def test_in_an_announced_order_the_steps_read_last_leave_the_disk(tmp_path):

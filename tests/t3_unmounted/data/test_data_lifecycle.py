@@ -80,7 +80,7 @@ class Loop:
 
     def __init__(self, store, *, kept):
         self.clock = trio.testing.MockClock()
-        self.slices = Slices(store, memory_bytes=LIMIT, deadline_s=60.0, opened_are_kept=kept)
+        self.slices = Slices(store, memory_bytes=LIMIT, deadline_s=60.0, opened_are_kept=kept, peers=2)
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: trio.run(self._main, clock=self.clock))
         self._thread.start()
@@ -260,7 +260,7 @@ class SlicesMachine(RuleBasedStateMachine):
                 assert held.role not in (Role.AWAITED, Role.CONSUMED)
                 assert self.kept or held.role.pinned
             elif held.role is not Role.WANTED:
-                awaited = self.slices.reads._readers.is_awaited(held.key)
+                awaited = held.key in self.slices.reads._closes
                 assert held.role is (Role.AWAITED if awaited else Role.CONSUMED)
 
     @invariant()

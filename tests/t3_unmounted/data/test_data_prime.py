@@ -23,7 +23,7 @@ MIB = 1 << 20
 
 
 class Bench:
-    def __init__(self, tmp_path, monkeypatch, *, steps, size, memory_bytes=256 * MIB, disk_bytes=0):
+    def __init__(self, tmp_path, monkeypatch, *, steps, size, memory_bytes=256 * MIB, disk_bytes=0, peers=1):
         self.world = World()
         for _ in range(steps):
             self.world.add_step([size])
@@ -34,7 +34,7 @@ class Bench:
         monkeypatch.setattr(prime_module, "resident_bytes", self.resident.get)
         monkeypatch.setattr(prime_module, "drop_pages", self.pages.dropped.append)
         disk = DiskCache(tmp_path / "cache", LAKE_ID, limit=disk_bytes) if disk_bytes else None
-        self.slices = Slices(self.world.store, memory_bytes=memory_bytes, disk=disk)
+        self.slices = Slices(self.world.store, memory_bytes=memory_bytes, disk=disk, peers=peers)
         self.primer = Primer(self.slices, self.pages)
 
     async def run(self, *, task_status):
@@ -217,7 +217,7 @@ async def test_the_pages_of_large_files_count_as_used(nursery, bench, monkeypatc
 
 
 async def test_pages_that_another_reader_will_need_stay_when_one_has_closed_the_file(nursery, bench):
-    there = await at_work(nursery, bench(steps=14, size=MIB, memory_bytes=16 * MIB))
+    there = await at_work(nursery, bench(steps=14, size=MIB, memory_bytes=16 * MIB, peers=2))
 
     def use(step):
         there.slices.reads.open(there.world.entries[step], SliceIndex(0)).close()
@@ -225,7 +225,7 @@ async def test_pages_that_another_reader_will_need_stay_when_one_has_closed_the_
     there.prefetch(*range(4))
     await until(lambda: all(there.key(step) in there.primer.primed for step in range(4)))
     for step in (0, 0, 1, 1, 2, 2, 3, 3):
-        use(step)  # two readers, from what is known
+        use(step)
     for step in range(4, 12):
         there.prefetch(step, step + 1)
         await until(lambda step=step: there.key(step) in there.primer.primed)

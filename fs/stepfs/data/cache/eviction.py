@@ -9,13 +9,17 @@ costs the number of steps held, not of blocks.
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import Final
 
 from stepfs.data.blocks import Block
 from stepfs.data.cache.reading_order import Distance, ReadingOrder
 from stepfs.data.roles import Role
 from stepfs.format.ids import Step
+
+_REOPENED: Final = 4  # blocks read last
 
 
 class EvictionOrder:
@@ -53,7 +57,11 @@ class EvictionOrder:
                 del self._ahead[block.step]
 
     def pop_unneeded(self) -> Block | None:
-        """The oldest consumed block, else the one that is idle for longest."""
+        """The oldest consumed block (in an announced order the newest), else the one that is idle for longest."""
+        consumed = self._aside[Role.CONSUMED]
+        if self.order.announced and len(consumed) > _REOPENED:
+            # An epoch reads again last what it has just read; but a loader may open a file twice in a row.
+            return self._take(next(itertools.islice(reversed(consumed), _REOPENED, None)))
         for role in (Role.CONSUMED, Role.IDLE):
             if self._aside[role]:
                 return self._aside[role].popitem(last=False)[0]

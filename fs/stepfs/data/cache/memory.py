@@ -68,12 +68,6 @@ class Cache:
                 self._file(block)
         self._tidy(held)
 
-    def file_closed(self, is_awaited: Callable[[SliceKey], bool]) -> None:
-        """Look again which of the slices that were closed another reader will open."""
-        for held in list(self._slices.values()):
-            if held.role in (Role.CONSUMED, Role.AWAITED):
-                self.set_role(held, Role.AWAITED if is_awaited(held.key) else Role.CONSUMED)
-
     def is_pinned(self, key: SliceKey) -> bool:
         """Whether the slice is open and read, or was just opened."""
         held = self._slices.get(key)

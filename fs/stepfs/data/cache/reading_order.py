@@ -19,8 +19,9 @@ _UNPLANNED: Final = 1
 class ReadingOrder:
     """The steps of a plan, nearest first; all others are farther, by number."""
 
-    def __init__(self, planned: Iterable[Step] = (), *, low: int = 0) -> None:
-        """`low`: readers have passed over the steps below that are not planned."""
+    def __init__(self, planned: Iterable[Step] = (), *, low: int = 0, announced: bool = False) -> None:
+        """`low`: readers have passed over the steps below that are not planned. `announced`: trainers said this order."""
+        self.announced = announced
         self._places = {step: place for place, step in enumerate(planned)}
         self._low = low
 

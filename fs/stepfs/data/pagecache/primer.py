@@ -12,7 +12,7 @@ primed again if pages are missing. Everything that touches the mount runs in `th
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,10 +90,6 @@ class Primer(Priming):
                 self._order.keep_for_peer(key, primed.length)
         if self._todo:
             self._wake.set()
-
-    def file_closed(self, is_awaited: Callable[[SliceKey], bool]) -> None:
-        for key in self._order.closed():
-            self.closed(key, awaited=is_awaited(key))
 
     def forget_below(self, step: Step) -> None:
         for key in [key for key in self._primed if key[0] < step]:

@@ -164,10 +164,12 @@ class Prefetcher:
         )
         low = min((step for step, _ in plan), default=opened[0].low if opened else first)
         whole = hinted + [prefetch for prefetch in plan if prefetch[0] not in self._alone]
-        return self._ordered(whole, low=first if hinted else low)  # of announced steps none is passed over
+        return self._ordered(
+            whole, low=first if hinted else low, announced=bool(hinted)
+        )  # of announced steps none is passed over
 
-    def _ordered(self, plan: Plan, *, low: Step) -> Plan:
-        self._slices.set_order(ReadingOrder((step for step, _ in plan), low=low))
+    def _ordered(self, plan: Plan, *, low: Step, announced: bool = False) -> Plan:
+        self._slices.set_order(ReadingOrder((step for step, _ in plan), low=low, announced=announced))
         return plan
 
     def _affordable(self, slices: int) -> int:
