@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from stepfs.control_files import answer_within
-from stepfs.data.prefetch.order_hint import LISTED_STEPS_MAX, ShuffledOrder, shuffle_name, steps_names
+from stepfs.data.hints import LISTED_STEPS_MAX, ShuffledOrder, shuffle_name, steps_names
 from stepfs.errors import UsageError
 from stepfs.format.ids import INTEGER_MAX, Step
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from stepfs.data.prefetch.order_hint import StridedOrder
+from stepfs.data.hints import StridedOrder
 from stepfs.errors import UsageError
 from stepfs.format.ids import Step
 from stepfs.shuffled_steps import ShuffledSteps

@@ -9,10 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepfs.checkpoints.plausible import Progress
-from stepfs.data.prefetch.hinted import EXPIRES_S, STREAMS_MAX, HintedStreams
-from stepfs.data.prefetch.order_hint import (
+from stepfs.data.hints import (
+    EXPIRES_S,
     LISTED_STEPS_MAX,
+    STREAMS_MAX,
+    HintedStreams,
     NoHint,
+    Permutation,
     ShuffledOrder,
     ShuffleHint,
     StepsHint,
@@ -20,7 +23,6 @@ from stepfs.data.prefetch.order_hint import (
     shuffle_name,
     steps_names,
 )
-from stepfs.data.prefetch.shuffle import Permutation
 from stepfs.errors import UsageError
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.shuffled_steps import ShuffledSteps

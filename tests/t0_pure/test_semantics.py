@@ -10,9 +10,8 @@ import pytest
 
 from stepfs.checkpoints.watch import _LAG_S_MAX
 from stepfs.cli.commands import reclaim
-from stepfs.data.fetch.concurrency import _CONNECTIONS_MIN, CONNECTIONS_MAX
-from stepfs.data.prefetch.hinted import STREAMS_MAX
-from stepfs.data.prefetch.order_hint import LISTED_STEPS_MAX
+from stepfs.data.get import _CONNECTIONS_MIN, CONNECTIONS_MAX
+from stepfs.data.hints import LISTED_STEPS_MAX, STREAMS_MAX
 from stepfs.follow import fleet_interval
 from stepfs.follow.consumer_group import _REPORT_S, INTERVAL_S
 from stepfs.follow.follower import IDENTITY_CHECK_S

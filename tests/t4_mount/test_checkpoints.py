@@ -12,7 +12,7 @@ from endings import save
 from realmount import change_constants, lake_with, mounted, payload, stepfs, until
 
 from stepfs import CheckpointHook
-from stepfs.data.pagecache.residency import resident_bytes
+from stepfs.data.residency import resident_bytes
 
 STEPS, SIZE = 20, 300_000
 OFTEN_S = {  # how often a mount looks for checkpoints; the second for other mounts' ones

@@ -9,10 +9,10 @@ import trio
 
 from stepfs.checkpoints.formats import Place
 from stepfs.checkpoints.next_step import NextStep
-from stepfs.data.cache.disk import DiskCache
-from stepfs.data.fetch.concurrency import CONNECTIONS_MAX, ConcurrencyLimit
-from stepfs.data.memory.pressure import MemoryGovernor
-from stepfs.data.prefetch.prefetcher import Prefetcher
+from stepfs.data.disk import DiskCache
+from stepfs.data.get import CONNECTIONS_MAX, ConcurrencyLimit
+from stepfs.data.memory import MemoryGovernor
+from stepfs.data.prefetch import Prefetcher
 from stepfs.data.slices import Slices
 from stepfs.follow.changes import Changes
 from stepfs.follow.consumer_group import GroupFollower

@@ -10,9 +10,9 @@ import trio
 from stepfs.checkpoints.formats import Place
 from stepfs.checkpoints.next_step import NextStep
 from stepfs.clock import SystemClock
-from stepfs.data.cache.disk import DiskCache
-from stepfs.data.fetch.concurrency import CONNECTIONS_MAX
-from stepfs.data.pagecache.primer import Primer
+from stepfs.data.disk import DiskCache
+from stepfs.data.get import CONNECTIONS_MAX
+from stepfs.data.pagecache import Primer
 from stepfs.follow.served import ServedLake
 from stepfs.format.ids import Step
 from stepfs.format.snapshot import StepEntry

@@ -22,7 +22,7 @@ import sdnotify
 import trio
 
 from stepfs import interruption
-from stepfs.data.cache.disk import DiskCache
+from stepfs.data.disk import DiskCache
 from stepfs.errors import RefusedError, UsageError
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader

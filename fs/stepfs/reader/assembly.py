@@ -14,8 +14,8 @@ from typing import NoReturn
 
 import trio
 
-from stepfs.data.fetch.concurrency import CONNECTIONS_MAX
-from stepfs.data.prefetch.order_hint import Hint
+from stepfs.data.get import CONNECTIONS_MAX
+from stepfs.data.hints import Hint
 from stepfs.errors import (
     AbsentError,
     CorruptError,

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self, cast
 
 from stepfs.background import generation
-from stepfs.data.prefetch.order_hint import ShuffledOrder, ShuffleHint, StridedOrder
+from stepfs.data.hints import ShuffledOrder, ShuffleHint, StridedOrder
 from stepfs.errors import NoSuchStepError, RefusedError, UsageError
 from stepfs.format.arguments import check_integer
 from stepfs.format.ids import Step

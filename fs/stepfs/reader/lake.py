@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Final, Self, TypeVar
 
 from stepfs.background import BackgroundLoop, generation
-from stepfs.data.prefetch.order_hint import Hint
+from stepfs.data.hints import Hint
 from stepfs.errors import ClosedError, NoSuchStepError, StepfsError
 from stepfs.format.arguments import check_integer
 from stepfs.format.descriptor import SLICE_ENTRY_BYTES

@@ -17,7 +17,7 @@ from typing import Final
 import trio
 
 from stepfs.data.buffers import MAPPED_BYTES_MIN, Buffer, Pool
-from stepfs.data.reads import SliceHandle
+from stepfs.data.slices import SliceHandle
 from stepfs.format.ids import BLOCK_BYTES
 
 LENT_SHARE: Final = 4  # one part in so many of the budget

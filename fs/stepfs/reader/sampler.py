@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from stepfs.data.prefetch.order_hint import ShuffledOrder
+from stepfs.data.hints import ShuffledOrder
 
 
 class Sampler(Protocol):

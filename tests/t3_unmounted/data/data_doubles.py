@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import trio
 
-from stepfs.data.reads import SliceHandle
+from stepfs.data.slices import SliceHandle
 from stepfs.errors import AbsentError
 from stepfs.format.descriptor import Descriptor
 from stepfs.format.ids import Epoch, SliceIndex, Step, Version

@@ -9,8 +9,7 @@ from data_doubles import indices
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepfs.data.prefetch.history import RECENT_STEPS, AccessHistory
-from stepfs.data.prefetch.window import HORIZON_S, StepRate, plan_ahead, plan_start, window_steps
+from stepfs.data.guess import HORIZON_S, RECENT_STEPS, AccessHistory, StepRate, plan_ahead, plan_start, window_steps
 from stepfs.format.ids import SliceIndex, Step
 
 

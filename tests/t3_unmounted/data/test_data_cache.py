@@ -8,13 +8,10 @@ import pytest
 from at_work import at_work
 from data_doubles import World
 
-from stepfs.data.blocks import State
+from stepfs.data.blocks import NEXT, Role, State
 from stepfs.data.buffers import Pool, size_class
-from stepfs.data.cache.eviction import EvictionOrder
-from stepfs.data.cache.memory import Cache
-from stepfs.data.cache.reading_order import ReadingOrder
+from stepfs.data.cache import Cache, EvictionOrder, ReadingOrder
 from stepfs.data.counters import DataCounts
-from stepfs.data.roles import NEXT, Role
 from stepfs.data.slices import Slices
 from stepfs.format.ids import SliceIndex, Step
 

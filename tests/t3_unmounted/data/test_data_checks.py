@@ -9,9 +9,8 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepfs.data.blocks import Piece, Range, RangeCheck
 from stepfs.data.buffers import Buffer
-from stepfs.data.fetch.checksum import RangeCheck
-from stepfs.data.ranges import Piece, Range
 from stepfs.format.ids import SliceIndex
 
 OFFSET = 640  # of the range in its object

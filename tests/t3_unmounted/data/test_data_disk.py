@@ -12,8 +12,8 @@ import trio.testing
 from at_work import at_work, until
 from data_doubles import LAKE_ID, World, read_all, world_of
 
-from stepfs.data.cache.disk import DiskCache
-from stepfs.data.cache.reading_order import ReadingOrder
+from stepfs.data.cache import ReadingOrder
+from stepfs.data.disk import DiskCache
 from stepfs.data.slices import Slices
 from stepfs.errors import RefusedError
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex, Step
@@ -210,7 +210,7 @@ async def test_a_full_disk_degrades_to_memory(nursery, tmp_path, monkeypatch):
         trio.from_thread.run_sync(tried.set)
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("stepfs.data.cache.disk.write_all", full)
+    monkeypatch.setattr("stepfs.data.disk.write_all", full)
     slices = await at_work(nursery, Slices(world.store, memory_bytes=64 * MIB, disk=disk))
     wish_all(slices, world)
     await tried.wait()

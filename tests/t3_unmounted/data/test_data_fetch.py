@@ -9,12 +9,10 @@ import trio
 import trio.testing
 from data_doubles import World
 
+from stepfs.data.blocks import join_pieces, pieces_of
 from stepfs.data.buffers import Pool
 from stepfs.data.counters import DataCounts
-from stepfs.data.fetch.fetcher import Fetcher, FetchTarget
-from stepfs.data.fetch.hedge import SHARE_MAX, HedgePolicy
-from stepfs.data.fetch.throttle import Throttle
-from stepfs.data.ranges import join_pieces, pieces_of
+from stepfs.data.get import SHARE_MAX, Fetcher, FetchTarget, HedgePolicy, Throttle
 from stepfs.errors import CorruptError, RefusedError, StoreUnreachableError
 from stepfs.format.ids import SliceIndex
 

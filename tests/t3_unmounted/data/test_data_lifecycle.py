@@ -22,8 +22,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from stepfs.data.blocks import State
-from stepfs.data.roles import Role
+from stepfs.data.blocks import Role, State
 from stepfs.data.slices import Slices
 from stepfs.errors import StepfsError, StoreUnreachableError
 from stepfs.format.ids import SliceIndex, Step

@@ -9,7 +9,7 @@ import trio
 import trio.testing
 from data_doubles import world_of
 
-from stepfs.data.memory.pressure import MemoryGovernor, is_tight
+from stepfs.data.memory import MemoryGovernor, is_tight
 from stepfs.data.slices import Slices
 from stepfs.errors import UsageError
 from stepfs.format.ids import SliceIndex

@@ -9,11 +9,11 @@ from at_work import at_work, until
 from data_doubles import processor, world_of, world_with
 from data_pages import Pages
 
-from stepfs.data.cache.disk import DiskCache
-from stepfs.data.fetch.concurrency import ConcurrencyLimit
-from stepfs.data.pagecache import primer as prime_module
-from stepfs.data.pagecache.primer import Primer
-from stepfs.data.prefetch.prefetcher import Prefetcher
+from stepfs.data import pagecache as prime_module
+from stepfs.data.disk import DiskCache
+from stepfs.data.get import ConcurrencyLimit
+from stepfs.data.pagecache import Primer
+from stepfs.data.prefetch import Prefetcher
 from stepfs.data.slices import Slices
 from stepfs.format.ids import SliceIndex, Step
 

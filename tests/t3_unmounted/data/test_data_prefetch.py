@@ -8,7 +8,7 @@ import trio.testing
 from at_work import at_work
 from data_doubles import World, indices, processor, world_of
 
-from stepfs.data.prefetch.prefetcher import Prefetcher
+from stepfs.data.prefetch import Prefetcher
 from stepfs.data.slices import Slices
 from stepfs.errors import AbsentError, CorruptError, RefusedError, StoreUnreachableError
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex, Step

@@ -12,10 +12,10 @@ from at_work import at_work, until
 from data_doubles import LAKE_ID, World
 from data_pages import Pages
 
-from stepfs.data.cache.disk import DiskCache
-from stepfs.data.cache.reading_order import ReadingOrder
-from stepfs.data.pagecache import primer as prime_module
-from stepfs.data.pagecache.primer import CHUNK_BYTES, Primer
+from stepfs.data import pagecache as prime_module
+from stepfs.data.cache import ReadingOrder
+from stepfs.data.disk import DiskCache
+from stepfs.data.pagecache import CHUNK_BYTES, Primer
 from stepfs.data.slices import Slices
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex, Step
 

@@ -8,9 +8,9 @@ from at_work import at_work, until
 from data_doubles import world_of, world_with
 from data_pages import Pages
 
-from stepfs.data.cache.reading_order import ReadingOrder
-from stepfs.data.pagecache import primer as prime_module
-from stepfs.data.pagecache.primer import Primer
+from stepfs.data import pagecache as prime_module
+from stepfs.data.cache import ReadingOrder
+from stepfs.data.pagecache import Primer
 from stepfs.data.slices import Slices
 from stepfs.format.ids import SliceIndex, Step
 

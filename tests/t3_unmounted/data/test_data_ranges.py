@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepfs.data.ranges import OVERREAD_MAX, RANGE_BYTES_MAX, join_pieces, pieces_of
+from stepfs.data.blocks import OVERREAD_MAX, RANGE_BYTES_MAX, join_pieces, pieces_of
 from stepfs.format.descriptor import SliceRef, block_count
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex
 

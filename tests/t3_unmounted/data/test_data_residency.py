@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stepfs.data.pagecache import residency
+from stepfs.data import residency
 
 SIZE = 3 * 1024 * 1024 + 100
 

@@ -12,9 +12,7 @@ from at_work import at_work
 from data_doubles import indices, world_of
 from test_data_prefetch import KIB, MIB, Node, quiet
 
-from stepfs.data.prefetch.history import LIVE_STEPS, AccessHistory
-from stepfs.data.prefetch.order import ordered_runs
-from stepfs.data.prefetch.window import plan_ahead
+from stepfs.data.guess import LIVE_STEPS, AccessHistory, ordered_runs, plan_ahead
 from stepfs.format.ids import SliceIndex, Step
 
 SIZE = 4 * KIB

@@ -10,7 +10,7 @@ import pytest
 import trio
 from data_doubles import LAKE_ID, HeldStore, World, processor
 
-from stepfs.data.prefetch.prefetcher import Prefetcher
+from stepfs.data.prefetch import Prefetcher
 from stepfs.data.slices import Slices
 from stepfs.format.descriptor import Descriptor
 from stepfs.format.ids import Epoch, SliceIndex, Step, Version

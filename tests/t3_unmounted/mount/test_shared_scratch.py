@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stepfs.data.cache.disk import DiskCache
+from stepfs.data.disk import DiskCache
 from stepfs.errors import RefusedError
 from stepfs.mount import daemon
 from stepfs.mount.host import cache_directory

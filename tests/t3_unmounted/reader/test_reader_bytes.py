@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shelf import SMALL, Shelf, outcome_of, payload
 from trio.testing import MockClock
 
-from stepfs.data.prefetch.order_hint import ShuffleHint, StridedOrder
+from stepfs.data.hints import ShuffleHint, StridedOrder
 from stepfs.errors import CorruptError, ReclaimedError
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.reader.lending import Lending

@@ -21,8 +21,8 @@ from typing import Final
 
 import pyfuse3
 
-from stepfs.data.prefetch.order_hint import parse_hint
-from stepfs.data.prefetch.prefetcher import Prefetcher
+from stepfs.data.hints import parse_hint
+from stepfs.data.prefetch import Prefetcher
 from stepfs.errors import UsageError
 from stepfs.follow.waits import WaitOutcome, Waits
 from stepfs.format.ids import Step

@@ -10,7 +10,7 @@ from typing import Final
 import pyfuse3
 import trio
 
-from stepfs.data.reads import SliceHandle
+from stepfs.data.slices import SliceHandle
 from stepfs.errors import CorruptError, StepfsError, StoreUnreachableError
 from stepfs.format.ids import SliceIndex
 from stepfs.format.snapshot import StepEntry

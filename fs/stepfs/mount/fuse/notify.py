@@ -1,4 +1,4 @@
-"""Notifications to the kernel: pages into its cache for `stepfs.data.pagecache.primer`, names of steps that leave the view.
+"""Notifications to the kernel: pages into its cache for `stepfs.data.pagecache`, names of steps that leave the view.
 
 Both run in worker threads only: a notification from the loop's own thread can deadlock on a locked page, and the loop
 itself must answer requests for paths through the mount.
@@ -32,7 +32,7 @@ _BATCH: Final = 512  # names withdrawn at a time
 
 @dataclass(frozen=True, eq=False)
 class KernelPageCache:
-    """Implements `stepfs.data.pagecache.primer.PageCache`."""
+    """Implements `stepfs.data.pagecache.PageCache`."""
 
     directory: Path
     names: FileNames

@@ -20,7 +20,7 @@ from typing import Final
 
 import pyfuse3
 
-from stepfs.data.reads import SliceReads
+from stepfs.data.slices import SliceReads
 from stepfs.follow.waits import WaitOutcome, Waits
 from stepfs.format.ids import Step
 from stepfs.format.snapshot import StepEntry

@@ -1,27 +1,177 @@
-"""The slices in memory, under one budget: the state machine behind `Slices`, without I/O and without waiting.
+"""The slices in memory, under one budget: their roles, and which block leaves first.
 
 No method awaits, so each is atomic under trio. Invariants:
-* the pool's limit is never exceeded; * a pinned block is dropped only while everything is pinned: for a reader that is
-blocked (better a second fetch than a deadlock), or, once its own reader has passed it, for reading ahead (`passed`);
-* a block is evictable iff it is READY and unpinned.
+* the pool's limit is never exceeded; * a block is evictable iff it is READY and unpinned; * a pinned block is dropped only
+while everything is pinned: for a reader that is blocked, or, once its own reader has passed it, for reading ahead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Final
+import itertools
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Iterable
+from typing import Final, TypeAlias
 
-from stepfs.data.blocks import Block, HeldSlice, State
+from stepfs.data.blocks import NEXT, Block, HeldSlice, Range, Role, State, join_pieces
 from stepfs.data.buffers import Buffer, Pool
-from stepfs.data.cache.eviction import EvictionOrder
-from stepfs.data.cache.passed import find_passed
-from stepfs.data.cache.reading_order import NEAREST
 from stepfs.data.counters import DataCounts
-from stepfs.data.ranges import Range, join_pieces
-from stepfs.data.roles import NEXT, Role
 from stepfs.errors import StepfsError, StoreUnreachableError
 from stepfs.format.ids import SliceIndex, SliceKey, Step
 from stepfs.format.snapshot import StepEntry
+
+Distance: TypeAlias = tuple[int, int]
+NEAREST: Final[Distance] = (0, 0)  # of the step that is read next
+_UNPLANNED: Final = 1
+
+
+class ReadingOrder:
+    """The steps of a plan, nearest first; all others are farther, by number."""
+
+    def __init__(self, planned: Iterable[Step] = (), *, low: int = 0, announced: bool = False) -> None:
+        """`low`: readers have passed over the steps below that are not planned. `announced`: trainers said this order."""
+        self.announced = announced
+        self._places = {step: place for place, step in enumerate(planned)}
+        self._low = low
+
+    def plans(self, step: Step) -> bool:
+        """Whether the step is one of the plan."""
+        return step in self._places
+
+    def distance(self, step: Step) -> Distance:
+        """Greater for a step that is read later."""
+        place = self._places.get(step)
+        return (_UNPLANNED, step) if place is None else (0, place)
+
+    def farthest(self, steps: Collection[Step]) -> Step | None:
+        """The one that is read last; None without any. Made of loops in C: it may be asked of 100,000 at each wake."""
+        places = self._places
+        unplanned = set(steps).difference(places)
+        return max(unplanned) if unplanned else max(steps, key=places.__getitem__, default=None)
+
+    def passed(self, step: Step) -> bool:
+        """Whether no reader is expected at the step: it leaves first."""
+        return step < self._low and step not in self._places
+
+
+_REOPENED: Final = 4  # blocks read last
+
+
+class EvictionOrder:
+    """The order in which unpinned blocks may go."""
+
+    def __init__(self) -> None:
+        self.order = ReadingOrder()  # of the steps ahead
+        self._aside: dict[Role, OrderedDict[Block, None]] = {  # oldest first
+            Role.CONSUMED: OrderedDict(),
+            Role.IDLE: OrderedDict(),
+            Role.AWAITED: OrderedDict(),
+        }
+        self.awaited_bytes = 0
+        self._ahead: dict[Step, dict[Block, None]] = {}
+
+    def add(self, block: Block) -> None:
+        """File a block by its role, as the newest of it."""
+        self.discard(block)
+        role = block.role
+        if role is Role.WANTED:
+            self._ahead.setdefault(block.step, {})[block] = None
+        else:
+            self._aside[role][block] = None
+            self.awaited_bytes += block.range.size if role is Role.AWAITED else 0
+
+    def discard(self, block: Block) -> None:
+        for role, filed in self._aside.items():
+            if block in filed:
+                del filed[block]
+                self.awaited_bytes -= block.range.size if role is Role.AWAITED else 0
+        blocks = self._ahead.get(block.step)
+        if blocks is not None:
+            blocks.pop(block, None)
+            if not blocks:
+                del self._ahead[block.step]
+
+    def pop_unneeded(self) -> Block | None:
+        """The oldest consumed block (in an announced order the newest), else the one that is idle for longest."""
+        consumed = self._aside[Role.CONSUMED]
+        if self.order.announced and len(consumed) > _REOPENED:
+            # An epoch reads again last what it has just read; but a loader may open a file twice in a row.
+            return self._take(next(itertools.islice(reversed(consumed), _REOPENED, None)))
+        for role in (Role.CONSUMED, Role.IDLE):
+            if self._aside[role]:
+                return self._aside[role].popitem(last=False)[0]
+        return None
+
+    def pop_awaited(self, bytes_max: float) -> Block | None:
+        """The awaited block that is reached last, if they are more than `bytes_max`."""
+        if self.awaited_bytes <= bytes_max:
+            return None
+        return self._take(next(reversed(self._aside[Role.AWAITED])))
+
+    def pop_spent(self) -> Block | None:
+        """The oldest consumed or idle block, else one of the lowest step if readers have passed over it."""
+        unneeded = self.pop_unneeded()
+        if unneeded is not None or not self._ahead:
+            return unneeded
+        step = min(self._ahead)
+        return self._take(next(iter(self._ahead[step]))) if self.order.passed(step) else None
+
+    def pop_copied(self, copied: Callable[[Block], bool], *, beyond: Distance) -> Block | None:
+        """The farthest block beyond a distance that can be loaded from disk again."""
+        if self._farthest(beyond) is None:
+            return None
+        for step in sorted(self._ahead, key=self.order.distance, reverse=True):
+            if self.order.distance(step) <= beyond:
+                return None
+            for block in self._ahead[step]:
+                if copied(block):
+                    return self._take(block)
+        return None
+
+    def pop_farthest(self, *, beyond: Distance | None = None) -> Block | None:
+        """A block of the farthest step, if that is beyond a distance."""
+        step = self._farthest(beyond)
+        return None if step is None else self._take(next(reversed(self._ahead[step])))
+
+    def _farthest(self, beyond: Distance | None) -> Step | None:
+        step = self.order.farthest(self._ahead)
+        near = step is None or (beyond is not None and self.order.distance(step) <= beyond)
+        return None if near else step
+
+    def _take(self, block: Block) -> Block:
+        self.discard(block)
+        return block
+
+
+_REACH_SHIFT_MAX: Final = 8
+
+
+def find_passed(asking: Block, slices: Iterable[HeldSlice]) -> Block | None:
+    """The pinned block that is read last, if that is later than `asking`; its one slice is `PASSED` once it has gone."""
+    distance = 0 if asking.waiting else _distance(asking)
+    if distance is None:
+        return None
+    found: Block | None = None
+    rank = (False, distance)  # blocks behind a reader leave first, then those farthest ahead
+    for held in slices:
+        if not held.role.pinned or len(held.places) < 2 or held.read_at == float("-inf"):
+            continue  # of files that were opened and not read, the bytes are promised
+        for number, block in enumerate(held.places):
+            if block is None or block.state is not State.READY or block.waiting or len(block.owners) > 1:
+                continue
+            ahead = number - held.reading
+            if (ahead < 0, abs(ahead)) > rank:
+                found, rank = block, (ahead < 0, abs(ahead))
+    return found
+
+
+def _distance(asking: Block) -> int | None:
+    """Blocks from the reader to `asking`; None where reading ahead may use free memory only."""
+    if not asking.pinned:
+        return None
+    ahead = asking.range.pieces[0].block - min(owner.reading for owner in asking.owners)
+    streak = min(_REACH_SHIFT_MAX, *(owner.streak for owner in asking.owners))
+    return ahead if 0 <= ahead < 1 << streak + 1 else None
+
 
 _UNSAVED_SHARE: Final = 0.5  # of the budget
 _AWAITED_SHARE: Final = 0.5  # of the budget: for readers behind, not taken by reading ahead
@@ -248,3 +398,58 @@ class Cache:
 
 def _blocks(held: HeldSlice) -> list[Block]:
     return list(dict.fromkeys(block for block in held.places if block is not None))
+
+
+_STEPS_MAX: Final = 16
+_SHARE: Final = 0.25  # of the budget; with the share that prefetching may take, this is all of it
+_READING_S: Final = 2.0  # a slice that was read so lately is still being read
+_SPARED_MAX: Final = 4  # found reading per call: the cost of an open must not grow with the number of readers
+
+
+class OpenSlices:
+    """The open slices of one mount that are pinned by recency. Plain state, no I/O."""
+
+    def __init__(self) -> None:
+        self._recent: OrderedDict[HeldSlice, None] = OrderedDict()  # least recently opened or reading first
+        self._steps: Counter[Step] = Counter()  # of `_recent`
+        self._bytes = 0  # of `_recent`
+        self._newest = Step(0)  # its ranks open it one after another, before they read
+
+    def add(self, held: HeldSlice) -> None:
+        self.discard(held)
+        self._recent[held] = None
+        self._newest = held.entry.step
+        self._steps[held.entry.step] += 1
+        self._bytes += held.length
+
+    def discard(self, held: HeldSlice) -> None:
+        """The slice was closed, or is pinned for good."""
+        if held in self._recent:
+            del self._recent[held]
+            self._bytes -= held.length
+            self._steps[held.entry.step] -= 1
+            if not self._steps[held.entry.step]:
+                del self._steps[held.entry.step]
+
+    def take_idle(self, budget_bytes: int, now: float) -> list[HeldSlice]:
+        """Slices without a reader, oldest first. `now` in seconds, as in `HeldSlice.read_at`."""
+        found: list[HeldSlice] = []
+        spared = 0
+        while spared < _SPARED_MAX and self._is_too_much(budget_bytes):
+            oldest = next(iter(self._recent))
+            if oldest.entry.step == self._newest or _is_being_read(oldest, now):
+                self._recent.move_to_end(oldest)
+                spared += 1
+                continue
+            self.discard(oldest)
+            found.append(oldest)
+        return found
+
+    def _is_too_much(self, budget_bytes: int) -> bool:
+        """Ranks that open one large step together are never too much."""
+        steps = len(self._steps)
+        return steps > _STEPS_MAX or (steps > 1 and self._bytes > _SHARE * budget_bytes)
+
+
+def _is_being_read(held: HeldSlice, now: float) -> bool:
+    return now - held.read_at < _READING_S or any(place is not None and place.waiting for place in held.places)

@@ -1,32 +1,129 @@
-"""Push verified slices into the kernel's page cache before they are opened, so that reads need no request.
+"""Verified slices are pushed into the kernel's page cache before they are opened, so that reads need no request.
 
-The order of steps is known, so the next steps can be where a local file's bytes would be. Per slice: look the
-file up through the mount (the kernel stores pages only for inodes it knows), store the pages, count them against
-the budget of the daemon's own memory (the kernel charges them to the same cgroup). The daemon's copy goes only where
-the disk has one: bytes of an open file must survive the kernel's eviction and the object's end.
-
-The kernel evicts without notice, under pressure the nearest steps first. So the files opened next are checked, and
-primed again if pages are missing. Everything that touches the mount runs in `threads`.
+Pages count against the budget of the daemon's own memory. The kernel evicts them without notice, so the files that are
+opened next are checked, and primed again. Calls that touch the mount wait for this very daemon: they run in
+`MountThreads`, never on the event loop or in a pool that others need.
 """
 
 from __future__ import annotations
 
+import itertools
+import logging
+import threading
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import trio
 
 from stepfs.data.blocks import HeldSlice
-from stepfs.data.pagecache.page_order import PageOrder, first_of
-from stepfs.data.pagecache.residency import drop_pages, mark_used, resident_bytes
-from stepfs.data.pagecache.threads import MountThreads
-from stepfs.data.protocols import PageCache, Priming
-from stepfs.data.slices import Slices
+from stepfs.data.residency import drop_pages, mark_used, resident_bytes
+from stepfs.data.slices import PageCache, Priming, Slices
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex, SliceKey, Step
+
+FILES_MAX: Final = 64
+_BYTES_MIN: Final = 1 << 20  # of small files, so much goes by one call into a thread
+
+
+class PageOrder:
+    """The primed files that may lose their pages."""
+
+    def __init__(self) -> None:
+        self._consumed: dict[SliceKey, None] = {}  # opened and closed
+        # Opened and closed, and another reader is expected: bytes; not dropped.
+        self.awaited: dict[SliceKey, int] = {}
+        self.awaited_bytes = 0
+        self._idle: dict[SliceKey, None] = {}  # open, apparently without a reader
+
+    def __bool__(self) -> bool:
+        return bool(self._consumed or self._idle)
+
+    def __iter__(self) -> Iterator[SliceKey]:
+        return itertools.chain(self._consumed, self._idle)
+
+    def closed(self) -> list[SliceKey]:
+        return [*self.awaited, *self._consumed]
+
+    def consume(self, key: SliceKey) -> None:
+        self.discard(key)
+        self._consumed[key] = None
+
+    def keep_for_peer(self, key: SliceKey, length: int) -> None:
+        """The file was closed, and another reader is expected."""
+        self.discard(key)
+        self.awaited[key] = length
+        self.awaited_bytes += length
+
+    def make_idle(self, key: SliceKey) -> None:
+        """Note a file that is open, apparently without a reader."""
+        if key not in self._consumed:
+            self._idle[key] = None
+
+    def discard(self, key: SliceKey) -> None:
+        self._consumed.pop(key, None)
+        self._idle.pop(key, None)
+        self.awaited_bytes -= self.awaited.pop(key, 0)
+
+
+def first_of(keys: Iterable[SliceKey], size: int, length: Callable[[SliceKey], int]) -> list[SliceKey]:
+    """The first files of at least `size` bytes together, if there are so many; of small files several."""
+    found: list[SliceKey] = []
+    found_bytes = 0
+    for key in itertools.islice(keys, FILES_MAX):
+        found.append(key)
+        found_bytes += length(key)
+        if found_bytes >= max(size, _BYTES_MIN):
+            break
+    return found
+
+
+_log = logging.getLogger("stepfs.data")
+_THREADS: Final = 2
+_FAILURES_MAX: Final = 3  # in a row: this kernel, or this kind of mount, cannot be primed
+
+T = TypeVar("T")
+
+
+class MountThreads:
+    """A small pool of them."""
+
+    def __init__(self) -> None:
+        self.working = True
+        self._failures = 0
+        self._limiter = trio.CapacityLimiter(_THREADS)
+        self._numbers: set[int] = set()
+
+    def has(self, number: int) -> bool:
+        """Whether a thread, by the kernel's number, is one of these and at work."""
+        return number in self._numbers
+
+    async def call(self, work: Callable[[], T]) -> T | None:
+        """Run in one of them; None if the step is gone or the kernel refuses, which ends `working` in time."""
+
+        def own() -> T:
+            number = threading.get_native_id()
+            self._numbers.add(number)
+            try:
+                return work()
+            finally:
+                self._numbers.discard(number)
+
+        try:
+            done = await trio.to_thread.run_sync(own, limiter=self._limiter)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._failures += 1
+            if self._failures >= _FAILURES_MAX:
+                self.working = False
+                _log.info("the page cache of this mount cannot be primed (%s); reading goes on without", error)
+            return None
+        self._failures = 0
+        return done
+
 
 CHUNK_BYTES: Final = 1 << 20  # page-aligned; the last one of a file ends exactly at its end
 _SHARE: Final = 0.5  # of the budget, for pages

@@ -1,7 +1,6 @@
-"""Fetch ahead the slices that this node will open next: learned from opens, or given by `--ranks`.
+"""Fetch ahead the slices that this node will open next: learned from opens, announced, or given by `--ranks`.
 
-Thin: `position` knows where the readers are, `window` decides, `slices` fetches. A task of its own, because the index
-segment of a step may have to be read first.
+A task of its own, because the index segment of a step may have to be read first.
 """
 
 from __future__ import annotations
@@ -14,13 +13,19 @@ from typing import Final
 
 import trio
 
-from stepfs.data.cache.reading_order import ReadingOrder
-from stepfs.data.prefetch.hinted import HintedStreams
-from stepfs.data.prefetch.history import AccessHistory
-from stepfs.data.prefetch.order import ordered_runs
-from stepfs.data.prefetch.order_hint import Hint
-from stepfs.data.prefetch.window import WINDOW_MIN, Plan, StepRate, plan_ahead, plan_start, window_steps
-from stepfs.data.queue import PrefetchRequest
+from stepfs.data.cache import ReadingOrder
+from stepfs.data.fetch import PrefetchRequest
+from stepfs.data.guess import (
+    WINDOW_MIN,
+    AccessHistory,
+    Plan,
+    StepRate,
+    ordered_runs,
+    plan_ahead,
+    plan_start,
+    window_steps,
+)
+from stepfs.data.hints import Hint, HintedStreams
 from stepfs.data.slices import Slices
 from stepfs.errors import CorruptError, NewerFormatError, StepfsError
 from stepfs.format.ids import SEGMENT_STEPS, SliceIndex, Step

@@ -1,1 +1,0 @@
-"""Cached slices, in memory and on disk: budget, eviction order, write-behind."""

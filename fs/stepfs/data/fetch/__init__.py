@@ -1,1 +1,0 @@
-"""GETs: how many, when again, and the checksum of every byte."""

@@ -1,1 +1,0 @@
-"""How much memory this process may use, and giving it back under pressure."""

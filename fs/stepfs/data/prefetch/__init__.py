@@ -1,1 +1,0 @@
-"""Which slices to fetch before they are opened: access history, window, prefetcher."""
