@@ -1,6 +1,5 @@
 """Reading a lake from Python alone, where /dev/fuse is not allowed: `Lake(url)[step][rank]`. A mount is the main way."""
 
-from stepfs.reader.lake import Lake
-from stepfs.reader.lake_step import LakeStep
+from stepfs.reader.lake import Lake, LakeStep
 
 __all__ = ["Lake", "LakeStep"]

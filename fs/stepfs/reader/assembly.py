@@ -1,7 +1,7 @@
 """One reader without a mount, from beginning to end: the parts of a mount, and the answers to reads and waits.
 
-Everything here runs in one trio loop. Where a mount has an errno, this has an exception of `stepfs.errors`. The same
-`view` and `follow` as in a mount decide which steps exist, which reads wait, and for how long.
+Everything here runs in one trio loop. Where a mount has an errno, this has an exception of `stepfs.errors`. `view` and
+`follow` decide, as in a mount, which steps exist, which reads wait, and for how long.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ import errno
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import trio
 
+from stepfs.data.buffers import MAPPED_BYTES_MIN, Buffer, Pool
 from stepfs.data.get import CONNECTIONS_MAX
 from stepfs.data.hints import Hint
+from stepfs.data.slices import SliceHandle
 from stepfs.errors import (
     AbsentError,
     CorruptError,
@@ -28,17 +30,48 @@ from stepfs.errors import (
 )
 from stepfs.follow.served import ServedLake
 from stepfs.follow.waits import WaitOutcome
-from stepfs.format.ids import SliceIndex, Step
+from stepfs.format.ids import BLOCK_BYTES, SliceIndex, Step
 from stepfs.format.snapshot import LogState, StepEntry
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
-from stepfs.reader.lending import LENT_SHARE, Lending
 from stepfs.reader.options import LakeOptions
 from stepfs.store.api import Store
 from stepfs.store.opening import open_store
 from stepfs.store.silence import Silence
 from stepfs.view.naming import STEP_MAX
 from stepfs.view.selection import check_steps, hinted_slices
+
+LENT_SHARE: Final = 4  # one part in so many of the budget
+
+
+class Lending:
+    """Copies whole slices for callers."""
+
+    def __init__(self, bytes_max: int) -> None:
+        """`bytes_max`: of memory that is kept for reuse, the part that callers hold included."""
+        self._pool = Pool(bytes_max)
+
+    async def copy_of(self, handle: SliceHandle) -> memoryview:
+        """The whole slice, read-only and contiguous; it stays valid while the caller holds it.
+
+        Raises as `SliceHandle.read` does.
+        """
+        if handle.length < MAPPED_BYTES_MIN:
+            return memoryview(bytes(await handle.read(0, handle.length)))
+        pooled = self._pool.take(handle.length)
+        buffer = pooled or Buffer(handle.length, handle.length)
+        view = buffer.view()
+        try:
+            for start in range(0, handle.length, BLOCK_BYTES):
+                part = await handle.read(start, BLOCK_BYTES)
+                view[start : start + len(part)] = part
+                del part  # a view held meanwhile keeps memory from the block awaited
+                await trio.lowlevel.checkpoint()
+            return view.toreadonly()
+        finally:
+            if pooled is not None:
+                self._pool.give(pooled)  # it lingers, counted, until no caller sees it
+
 
 _log = logging.getLogger("stepfs.reader")
 

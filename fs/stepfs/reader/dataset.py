@@ -1,22 +1,12 @@
-"""`StepDataset`: the steps of one rank for torch's DataLoader, read without a mount.
+"""`StepDataset`: the steps of one rank for torch's DataLoader, read without a mount, decoded by the lake's extension.
 
-    dataset = StepDataset("s3://training/run", rank=3, start=stream.next_step, group="pretrain")
-    for step, batch in enumerate(DataLoader(dataset, batch_size=None, num_workers=4), stream.next_step):
-        ...
-        stream.next_step = step + 1
-
-A loader's workers take turns: worker w of N gets the items w, w + N, …, and the loader yields them in that order. Each
-worker is a process with a reader of its own. If each fetched the steps after its own opens ahead, every byte would be
-fetched N times. So a worker fetches only announced steps: here its own, by torch's account of worker and number.
-
-The processes of a node do not share slices that several ranks read (tensor parallelism), nor the log, which each worker
-follows. A mount fetches both once. Rejected: fetching through the socket of a mount, or through one process of the node.
-Workers that take turns have no slice in common (`test_workers_take_turns_and_fetch_each_byte_once` counts 1.00 bytes
-fetched per byte delivered), and a node that can run a mount should use one.
+A loader's workers take turns: worker w of N gets the items w, w + N, …, and the loader yields them in that order. Each is
+a process with a reader of its own, which fetches ahead only the steps that it will yield.
 """
 
 from __future__ import annotations
 
+import io
 import itertools
 import multiprocessing
 import sys
@@ -29,13 +19,67 @@ from stepfs.errors import NoSuchStepError, RefusedError, UsageError
 from stepfs.format.arguments import check_integer
 from stepfs.format.ids import Step
 from stepfs.lake.origins import check_resumable
-from stepfs.reader.decode import Decode, decoder
-from stepfs.reader.lake import Lake
-from stepfs.reader.regroup import regrouped
-from stepfs.reader.sampler import Sampler
+from stepfs.reader.lake import Lake, Sampler
 from stepfs.reader.sharding import warn_if_sharded
-from stepfs.torch.need import need_torch
+from stepfs.torch.need import need, need_torch
+from stepfs.torch.split import holds_micro_batches, micro_batches
 from stepfs.view.naming import STEP_MAX
+from stepfs.view.ranks import RankMap, nearest_divisors
+
+Decode = Callable[[memoryview], Any]
+
+
+def decoder(ext: str) -> Decode:
+    """The decoder of an extension, `bytes` for others. `MissingPackageError` without the package that it needs."""
+    if ext == ".pt":
+        need_torch("decoding .pt files")
+    if ext == ".safetensors":
+        need("safetensors", "text", "decoding .safetensors files")
+    return {".pt": _load_torch, ".npy": _load_numpy, ".safetensors": _load_safetensors}.get(ext, bytes)
+
+
+def _load_torch(payload: memoryview) -> Any:
+    import torch  # noqa: PLC0415 - heavy
+
+    return torch.load(io.BytesIO(payload))
+
+
+def _load_numpy(payload: memoryview) -> Any:
+    import numpy as np  # noqa: PLC0415 - heavy
+
+    return np.load(io.BytesIO(payload))
+
+
+def _load_safetensors(payload: memoryview) -> Any:
+    from safetensors.torch import load  # noqa: PLC0415 - heavy, and of the extra `text`
+
+    return load(bytes(payload))
+
+
+def regrouped(files: Sequence[Any], ranks: RankMap, rank: int) -> list[Any]:
+    """The micro-batches of a rank, from its decoded files; a file that is none of a plan counts as one.
+
+    `UsageError` if the data ranks do not divide the micro-batches of the step.
+    """
+    held = [micro_batches(file) if holds_micro_batches(file) else [file] for file in files]
+    each = len(held[0])
+    if any(len(file) != each for file in held):
+        raise UsageError(f"files of {[len(file) for file in held]} micro-batches: those of a step have equally many")
+    units, data = ranks.grid.units * each, ranks.data_ranks
+    if units % data:
+        split = any(map(holds_micro_batches, files)) or ranks.grid.micro > 1
+        whole = (
+            "" if split else
+            ". A file of this lake counts as one, because only .safetensors and .pt of plans are split here: produce those, or"
+            " a file for each micro-batch (output.files: micro_batches)"
+        )  # fmt: skip
+        raise UsageError(
+            f"mesh: its data dimensions have {data} ranks, which do not divide the {units} micro-batches of a step;"
+            f" {nearest_divisors(units, data)} would{whole}"
+        )
+    begin = ranks.data_rank_of(rank) * (units // data) - ranks.units_of(rank).start * each
+    return list(itertools.islice(itertools.chain(*held), begin, begin + units // data))
+
 
 _turns = itertools.count()
 

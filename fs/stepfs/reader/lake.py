@@ -12,23 +12,101 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, NoReturn, Protocol, Self, TypeVar
 
 from stepfs.background import BackgroundLoop, generation
-from stepfs.data.hints import Hint
-from stepfs.errors import ClosedError, NoSuchStepError, StepfsError
+from stepfs.data.hints import Hint, ShuffledOrder
+from stepfs.errors import ClosedError, NoSuchStepError, StepfsError, UsageError, WrongTypeError
 from stepfs.format.arguments import check_integer
 from stepfs.format.descriptor import SLICE_ENTRY_BYTES
 from stepfs.format.grid.record import Grid
-from stepfs.format.ids import Step
+from stepfs.format.ids import SliceIndex, Step
 from stepfs.format.snapshot import LogState
 from stepfs.reader.assembly import Assembly, open_reader
-from stepfs.reader.lake_step import LakeStep
 from stepfs.reader.options import DEADLINE_S, LakeOptions
-from stepfs.reader.place import slice_at
-from stepfs.reader.sampler import Sampler
 from stepfs.view.naming import STEP_MAX
 from stepfs.view.ranks import RankMap
+
+
+def slice_at(ranks: RankMap, rank: int, micro: int | None, file: str) -> SliceIndex:
+    """The slice of `lake[step][rank, micro, file]`; `NoSuchStepError` if there is none.
+
+    `UsageError` without a micro-batch where the rank has several.
+    """
+    rank = check_integer(rank, "rank")
+    if not 0 <= rank < ranks.world:
+        raise NoSuchStepError(f"rank {rank}: this lake has ranks 0 to {ranks.world - 1}")
+    count, files = len(ranks.units_of(rank)), ranks.grid.files
+    if micro is None and count > 1:
+        raise UsageError(
+            f"rank {rank} reads {count} micro-batches: name one, from [{rank}, 0] to [{rank}, {count - 1}]"
+        )
+    micro = 0 if micro is None else check_integer(micro, "micro-batch")
+    if not 0 <= micro < count:
+        raise NoSuchStepError(f"micro-batch {micro}: rank {rank} has micro-batches 0 to {count - 1}")
+    if file not in files:
+        raise NoSuchStepError(f"file {file!r}: this lake has {', '.join(map(repr, files))}")
+    return ranks.slice_of(rank, micro, files.index(file))
+
+
+class Sampler(Protocol):
+    """The order of one rank's steps, epoch by epoch."""
+
+    @property
+    def next_step(self) -> int:
+        """The first step that a checkpoint of this epoch needs."""
+
+    def refuses(self, next_step: int) -> bool:
+        """Whether a checkpoint with this next step releases steps that the epoch still needs."""
+
+    @property
+    def order(self) -> ShuffledOrder:
+        """The order of this epoch."""
+
+    @property
+    def position(self) -> int:
+        """The place at which a pass through the order begins."""
+
+    def state_dict(self) -> dict[str, int]:
+        """The arguments that determine the order."""
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on in the epoch of `state`. `RefusedError` for another order."""
+
+
+class LakeStep(int):
+    """A step of a lake: its number, and `step[rank]`, `step[rank, micro]` or `step[rank, micro, "pixels"]`, the bytes of a file.
+
+    For a tensor of numbers write `int(step)`. It has no length: with one, `torch.tensor([step])` would
+    read every rank and make numbers of its bytes.
+    """
+
+    _lake: Lake
+
+    def __new__(cls, lake: Lake, number: int) -> Self:
+        step = super().__new__(cls, number)
+        step._lake = lake
+        return step
+
+    def __getitem__(self, place: int | tuple[int, int] | tuple[int, int, str]) -> memoryview:
+        """The payload of a rank, or of (rank, micro-batch) where a rank has several; with a third part, a file beside it.
+
+        Read-only, contiguous, verified, valid as long as it is held.
+
+        `NoSuchStepError` for a rank, micro-batch or file that the lake does not have, `ReclaimedError` if the step has left the
+        lake meanwhile, `CorruptError` for damaged bytes, `StoreUnreachableError` once the store did not deliver within
+        `deadline_s`.
+        """
+        return self._lake.read(self, *place) if isinstance(place, tuple) else self._lake.read(self, place)
+
+    def __len__(self) -> NoReturn:
+        raise WrongTypeError(
+            f"step {int(self)} is a number: `lake.world` counts its ranks, `int(step)` makes a plain one of it"
+        )
+
+    def __reduce__(self) -> tuple[type[int], tuple[int]]:
+        return int, (int(self),)  # elsewhere it is a number
+
 
 T = TypeVar("T")
 _Loop = BackgroundLoop[Assembly]

@@ -12,7 +12,7 @@ from data_doubles import World
 from stepfs.data.get import ConcurrencyLimit
 from stepfs.data.slices import Slices
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex, Step
-from stepfs.reader.lending import Lending
+from stepfs.reader.assembly import Lending
 
 MIB = 1 << 20
 BLOCKS = 16

@@ -15,7 +15,7 @@ from trio.testing import MockClock
 from stepfs.data.hints import ShuffleHint, StridedOrder
 from stepfs.errors import CorruptError, ReclaimedError
 from stepfs.format.ids import SliceIndex, Step
-from stepfs.reader.lending import Lending
+from stepfs.reader.assembly import Lending
 
 MIB = 1 << 20
 
