@@ -1,6 +1,4 @@
-"""The checks of the wheel behind `scripts/test --slow` and `scripts/release --check`; exit 1 with the output of what
-failed.
-"""
+"""The checks of a wheel, by default of this tree as it is: behind `scripts/test --slow` and `scripts/release --check`."""
 
 from __future__ import annotations
 
@@ -9,8 +7,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from release.build import build
-from release_checks.environments import ROOT, CheckFailedError, Environment, interpreter
+from release_checks.environments import ROOT, CheckFailedError, Environment, interpreter, run
 from release_checks.lowest import lowest_versions
 from release_checks.wheel import check_wheel
 
@@ -18,9 +15,10 @@ PYTHONS = ("3.11", "3.12", "3.13")
 
 
 def main() -> int:
-    """Checks the wheel of the tree as it is, committed or not."""
     with tempfile.TemporaryDirectory(prefix="stepfs-wheel-") as name:
-        return check(build(ROOT, "wheel", Path(name), int(time.time())))
+        if not sys.argv[1:]:
+            run([sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", name], directory=ROOT)
+        return check(Path(sys.argv[1]) if sys.argv[1:] else next(Path(name).glob("*.whl")))
 
 
 def check(wheel: Path) -> int:
