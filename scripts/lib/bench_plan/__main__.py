@@ -9,16 +9,12 @@ from pathlib import Path
 
 from bench.report import ROOT, Report
 from bench_plan import (
-    balance,
     columns,
-    elastic,
     endtoend,
     engines,
     faults,
     history,
-    loads,
     memory,
-    mix,
     throughput,
     times,
     work,
@@ -26,13 +22,10 @@ from bench_plan import (
 from stepfs.cli.failure import reported
 
 PARTS = {
-    "balance": balance.run,
     "time": times.run,
-    "mix": mix.run,
     "memory": memory.run,
     "throughput": throughput.run,
     "faults": faults.run,
-    "elastic": elastic.run,
     "lineage": history.lineage,
     "replay": history.replay,
     "cost": work.cost,
@@ -41,7 +34,6 @@ PARTS = {
     "tickets": engines.tickets,
     "ray": engines.ray,
     "columns": columns.run,
-    "loads": loads.run,
     "endtoend": endtoend.run,
 }
 

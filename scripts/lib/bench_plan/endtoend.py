@@ -24,7 +24,6 @@ from bench.machine import BIN, let_go
 from bench.machine import run as run_command
 from bench.report import Report, at_least
 from bench_plan.lengths import lognormal
-from bench_plan.loads import PRICE, records
 
 RANKS, MICRO = 8, 8
 PLAN = """\
@@ -43,6 +42,9 @@ def sample(record):  # a patch is one byte: how large it is has no part in its c
     return {"text": record["text"], "columns": {"pixels": numpy.zeros((record["patches"], 1), numpy.uint8)}}
 """
 Figures = NDArray[np.float64]
+PRICE = 8000  # of a patch of the encoder, beside 6 × 4096 of a token of the backbone
+PATCHES_A_TOKEN = 4
+PATCHES_MAX = 4096  # of an image, as plans have it by default
 
 
 @dataclass(frozen=True)
@@ -199,3 +201,12 @@ def rate(steps: Iterator[tuple[int, Figures]]) -> tuple[float, float]:
         met += float(cost.max(axis=1).sum())
         once += float(cost.sum(axis=2).max(axis=1).sum())
     return tokens / met, tokens / once
+
+
+def records(count: int) -> tuple[Integers, Integers]:
+    """Tokens and patches: half of the documents have an image of a lognormal size, in front of their text."""
+    draw = np.random.default_rng(5)
+    text = np.exp(draw.normal(6, 1.2, count)).astype(np.int64) + 1
+    images = (np.exp(draw.normal(7, 0.9, count)) * (draw.random(count) < 0.5)).astype(np.int64)
+    patches = np.minimum(images, PATCHES_MAX) // PATCHES_A_TOKEN * PATCHES_A_TOKEN
+    return np.minimum(text, 4000) + patches // PATCHES_A_TOKEN, patches
