@@ -54,8 +54,9 @@ def test_rows_are_full(rows, bound, count):
 
 
 @pytest.mark.parametrize("sources", [3, 16])
-def test_the_share_of_each_source_is_its_schedule(sources, window=200):
+def test_the_share_of_each_source_is_its_schedule(sources):
     """Over any 200 steps of a ramp, in percentage points; over 1,000, as users see it, a fifth of that."""
+    window = 200
     names = [f"s{number:03}" for number in range(sources)]
     first, then = ({name: number * by % 7 + 1 for number, name in enumerate(names)} for by in (1, 3))
     entries = [MixEntry(0, shares(first)), MixEntry(110, shares(then), ramp=True)]

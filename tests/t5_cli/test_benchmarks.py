@@ -130,7 +130,7 @@ def test_a_quick_run_writes_table_and_json(tmp_path: Path) -> None:
 def test_an_unknown_part_is_named_with_the_known_ones() -> None:
     done = tools.ran("bench_plan", "--only", "balanse")
     assert done.returncode == 2
-    assert "--only balanse: choose from balance, time, mix" in done.stderr
+    assert "--only balanse: choose from time, memory" in done.stderr
 
 
 def bench(program, *arguments, out):

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from bench.machine import BIN, let_go
 from bench.machine import run as run_command
 from bench.report import Report, at_least
-from bench_plan.lengths import lognormal
+from bench_plan.lengths import Integers, lognormal
 
 RANKS, MICRO = 8, 8
 PLAN = """\
