@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from functools import partial
 from types import TracebackType
-from typing import Final, Self
+from typing import Self
 
 import trio
 
@@ -36,13 +35,10 @@ from stepfs_producer.tgb_writer import (
     Payload,
     check_kind,
     check_records,
-    check_schema,
     freeze,
     pack_position,
     unpack_position,
 )
-
-_CHECKED_INLINE_MAX: Final = 8
 
 
 class AsyncProducer:
@@ -138,8 +134,8 @@ class AsyncProducer:
 
         `position`: where to resume after this batch, any msgpack value up to 64 KiB; committed with it. `records`: per
         slice, for statistics. Waits only while too much is pending, never for a commit. If it is cancelled while it
-        waits, nothing was appended. Raises `UsageError` for a bad batch, such as one at odds with the lake's payload
-        schema; `FencedError`, `SealedError`, `StoreUnreachableError` and others once the producer has failed.
+        waits, nothing was appended. Raises `UsageError` for a bad batch;
+        `FencedError`, `SealedError`, `StoreUnreachableError` and others once the producer has failed.
         """
         live = self._open()
         grid = live.started.identity.grid
@@ -149,9 +145,8 @@ class AsyncProducer:
         counts = check_records(records, slices=grid.slices)
         packed = pack_position(position)
         async with self._append_order:  # before anything that waits, so seqs are in the order of the calls
-            await self._check_schema(payloads)
             await live.wait_for_capacity(sum(map(len, payloads)))
-            await trio.lowlevel.checkpoint_if_cancelled()  # a check in a thread holds a cancellation back
+            await trio.lowlevel.checkpoint_if_cancelled()
             self._open()
             return live.start_upload(payloads, counts, packed).seq
 
@@ -179,19 +174,6 @@ class AsyncProducer:
         does not fit, or the ticket was settled or is of another incarnation: nothing is changed then.
         """
         self._open().settle(ticket, descriptor)
-
-    async def _check_schema(self, payloads: Sequence[bytes]) -> None:
-        """Every batch: a header is read in 0.1 ms (`.pt`: 1 ms), so many of them in a thread."""
-        started = self._running.started
-        if started.schema is None or not started.schema.binding:
-            return
-        identity = started.identity
-        files = identity.grid.files
-        check = partial(check_schema, payloads, ext=identity.ext, schema=started.schema, files=files)
-        if len(payloads) <= _CHECKED_INLINE_MAX:
-            check()
-        else:
-            await trio.to_thread.run_sync(check)
 
     async def flush(self) -> None:
         """Return when everything appended before the call is durable, committed and visible to readers: up to the first

@@ -16,10 +16,9 @@ from stepfs import entropy
 from stepfs.clock import Clock
 from stepfs.errors import SealedError, StoreUnreachableError
 from stepfs.format.commit import COMMIT_ID_BYTES, Commit
-from stepfs.format.payload.schema import PayloadSchema
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import LogState, ProducerState
-from stepfs.lake.identity import open_lake, payload_schema
+from stepfs.lake.identity import open_lake
 from stepfs.lake.log.pause import Waiting
 from stepfs.lake.log.reader import LogReader
 from stepfs.store.api import Store
@@ -37,7 +36,6 @@ class Started:
     """A live incarnation and the state from which it continues."""
 
     identity: LakeIdentity
-    schema: PayloadSchema | None  # of the lake's payloads
     committer: Committer
     me: Incarnation
     state: ProducerState
@@ -47,11 +45,10 @@ async def start(store: Store, producer_id: str, *, clock: Clock, pacer: Pacer, b
     """Open the lake and become the one live incarnation of `producer_id`.
 
     `AbsentError` if there is no lake (it is never created here), `RefusedError` if the store's conditional creates
-    cannot be trusted or the lake can take no more ids, `NewerFormatError` if its payload schema needs a newer stepfs,
-    `SealedError` if no more steps may come. Raced starts end with exactly one live.
+    cannot be trusted or the lake can take no more ids, `SealedError` if no more steps may
+    come. Raced starts end with exactly one live.
     """
     identity = await backoff.run(lambda: open_lake(store))
-    schema = payload_schema(identity, store.url)  # a newer stepfs's is refused before any producer is fenced
     await backoff.run(lambda: probe_store(store, thorough=False))
     committer = Committer(store, await backoff.run(lambda: LogReader.open(store, identity)), clock)
     incarnation = entropy.token(COMMIT_ID_BYTES)
@@ -89,7 +86,7 @@ async def start(store: Store, producer_id: str, *, clock: Clock, pacer: Pacer, b
                 raise AssertionError(outcome)
         backoff.succeeded()
         pacer.won(started_s=trio.current_time(), exposure_s=committer.exposure_s)
-        return Started(identity, schema, committer, Incarnation(producer_id, state.epoch, incarnation), state)
+        return Started(identity, committer, Incarnation(producer_id, state.epoch, incarnation), state)
 
 
 def unanswered(store: Store, attempt: Undecided) -> StoreUnreachableError:

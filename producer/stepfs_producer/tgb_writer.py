@@ -20,14 +20,10 @@ from stepfs.format.descriptor import Descriptor, descriptor_bytes
 from stepfs.format.grid.record import Grid
 from stepfs.format.ids import DESCRIPTOR_BYTES_MAX, POSITION_BYTES_MAX, RECORDS_MAX
 from stepfs.format.keys import data_key
-from stepfs.format.payload.check import PayloadCheck
-from stepfs.format.payload.excerpt import Excerpt
-from stepfs.format.payload.schema import PayloadSchema
 from stepfs.format.payload_kind import HEAD_BYTES, payload_problem
 from stepfs.format.records import LakeIdentity
 from stepfs.format.tgb import TgbImage, build
 from stepfs.store.api import Store
-from stepfs.torch.table import torch_arrays
 from stepfs_producer.pending import Item
 from stepfs_producer.rebase import Incarnation
 
@@ -84,18 +80,6 @@ def check_kind(payloads: Sequence[bytes], *, ext: str) -> None:
             raise UsageError(
                 f"payload {number} {problem}; append what the lake promises (it was made with --check-payload)"
             )
-
-
-def check_schema(payloads: Sequence[bytes], *, ext: str, schema: PayloadSchema, files: tuple[str, ...] = ("",)) -> None:
-    """`UsageError` names the first payload that contradicts the lake's schema, and the first such array in it.
-
-    `files`: those of the lake's grid.
-    """
-    check = PayloadCheck(ext, schema, torch_arrays, files)
-    for number, payload in enumerate(payloads):
-        problem = check.of_slice(number).problem(Excerpt.of(payload))
-        if problem is not None:
-            raise UsageError(f"payload {number} {problem}; append what the schema says, or fork the lake with another")
 
 
 def check_records(records: Sequence[int] | None, *, slices: int) -> tuple[int, ...]:

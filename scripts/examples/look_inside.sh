@@ -10,7 +10,7 @@ lake=$1 mount=$2 step=$3
 stepfs status "$lake"                     # how far its producers, groups and mounts are
 stepfs status "$mount"                    # what this node's daemon is doing: rates, cache, store
 stepfs ls "$lake" --step "$step"          # the files of one step
-stepfs show "$lake" --step "$step"        # the arrays of the first of them; --tokenizer FILE adds the text
+stepfs show "$lake" --step "$step"        # the arrays of the first of them, and a few values
 
 ls -l "$mount/step-$(printf %09d "$step")/"   # the same step, as a training program sees it
 cat "$mount/.stepfs/steps/$step.json"     # who committed it, when, from which position; its object and checksums

@@ -1,4 +1,4 @@
-"""Records of other versions: the identity with a payload schema, and that of a mount, as older readers and writers
+"""Records of other versions: the identity, and that of a mount, as older readers and writers
 take them.
 """
 
@@ -16,11 +16,9 @@ from stepfs.format.codec import HEADER_BYTES, Kind, decode, encode
 from stepfs.format.grid.record import Grid
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.format.node import NodeRecord, decode_node, encode_node
-from stepfs.format.payload.schema import SCHEMA_BYTES_MAX
 from stepfs.format.records import LakeIdentity, decode_lake, encode_lake
 
 PLAIN = LakeIdentity("a" * 32, Grid(2), ".npy", 7)
-TEXT = '{"version":1,"format":"npy"}'
 
 
 def body(identity):
@@ -33,13 +31,12 @@ def test_what_a_lake_without_promises_stores():
     }  # fmt: skip
 
 
-def test_a_schema_is_one_more_key_which_older_readers_ignore():
-    described = LakeIdentity("a" * 32, Grid(2), ".npy", 7, payload_schema=TEXT)
-    assert decode_lake(encode_lake(described), "x") == described
-    assert body(described) == {**body(PLAIN), "payload_schema": TEXT}
-    # What a reader of before does with a key that it does not know is what this one does.
-    later = encode(Kind.LAKE, {**body(described), "a_key_of_tomorrow": [1, {"x": b"y"}]})
-    assert decode_lake(later, "x") == described
+def test_a_promise_is_one_more_key_and_readers_ignore_those_that_they_do_not_know():
+    promised = LakeIdentity("a" * 32, Grid(2), ".npy", 7, check_payload=True)
+    assert decode_lake(encode_lake(promised), "x") == promised
+    assert body(promised) == {**body(PLAIN), "check_payload": True}
+    later = encode(Kind.LAKE, {**body(promised), "a_key_of_tomorrow": [1, {"x": b"y"}]})
+    assert decode_lake(later, "x") == promised
 
 
 @given(
@@ -79,17 +76,6 @@ def test_a_lake_without_a_grid_is_corrupt():
     without = {name: value for name, value in body(PLAIN).items() if name != "grid"}
     with pytest.raises(CorruptError, match="grid"):
         decode_lake(encode(Kind.LAKE, without), "x")
-
-
-@pytest.mark.parametrize("value", [7, b"{}", None, ["x"], "x" * (SCHEMA_BYTES_MAX + 1)])
-def test_another_type_or_size_is_corrupt(value):
-    with pytest.raises(CorruptError, match="payload_schema"):
-        decode_lake(encode(Kind.LAKE, {**body(PLAIN), "payload_schema": value}), "x")
-
-
-def test_a_text_that_is_no_schema_is_still_a_lake_that_can_be_mounted():
-    odd = LakeIdentity("a" * 32, Grid(2), ".npy", 7, payload_schema="no schema at all")
-    assert decode_lake(encode_lake(odd), "x") == odd
 
 
 LAKE = "a" * 32

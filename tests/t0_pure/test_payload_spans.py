@@ -11,9 +11,7 @@ from hypothesis import given, settings
 from payload_samples import framed, npy, pt, safetensors
 from step_tasks import EXAMPLE, tasks
 
-from stepfs.format.payload.excerpt import UnreadablePayloadError
-from stepfs.format.payload.spans import COLUMNS, NoSpansError, Spans, read_spans
-from stepfs.torch.table import torch_arrays
+from stepfs.payload import COLUMNS, NoSpansError, Spans, UnreadablePayloadError, read_spans
 from stepfs_producer.payloads.encode import construct
 from stepfs_producer.payloads.rank_arrays import rank_arrays
 from stepfs_producer.payloads.step_task import PayloadSpec, StepTask, cut_to
@@ -23,7 +21,7 @@ FORMATS = (".safetensors", ".pt", ".tar")
 
 def spans_of(ext: str, task: StepTask) -> list[Spans]:
     payloads, _ = construct(PayloadSpec(ext, labels_shifted=True, padding=0, vocabulary=1 << 20), task)
-    return [read_spans(ext, payload, torch_arrays) for payload in payloads]
+    return [read_spans(ext, payload) for payload in payloads]
 
 
 @pytest.mark.parametrize("ext", FORMATS)
@@ -49,7 +47,7 @@ def test_spans_and_tokens_of_any_step_are_read_back(ext, drawn) -> None:
 )  # fmt: skip
 def test_a_payload_without_spans_is_said_to_have_none(ext, payload) -> None:
     with pytest.raises(NoSpansError, match=r"no room for spans|has no spans"):
-        read_spans(ext, payload, torch_arrays)
+        read_spans(ext, payload)
 
 
 def planned(table: object, ids: object = None, sources: object = '["a"]') -> bytes:
@@ -72,9 +70,9 @@ GOOD = [0, 0, 8, 0, 0, 0, 0, 0]
     ],
 )  # fmt: skip
 def test_spans_that_do_not_fit_are_damage(payload) -> None:
-    assert len(read_spans(".safetensors", planned([GOOD]), torch_arrays).table) == 1
+    assert len(read_spans(".safetensors", planned([GOOD])).table) == 1
     with pytest.raises(UnreadablePayloadError) as caught:
-        read_spans(".safetensors", payload, torch_arrays)
+        read_spans(".safetensors", payload)
     assert not isinstance(caught.value, NoSpansError)
 
 
@@ -87,7 +85,7 @@ def test_flipped_bytes_are_read_or_refused(ext) -> None:
         for _ in range(draw.randrange(1, 4)):
             damaged[draw.randrange(min(len(damaged), 3000))] ^= 1 << draw.randrange(8)
         try:
-            spans = read_spans(ext, bytes(damaged[: draw.choice([len(damaged), len(damaged) // 2])]), torch_arrays)
+            spans = read_spans(ext, bytes(damaged[: draw.choice([len(damaged), len(damaged) // 2])]))
         except UnreadablePayloadError:
             continue
         assert spans.table.shape[1] == len(COLUMNS)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-from pathlib import Path
 
-import msgpack
 from typer import Typer
 from typer.testing import CliRunner
 
 from stepfs.cli.app import app
-from stepfs.format.codec import HEADER_BYTES, Kind, encode
 from stepfs_producer import Producer
 from stepfs_producer.cli.app import app as producer_app
 
@@ -61,21 +58,3 @@ def commit(url: str, steps: range, *, producer_id: str = "tok-0") -> None:
     with Producer(url, producer_id=producer_id) as producer:
         for step in steps:
             producer.append(payloads(step), position=step + 1)
-
-
-def without_schema(url: str) -> None:
-    """Make a lake on disk one that an older stepfs created, which knew no payload schemas."""
-    path, body = _identity(url)
-    body.pop("payload_schema", None)
-    path.write_bytes(encode(Kind.LAKE, body))
-
-
-def with_schema(url: str, text: str) -> None:
-    """Give a lake on disk a schema, whatever the text is."""
-    path, body = _identity(url)
-    path.write_bytes(encode(Kind.LAKE, {**body, "payload_schema": text}))
-
-
-def _identity(url: str) -> tuple[Path, dict[str, object]]:
-    path = Path(url.removeprefix("file://")) / "lake.msgpack"
-    return path, msgpack.unpackb(path.read_bytes()[HEADER_BYTES:])

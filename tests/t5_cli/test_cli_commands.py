@@ -128,7 +128,7 @@ class TestLs:
         before = time.time()
         document = stepfs("ls", lake, "--json").document
         assert list(document) == [
-            "schema", "lake_id", "slices", "grid", "ext", "payload_schema", "first_step", "next_step", "steps",
+            "schema", "lake_id", "slices", "grid", "ext", "first_step", "next_step", "steps",
         ]  # fmt: skip
         assert (document["slices"], document["ext"]) == (SLICES, ".safetensors")
         assert (document["first_step"], document["next_step"]) == (0, 5)
@@ -177,7 +177,7 @@ class TestStatus:
         register_group(lake, "train", 2, 4)
         document = stepfs("status", lake, "--json").document
         assert list(document) == [
-            "schema", "lake_id", "slices", "grid", "ext", "payload_schema", "head", "time", "first_step", "next_step", "frontier",
+            "schema", "lake_id", "slices", "grid", "ext", "head", "time", "first_step", "next_step", "frontier",
             "sealed", "total_bytes", "total_records", "live_bytes", "producers", "groups", "nodes",
             "origins", "problems",
         ]  # fmt: skip

@@ -43,12 +43,12 @@ FEATURES = {
 
 # why an option is of no feature → the options
 APART = {
-    "it says the same in another form": "--json --watch --bundle --schema --metrics-port --metrics-address --text --tokenizer",
+    "it says the same in another form": "--json --watch --bundle --schema --metrics-port --metrics-address --text",
     "it says how a store or a machine is reached": "--endpoint-url --engine --ray-address --workers",
     "it bounds resources, and changes no byte": "--memory-size --memory --prefetch --prime --poll --steps-per-second",
     "it chooses what one command looks at": "--step --source --file --record --plan-dir --content --compare --to "
     "--no-sources simulate:--steps replay:--steps replay:--ranks",
-    "it is written into the lake or plan once, and compared": "--ext --check-payload --payload-schema --from-payload "
+    "it is written into the lake or plan once, and compared": "--ext --check-payload "
     "--accept-changes --input --seq-len --batch-size --tokenizer-file",
     "it ends a run earlier": "--limit-steps",
 }
@@ -74,7 +74,7 @@ fork × mesh: HERE
 fork × groups: t0_pure/test_torch_state.py::test_a_fork_goes_on_from_a_checkpoint_of_its_parent_before_the_first_step_that_it_left_out
 fork × reclaim: t5_cli/test_fork_lifecycle.py::test_parent_and_fork_let_go_of_each_other
 fork × seal: HERE
-fork × holdout: t5_cli/test_produce_schema.py::test_both_sides_of_a_holdout_do_not_share_a_lake
+fork × holdout: t5_cli/test_produce_unfit.py::test_both_sides_of_a_holdout_do_not_share_a_lake
 fork × producers: t1_protocol/test_fork_rewind.py::test_producers_go_back_to_the_cut_and_later_ones_are_gone
 fork × lead: t1_protocol/test_lead.py::test_a_producer_does_not_wait_for_a_fork_of_its_lake
 fork × rollback: a fork reads its parent's objects and no log: what a copy lacks is damage
@@ -151,7 +151,7 @@ seal × rollback: TROUBLE
 seal × kill: t5_cli/test_produce_run.py::test_a_complete_plan_may_seal_its_lake
 seal × replaced: ENDS
 seal × namespaces: PLACE
-holdout × producers: t5_cli/test_produce_schema.py::test_both_sides_of_a_holdout_do_not_share_a_lake
+holdout × producers: t5_cli/test_produce_unfit.py::test_both_sides_of_a_holdout_do_not_share_a_lake
 holdout × lead: the lead counts steps, of whichever side they are
 holdout × rollback: BYTES
 holdout × kill: BYTES

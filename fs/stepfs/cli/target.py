@@ -110,11 +110,9 @@ async def origin_stores(store: Store, options: StoreOptions) -> AsyncIterator[Or
 @asynccontextmanager
 async def opened_lineage(lake: str, options: StoreOptions) -> AsyncIterator[LineageReader]:
     from stepfs.lake.lineage import LineageReader
-    from stepfs.torch.process import TorchProcess
 
     async with opened_log(lake, options, reads_only=True) as log, origin_stores(log.store, options) as origins:
-        with TorchProcess() as by_torch:
-            yield LineageReader(log, origins, by_torch)
+        yield LineageReader(log, origins)
 
 
 def _as_url(directory: str) -> str:

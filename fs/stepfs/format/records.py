@@ -11,7 +11,6 @@ from stepfs.format.arguments import check_text
 from stepfs.format.codec import Kind, decode, encode, readable
 from stepfs.format.grid.record import Grid, decode_grid
 from stepfs.format.ids import ID_BYTES_MAX, SLICES_MAX
-from stepfs.format.payload.schema import SCHEMA_BYTES_MAX
 
 _EXT: Final = re.compile(r"^(\.[A-Za-z0-9_-]{1,15}){1,3}$")
 _LAKE_ID: Final = re.compile(r"^[0-9a-f]{32}$")
@@ -26,7 +25,6 @@ class LakeIdentity:
     ext: str
     created_ms: int
     check_payload: bool = False  # slices are files of kind `ext`: producers and `verify --content` check it
-    payload_schema: str | None = None  # of the slices, as `format/payload/schema.py` reads it
 
     @property
     def slices(self) -> int:
@@ -59,8 +57,6 @@ def encode_lake(identity: LakeIdentity) -> bytes:
     }
     if identity.check_payload:
         body["check_payload"] = True
-    if identity.payload_schema is not None:
-        body["payload_schema"] = identity.payload_schema
     return readable(Kind.LAKE, encode(Kind.LAKE, body), identity, decode_lake)
 
 
@@ -73,5 +69,4 @@ def decode_lake(data: bytes, what: str) -> LakeIdentity:
     slices = fields.integer("slices", low=1, high=SLICES_MAX)
     grid = decode_grid(fields.map("grid"), slices, what)
     check_payload = "check_payload" in fields and fields.boolean("check_payload")
-    schema = fields.text("payload_schema", bytes_max=SCHEMA_BYTES_MAX) if "payload_schema" in fields else None
-    return LakeIdentity(lake_id, grid, ext, fields.integer("created"), check_payload, schema)
+    return LakeIdentity(lake_id, grid, ext, fields.integer("created"), check_payload)

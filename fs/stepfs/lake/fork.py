@@ -103,15 +103,13 @@ async def fork(
     cut: Cut,
     clock: Clock,
     *,
-    payload_schema: str | None = None,
     rewind: bool = False,
 ) -> LakeIdentity:
     """Create the lake `store` as a fork of `parent`. `RefusedError` if there is a lake already.
 
-    `payload_schema`: in place of the parent's. `rewind`: producers stand as at `until`; errors of `producers_before`. If the
-    parent was opened with `until_damage`, the fork has the steps before the damage.
+    `rewind`: producers stand as at `until`; errors of `producers_before`. If the parent was opened with `until_damage`, the
+    fork has the steps before the damage.
     """
-    schema = parent.identity.payload_schema if payload_schema is None else payload_schema
     await refuse_existing(store)
     # Report mistakes before anything is written.
     shared = parent_steps(cut, parent.first_live_step, parent.state.next_step)
@@ -133,7 +131,6 @@ async def fork(
             slices=parent.identity.grid,
             ext=parent.identity.ext,
             check_payload=parent.identity.check_payload,
-            payload_schema=schema,
             clock=clock,
             lake_id=lake_id,
         )

@@ -8,7 +8,6 @@ from stepfs.errors import AbsentError, RefusedError, UsageError
 from stepfs.format.grid.record import Grid
 from stepfs.format.ids import SLICES_MAX
 from stepfs.format.keys import LAKE, new_lake_id
-from stepfs.format.payload.schema import PayloadSchema, stored_schema
 from stepfs.format.payload_kind import CHECKED_EXTENSIONS, is_checkable
 from stepfs.format.records import LakeIdentity, check_ext, decode_lake, encode_lake
 from stepfs.lake.slots import SlotLost, settled, take_slot
@@ -22,16 +21,14 @@ async def create_lake(
     slices: Grid | int,
     ext: str = ".safetensors",
     check_payload: bool = False,
-    payload_schema: str | None = None,
     clock: Clock | None = None,
     lake_id: str | None = None,
 ) -> LakeIdentity:
     """Create a lake. Probes the store for honest conditional writes first.
 
     `slices`: the grid of a step's files, or how many, if each data rank has one.
-    `check_payload`: the lake promises that its slices are files of kind `ext`, and producers check it. `payload_schema`:
-    it promises more; the text of a schema that `format/payload/schema.py` has parsed. A fork gives `lake_id`, because it
-    fills the lake before the identity makes it exist. Raises `RefusedError` if there is a lake
+    `check_payload`: the lake promises that its slices are files of kind `ext`, and producers check it. A fork gives
+    `lake_id`, because it fills the lake before the identity makes it exist. Raises `RefusedError` if there is a lake
     already or the store is unfit, `UsageError` for a bad number of slices or extension.
     """
     grid = slices if isinstance(slices, Grid) else Grid(slices)
@@ -45,7 +42,7 @@ async def create_lake(
     await refuse_existing(store)
     await probe_store(store, thorough=True)
     now_ms = (clock or SystemClock()).now_ms()
-    identity = LakeIdentity(lake_id or new_lake_id(), grid, ext, now_ms, check_payload, payload_schema)
+    identity = LakeIdentity(lake_id or new_lake_id(), grid, ext, now_ms, check_payload)
     outcome = await take_slot(store, LAKE, encode_lake(identity))
     if isinstance(settled(outcome, store, "run `stepfs init` again to see"), SlotLost):
         await refuse_existing(store)
@@ -76,16 +73,6 @@ async def open_lake(store: Store) -> LakeIdentity:
             f"{store.url} is not a lake (it holds no {LAKE}); create one with `{command('stepfs', 'init', store.url, '…')}`"
         )
     return decode_lake(data, f"{store.url}/{LAKE}")
-
-
-def payload_schema(identity: LakeIdentity, url: str) -> PayloadSchema | None:
-    """The schema of the lake's slices; None without one.
-
-    `NewerFormatError` if a newer stepfs must tell, `CorruptError` for a schema that no stepfs writes.
-    """
-    if identity.payload_schema is None:
-        return None
-    return stored_schema(identity.payload_schema, f"{url}/{LAKE}: payload_schema")
 
 
 async def check_identity(store: Store, identity: LakeIdentity) -> None:

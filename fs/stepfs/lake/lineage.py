@@ -1,8 +1,8 @@
-"""The spans of a step's slices, each read whole and verified: they tell where tokens came from."""
+"""A step's slices, each read whole and verified, and their spans, which tell where tokens came from."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 import trio
@@ -11,13 +11,12 @@ from crc32c import crc32c
 from stepfs.errors import CorruptError, UsageError
 from stepfs.format.descriptor import SliceRef
 from stepfs.format.ids import SliceIndex
-from stepfs.format.payload.arrays import ByTorch
 from stepfs.format.snapshot import StepEntry
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.origins import OriginStores
 
 if TYPE_CHECKING:
-    from stepfs.format.payload.spans import Spans
+    from stepfs.payload import Spans
 
 READ_BYTES_MAX: Final = 64 << 20  # by one request; a longer slice is one request by itself
 _GAP_BYTES_MAX: Final = 64 << 10
@@ -26,20 +25,16 @@ Placed = tuple[SliceIndex, SliceRef]
 
 
 class LineageReader:
-    """Spans of the steps of one lake, of forks' origins, too."""
+    """Slices of the steps of one lake, of forks' origins, too, and the spans in them."""
 
-    def __init__(self, log: LogReader, origins: OriginStores, by_torch: ByTorch) -> None:
+    def __init__(self, log: LogReader, origins: OriginStores) -> None:
         self.log = log
         self._origins = origins
-        self.by_torch = by_torch
 
-    async def spans(
-        self, entry: StepEntry, slices: Sequence[SliceIndex], take: Callable[[SliceIndex, Spans], None]
-    ) -> None:
-        """Call `take` with the spans of each of these slices; neighbours are read by one request.
-
-        `UsageError` for a lake without spans, `CorruptError` for other bytes than were committed.
-        """
+    async def payloads(
+        self, entry: StepEntry, slices: Sequence[SliceIndex]
+    ) -> AsyncIterator[tuple[SliceIndex, memoryview]]:
+        """These slices; neighbours are read by one request. `CorruptError` for other bytes than were committed."""
         store, key = await self._origins.of(entry.tgb, self.log.state), entry.tgb.key
         for group in _joined([(index, entry.tgb.slice(index)) for index in slices]):
             begin = group[0][1].offset
@@ -53,21 +48,27 @@ class LineageReader:
                     raise CorruptError(
                         f"{key}: slice {index} is not what was committed; `stepfs verify` says what to do"
                     )
-                take(index, await trio.to_thread.run_sync(self._parsed, entry, index, payload))
+                yield index, payload
+
+    async def spans(
+        self, entry: StepEntry, slices: Sequence[SliceIndex], take: Callable[[SliceIndex, Spans], None]
+    ) -> None:
+        """Call `take` with the spans of each of these slices. `UsageError` for a lake without spans."""
+        async for index, payload in self.payloads(entry, slices):
+            take(index, await trio.to_thread.run_sync(self._parsed, entry, index, payload))
 
     def _parsed(self, entry: StepEntry, index: SliceIndex, payload: memoryview) -> Spans:
-        from stepfs.format.payload.excerpt import UnreadablePayloadError  # noqa: PLC0415  (numpy takes 100 ms)
-        from stepfs.format.payload.spans import NoSpansError, read_spans  # noqa: PLC0415
+        from stepfs.payload import NoSpansError, UnreadablePayloadError, read_spans  # noqa: PLC0415  (numpy takes 100 ms)
 
         what = f"step {entry.step}, slice {index}"
         try:
-            return read_spans(self.log.identity.ext, payload, self.by_torch)
+            return read_spans(self.log.identity.ext, payload)
         except NoSpansError as error:
             raise UsageError(
                 f"{what}: {error}; lineage is in the .safetensors, .pt and .tar files that `stepfs-produce run` makes"
             ) from error
         except UnreadablePayloadError as error:
-            raise CorruptError(f"{what}: {error}; `stepfs verify --content` looks into all files") from error
+            raise CorruptError(f"{what}: {error}; `stepfs verify --content` looks at all files") from error
 
 
 def _joined(placed: Sequence[Placed]) -> Iterator[list[Placed]]:

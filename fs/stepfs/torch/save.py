@@ -1,4 +1,4 @@
-"""`torch.save` into bytes."""
+"""`.pt` files in memory, by `torch.save` and `torch.load`."""
 
 from __future__ import annotations
 
@@ -24,6 +24,21 @@ def dump(obj: object) -> bytes:
     buffer = io.BytesIO()
     torch.save(obj, buffer)
     return buffer.getvalue()
+
+
+def load(payload: bytes | bytearray | memoryview, device: str) -> object:
+    """The object of a `.pt` file that anybody may have written; on the device "meta" its tensors have no values.
+
+    `ValueError` for another file, `MissingPackageError` without a torch that runs no code of it.
+    """
+    need_torch("looking into .pt files", for_foreign_files=True)
+    import torch  # noqa: PLC0415 (optional, and heavy)
+
+    try:
+        return torch.load(io.BytesIO(payload), map_location=device, weights_only=True)
+    except Exception as error:  # torch raises whatever hostile bytes lead it to
+        reason = str(error).rpartition("WeightsUnpickler error: ")[2]  # without its advice to unpickle with code
+        raise ValueError(reason.strip().partition("\n")[0].partition(". ")[0]) from error
 
 
 def torch_bytes(arrays: Mapping[str, NDArray[Any]], facts: Mapping[str, object]) -> bytes:

@@ -20,7 +20,6 @@ from stepfs.errors import AbsentError, CorruptError, RefusedError, StoreSilentEr
 from stepfs.format.grid.record import Grid
 from stepfs.format.ids import Epoch
 from stepfs.format.keys import LAKE, libraries_key, source_listing_key
-from stepfs.format.payload.schema import PayloadSchema
 from stepfs.format.planned.listing import Listing
 from stepfs.format.records import LakeIdentity
 from stepfs.lake.identity import create_lake, open_lake
@@ -34,12 +33,12 @@ from stepfs_producer.tgb_writer import unpack_position
 _LIBRARIES: Final = ("stepfs", "numpy", "tokenizers", "pyarrow", "zstandard", "torch", "pillow")
 
 
-async def ensure_lake(store: Store, grid: Grid, ext: str, schema: PayloadSchema | None) -> LakeIdentity:
-    """Identity of the lake, whatever it holds; a new one has this grid and extension, and records `schema`."""
+async def ensure_lake(store: Store, grid: Grid, ext: str) -> LakeIdentity:
+    """Identity of the lake, whatever it holds; a new one has this grid and extension."""
     try:
         return await open_lake(store)
     except AbsentError:
-        return await _create_or_open(store, grid, ext, None if schema is None else schema.text())
+        return await _create_or_open(store, grid, ext)
 
 
 def committed_positions(log: LogReader) -> dict[str, object]:
@@ -96,9 +95,9 @@ async def frozen_listing(store: Store, lake_id: str, source: str, digest: str) -
     return listing
 
 
-async def _create_or_open(store: Store, grid: Grid, ext: str, schema: str | None) -> LakeIdentity:
+async def _create_or_open(store: Store, grid: Grid, ext: str) -> LakeIdentity:
     try:
-        return await create_lake(store, slices=grid, ext=ext, payload_schema=schema)
+        return await create_lake(store, slices=grid, ext=ext)
     except RefusedError as refused:
         try:
             return await open_lake(store)  # another producer created it meanwhile

@@ -124,7 +124,7 @@ class RunOptions:
     limit_steps: LimitSteps = None
     steps_per_second: Annotated[float | None, Opt("--steps-per-second", "Not faster than this.", "R")] = None
     seal: Annotated[bool, Opt("--seal", "Seal the lake when the plan is complete: no more steps come.")] = False
-    fixed_shape: bool = False  # a new lake takes rows of this plan's shape alone
+    fixed_shape: bool = False  # the lake's other plans must have rows of this plan's shape
     store_options: StoreOptions = field(default_factory=StoreOptions)
     metrics_port: Annotated[
         int | None,

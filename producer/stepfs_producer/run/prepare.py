@@ -8,29 +8,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import trio
 
 from stepfs.errors import AbsentError, RefusedError, UsageError
 from stepfs.format.grid.record import Grid
 from stepfs.format.keys import plan_key
-from stepfs.format.payload.schema import Scalar
 from stepfs.format.planned.listing import Listing
 from stepfs.format.records import LakeIdentity
-from stepfs.lake.identity import open_lake, payload_schema
+from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.planned import kept_listing, kept_plan
 from stepfs.store.api import Store
 from stepfs.store.opening import open_store
 from stepfs_producer.engine.worker import find_modules_in
-from stepfs_producer.payloads.described import empty_payloads
 from stepfs_producer.payloads.step_task import PayloadSpec
 from stepfs_producer.plan.file.diff import PlanChangedError, differences
-from stepfs_producer.plan.file.digest import micro_batch_tokens, normalised, plan_digest, plan_text
+from stepfs_producer.plan.file.digest import normalised, plan_digest, plan_text
 from stepfs_producer.plan.file.scalars import parse_shard
 from stepfs_producer.plan.file.schema import Plan
 from stepfs_producer.plan.file.yaml_file import PlanFile, read_plan
@@ -41,7 +39,6 @@ from stepfs_producer.run.compile import compile_plan, grid_of, modules_of, paylo
 from stepfs_producer.run.lake import committed_positions, keep, keep_listing
 from stepfs_producer.run.options import RunOptions
 from stepfs_producer.run.source_loader import LoadedSource
-from stepfs_producer.run.workers.upload import check_payloads
 from stepfs_producer.sources.corpus import list_corpus, located
 from stepfs_producer.sources.layout import Layout
 from stepfs_producer.sources.spec import SourceSpec
@@ -66,7 +63,6 @@ class PreparedPlan:
     rules: Rules
     payloads: PayloadSpec
     sources: tuple[LoadedSource, ...]  # in order of names
-    tokenizer: Mapping[str, Scalar]  # as a lake's payload schema names it
 
     @property
     def digest(self) -> str:
@@ -139,7 +135,7 @@ def prepare_plan(place: LocatedPlan, listings: Mapping[str, Listing]) -> Prepare
         for name, transform in sorted(found.transforms.items())
     )
     payloads = payload_spec(place.plan, padding=tokenizer.pad, vocabulary=tokenizer.vocabulary)
-    return PreparedPlan(found.rules, payloads, sources, tokenizer.facts(spec.digest))
+    return PreparedPlan(found.rules, payloads, sources)
 
 
 async def fit_plan(
@@ -185,8 +181,8 @@ async def keep_plan(store: Store, identity: LakeIdentity, place: LocatedPlan, pr
     await keep(store, plan_key(identity.lake_id, prepared.digest), plan_text(place.plan).encode())
 
 
-def _refuse_other_files(identity: LakeIdentity, url: str, place: LocatedPlan, prepared: PreparedPlan) -> None:
-    """`RefusedError` if the lake has another grid or another extension, or promises other files than the plan makes."""
+def _refuse_other_files(identity: LakeIdentity, url: str, place: LocatedPlan) -> None:
+    """`RefusedError` if the lake has another grid or another extension."""
     grid, output = grid_of(place.plan), place.plan.output
     if identity.grid != grid:
         raise RefusedError(
@@ -196,14 +192,6 @@ def _refuse_other_files(identity: LakeIdentity, url: str, place: LocatedPlan, pr
         raise RefusedError(
             f"{url} holds {identity.ext} files, not {output.ext}; name another lake, or set output.ext to {identity.ext}"
         )
-    shape = output.micro_batches, micro_batch_tokens(place.plan)
-    try:
-        check_payloads(empty_payloads(prepared.payloads, shape), identity, url)
-    except UsageError as error:
-        raise RefusedError(
-            f"{url} promises other files than this plan makes: {str(error).partition('; ')[0]}; name another lake, or fork this "
-            "one with another --payload-schema"
-        ) from error
 
 
 async def refuse_unfit(
@@ -219,60 +207,84 @@ async def refuse_unfit(
 
     `RefusedError` if the lake is not one for the plan.
     """
-    await trio.to_thread.run_sync(_refuse_other_files, identity, store.url, place, prepared, abandon_on_cancel=True)
+    _refuse_other_files(identity, store.url, place)
     log = await LogReader.open(store, identity)
     positions = committed_positions(log)
+    begun = {}
+    for producer_id, position in sorted(positions.items()):
+        with suppress(RefusedError):  # of another pipeline
+            state = read_position(position)
+            begun[producer_id] = state, await _kept_settings(store, identity, state.plan)
     mine = positions.get(options.producer_id)
     if mine is None:  # what has begun was accepted, and `fit_plan` compares it
-        await _refuse_other_producers(store, identity, place, prepared, positions, options, say)
+        _refuse_other_producers(begun, place, prepared, options, say)
+    for producer_id, (_, settings) in begun.items():
+        _refuse_other_arrays(settings, place.plan, f"{store.url}: producer {producer_id}", options)
     return mine, log.state.sealed
 
 
-async def _refuse_other_producers(
-    store: Store,
-    identity: LakeIdentity,
+async def _kept_settings(store: Store, identity: LakeIdentity, digest: str) -> dict[str, Any]:
+    """A plan of the lake as it was normalised; empty in a fork, which has no plans."""
+    try:
+        found = json.loads(await kept_plan(store, identity.lake_id, digest) or "{}")
+    except (RefusedError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _refuse_other_arrays(settings: Mapping[str, Any], plan: Plan, whose: str, options: RunOptions) -> None:
+    """`RefusedError` unless files of both plans have the same columns and, of `text`, the same rows."""
+    if not isinstance(theirs := settings.get("output"), dict):
+        return
+    ours = normalised(plan)["output"]
+    theirs_have, ours_have = (_columns_text(output.get("columns")) for output in (theirs, ours))
+    if options.fixed_shape and theirs_have == ours_have:
+        theirs_have, ours_have = (
+            f"rows [{output.get('micro_batches')}, {output.get('micro_batch_tokens')}]" for output in (theirs, ours)
+        )
+    if theirs_have != ours_have:
+        raise RefusedError(
+            f"{whose} has made files with {theirs_have}, and this plan makes {ours_have}; name another lake"
+        )
+
+
+def _columns_text(columns: object) -> str:
+    return "the columns " + json.dumps(columns) if columns else "no columns"
+
+
+def _refuse_other_producers(
+    others: Mapping[str, tuple[State, Mapping[str, Any]]],
     place: LocatedPlan,
     prepared: PreparedPlan,
-    others: Mapping[str, object],
     options: RunOptions,
     say: Callable[[str], None],
 ) -> None:
-    """`RefusedError` if a producer that has not begun would not go on with what others (id → position) have begun.
+    """`RefusedError` if a producer that has not begun would not go on with what others (id → state, plan) have begun.
 
     That is another side of the holdout, the files of a source dealt to another number of shards, or, unless that is
     accepted, another tokenizer.
     """
     specs = {one.layout.listing.digest: one.spec for one in prepared.sources}
-    tokenizers = {}
-    if recorded := payload_schema(identity, store.url):
-        tokenizers["the lake's schema"] = str(recorded.tokenizer.get("identity") or "")
-    for producer_id, position in sorted(others.items()):
-        try:
-            state = read_position(position)
-        except RefusedError:
-            continue  # of another pipeline
-        _refuse_other_side(state, place, f"producer {producer_id}")
-        tokenizers[f"producer {producer_id}"] = state.tokenizer
-        await _refuse_other_shards(store, identity, producer_id, state, specs)
     mine = prepared.rules.tokenizer
-    for whose, other in tokenizers.items():
-        if other and other != mine:
-            said = f"the tokenizer of {whose} is {other}, and this plan's is {mine}"
+    for producer_id, (state, settings) in others.items():
+        _refuse_other_side(state, place, f"producer {producer_id}")
+        _refuse_other_shards(settings, producer_id, state, specs)
+        if state.tokenizer and state.tokenizer != mine:
+            said = f"the tokenizer of producer {producer_id} is {state.tokenizer}, and this plan's is {mine}"
             if not options.accept_changes:
                 # `text` does not have the option.
                 also = "" if options.fixed_shape else ", or add --accept-changes to mix their ids for good"
-                raise RefusedError(f"{store.url}: {said}; name another lake{also}")
+                raise RefusedError(f"{options.lake}: {said}; name another lake{also}")
             say(f"warning: {said}")
 
 
-async def _refuse_other_shards(
-    store: Store, identity: LakeIdentity, producer_id: str, state: State, specs: Mapping[str, SourceSpec]
+def _refuse_other_shards(
+    settings: Mapping[str, Any], producer_id: str, state: State, specs: Mapping[str, SourceSpec]
 ) -> None:
     """`specs`: by the digests of their listings."""
-    try:
-        theirs = json.loads(await kept_plan(store, identity.lake_id, state.plan) or "{}")["sources"]
-    except (RefusedError, ValueError, KeyError, TypeError, RecursionError):
-        return  # from a fork, which has no plans
+    theirs = settings.get("sources")
+    if not isinstance(theirs, dict):
+        return
     for name, source in state.sources.items():
         spec = specs.get(source.listing)
         if spec is None or name not in theirs:

@@ -25,9 +25,7 @@ from stepfs.store.api import Store
 from stepfs.store.opening import open_store
 from stepfs.store.silence import Silence
 from stepfs_producer.engine.api import Engine
-from stepfs_producer.payloads.described import planned_schema
 from stepfs_producer.payloads.encode import encoder_for
-from stepfs_producer.plan.file.digest import micro_batch_tokens
 from stepfs_producer.producer import AsyncProducer
 from stepfs_producer.run.compile import grid_of
 from stepfs_producer.run.conductor import Conductor, EndReason, RunConfig
@@ -110,7 +108,7 @@ class _RunSession:
         ):
             self.workers_max = most
             self._memory_of(prepared)
-            identity = await self._lake(store, prepared)
+            identity = await ensure_lake(store, grid_of(self.place.plan), self.place.plan.output.ext)
             # Before the producer is opened, which would fence a healthy run.
             look = partial(refuse_unfit, store, identity, self.place, options=options)
             position, sealed = await look(prepared, say=self.say)
@@ -185,20 +183,6 @@ class _RunSession:
         finally:
             with trio.CancelScope(shield=True):
                 await store.aclose()
-
-    async def _lake(self, store: Store, prepared: PreparedPlan) -> LakeIdentity:
-        plan = self.place.plan
-        output = plan.output
-        fixed = self.options.fixed_shape
-        micro = 1 if output.files == "micro_batches" else output.micro_batches if fixed else "micro"
-        schema = planned_schema(
-            output.ext,
-            prepared.tokenizer,
-            vocabulary=prepared.payloads.vocabulary,
-            shape=(micro, micro_batch_tokens(plan) if fixed else "tokens"),
-            columns=prepared.payloads.columns,
-        )
-        return await ensure_lake(store, grid_of(plan), output.ext, schema)
 
     def _memory_of(self, prepared: PreparedPlan) -> Memory:
         given = self.options.memory_bytes

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from stepfs.errors import AbsentError, MissingPackageError, RefusedError, StepfsError, UsageError
-from stepfs.format.payload.schema import Scalar
 from stepfs_producer.sources.lines import RECORD_BYTES_MAX
 from stepfs_producer.transforms.documents import Documents, UnfitRecordError
 from stepfs_producer.transforms.model_file import prepared
@@ -52,19 +51,6 @@ class Tokenizer(ABC):
     @abstractmethod
     def encode_plain(self, texts: Sequence[str]) -> Documents:
         """The tokens of each text alone. `UnfitRecordError` if the model has none for a character of a text."""
-
-    def facts(self, file_digest: str | None) -> dict[str, Scalar]:
-        """As payload schemas name it. `file_digest`: SHA-256 of the file that it was loaded from, in hex."""
-        facts: dict[str, Scalar | None] = {
-            "kind": self.identity.partition("-")[0],
-            "identity": self.identity,
-            "vocabulary": self.vocabulary,
-            "bos": self.bos,
-            "eos": self.eos,
-            "pad": self.pad,
-            "file_sha256": file_digest,
-        }
-        return {name: fact for name, fact in facts.items() if fact is not None}
 
 
 def open_tokenizer(spec: TokenizerSpec, model_json: str = "") -> Tokenizer:

@@ -69,7 +69,7 @@ async def with_lake(plan: Path, lake: str, workers: int) -> tuple[Used, State]:
     place = plan_at(plan)
     store = open_store(lake)
     try:
-        identity = await ensure_lake(store, grid_of(place.plan), place.plan.output.ext, None)
+        identity = await ensure_lake(store, grid_of(place.plan), place.plan.output.ext)
         fit = await fit_plan(store, identity, place, await list_sources(place), None)
         memory = memory_of(None, fit.rules, fit.sources, workers)
         last: list[State] = []

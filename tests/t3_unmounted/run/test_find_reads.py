@@ -19,7 +19,6 @@ from stepfs.format.descriptor import Descriptor, SliceRef, pack_slices
 from stepfs.format.grid.record import Grid
 from stepfs.format.ids import SEGMENT_STEPS, Epoch, Step, Version
 from stepfs.format.keys import log_prefix, number_of, plan_key, plans_prefix, source_listing_key
-from stepfs.format.payload.arrays import without_torch
 from stepfs.format.snapshot import StepEntry
 from stepfs.lake.lineage import LineageReader
 from stepfs_producer.plan.file.digest import plan_digest, plan_text
@@ -165,9 +164,7 @@ async def found_in(long: LongLog, record: int) -> list[Found]:
         return long
 
     origins = SimpleNamespace(of=holds)
-    return await find_record(
-        long, LineageReader(long, origins, without_torch), Asked("prose", "lines.txt", record, ".")
-    )
+    return await find_record(long, LineageReader(long, origins), Asked("prose", "lines.txt", record, "."))
 
 
 @pytest.mark.parametrize(("per_commit", "even"), [(1, True), (3, True), (1, False)])

@@ -9,7 +9,6 @@ import typer
 
 from stepfs import interruption
 from stepfs.cli.columns import json_text, printable
-from stepfs.cli.given_schema import FromPayload, PayloadSchemaOption, schema_text
 from stepfs.cli.options import EndpointUrl, Json, opt
 from stepfs.cli.target import opened_store
 from stepfs.errors import UsageError
@@ -50,8 +49,6 @@ def fork(
             "Of a lake whose log cannot be read to its end, take all steps before the damage.",
         ),
     ] = False,
-    payload_schema: PayloadSchemaOption = None,
-    from_payload: FromPayload = None,
     as_json: Json = False,
     endpoint_url: EndpointUrl = None,
 ) -> None:
@@ -59,8 +56,7 @@ def fork(
 
     LAKE@STEP alone leaves out nothing: `stepfs fork LAKE@20 NEW --until 20` keeps steps 0 to 19. Steps before STEP keep
     their numbers; steps behind a left-out stretch are renumbered. The new lake shares the parent's data, which its group
-    in the parent keeps alive; nothing is copied. A fork that was killed keeps its group there: the next one to NEW names
-    it. The new lake has the parent's payload schema, unless an option gives another.
+    in the parent keeps alive; nothing is copied. A fork that was killed keeps its group there: the next one to NEW names it.
     """
     from stepfs.clock import SystemClock
     from stepfs.lake import fork as forks
@@ -79,9 +75,8 @@ def fork(
     async def make() -> None:
         async with opened_store(url, options) as above, opened_store(new, options) as store:
             parent = await LogReader.open(above, await open_lake(above), until_damage=until_damage)
-            schema = await schema_text(payload_schema, from_payload, parent.identity.ext)
             cut = _cut(parent, step, skipped, until)
-            identity = await forks.fork(parent, store, cut, SystemClock(), payload_schema=schema, rewind=rewind)
+            identity = await forks.fork(parent, store, cut, SystemClock(), rewind=rewind)
             count = sum(map(len, forks.parent_steps(cut, parent.first_live_step, parent.state.next_step)))
             rest = await left_out(parent) if parent.damage is not None else None
         if as_json:

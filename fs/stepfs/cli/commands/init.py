@@ -8,7 +8,6 @@ import typer
 
 from stepfs import interruption
 from stepfs.cli.failure import say
-from stepfs.cli.given_schema import FromPayload, PayloadSchemaOption, schema_text
 from stepfs.cli.options import EndpointUrl, Lake, opt
 from stepfs.cli.target import opened_store
 from stepfs.errors import UsageError
@@ -39,8 +38,6 @@ def init(
             "Record that slices are files of this extension; producers check their first batch.",
         ),
     ] = False,
-    payload_schema: PayloadSchemaOption = None,
-    from_payload: FromPayload = None,
     endpoint_url: EndpointUrl = None,
 ) -> None:
     """Create a lake.
@@ -62,11 +59,8 @@ def init(
     check_ext(ext)
 
     async def create() -> None:
-        schema = await schema_text(payload_schema, from_payload, ext)
         async with opened_store(lake, StoreOptions(endpoint_url)) as store:
-            identity = await create_lake(
-                store, slices=grid, ext=ext, check_payload=check_payload, payload_schema=schema
-            )
+            identity = await create_lake(store, slices=grid, ext=ext, check_payload=check_payload)
             names = names_of(identity)
             files = " … ".join(dict.fromkeys(names[place][0].decode() for place in (0, len(names) - 1)))
             typer.echo(f"created lake {identity.lake_id} at {store.url}: each step holds {files}")

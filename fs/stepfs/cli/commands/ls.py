@@ -59,8 +59,6 @@ def _file_names(names: FileNames) -> Iterator[str]:
 
 async def _print_document(log: LogReader, view: View, only: int | None) -> None:
     """Print one JSON document step by step: a lake of 10⁶ steps is read segment by segment, never held in memory."""
-    from stepfs.format.payload.schema import schema_document
-
     identity = log.identity
     head = {
         "schema": JSON_SCHEMA,
@@ -68,7 +66,6 @@ async def _print_document(log: LogReader, view: View, only: int | None) -> None:
         "slices": identity.slices,
         "grid": identity.grid.document(),
         "ext": identity.ext,
-        "payload_schema": schema_document(identity.payload_schema),
         "first_step": view.first_visible,
         "next_step": view.next_step,
     }

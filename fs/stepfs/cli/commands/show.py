@@ -1,11 +1,13 @@
-"""`stepfs show`: the arrays of a payload, a few of their values, and text if there is a tokenizer."""
+"""`stepfs show`: the arrays of a payload and a few of their values, or the beginning of any other."""
 
 from __future__ import annotations
 
 import json
 import math
+import mmap
+import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -14,49 +16,29 @@ import typer
 from stepfs import interruption
 from stepfs.cli.columns import json_text, printable, size_text, table
 from stepfs.cli.options import EndpointUrl, Json, not_empty, opt
-from stepfs.cli.payload_bytes import PayloadBytes, ends_of, file_bytes, slice_bytes
-from stepfs.cli.target import is_lake, lake_of, opened_log, origin_stores, view_of
-from stepfs.errors import AbsentError, CorruptError, UsageError
+from stepfs.cli.target import is_lake, lake_of, opened_lineage, view_of
+from stepfs.errors import AbsentError, CorruptError, RefusedError, UsageError
 from stepfs.store.options import StoreOptions
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from stepfs.format.payload.arrays import ArrayInfo, ByTorch, PayloadArrays
-    from stepfs.format.payload.excerpt import Excerpt
-    from stepfs.format.payload.schema import PayloadSchema
-    from stepfs.lake.log.reader import LogReader
-    from stepfs.lake.origins import OriginStores
+    from stepfs.lake.lineage import LineageReader
+    from stepfs.payload import Array
     from stepfs.view.mounted import View
 
 _VALUES: Final = 8
-_FACT_CHARACTERS: Final = 200
+_BEGIN_BYTES: Final = 256  # of a payload without arrays
+_LINE_CHARACTERS: Final = 200
+_PLACE: Final = ("file", "lake", "lake_id", "step", "rank", "micro_batch", "beside", "producer")
 
 
 @dataclass(frozen=True, slots=True)
 class _Payload:
-    """One payload, and its facts from the lake."""
+    """One payload, and where it lies."""
 
     name: str
     ext: str
-    data: PayloadBytes
-    schema: PayloadSchema | None = None
-    files: tuple[str, ...] = ("",)  # of the lake's grid
-    file: int = 0
-    place: Mapping[str, object] = field(default_factory=dict)  # for the document
-
-
-@dataclass(frozen=True, slots=True)
-class _Shown:
-    """Everything that is shown."""
-
-    payload: _Payload
-    format: str
-    arrays: tuple[ArrayInfo, ...]
-    values: tuple[list[Any] | None, ...]
-    facts: Mapping[str, object]
-    text: str | None
-    problem: str | None
+    data: memoryview
+    place: Mapping[str, object]
 
 
 def show(
@@ -74,195 +56,126 @@ def show(
     beside: Annotated[
         str, opt("--beside", "Of a lake or mount: the file of that name beside the rank's.", "NAME")
     ] = "",
-    tokenizer: Annotated[
-        str | None,
-        opt(
-            "--tokenizer",
-            "Show input_ids as text: a model's tokenizer.json, or bytes; by default the lake's.",
-            "bytes|FILE",
-        ),
-    ] = None,
     as_json: Json = False,
     endpoint_url: EndpointUrl = None,
 ) -> None:
-    """Show the contents of a payload: arrays with dtype, shape and first values, and text.
+    """Show the contents of a payload: arrays with dtype, shape and first values.
 
-    Only headers and a few values are read, and no code of a file runs. Takes .safetensors and .npy files, .bin of a lake
-    with a payload schema, and .pt where torch is installed.
+    Takes .safetensors and .npy files, and .pt where torch is installed; of other files it shows the beginning. No code of
+    a file runs.
     """
     is_file = not is_lake(target) and not Path(target).is_dir()
 
-    async def find() -> _Shown:
+    async def find() -> _Payload:
         if not is_file:
             lake, options = lake_of(target, StoreOptions(endpoint_url))
-            async with opened_log(lake, options, reads_only=True) as log, origin_stores(log.store, options) as origins:
-                return await _shown(
-                    await _slice(log, lake, view_of(target, log), origins, step, rank or 0, micro, beside), tokenizer
-                )
+            async with opened_lineage(lake, options) as reader:
+                return await _slice(reader, lake, view_of(target, reader.log), step, rank or 0, micro, beside)
         asked = (("--step", step), ("--rank", rank), ("--micro", micro or None), ("--beside", beside or None))
         for option, given in asked:
             if given is not None:
                 raise UsageError(f"{option} is for lakes; {target} is one payload")
         path = Path(target)
-        payload = _Payload(str(path), path.suffix, file_bytes(path), place={"file": str(path)})
-        return await _shown(payload, tokenizer)
+        return _Payload(str(path), path.suffix, _mapped(path), {"file": str(path)})
 
-    shown = interruption.run(find)
-    typer.echo(json_text(_document(shown)) if as_json else "\n".join(_lines(shown)))
-    if shown.problem is not None:
-        raise CorruptError(f"{shown.payload.name}: {shown.problem}")
+    document = _document(payload := interruption.run(find))
+    typer.echo(json_text(document) if as_json else "\n".join(_lines(payload.name, document)))
+
+
+def _mapped(path: Path) -> memoryview:
+    """A file's bytes. `UsageError` for anything but a file: opening a FIFO waits for a writer."""
+    try:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise UsageError(f"{path}: is not a regular file; name a file that holds one payload")
+        with path.open("rb") as file:
+            return memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) if found.st_size else b"")
+    except FileNotFoundError as error:
+        raise AbsentError(f"{path}: no such file; name one that exists, or the URL of a lake") from error
+    except OSError as error:
+        raise RefusedError(f"{path}: {error.strerror or error}; name a readable file") from error
 
 
 async def _slice(
-    log: LogReader, lake: str, view: View, origins: OriginStores, step: int | None, rank: int, micro: int, beside: str
+    reader: LineageReader, lake: str, view: View, step: int | None, rank: int, micro: int, beside: str
 ) -> _Payload:
-    from stepfs.lake.identity import payload_schema
     from stepfs.view.naming import step_name
 
-    identity, names = log.identity, view.names(log.identity)
-    ranks = names.ranks
+    identity, names = reader.log.identity, view.names(reader.log.identity)
+    ranks, files = names.ranks, identity.grid.files
     if rank >= ranks.world or micro >= ranks.micro_batches:
         raise UsageError(
             f"--rank {rank} --micro {micro}: there are {ranks.world} ranks here, and {ranks.micro_batches} files of each"
         )
-    files = identity.grid.files
     if beside not in files:
         known = ", ".join(filter(None, files)) or "none"
         raise UsageError(f"--beside {beside}: no file of that name is beside a rank's (there are: {known})")
     file = files.index(beside)
-    index = ranks.slice_of(rank, micro, file)
     steps = view.readable()
     if not steps:
         raise AbsentError(f"{lake}: has no step yet")
-    entry = await log.entry(view.check(steps[-1] if step is None else step))
-    ref = entry.tgb.slice(index)
-    data = await slice_bytes(await origins.of(entry.tgb, log.state), entry.tgb.key, ref)
+    entry = await reader.log.entry(view.check(steps[-1] if step is None else step))
+    [(_, data)] = [found async for found in reader.payloads(entry, [ranks.slice_of(rank, micro, file)])]
     name = f"{step_name(entry.step).decode()}/{names.of_rank(rank, micro, file).decode()}"
-    place: dict[str, object] = {"lake": lake, "lake_id": identity.lake_id, "step": entry.step}
-    place |= {"rank": rank, "micro_batch": micro, "beside": beside, "producer": entry.producer_id}
-    return _Payload(name, identity.ext, data, payload_schema(identity, lake), files, file, place)
+    where = (None, lake, identity.lake_id, entry.step, rank, micro, beside, entry.producer_id)
+    return _Payload(name, identity.ext, data, dict(zip(_PLACE, where, strict=True)))
 
 
-async def _shown(payload: _Payload, tokenizer: str | None) -> _Shown:
-    from stepfs.cli.payload_text import TOKENS, decoder, ids_array
-    from stepfs.format.payload.check import PayloadCheck
-    from stepfs.format.payload.schema import format_of
-    from stepfs.format.payload.values import plain
-    from stepfs.torch.process import TorchProcess
+def _document(payload: _Payload) -> dict[str, Any]:
+    from stepfs.payload import Contents, UnreadablePayloadError, last_suffix, read_arrays
 
-    decode = decoder(tokenizer, payload.schema.tokenizer if payload.schema is not None else {})
-    ends = await ends_of(payload.data)
-    problem = None
-    with TorchProcess() as by_torch:
-        if payload.schema is not None and payload.schema.binding:
-            check = PayloadCheck(payload.ext, payload.schema, by_torch, payload.files)
-            problem = check.of_slice(payload.file).problem(ends)
-        found = _found(payload, ends, by_torch)
-    values = [await _values(payload.data, array, _VALUES) for array in found.arrays]
-    ids = ids_array(found.arrays) if decode is not None else None
-    tokens = None if ids is None else await _values(payload.data, ids, TOKENS)
-    return _Shown(
-        payload,
-        format_of(payload.ext),
-        found.arrays,
-        tuple(None if each is None else plain(each) for each in values),
-        found.facts,
-        None if decode is None or tokens is None else decode(tokens.tolist()),
-        problem,
-    )
-
-
-def _found(payload: _Payload, ends: Excerpt, by_torch: ByTorch) -> PayloadArrays:
-    """The arrays. `UsageError` for a format without any, `CorruptError` for a file that is not of its format."""
-    from stepfs.format.payload.arrays import FORMATS, PayloadArrays, read_arrays
-    from stepfs.format.payload.check import payload_arrays
-    from stepfs.format.payload.excerpt import UnreadablePayloadError
-    from stepfs.format.payload.schema import format_of
-
-    name = format_of(payload.ext)
-    schema = payload.schema
     try:
-        if schema is not None and schema.arrays is not None and schema.format == "bin":
-            return PayloadArrays(payload_arrays(schema, ends, by_torch), {})
-        if name not in FORMATS:
-            raise UsageError(
-                f"{payload.name}: arrays are found in {' '.join(f'.{each}' for each in FORMATS)} files, and in .bin of a lake "
-                f"with a payload schema, not in {payload.ext or 'a file without extension'}"
-            )
-        return read_arrays(name, ends, by_torch)
+        found = read_arrays(payload.ext, payload.data, pt_values=False)
     except UnreadablePayloadError as error:
         raise CorruptError(f"{payload.name}: {error}") from error
-
-
-async def _values(data: PayloadBytes, array: ArrayInfo, count: int) -> NDArray[Any] | None:
-    from stepfs.format.payload.values import LOCAL_HEADER_BYTES, decode, member_values_at, values_bytes
-
-    size = values_bytes(array, count)
-    if size is None:
-        return None
-    at = array.offset
-    if array.member_at is not None:
-        at += array.member_at + member_values_at(await data.read(array.member_at, LOCAL_HEADER_BYTES))
-    return decode(array.dtype, await data.read(at, size)) if at + size <= data.length else None
-
-
-def _document(shown: _Shown) -> dict[str, Any]:
-    from stepfs.format.payload.schema import ArraySpec, PayloadSchema
-
-    schema = shown.payload.schema
-    if schema is None:  # what `init --payload-schema` takes
-        arrays = {array.name: ArraySpec(array.dtype, array.shape) for array in shown.arrays}
-        schema = PayloadSchema(shown.format, arrays)
-    nothing = dict.fromkeys(("file", "lake", "lake_id", "step", "rank", "micro_batch", "beside", "producer"))
+    contents = found or Contents((), {})
+    arrays = [
+        {
+            "name": array.name,
+            "dtype": array.dtype,
+            "shape": list(array.shape),
+            "bytes": array.nbytes,
+            "values": _few(array),
+        }
+        for array in contents.arrays
+    ]
     return {
-        **nothing,
-        **shown.payload.place,
-        "format": shown.format,
-        "bytes": shown.payload.data.length,
-        "arrays": [
-            {
-                "name": array.name,
-                "dtype": array.dtype,
-                "shape": list(array.shape),
-                "bytes": array.nbytes,
-                "values": values,
-            }
-            for array, values in zip(shown.arrays, shown.values, strict=True)
-        ],
-        "facts": _plain_facts(shown.facts),
-        "text": shown.text,
-        "payload_schema": schema.document(),
-        "problem": shown.problem,
+        **dict.fromkeys(_PLACE),
+        **payload.place,
+        "format": last_suffix(payload.ext)[1:] if payload.ext else "",
+        "bytes": len(payload.data),
+        "arrays": arrays,
+        "facts": json.loads(json.dumps(contents.facts, default=str), parse_constant=str),  # JSON has no NaN
+        "begins": None if found else bytes(payload.data[:_BEGIN_BYTES]).decode("utf-8", "backslashreplace"),
     }
 
 
-def _plain_facts(facts: Mapping[str, object]) -> dict[str, Any]:
-    """JSON has no NaN: such numbers become text."""
-    found: dict[str, Any] = json.loads(json.dumps(facts, default=str), parse_constant=str)
-    return found
+def _few(array: Array) -> list[Any] | None:
+    """For JSON: nan, inf and complex numbers as text, because it has no numbers for them."""
+    if array.values is None or array.values.dtype.kind not in "biufc":
+        return None
+    first = array.values.reshape(-1)[:_VALUES].tolist()
+    return [
+        each if isinstance(each, int) or (isinstance(each, float) and math.isfinite(each)) else str(each)
+        for each in first
+    ]
 
 
-def _lines(shown: _Shown) -> Iterator[str]:
-    where = shown.payload.place.get("lake")
-    yield f"{printable(shown.payload.name)}  {shown.format}, {size_text(shown.payload.data.length)}" + (
-        f", by {printable(str(shown.payload.place['producer']))}" if where is not None else ""
-    )
+def _lines(name: str, document: Mapping[str, Any]) -> Iterator[str]:
+    by = f", by {printable(document['producer'])}" if document["producer"] is not None else ""
+    yield f"{printable(name)}  {document['format'] or 'no extension'}, {size_text(document['bytes'])}{by}"
     rows = [
-        [printable(array.name), printable(array.dtype), str(list(array.shape)), _few(array, values)]
-        for array, values in zip(shown.arrays, shown.values, strict=True)
+        [printable(one["name"]), printable(one["dtype"]), str(one["shape"]), _values(one["values"], one["shape"])]
+        for one in document["arrays"]
     ]
     yield from table(["ARRAY", "DTYPE", "SHAPE", "VALUES"], rows)
-    for name, fact in shown.facts.items():
-        line = printable(f"{name}: {fact}")
-        yield line if len(line) <= _FACT_CHARACTERS else f"{line[: _FACT_CHARACTERS - 1]}…"
-    if shown.text is not None:
-        yield ""
-        yield from map(printable, shown.text.splitlines())
+    facts = [f"{fact}: {value}" for fact, value in document["facts"].items()]
+    for line in map(printable, [*facts, *(document["begins"] or "").splitlines()]):
+        yield line if len(line) <= _LINE_CHARACTERS else f"{line[: _LINE_CHARACTERS - 1]}…"
 
 
-def _few(array: ArrayInfo, values: list[Any] | None) -> str:
+def _values(values: list[Any] | None, shape: list[int]) -> str:
     if values is None:
         return "-"
-    count = len(values)
-    more = " …" if count < math.prod(array.shape) else ""
-    return " ".join(f"{value:.6g}" if isinstance(value, float) else str(value) for value in values) + more
+    texts = [f"{value:.6g}" if isinstance(value, float) else str(value) for value in values]
+    return " ".join([*texts, *(["…"] if len(values) < math.prod(shape) else [])])

@@ -85,7 +85,6 @@ async def _lake_reports(lake: str, store_options: StoreOptions) -> AsyncGenerato
 def lake_document(log: LogReader, groups: Mapping[str, GroupRecord], nodes: Sequence[NodeRecord]) -> dict[str, object]:
     """The stable JSON shape. An empty lake has head -1 and frontier -1; retired groups no longer count."""
     from stepfs.format.ids import JSON_SCHEMA
-    from stepfs.format.payload.schema import schema_document
     from stepfs.mount.documents import describe_producers
 
     state = log.state
@@ -95,7 +94,6 @@ def lake_document(log: LogReader, groups: Mapping[str, GroupRecord], nodes: Sequ
         "slices": state.slices,
         "grid": log.identity.grid.document(),
         "ext": log.identity.ext,
-        "payload_schema": schema_document(log.identity.payload_schema),
         "head": state.version,
         "time": state.time_ms / 1000 if state.version >= 0 else None,
         "first_step": log.first_live_step,
@@ -181,7 +179,6 @@ def _node_lines(nodes: Sequence[NodeRecord]) -> Iterator[str]:
 def _lake_lines(log: LogReader, groups: Mapping[str, GroupRecord]) -> Iterator[str]:
     from stepfs.cli.producer_lines import producer_lines
     from stepfs.clock import SystemClock
-    from stepfs.format.payload.schema import schema_text
     from stepfs.mount.documents import describe_producers
 
     state = log.state
@@ -190,8 +187,6 @@ def _lake_lines(log: LogReader, groups: Mapping[str, GroupRecord]) -> Iterator[s
         f"{log.first_live_step}…{state.next_step - 1}" if live else "all reclaimed" if state.next_step else "none yet"
     )
     yield f"lake      {state.lake_id}  ({log.identity.grid}, {log.identity.ext}{', sealed' if state.sealed else ''})"
-    if log.identity.payload_schema is not None:
-        yield f"schema    {schema_text(log.identity.payload_schema)}"
     for origin in _origins(log):
         yield f"fork of   {origin['url']}  (lake {origin['lake_id']}, the same below step {origin['cut']})"
     yield f"steps     {span}  ({live} live, {state.next_step} committed)"

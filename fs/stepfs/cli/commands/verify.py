@@ -19,8 +19,6 @@ from stepfs.errors import CorruptError, StepfsError, UsageError
 from stepfs.store.options import StoreOptions
 
 if TYPE_CHECKING:
-    from stepfs.format.payload.arrays import ByTorch
-    from stepfs.format.payload.check import PayloadCheck
     from stepfs.format.records import LakeIdentity
     from stepfs.lake.origins import OriginStores
     from stepfs.lake.verify.lake import Damage, Verification
@@ -31,10 +29,7 @@ def verify(
     target: LakeOrDirectory,
     content: Annotated[
         bool,
-        opt(
-            "--content",
-            "Check too that each slice has the arrays of the lake's schema, or begins like a file of its extension.",
-        ),
+        opt("--content", "Check too that each slice begins like a file of its extension."),
     ] = False,
     repair: Annotated[
         bool,
@@ -89,19 +84,17 @@ async def _verify(
     from stepfs.lake.verify.advice import advice, is_passed
     from stepfs.lake.verify.lake import Damage, Verification, verify_lake
     from stepfs.lake.verify.metadata import verify_metadata
-    from stepfs.torch.process import TorchProcess
 
     result, found = Verification(), []
     identity: LakeIdentity | None = None
     log: LogReader | None = None
     try:
-        with TorchProcess() as by_torch:
-            identity = await open_lake(store)
-            check = _content_check(identity, lake, by_torch) if content else None
-            found = await verify_metadata(store, identity)
-            log = await LogReader.open(store, identity)
-            with _progress(log.state.next_step - log.first_live_step, quiet=quiet) as advance:
-                result = await verify_lake(log, origins=origins, progress=advance, content=check)
+        identity = await open_lake(store)
+        ext = _checkable(identity.ext) if content else ""
+        found = await verify_metadata(store, identity)
+        log = await LogReader.open(store, identity)
+        with _progress(log.state.next_step - log.first_live_step, quiet=quiet) as advance:
+            result = await verify_lake(log, origins=origins, progress=advance, content=ext)
     except (StepfsError, ExceptionGroup) as error:
         code, line = explain(error)
         if code != CorruptError.exit_code and not found:
@@ -141,20 +134,13 @@ async def _ends_well(work: Awaitable[object], failure: type[StepfsError]) -> boo
     return True
 
 
-def _content_check(identity: LakeIdentity, lake: str, by_torch: ByTorch) -> PayloadCheck:
-    from stepfs.format.payload.check import PayloadCheck
+def _checkable(ext: str) -> str:
+    """`ext`; `UsageError` if nothing tells such a file from other bytes."""
     from stepfs.format.payload_kind import is_checkable
-    from stepfs.lake.identity import payload_schema
-    from stepfs.torch.need import need_torch
 
-    schema = payload_schema(identity, lake)
-    if schema is not None and not schema.binding:
-        schema = None
-    if not is_checkable(identity.ext) and (schema is None or schema.arrays is None):
-        raise UsageError(f"--content: nothing tells a {identity.ext} file from other bytes; verify without it")
-    if schema is not None and schema.format == "pt" and schema.arrays is not None:
-        need_torch("--content of .pt files", for_foreign_files=True)
-    return PayloadCheck(identity.ext, schema, by_torch, identity.grid.files)
+    if not is_checkable(ext):
+        raise UsageError(f"--content: nothing tells a {ext} file from other bytes; verify without it")
+    return ext
 
 
 def _damage_line(damage: Damage) -> str:

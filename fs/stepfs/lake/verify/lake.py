@@ -17,7 +17,6 @@ import trio
 
 from stepfs.errors import CorruptError, ReclaimedError, RefusedError, StoreUnreachableError, UsageError
 from stepfs.format.ids import SEGMENT_STEPS, SegmentIndex, Step
-from stepfs.format.payload.check import PayloadCheck
 from stepfs.format.snapshot import StepEntry
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.origins import OriginLostError, OriginStores
@@ -60,13 +59,13 @@ async def verify_lake(
     *,
     origins: OriginStores,
     progress: Callable[[Verification], None] | None = None,
-    content: PayloadCheck | None = None,
+    content: str = "",
 ) -> Verification:
     """Check all steps that are live now. Never raises `CorruptError`: the result lists damage.
 
     Steps that are reclaimed meanwhile count as no damage. An unreadable object is damaged if other objects of its
     store can be read. If none can, the store is at fault: `StoreUnreachableError` or `RefusedError`. `content`: a slice
-    that fails this check is damage, too.
+    without the signature of this extension is damage, too.
     """
     scan = _Scan(log, origins, progress or (lambda _: None), content)
     await scan.run(log.first_live_step, log.state.next_step)
@@ -87,7 +86,7 @@ class _Scan:
         log: LogReader,
         origins: OriginStores,
         progress: Callable[[Verification], None],
-        content: PayloadCheck | None,
+        content: str,
     ) -> None:
         self._content = content
         self.result = Verification()

@@ -11,7 +11,7 @@ The loss of the *newest* object of a sequence cannot be seen here: the lake is t
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Final
 
@@ -20,7 +20,6 @@ from stepfs.format.commit import chain_digest, decode_commit
 from stepfs.format.control import decode_control
 from stepfs.format.ids import SEGMENT_STEPS, Version
 from stepfs.format.keys import (
-    LAKE,
     control_prefix,
     entries_prefix,
     extent,
@@ -37,7 +36,6 @@ from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import decode_segment, decode_snapshot
 from stepfs.format.step_records import decode_step_records
 from stepfs.lake.control import Control
-from stepfs.lake.identity import payload_schema
 from stepfs.lake.log.tail import read_versions
 from stepfs.lake.several import at_once, in_order
 from stepfs.lake.slots import STRAY_GAP
@@ -84,21 +82,11 @@ async def verify_metadata(store: Store, identity: LakeIdentity) -> list[Damage]:
         index_prefix(lake_id): segment,
         entries_prefix(lake_id): step_records,
     }
-    damages = _check_schema(identity)
+    damages: list[Damage] = []
     for prefix, check in checks.items():
         damages += [damage async for damage in _check_each(store, prefix, check)]
     damages = await _check_dense(store, control_prefix(lake_id), damages)
     return damages + await _check_log(store, identity)
-
-
-def _check_schema(identity: LakeIdentity) -> list[Damage]:
-    """A schema of a newer version is no damage: a newer stepfs wrote it."""
-    try:
-        with suppress(NewerFormatError):
-            payload_schema(identity, "")
-    except CorruptError as error:
-        return [_damage(LAKE, str(error).removeprefix(f"/{LAKE}: "))]
-    return []
 
 
 async def _check_each(store: Store, prefix: str, check: Check) -> AsyncIterator[Damage]:

@@ -15,8 +15,7 @@ from crc32c import crc32c
 from stepfs.errors import StepfsError
 from stepfs.format.descriptor import Descriptor, SliceRef
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex
-from stepfs.format.payload.check import PayloadCheck
-from stepfs.format.payload.excerpt import Excerpt
+from stepfs.format.payload_kind import HEAD_BYTES, payload_problem
 from stepfs.format.tgb import ALIGNMENT_BYTES, FOOTER_BYTES, HEADER, read_footer, read_header, read_index
 
 Problem = tuple[int | None, str]  # (slice, or None for the object as a whole; description)
@@ -27,15 +26,13 @@ _EMPTY: Final = crc32c(b"")
 class TgbCheck:
     """One object described by `tgb`. Not thread-safe; CPU-bound, so call `feed` in a worker thread.
 
-    `content`: the check of each slice; None accepts any bytes.
+    `content`: the extension whose signature each slice must have; "" accepts any bytes.
     """
 
-    def __init__(self, tgb: Descriptor, *, content: PayloadCheck | None = None) -> None:
+    def __init__(self, tgb: Descriptor, *, content: str = "") -> None:
         self._tgb = tgb
         self._content = content
-        self._head_bytes = 0 if content is None else content.head_bytes
-        self._tail_bytes = 0 if content is None else content.tail_bytes
-        self._first, self._last = bytearray(), bytearray()  # the ends of the current slice
+        self._first = bytearray()  # bytes of the current slice
         slices = [(tgb.slice(SliceIndex(index)), index) for index in range(tgb.slices)]
         self._slices = sorted(slices, key=lambda pair: (pair[0].offset, pair[1]))
         self._tail_from = max(ref.offset + ref.length for ref, _ in slices)
@@ -80,11 +77,8 @@ class TgbCheck:
     def _fold(self, ref: SliceRef, bytes_in: memoryview, at: int) -> None:
         """Bytes [at, at + len) of the current slice."""
         self._crc = crc32c(bytes_in, self._crc)
-        if at < self._head_bytes:
-            self._first += bytes_in[: self._head_bytes - at]
-        if self._tail_bytes:
-            self._last += bytes_in[-self._tail_bytes :]
-            del self._last[: -self._tail_bytes]
+        if at < HEAD_BYTES:
+            self._first += bytes_in[: HEAD_BYTES - at]
         if not ref.blocks:
             return
         while bytes_in:
@@ -102,12 +96,11 @@ class TgbCheck:
             self._problems.append((index, "checksum mismatch"))
         elif tuple(self._blocks) != ref.blocks:
             self._problems.append((index, "the log's block checksums do not match a slice that is intact"))
-        elif self._content is not None:
-            ends = memoryview(bytes(self._first)), memoryview(bytes(self._last))
-            problem = self._content.of_slice(index).problem(Excerpt(*ends, ref.length))
+        elif self._content:
+            problem = payload_problem(self._content, bytes(self._first), ref.length)
             if problem is not None:
                 self._problems.append((index, f"content: {problem}"))
-        self._first, self._last = bytearray(), bytearray()
+        self._first = bytearray()
         self._crc = self._block_crc = _EMPTY
         self._blocks = []
         self._end = max(self._end, ref.offset + ref.length)

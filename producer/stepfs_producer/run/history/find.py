@@ -15,11 +15,11 @@ import trio
 from stepfs.errors import AbsentError, RefusedError, StepfsError, UsageError
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.format.keys import plans_prefix
-from stepfs.format.payload.spans import Spans
 from stepfs.format.planned.listing import Listing
 from stepfs.lake.lineage import LineageReader
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.planned import kept_plan
+from stepfs.payload import Spans
 from stepfs_producer.engine.worker import find_modules_in
 from stepfs_producer.plan.file.digest import plan_of_text
 from stepfs_producer.plan.file.schema import Plan

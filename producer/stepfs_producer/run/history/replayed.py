@@ -15,12 +15,11 @@ import trio
 
 from stepfs.errors import RefusedError, StepfsError
 from stepfs.format.ids import SliceIndex
-from stepfs.format.payload.excerpt import UnreadablePayloadError
-from stepfs.format.payload.spans import COLUMNS, Spans, read_spans
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import StepEntry
 from stepfs.format.tgb import checksum_slice
 from stepfs.lake.lineage import LineageReader
+from stepfs.payload import COLUMNS, Spans, UnreadablePayloadError, read_spans
 from stepfs.view.file_names import names_of
 from stepfs.view.naming import step_name
 from stepfs_producer.plan.state import State
@@ -100,7 +99,7 @@ class ComparingSink:
         try:
             theirs: list[Spans] = []
             await self.reader.spans(entry, [index], lambda _, spans: theirs.append(spans))
-            mine = await trio.to_thread.run_sync(read_spans, self.identity.ext, payload, self.reader.by_torch)
+            mine = await trio.to_thread.run_sync(read_spans, self.identity.ext, payload)
         except (StepfsError, UnreadablePayloadError) as error:
             return f"other bytes ({error})"
         return _difference(mine, *theirs)

@@ -7,7 +7,6 @@ to load as all the rest.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -23,7 +22,6 @@ from stepfs_producer.run.workers.tasks import make_step
 
 if TYPE_CHECKING:
     from stepfs.background import BackgroundLoop
-    from stepfs.format.payload.schema import PayloadSchema
     from stepfs.store.api import Store
 
 
@@ -41,15 +39,16 @@ class Destination:
 def put_step(
     spec: PayloadSpec, step: StepSpans, destination: Destination, ticket: Ticket, *groups: SampleGroup
 ) -> Descriptor:
-    """Make a step, check it against the lake's promises as an append is checked, and upload it; durable on return."""
+    """Make a step, check that it is of the lake's kind, and upload it; durable on return."""
     from stepfs.format.tgb import build  # noqa: PLC0415
-    from stepfs_producer.tgb_writer import described  # noqa: PLC0415
+    from stepfs_producer.tgb_writer import check_kind, described  # noqa: PLC0415
 
     payloads, records = make_step(spec, step, None, *groups)
     identity = destination.identity
     if len(payloads) != identity.slices:
         raise UsageError(f"a step of {len(payloads)} files for a lake of {identity.grid}; run the lake's own plan")
-    check_payloads(payloads, identity, destination.url)
+    if identity.check_payload:
+        check_kind(payloads, ext=identity.ext)
     image = build(
         lake_id=identity.lake_id,
         producer_id=destination.producer_id,
@@ -61,24 +60,6 @@ def put_step(
     loop = _opened(destination.url, destination.options)
     loop.call(lambda: loop.parts.put(ticket.key, image.parts, crc32c=image.crc32c))
     return described(image, ticket.key, ticket.seq)
-
-
-def check_payloads(payloads: Sequence[bytes], identity: LakeIdentity, url: str) -> None:
-    """`UsageError` names the first payload, of those from the first slice on, that breaks a promise of the lake."""
-    from stepfs_producer.tgb_writer import check_kind, check_schema  # noqa: PLC0415
-
-    if identity.check_payload:
-        check_kind(payloads, ext=identity.ext)
-    schema = _schema(identity, url)
-    if schema is not None and schema.binding:
-        check_schema(payloads, ext=identity.ext, schema=schema, files=identity.grid.files)
-
-
-@lru_cache(maxsize=8)
-def _schema(identity: LakeIdentity, url: str) -> PayloadSchema | None:
-    from stepfs.lake.identity import payload_schema  # noqa: PLC0415
-
-    return payload_schema(identity, url)
 
 
 @lru_cache(maxsize=8)

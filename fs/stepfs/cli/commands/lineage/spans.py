@@ -18,12 +18,12 @@ from stepfs.store.options import StoreOptions
 
 if TYPE_CHECKING:
     from stepfs.format.grid.record import Grid
-    from stepfs.format.payload.spans import Spans
     from stepfs.format.planned.listing import Listing
     from stepfs.format.planned.position import PlanStanding
     from stepfs.format.snapshot import StepEntry
     from stepfs.lake.lineage import LineageReader
     from stepfs.lake.log.reader import LogReader
+    from stepfs.payload import Spans
 
 TEXTS: Final = "stepfs.record_texts"  # entry points of packages that can read records of a plan's sources
 

@@ -1,1 +1,0 @@
-"""The contents of a slice: the schema of a lake, and the arrays of a payload, read from its header alone."""
