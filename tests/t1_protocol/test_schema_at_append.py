@@ -76,7 +76,7 @@ def test_a_schema_costs_no_request_at_the_start_nor_for_a_commit() -> None:
                 for number in range(5):
                     await writer.append([rows(number)] * SLICES, position=number)
                     await writer.flush()
-                store = writer._live._writer._store  # type: ignore[union-attr]
+                store = writer.running.writer._store
                 costs.append(Counter(verb for verb, _ in store.counts.keys or []))
         assert costs[0] == costs[1]
 
@@ -117,7 +117,7 @@ def test_a_schema_of_a_newer_stepfs_is_refused_before_anybody_is_fenced(schema: 
         async with producer(shared) as healthy:
             await healthy.append([rows(1)] * SLICES, position=1)
             await healthy.flush()
-            identity = await open_lake(healthy._live._writer._store)  # type: ignore[union-attr]
+            identity = await open_lake(healthy.running.writer._store)
             newer = await lake(schema)
             with pytest.raises(NewerFormatError, match="upgrade stepfs"):
                 async with producer(newer, "other"):
