@@ -1,10 +1,17 @@
-"""The producer: append batches, flush, resume from `position`. Exactly once across any crash (COMMIT.md)."""
+"""The producer: append batches, flush, resume from `position`. Exactly once across any crash (COMMIT.md).
+
+Its tasks are an upload per append (bounded by `TgbWriter`), the commit loop and the snapshot writer. They never raise: the
+first failure is kept, cancels the rest, and wakes all waiters; the caller's own `append` or `flush` raises it. `_changed`
+is unparked at every change that a waiter may wait for.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
@@ -12,18 +19,18 @@ import trio
 
 from stepfs import entropy
 from stepfs.clock import Clock, SystemClock
-from stepfs.errors import RefusedError, UsageError
+from stepfs.errors import RefusedError, StepfsError, UsageError
 from stepfs.format.arguments import check_text
 from stepfs.format.descriptor import Descriptor
 from stepfs.format.records import LakeIdentity, check_id
 from stepfs.store.api import Store
 from stepfs.store.opening import open_store
-from stepfs_producer.backoff import Backoff
-from stepfs_producer.commit_loop import CommitStats
+from stepfs_producer.backoff import Backoff, Outage
+from stepfs_producer.commit_loop import CommitLoop, CommitStats
+from stepfs_producer.lead.limit import Lead
 from stepfs_producer.pace import Pacer, Pacing
-from stepfs_producer.pending import Ticket
-from stepfs_producer.recovery import START_GIVE_UP_S, start
-from stepfs_producer.running import RunningProducer
+from stepfs_producer.pending import Item, Pending, Ticket, refuse_misfit
+from stepfs_producer.recovery import START_GIVE_UP_S, Started, start
 from stepfs_producer.settings import (
     GIVE_UP_AFTER_S,
     MAX_DELAY_S,
@@ -31,8 +38,10 @@ from stepfs_producer.settings import (
     UPLOADS,
     ProducerSettings,
 )
+from stepfs_producer.snapshots import SnapshotWriter
 from stepfs_producer.tgb_writer import (
     Payload,
+    TgbWriter,
     check_kind,
     check_records,
     freeze,
@@ -41,7 +50,64 @@ from stepfs_producer.tgb_writer import (
 )
 
 
-class AsyncProducer:
+@dataclass(frozen=True, slots=True)
+class Running:
+    """The parts of a producer that has been started."""
+
+    started: Started
+    pending: Pending
+    loop: CommitLoop
+    snapshots: SnapshotWriter
+    writer: TgbWriter
+    lead: Lead
+    pacer: Pacer
+
+
+class Readings(ABC):
+    """What a producer tells about itself, blocking or not."""
+
+    @property
+    @abstractmethod
+    def running(self) -> Running:
+        """The parts of the running producer. `UsageError` if it has not been started."""
+
+    @property
+    def position(self) -> object:
+        """The position of the newest committed batch of this id, by any incarnation; None before the first."""
+        return unpack_position(self.running.loop.state.position)
+
+    @property
+    def next_seq(self) -> int:
+        """The seq of the next append: the number of earlier batches of this id."""
+        return self.running.pending.next_seq
+
+    @property
+    def committed_seq(self) -> int:
+        """Batches of this id below this seq are committed."""
+        return self.running.loop.state.next_seq
+
+    @property
+    def lake(self) -> LakeIdentity:
+        """The lake's identity: slices per batch, file extension."""
+        return self.running.started.identity
+
+    @property
+    def epoch(self) -> int:
+        """This incarnation's epoch."""
+        return self.running.started.me.epoch
+
+    @property
+    def tally(self) -> CommitStats:
+        """The attempts of this incarnation so far, and their results."""
+        return self.running.loop.tally
+
+    @property
+    def pacing(self) -> Pacing:
+        """The present interval of this producer's commits; `gives_way` if it is longer than `max_delay`."""
+        return self.running.pacer.pacing
+
+
+class AsyncProducer(Readings):
     """One incarnation of a producer id, as an async context manager (trio).
 
     lake_url: an existing lake. producer_id: 1 to 256 bytes of printable text; the identity that survives restarts,
@@ -91,10 +157,17 @@ class AsyncProducer:
         self._closing = False
         self._pid = os.getpid()
         self._stack = AsyncExitStack()
-        self._live: RunningProducer | None = None
+        self._running: Running | None = None
+        self.held_s = 0.0
+        """Seconds that appends have waited: for trainers (`max_lead`), or reclaim (`max_live_bytes`)."""
+        self._who = f"producer {producer_id!r}"
+        self._changed = trio.lowlevel.ParkingLot()
+        self._outage = Outage()
+        self._failure: StepfsError | None = None
+        self._scopes: dict[trio.CancelScope, None] = {}  # in the order of their start: simulations replay it
 
     async def __aenter__(self) -> Self:
-        if self._live is not None or self._closing:
+        if self._running is not None or self._closing:
             raise UsageError("a producer runs once; make a new one")
         self._pid = os.getpid()
         store = self._given_store or open_store(self._url, endpoint_url=self._endpoint_url)
@@ -102,15 +175,40 @@ class AsyncProducer:
             self._stack.push_async_callback(store.aclose)
         try:
             patience_s = min(START_GIVE_UP_S, self._settings.give_up_after)
-            backoff = Backoff(f"producer {self.producer_id!r}: start", patience_s)
+            backoff = Backoff(f"{self._who}: start", patience_s)
             started = await start(store, self.producer_id, clock=self._clock, pacer=self._pacer, backoff=backoff)
             self._nursery_manager = trio.open_nursery()
             self._nursery = await self._nursery_manager.__aenter__()
         except BaseException:
             await self._stack.aclose()
             raise
-        self._live = RunningProducer(store, started, self._pacer, self._settings, self._nursery)
+        self._begin(store, started)
         return self
+
+    def _begin(self, store: Store, started: Started) -> None:
+        settings, reader = self._settings, started.committer.reader
+        pending = Pending(started.state.next_seq, memory_bytes_max=settings.max_pending_bytes)
+        snapshots = SnapshotWriter(store, started.identity, reader)
+        loop = CommitLoop(
+            store,
+            started,
+            pending,
+            pacer=self._pacer,
+            backoff=self._backoff("commit"),
+            snapshots=snapshots,
+            changed=self._changed,
+        )
+        lead = Lead(
+            reader.control,
+            steps_max=settings.max_lead,
+            bytes_max=settings.max_lead_bytes,
+            live_bytes_max=settings.max_live_bytes,
+            without_groups=settings.max_lead_without_groups,
+        )
+        writer = TgbWriter(store, started.identity, started.me, at_once=settings.uploads)
+        self._running = Running(started, pending, loop, snapshots, writer, lead, self._pacer)
+        self._nursery.start_soon(self._guarded, loop.run)
+        self._nursery.start_soon(self._guarded, snapshots.run)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -137,18 +235,21 @@ class AsyncProducer:
         waits, nothing was appended. Raises `UsageError` for a bad batch;
         `FencedError`, `SealedError`, `StoreUnreachableError` and others once the producer has failed.
         """
-        live = self._open()
-        grid = live.started.identity.grid
+        running = self._open()
+        started, pending = running.started, running.pending
+        identity = started.identity
+        grid = identity.grid
         payloads = freeze(batch, grid=grid, bytes_max=self._settings.max_pending_bytes)
-        if live.started.identity.check_payload and live.pending.next_seq == live.started.state.next_seq:
-            check_kind(payloads, ext=live.started.identity.ext)  # once: the first batch of this incarnation
+        if identity.check_payload and pending.next_seq == started.state.next_seq:
+            check_kind(payloads, ext=identity.ext)  # once: the first batch of this incarnation
         counts = check_records(records, slices=grid.slices)
         packed = pack_position(position)
         async with self._append_order:  # before anything that waits, so seqs are in the order of the calls
-            await live.wait_for_capacity(sum(map(len, payloads)))
+            await self._wait_for_capacity(sum(map(len, payloads)))
             await trio.lowlevel.checkpoint_if_cancelled()
-            self._open()
-            return live.start_upload(payloads, counts, packed).seq
+            item = self._open().pending.add(payloads, counts, packed)
+            self._nursery.start_soon(self._guarded, self._upload, item)
+            return item.seq
 
     async def reserve(self, *, position: object, records: Sequence[int] | None = None, payload_bytes: int) -> Ticket:
         """Append one global step that is uploaded elsewhere: `settle` it once it is. Its seq is that of the call.
@@ -156,110 +257,142 @@ class AsyncProducer:
         `payload_bytes`: about how many, for back-pressure. Waits as `append` does. A ticket that is never settled holds back
         all that is appended after it until this incarnation ends; `flush` does not wait for it.
         """
-        live = self._open()
-        counts = check_records(records, slices=live.started.identity.grid.slices)
+        counts = check_records(records, slices=self._open().started.identity.grid.slices)
         packed = pack_position(position)
         async with self._append_order:
-            await live.wait_for_capacity(payload_bytes, in_memory=False)
+            await self._wait_for_capacity(payload_bytes, in_memory=False)
             await trio.lowlevel.checkpoint_if_cancelled()
-            self._open()
-            return live.reserve(payload_bytes, counts, packed)
+            return self._with_new_key(self._open().pending.reserve(payload_bytes, counts, packed))
 
     def renew(self, ticket: Ticket) -> Ticket:
         """Another key for the same seq: for a second constructor, beside or in place of one that may be lost."""
-        return self._open().renew(ticket)
+        return self._with_new_key(self._open().pending.reserved(ticket))
 
     def settle(self, ticket: Ticket, descriptor: Descriptor) -> None:
         """The object is durable under the key of this ticket, or of another one of its seq. `UsageError` if the descriptor
         does not fit, or the ticket was settled or is of another incarnation: nothing is changed then.
         """
-        self._open().settle(ticket, descriptor)
+        item = self._open().pending.reserved(ticket)
+        refuse_misfit(item, descriptor)
+        self._made_durable(item, descriptor)
 
     async def flush(self) -> None:
         """Return when everything appended before the call is durable, committed and visible to readers: up to the first
         ticket that is not settled."""
         self._refuse_fork()
-        live = self._running
-        live.check()
-        target = live.pending.certain_seq
-        while live.pending.first_seq < target:
-            await live.wait_for_change()
+        pending = self.running.pending
+        self._check_failure()
+        target = pending.certain_seq
+        while pending.first_seq < target:
+            await self._wait_for_change()
         await trio.lowlevel.checkpoint()
 
     async def finish(self) -> None:
         """Flush, and wait for the snapshots under way: nothing is left to do."""
         await self.flush()
-        await self._running.snapshots.settled()
+        await self.running.snapshots.settled()
 
     async def retire(self) -> None:
         """Flush, then commit the retirement: this id is finished, its uncommitted uploads are orphans. No more
         appends."""
-        live = self._open()
+        loop = self._open().loop
         self._closing = True
         await self.flush()
-        live.loop.retiring = True
-        live.changed.unpark_all()
-        while not live.loop.retired:
-            await live.wait_for_change()
+        loop.retiring = True
+        self._changed.unpark_all()
+        while not loop.retired:
+            await self._wait_for_change()
 
     @property
-    def position(self) -> object:
-        """The position of the newest committed batch of this id, by any incarnation; None before the first."""
-        return unpack_position(self._running.loop.state.position)
-
-    @property
-    def next_seq(self) -> int:
-        """The seq of the next append: the number of earlier batches of this id."""
-        return self._running.pending.next_seq
-
-    @property
-    def committed_seq(self) -> int:
-        """Batches of this id below this seq are committed."""
-        return self._running.loop.state.next_seq
-
-    @property
-    def lake(self) -> LakeIdentity:
-        """The lake's identity: slices per batch, file extension."""
-        return self._running.started.identity
-
-    @property
-    def epoch(self) -> int:
-        """This incarnation's epoch."""
-        return self._running.started.me.epoch
-
-    @property
-    def tally(self) -> CommitStats:
-        """The attempts of this incarnation so far, and their results."""
-        return self._running.loop.tally
-
-    @property
-    def held_s(self) -> float:
-        """Seconds that appends of this incarnation have waited: for trainers (`max_lead`), or reclaim (`max_live_bytes`)."""
-        return self._running.held_s
-
-    @property
-    def pacing(self) -> Pacing:
-        """The present interval of this producer's commits; `gives_way` if it is longer than `max_delay`."""
-        return self._pacer.pacing
-
-    @property
-    def _running(self) -> RunningProducer:
-        if self._live is None:
+    def running(self) -> Running:
+        """Its parts. `UsageError` if it has not been started."""
+        if self._running is None:
             raise UsageError("the producer has not been started; use it as `with Producer(…) as producer:`")
-        return self._live
+        return self._running
 
-    def _open(self) -> RunningProducer:
-        """The running producer, unless this is a fork of it, or it failed, or it is closed."""
+    def _open(self) -> Running:
+        """Its parts, unless this is a fork of the producer, or it was not started, failed, or is closed."""
         self._refuse_fork()
-        live = self._running
-        live.check()
+        running = self.running
+        self._check_failure()
         if self._closing:
-            raise UsageError(f"producer {self.producer_id!r} is closed; make a new one")
-        return live
+            raise UsageError(f"{self._who} is closed; make a new one")
+        return running
+
+    def _check_failure(self) -> None:
+        """Raise the failure that stopped this producer, as a new exception at each call."""
+        if self._failure is not None:
+            raise type(self._failure)(*self._failure.args) from self._failure
 
     def _refuse_fork(self) -> None:
         if os.getpid() != self._pid:
             raise RefusedError(
-                f"producer {self.producer_id!r} belongs to process {self._pid}; after a fork, make a Producer of its own, "
+                f"{self._who} belongs to process {self._pid}; after a fork, make a Producer of its own, "
                 "with an id of its own, in the child"
             )
+
+    async def _wait_for_change(self) -> None:
+        """Wait for a change; raises the failure that stopped the producer."""
+        self._check_failure()  # it notifies once, and we may come late
+        await self._changed.park()
+        self._check_failure()
+
+    async def _wait_for_capacity(self, payload_bytes: int, *, in_memory: bool = True) -> None:
+        """Back-pressure: wait until the budgets, and the lead over the slowest group, admit an append of this size."""
+        backoff, running = self._backoff("max_lead"), self.running
+        lead, pending = running.lead, running.pending
+        while True:
+            self._check_failure()
+            head = running.loop.head
+            if not pending.admits(payload_bytes, in_memory=in_memory):
+                await self._wait_for_change()
+            elif lead.look_due(head, pending, payload_bytes):
+                await backoff.run(lead.look)
+            elif lead.exceeded(head, pending, payload_bytes):
+                lead.note_held(head)
+                began_s = trio.current_time()
+                with trio.move_on_after(lead.pause_s):
+                    await self._wait_for_change()
+                self.held_s += trio.current_time() - began_s
+            else:
+                lead.note_moving()
+                return
+
+    def _with_new_key(self, item: Item) -> Ticket:
+        ticket = Ticket(item.seq, self.running.writer.new_key(item))
+        item.keys.add(ticket.key)
+        return ticket
+
+    async def _upload(self, item: Item) -> None:
+        backoff = self._backoff(f"upload of seq {item.seq}")
+        key = self.running.writer.new_key(item)
+        self._made_durable(item, await backoff.run(lambda: self.running.writer.write(item, key)))
+
+    def _made_durable(self, item: Item, tgb: Descriptor) -> None:
+        self.running.pending.made_durable(item, tgb, trio.current_time())
+        self._changed.unpark_all()
+
+    def _backoff(self, what: str) -> Backoff:
+        return Backoff(f"{self._who}: {what}", self._settings.give_up_after, self._outage)
+
+    async def _guarded(self, work: Callable[..., Awaitable[None]], *arguments: object) -> None:
+        """Run a background task; its failure becomes the producer's."""
+        scope = trio.CancelScope()
+        self._scopes[scope] = None
+        try:
+            with scope:
+                await work(*arguments)
+        except StepfsError as error:
+            self._fail(error)
+        except Exception as error:  # noqa: BLE001 - a bug must surface in the caller, not hang its flush
+            failure = StepfsError(f"{self._who} broke: {type(error).__name__}: {error}; report this")
+            failure.__cause__ = error
+            self._fail(failure)
+        finally:
+            del self._scopes[scope]
+
+    def _fail(self, failure: StepfsError) -> None:
+        self._failure = self._failure or failure
+        self._changed.unpark_all()
+        for scope in self._scopes:  # not the nursery's: that one holds the caller's own body too
+            scope.cancel()

@@ -16,10 +16,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from stepfs.background import BackgroundLoop, generation
 from stepfs.errors import RefusedError, UsageError
-from stepfs.format.records import LakeIdentity
-from stepfs_producer.commit_loop import CommitStats
-from stepfs_producer.pace import Pacing
-from stepfs_producer.producer import AsyncProducer
+from stepfs_producer.producer import AsyncProducer, Readings, Running
 from stepfs_producer.tgb_writer import Payload
 
 _T = TypeVar("_T")
@@ -38,7 +35,7 @@ def _takes_what(
     return adopt
 
 
-class Producer:
+class Producer(Readings):
     """`AsyncProducer` with blocking calls; arguments, results and errors are the same.
 
     May be used from several threads of one process; appends get their seqs in the order in which the thread takes
@@ -88,41 +85,6 @@ class Producer:
         """Flush, then commit the retirement; see `AsyncProducer.retire`."""
         self._call(self._async.retire)
 
-    @property
-    def position(self) -> object:
-        """The position of the newest committed batch of this id; None before the first."""
-        return self._async.position
-
-    @property
-    def next_seq(self) -> int:
-        """The seq of the next append."""
-        return self._async.next_seq
-
-    @property
-    def committed_seq(self) -> int:
-        """Batches of this id below this seq are committed."""
-        return self._async.committed_seq
-
-    @property
-    def lake(self) -> LakeIdentity:
-        """The lake's identity: slices per batch, file extension."""
-        return self._async.lake
-
-    @property
-    def epoch(self) -> int:
-        """This incarnation's epoch."""
-        return self._async.epoch
-
-    @property
-    def tally(self) -> CommitStats:
-        """The attempts of this incarnation so far, and their results."""
-        return self._async.tally
-
-    @property
-    def pacing(self) -> Pacing:
-        """The present interval of this producer's commits; see `AsyncProducer.pacing`."""
-        return self._async.pacing
-
     def _call(self, work: Callable[[], Awaitable[_T]]) -> _T:
         if self._loop is None:
             raise UsageError("the producer has not been started; use it as `with Producer(…) as producer:`")
@@ -138,3 +100,8 @@ class Producer:
                 "with an id of its own, in the child"
             )
         return self._made
+
+    @property
+    def running(self) -> Running:
+        """See `AsyncProducer.running`."""
+        return self._async.running

@@ -16,7 +16,7 @@ from stepfs_producer.lead.limit import TRUST_S
 
 async def requests_of(producer: AsyncProducer, world: World, first: int, count: int) -> list[str]:
     """Append `count` records, flush, and name the requests that were not uploads."""
-    store = producer._live._writer._store  # type: ignore[union-attr]
+    store = producer.running.writer._store
     store.counts.keys = []
     for number in range(first, first + count):
         await append(producer, number)

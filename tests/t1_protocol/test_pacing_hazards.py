@@ -17,7 +17,7 @@ async def hazard_09(world: World, others: int) -> float:
     async with world.producer("p", max_delay=3.0) as producer:
         await append(producer, 0)
         await producer.flush()
-        pacer = producer._running.loop._pacer
+        pacer = producer._pacer
         pacer._draw = lambda _low, high: high
         pacer.others = others
         for _ in range(9):

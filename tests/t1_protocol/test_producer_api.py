@@ -66,7 +66,7 @@ async def test_append_waits_for_nothing_but_the_budget(world: World) -> None:
         store.create = stuck_create  # type: ignore[method-assign]
         with trio.move_on_after(60.0):
             await feed(producer, 10_000)
-        pending = producer._running.pending
+        pending = producer.running.pending
         bound = UNCOMMITTED_FACTOR * 2_000
         assert bound - 200 < pending.uncommitted_bytes <= bound
         stopped_at = producer.next_seq
@@ -85,7 +85,7 @@ async def test_memory_is_bounded_while_uploads_are_slow(world: World) -> None:
         store._latency = lambda verb, size, rng: 1.0 if verb == "put" else 0.01
         for number in range(100):
             await append(producer, number)
-            most = max(most, producer._running.pending.memory_bytes)
+            most = max(most, producer.running.pending.memory_bytes)
     assert 800 < most <= 1_000
     world.check(p=100)
 
@@ -141,7 +141,7 @@ async def test_every_append_that_waits_is_told_when_the_producer_has_failed(worl
                     for number in range(1, 4):
                         nursery.start_soon(one, number)
                     await trio.sleep(1)
-                    producer._running._fail(FencedError("a newer one"))
+                    producer._fail(FencedError("a newer one"))
     assert told == 3
 
 
@@ -154,8 +154,8 @@ async def test_the_first_failure_is_kept_and_ends_all_other_work(world: World) -
             for number in range(5):
                 await append(producer, number)
             await trio.sleep(1.0)
-            producer._running._fail(FencedError("the first"))
-            producer._running._fail(AbsentError("the second"))
+            producer._fail(FencedError("the first"))
+            producer._fail(AbsentError("the second"))
             await trio.sleep(0.0)
             before = store.counts.requests
             await trio.sleep(60.0)

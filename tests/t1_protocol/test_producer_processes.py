@@ -22,7 +22,7 @@ import os, signal, sys, threading, trio
 from stepfs.errors import ClosedError, RefusedError
 from stepfs_producer import Producer
 from stepfs_producer.commit_loop import CommitLoop
-from stepfs_producer.running import RunningProducer
+from stepfs_producer.producer import AsyncProducer
 lake = sys.argv[1]
 """
 
@@ -78,7 +78,7 @@ def test_ctrl_c_in_a_blocked_append_ends_cleanly_and_abandons(lake: str) -> None
             os.kill(os.getpid(), signal.SIGINT)
             await trio.sleep_forever()
 
-        CommitLoop.run, RunningProducer.wait_for_change = never, blocked
+        CommitLoop.run, AsyncProducer._wait_for_change = never, blocked
         try:
             with Producer(lake, producer_id="p", max_pending_bytes=1000) as producer:
                 for number in range(100):
@@ -97,7 +97,7 @@ def test_ctrl_c_takes_the_append_back_that_waits(lake: str) -> None:
         lake,
         """
         commits, run = threading.Event(), CommitLoop.run
-        full, wait = threading.Event(), RunningProducer.wait_for_change
+        full, wait = threading.Event(), AsyncProducer._wait_for_change
 
         async def later(self):
             while not commits.is_set():
@@ -112,7 +112,7 @@ def test_ctrl_c_takes_the_append_back_that_waits(lake: str) -> None:
             full.wait()
             os.kill(os.getpid(), signal.SIGINT)
 
-        CommitLoop.run, RunningProducer.wait_for_change = later, noted
+        CommitLoop.run, AsyncProducer._wait_for_change = later, noted
         with Producer(lake, producer_id="p", max_pending_bytes=1000) as producer:
             number = interrupted = 0
             threading.Thread(target=interrupt).start()

@@ -125,7 +125,7 @@ async def test_a_failure_waits_for_the_caller_and_cancels_nothing_of_its_own(wor
             async with world.producer("p", world.store("new")):
                 await append(old, 0)
                 await trio.sleep(30.0)
-                assert old._running._failure is not None
+                assert old._failure is not None
                 await trio.sleep(30.0)
             await trio.sleep(30.0)
             await append(old, 1)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import json_schemas
-import numpy as np
 import pytest
 from lakes import Ended, stepfs
 from planned_lake import (
@@ -21,9 +21,9 @@ from planned_lake import (
     texts,
     write_plan,
 )
+from planted import change_the_last_byte, flip_a_token, move_a_span, put_planted
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from stepfs_producer import AsyncProducer
 from stepfs_producer.run import session
 
 
@@ -45,37 +45,14 @@ def test_a_replay_begins_anywhere_and_makes_the_wanted_ranks_alone(here: Path, t
     one_line(replayed(here, steps="5:99"), 3, "step 12 is not in the lake")
 
 
-def flip_a_token(payload: bytes) -> bytes:
-    return edited(payload, "input_ids", 7)
-
-
-def move_a_span(payload: bytes) -> bytes:
-    return edited(payload, "spans", 1)  # the start of the first one
-
-
-def edited(payload: bytes, array: str, place: int) -> bytes:
-    size = int.from_bytes(payload[:8], "little")
-    begin = 8 + size + json.loads(payload[8 : 8 + size])[array]["data_offsets"][0]
-    values = np.frombuffer(payload, "<i8", offset=begin).copy()
-    values[place] += 1
-    return payload[:begin] + values.tobytes()
-
-
 @pytest.mark.parametrize(
     ("mutant", "said"), [
         (flip_a_token, "token 7 of source"), (move_a_span, "span 0 is source"),
-        (lambda payload: payload[:-1] + b"\1", "step 3, rank 1 (slice 1)"),
+        (change_the_last_byte, "step 3, rank 1 (slice 1)"),
     ], ids=["token", "span", "byte"],
 )  # fmt: skip
 def test_a_planted_difference_is_found_and_described(tmp_path, monkeypatch, mutant, said):
-    class Planting(AsyncProducer):
-        async def append(self, batch, *, position, records):  # type: ignore[override]
-            if position["step"] == 4:
-                batch = [batch[0], mutant(batch[1])]
-            return await super().append(batch, position=position, records=records)
-
-    monkeypatch.setattr(session, "AsyncProducer", Planting)
-    monkeypatch.setattr(session, "ByTicket", lambda producer, _: producer)  # or no payload would pass here
+    monkeypatch.setattr(session, "put_step", partial(put_planted, mutant))
     made(tmp_path, steps=6)
     done = replayed(tmp_path, steps="0:6")
     assert done.code == 1

@@ -10,6 +10,7 @@ import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import trio
 
@@ -28,7 +29,7 @@ from stepfs_producer.run.memory import memory_here
 from stepfs_producer.run.planner_task import PlannerTask
 from stepfs_producer.run.prepare import PreparedPlan
 from stepfs_producer.run.source_loader import LoadedSource, OnSkip, SourceLoader
-from stepfs_producer.run.step_builder import ByTicket, StepBuilder, StepSink
+from stepfs_producer.run.step_builder import StepBuilder, StepSink
 from stepfs_producer.settings import GIVE_UP_AFTER_S
 
 
@@ -52,7 +53,6 @@ class RunConfig:
     held_bytes_max: int | None = None  # of samples ahead of the planner
     rows_bytes_max: int | None = None  # of columns of the steps under way, with their copies
     give_up_after_s: float = GIVE_UP_AFTER_S
-    ranks: tuple[int, ...] | None = None  # whose files are made; None: all
     workers_max: int | None = None  # to which their number follows the need; None: it stays
 
 
@@ -71,7 +71,7 @@ class Conductor:
         self,
         config: RunConfig,
         engine: Engine,
-        sink: StepSink | ByTicket | None,
+        sink: StepSink[Any] | None,
         callbacks: RunCallbacks,
     ) -> None:
         self._config = config
@@ -100,7 +100,6 @@ class Conductor:
             config.payloads,
             waits=self.waits,
             steps_per_second=config.steps_per_second,
-            ranks=config.ranks,
             appended=self._appended,
             workers_max=config.workers_max or engine.workers,
             rows_bytes_max=config.rows_bytes_max,
@@ -151,7 +150,7 @@ class Conductor:
                 loading.cancel_scope.cancel()
             nursery.cancel_scope.cancel()
         if self._sink is not None:
-            await self._sink.flush()
+            await self._sink.producer.flush()
         return endings[0]
 
     async def _plan(self, state: State, building: trio.Nursery) -> EndReason:
@@ -192,16 +191,18 @@ async def conduct_here(
     prepared: PreparedPlan,
     directory: str,
     workers: int | None,
-    sink: StepSink | None,
+    sink: StepSink[Any] | None,
     callbacks: RunCallbacks,
     state: State,
     *,
     steps_max: int,
-    ranks: tuple[int, ...] | None = None,
+    of_step: float = 1.0,
 ) -> str:
-    """Run a plan from `state` on with workers of this machine, one per core by default. The reason of its end, in words."""
+    """Run a plan from `state` on with workers of this machine, one per core by default. The reason of its end, in words.
+
+    `of_step`: the part of each step of which files are made, for the memory that it takes.
+    """
     workers = workers or usable_cpus()
-    of_step = 0.0 if sink is None else 1.0 if ranks is None else len(ranks) / prepared.rules.ranks
     memory = memory_here(prepared.rules, prepared.sources, workers, of_step)
     config = RunConfig(
         prepared.rules,
@@ -210,7 +211,6 @@ async def conduct_here(
         steps_max=steps_max,
         held_bytes_max=memory.held_bytes,
         rows_bytes_max=memory.pending_bytes,
-        ranks=ranks,
     )
     async with local_engine(workers, preload=partial(preload, directory, prepared.modules)) as engine:
         conductor = Conductor(config, engine, sink, callbacks)

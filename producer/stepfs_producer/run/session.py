@@ -54,9 +54,9 @@ from stepfs_producer.run.results import (
 )
 from stepfs_producer.run.skip_log import SkipLog
 from stepfs_producer.run.source_loader import LoadedSource
-from stepfs_producer.run.step_builder import ByTicket
+from stepfs_producer.run.step_builder import StepSink
 from stepfs_producer.run.stopping import Stopping
-from stepfs_producer.run.workers.upload import Destination
+from stepfs_producer.run.workers.upload import Destination, put_step
 from stepfs_producer.settings import GIVE_UP_AFTER_S
 
 if TYPE_CHECKING:
@@ -142,10 +142,14 @@ class _RunSession:
         self, engine: Engine, identity: LakeIdentity, prepared: PreparedPlan, position: object
     ) -> RunResult:
         """The result of a command that is repeated after it has sealed the lake; `SealedError` if the plan has more steps."""
-        totals, sink = totals_from(position, prepared.rules), _SealedSink(self.options.lake)
+
+        def refuse(*_: object) -> None:
+            raise SealedError(f"{self.options.lake}: the lake is sealed; no more steps can be produced into it")
+
         if position is None:
-            await sink.append()
-        conductor = Conductor(self._config(engine, prepared), engine, sink, callbacks_of(prepared, totals, _no_bar))
+            refuse()
+        totals = totals_from(position, prepared.rules)
+        conductor = Conductor(self._config(engine, prepared), engine, None, callbacks_of(prepared, totals, refuse))
         with self.stopping.between_steps(conductor.stop):
             ending = await conductor.run(totals.start)
         return self._result(identity, prepared, totals, ending, conductor.reason, sealed=True)
@@ -233,7 +237,8 @@ class _RunSession:
             async with trio.open_nursery() as nursery:
                 at = (options.lake, options.store_options, producer.lake)
                 to = Destination(*at, options.producer_id, Epoch(producer.epoch))
-                conductor = Conductor(config, engine, ByTicket(producer, to), callbacks_of(prepared, totals, show))
+                sink = StepSink(producer, put_step, to)
+                conductor = Conductor(config, engine, sink, callbacks_of(prepared, totals, show))
                 nursery.start_soon(skip_log.run)
                 nursery.start_soon(notice_silence, skip_log.store, lambda: totals.steps)
                 if registry is not None:
@@ -262,20 +267,3 @@ class _RunSession:
         address, healthy = options.metrics_address, scrape.loop_turns()
         with scrape.served(options.metrics_port, registry, address=address, healthy=healthy):
             yield registry
-
-
-class _SealedSink:
-    """Of a lake that takes no step."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-
-    async def append(self, *_: object, **__: object) -> None:
-        raise SealedError(f"{self._url}: the lake is sealed; no more steps can be produced into it")
-
-    async def flush(self) -> None:
-        """Nothing was appended."""
-
-
-def _no_bar(*_: object) -> None:
-    """Show nothing: there is no step."""

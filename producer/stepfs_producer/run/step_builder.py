@@ -1,7 +1,7 @@
 """From step plans to committed steps: made side by side, in the lake in the order of the plan, and paced.
 
-A step gets its seq by `append`, after its payloads have been made; or by a ticket before: then a worker uploads it, and
-only its descriptor returns.
+A step gets its seq by a ticket, in the order of the plan. A worker then makes it and uploads it under the ticket, and only
+its descriptor returns.
 
 At most `STEPS_PER_WORKER` steps per worker are under way, fewer of many bytes. So a producer that waits (for trainers,
 for the store) stops the planner, and the planner stops the loaders.
@@ -14,44 +14,54 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import trio
 
 from stepfs_producer.engine.failover import PerAttempt, Tasks
 from stepfs_producer.engine.kept import KeptBody
-from stepfs_producer.payloads.step_task import PayloadSpec, StepSpans
+from stepfs_producer.payloads.step_task import PayloadSpec
 from stepfs_producer.pending import Ticket
 from stepfs_producer.plan.step import SPAN_COLUMNS, StepPlan
-from stepfs_producer.producer import AsyncProducer
 from stepfs_producer.run.measured.bottleneck import Cause, Waits
 from stepfs_producer.run.memory import STEPS_PER_WORKER, StepRoom
 from stepfs_producer.run.sample_buffer import Group, spans_of
-from stepfs_producer.run.workers.tasks import make_step
-from stepfs_producer.run.workers.upload import Destination, put_step
 
 PAYLOAD_BYTES_PER_TOKEN: Final = 24  # of .safetensors; the others have fewer
 
 
-class StepSink(Protocol):
-    """Takes the steps of a run with their payloads, such as a comparison with the steps of a lake."""
+class PutStep(Protocol):
+    """The answer of the worker that made a step."""
 
-    async def append(
-        self, batch: Sequence[bytes], *, position: Mapping[str, object], records: Sequence[int]
-    ) -> object: ...
+    @property
+    def payload_bytes(self) -> int: ...
 
-    async def flush(self) -> object: ...
+
+P = TypeVar("P", bound=PutStep)
+P_contra = TypeVar("P_contra", bound=PutStep, contravariant=True)
+
+
+class TicketProducer(Protocol[P_contra]):
+    """An `AsyncProducer`, or the comparison of a replay."""
+
+    async def reserve(
+        self, *, position: Mapping[str, object], records: Sequence[int], payload_bytes: int
+    ) -> Ticket: ...
+
+    def renew(self, ticket: Ticket) -> Ticket: ...
+
+    def settle(self, ticket: Ticket, descriptor: P_contra, /) -> None: ...
+
+    async def flush(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
-class ByTicket:
-    """A sink to which no payload comes."""
+class StepSink(Generic[P]):
+    """Where the steps of a run go: a worker calls `put(spec, spans, destination, ticket, *bodies)`."""
 
-    producer: AsyncProducer
-    destination: Destination
-
-    async def flush(self) -> None:
-        await self.producer.flush()
+    producer: TicketProducer[P]
+    put: Callable[..., P]
+    destination: object
 
 
 class _PendingStep:
@@ -60,8 +70,6 @@ class _PendingStep:
     def __init__(self, plan: StepPlan) -> None:
         self.plan = plan
         self.done = trio.Event()
-        self.payloads: list[bytes] = []
-        self.records: list[int] = []
         self.reserved = trio.Event()
         self.reserved_s = 0.0
         self.ticket: Ticket | None = None
@@ -73,21 +81,18 @@ class StepBuilder:
     def __init__(
         self,
         tasks: Tasks,
-        sink: StepSink | ByTicket | None,
+        sink: StepSink[Any] | None,
         spec: PayloadSpec,
         *,
         waits: Waits,
         steps_per_second: float | None,
-        ranks: Sequence[int] | None,
         appended: Callable[[StepPlan], None],
         workers_max: int,
         rows_bytes_max: int | None,
     ) -> None:
-        assert ranks is None or not isinstance(sink, ByTicket), "a ticket is of a whole step"
         self._tasks = tasks
         self._sink = sink
         self._spec = spec
-        self._ranks = ranks
         self._waits = waits
         self._interval_s = 0.0 if steps_per_second is None else 1 / steps_per_second
         self._due_s = -math.inf
@@ -117,30 +122,17 @@ class StepBuilder:
         nursery.start_soon(self._make, making, groups)
 
     def no_more(self) -> None:
-        """`run` returns once all started steps are appended, or settled."""
+        """`run` returns once all started steps have their tickets."""
         self._sender.close()
 
     async def run(self) -> None:
-        if isinstance(self._sink, ByTicket):
-            await self._reserve(self._sink.producer)
-        elif self._sink is not None:
-            await self._append(self._sink)
-
-    async def _append(self, sink: StepSink) -> None:
+        """Give the started steps their tickets, in order."""
         async for making in self._receiver:
-            with self._waits.on(Cause.WORKERS):
-                await making.done.wait()
-            await self._keep_pace()
-            with self._waits.on(Cause.STORE):
-                await sink.append(making.payloads, position=making.plan.after.position(), records=making.records)
-            self._leave(making.plan)
-
-    async def _reserve(self, producer: AsyncProducer) -> None:
-        async for making in self._receiver:
+            assert self._sink is not None
             await self._keep_pace()
             plan = making.plan
             with self._waits.on(Cause.STORE):
-                making.ticket = await producer.reserve(
+                making.ticket = await self._sink.producer.reserve(
                     position=plan.after.position(),
                     records=self._spec.records(plan.spans, plan.shape),
                     payload_bytes=self._payload_bytes or plan.room * PAYLOAD_BYTES_PER_TOKEN,
@@ -156,11 +148,8 @@ class StepBuilder:
             now_s = trio.current_time()
             self._waits.note(Cause.WORKERS, now_s - max(making.reserved_s, self._settled_s))
             self._settled_s = now_s
-            self._leave(making.plan)
-
-    def _leave(self, plan: StepPlan) -> None:
-        self._room.give(self._row_bytes(plan))
-        self._appended(plan)
+            self._room.give(self._row_bytes(making.plan))
+            self._appended(making.plan)
 
     def _row_bytes(self, plan: StepPlan) -> int:
         rows = plan.spans[:, len(SPAN_COLUMNS) :].sum(axis=0).tolist()
@@ -175,35 +164,28 @@ class StepBuilder:
 
     async def _make(self, making: _PendingStep, groups: Mapping[str, tuple[Group, ...]]) -> None:
         spans, bodies = await trio.to_thread.run_sync(spans_of, making.plan, groups)
-        if isinstance(self._sink, ByTicket):
-            await self._put(making, spans, bodies, self._sink)
-        else:
-            what = f"making step {making.plan.step}"
-            making.payloads, making.records = await self._tasks.carry_out(
-                what, "", make_step, self._spec, spans, self._ranks, *bodies
-            )
-        for body in _bodies(groups):  # not before it is durable, or here: its worker may die
-            body.let_go()
-        making.done.set()
-        self._note_settled()
-
-    async def _put(self, making: _PendingStep, spans: StepSpans, bodies: Sequence[KeptBody], sink: ByTicket) -> None:
         await making.reserved.wait()
-        ticket = making.ticket
+        sink, ticket = self._sink, making.ticket
+        assert sink is not None
         assert ticket is not None
-        tickets = itertools.chain([ticket], iter(lambda: sink.producer.renew(ticket), None))
+        producer = sink.producer
+        tickets = itertools.chain([ticket], iter(lambda: producer.renew(ticket), None))
         descriptor = await self._tasks.carry_out(
             f"making step {making.plan.step}",
             "",
-            put_step,
+            sink.put,
             self._spec,
             spans,
             sink.destination,
             PerAttempt(lambda: next(tickets)),  # a lost constructor's object may still come
             *bodies,
         )
-        sink.producer.settle(ticket, descriptor)
+        producer.settle(ticket, descriptor)
         self._payload_bytes = descriptor.payload_bytes
+        for body in _bodies(groups):  # not before it is durable: its worker may die
+            body.let_go()
+        making.done.set()
+        self._note_settled()
 
 
 def _bodies(groups: Mapping[str, Sequence[Group]]) -> list[KeptBody]:

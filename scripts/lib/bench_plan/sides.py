@@ -21,7 +21,9 @@ from typing import Any
 import trio
 
 from bench.machine import cpu_s, family
+from stepfs.format.ids import Epoch
 from stepfs.store.opening import open_store
+from stepfs.store.options import StoreOptions
 from stepfs_producer import AsyncProducer
 from stepfs_producer.engine.kept import KeptBody
 from stepfs_producer.engine.local import local_engine
@@ -38,7 +40,9 @@ from stepfs_producer.run.memory import memory_of
 from stepfs_producer.run.prepare import PreparedPlan, fit_plan, list_sources, plan_at, prepare_plan
 from stepfs_producer.run.sample_buffer import Group, SampleBuffer, spans_of
 from stepfs_producer.run.source_loader import LoadedSource
+from stepfs_producer.run.step_builder import StepSink
 from stepfs_producer.run.workers.tasks import BlockHead, GroupHead, read, transform
+from stepfs_producer.run.workers.upload import Destination, put_step
 from stepfs_producer.sources.block import BlockAddress, BlockTask
 from stepfs_producer.sources.spec import SourceSpec
 from stepfs_producer.transforms.spec import TransformSpec
@@ -87,8 +91,10 @@ async def with_lake(plan: Path, lake: str, workers: int) -> tuple[Used, State]:
             with trio.fail_after(WARM_S):
                 while engine.idle < workers + engine.spares:  # noqa: ASYNC110 - the engine has no event for it
                     await trio.sleep(0.05)
+            to = Destination(lake, StoreOptions(), identity, producer.producer_id, Epoch(producer.epoch))
+            sink = StepSink(producer, put_step, to)
             conductor = Conductor(
-                running, engine, producer, RunCallbacks(appended=lambda made, *_: last.append(made.after))
+                running, engine, sink, RunCallbacks(appended=lambda made, *_: last.append(made.after))
             )
             clock = Clock()
             await conductor.run(Planner(fit.rules).begin())

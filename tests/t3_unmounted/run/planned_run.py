@@ -4,29 +4,41 @@ from __future__ import annotations
 
 import json
 import pickle
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
+from functools import cache
 from pathlib import Path
 from random import Random
 
 import trio
 
+from stepfs.format.descriptor import Descriptor
+from stepfs.format.grid.record import Grid
+from stepfs.format.ids import Epoch, SliceIndex
+from stepfs.format.keys import data_key
+from stepfs.format.records import LakeIdentity
+from stepfs.store.options import StoreOptions
 from stepfs_producer.engine.api import Kept, Lost, WorkerDied
 from stepfs_producer.engine.failover import WORKERS_MAX
 from stepfs_producer.payloads.columns import ColumnSpec
 from stepfs_producer.payloads.step_task import PayloadSpec
+from stepfs_producer.pending import Ticket
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import Rules, SourceRule
 from stepfs_producer.plan.schedule import MixEntry, MixSchedule, Stages, normalise
 from stepfs_producer.plan.state import State, read_position
 from stepfs_producer.run.conductor import Conductor, EndReason, RunCallbacks, RunConfig
 from stepfs_producer.run.source_loader import LoadedSource
+from stepfs_producer.run.step_builder import StepSink
+from stepfs_producer.run.workers.upload import Destination, put_step
 from stepfs_producer.sources.corpus import list_corpus
 from stepfs_producer.sources.layout import Layout
 from stepfs_producer.sources.spec import SourceSpec
 from stepfs_producer.transforms.spec import TokenizerSpec, TransformSpec
 
+LAKE_ID = "0" * 32
 _TOLD_MAX = 50  # tasks side by side may need one body
 
 
@@ -76,9 +88,10 @@ class HereEngine:
                 one.told += 1
                 assert one.told < _TOLD_MAX, "who gives it to a task was told that it is lost"
             return Lost(tuple(lost[: self._random.randint(1, len(lost))]))
-        lives = self.deaths < 1 and self._died[task] == WORKERS_MAX - 1
+        tried = pickle.dumps((function, [self._opened(one) for one in arguments if not isinstance(one, Ticket)]))
+        lives = self.deaths < 1 and self._died[tried] == WORKERS_MAX - 1
         if not lives and self._random.random() < self.deaths:
-            self._died[task] += 1
+            self._died[tried] += 1
             return WorkerDied("killed")
         function, arguments = pickle.loads(task)
         return pickle.loads(pickle.dumps(function(*arguments)))
@@ -114,20 +127,66 @@ class HereEngine:
         self.replaced += 1
 
 
-class NotedProducer:
-    """What was appended."""
+@cache
+def _scratch() -> tempfile.TemporaryDirectory:
+    return tempfile.TemporaryDirectory(prefix="planned-run-")
 
-    def __init__(self) -> None:
-        self.steps: list[tuple[list[bytes], dict, list[int]]] = []
+
+class NotedProducer:
+    """A producer that only notes its tickets; the store is a directory."""
+
+    def __init__(self, root: Path | None = None, *, most: int = 10**6) -> None:
+        self.root = root or Path(_scratch().name)
+        self.most = most  # reservations until it lets them wait for ever
+        self.reserved: list[tuple[dict, list[int]]] = []
+        self.tickets: dict[int, list[Ticket]] = {}
+        self.settled: dict[int, Descriptor] = {}
         self.flushed = 0
 
-    async def append(self, batch: Sequence[bytes], *, position: dict, records: Sequence[int]) -> None:
+    async def reserve(self, *, position: dict, records: Sequence[int], payload_bytes: int) -> Ticket:
         await trio.lowlevel.checkpoint()
-        self.steps.append((list(batch), position, list(records)))
+        if len(self.reserved) == self.most:
+            await trio.sleep_forever()
+        assert payload_bytes > 0
+        self.reserved.append((position, list(records)))
+        return self._issue(len(self.reserved) - 1)
+
+    def renew(self, ticket: Ticket) -> Ticket:
+        return self._issue(ticket.seq)
+
+    def _issue(self, seq: int) -> Ticket:
+        found = Ticket(seq, data_key(LAKE_ID, "plan", Epoch(1), seq))
+        self.tickets.setdefault(seq, []).append(found)
+        return found
+
+    def settle(self, ticket: Ticket, descriptor: Descriptor) -> None:
+        assert ticket.seq == descriptor.seq
+        assert ticket.seq not in self.settled
+        assert descriptor.key in {one.key for one in self.tickets[ticket.seq]}
+        self.settled[ticket.seq] = descriptor
 
     async def flush(self) -> None:
         await trio.lowlevel.checkpoint()
         self.flushed = len(self.steps)
+
+    def sink(self, slices: int = 2, ext: str = ".npy") -> StepSink:
+        identity = LakeIdentity(LAKE_ID, Grid(slices), ext, 0, check_payload=True)
+        to = Destination(f"file://{self.root}", StoreOptions(), identity, "plan", Epoch(1))
+        return StepSink(self, put_step, to)
+
+    @property
+    def steps(self) -> list[tuple[list[bytes], dict, list[int]]]:
+        """Those that would be committed: payloads, position, records."""
+        found = []
+        for seq, (position, records) in enumerate(self.reserved):
+            if seq not in self.settled:
+                break
+            tgb = self.settled[seq]
+            body = (self.root / tgb.key).read_bytes()
+            places = [tgb.slice(SliceIndex(index)) for index in range(tgb.slices)]
+            assert [place.records for place in places] == records
+            found.append(([body[one.offset : one.offset + one.length] for one in places], position, records))
+        return found
 
 
 def write_corpus(directory: Path, name: str, records: int, *, bad: Sequence[int] = ()) -> None:
@@ -170,9 +229,11 @@ async def run(
     watching: RunCallbacks | None = None,
     ext: str = ".npy",
     columns: tuple[ColumnSpec, ...] = (),
+    sink: StepSink | None = None,
     **more,
 ) -> tuple[Conductor, EndReason]:
     state: State = Planner(chosen).begin(None if position is None else read_position(position))
     running = RunConfig(chosen, sources, PayloadSpec(ext, True, 257, 258, columns=columns), **more)
-    conductor = Conductor(running, engine, producer, watching or RunCallbacks())
+    sink = sink or producer.sink(chosen.ranks, ext)
+    conductor = Conductor(running, engine, sink, watching or RunCallbacks())
     return conductor, await conductor.run(state)

@@ -14,10 +14,12 @@ import trio
 from planned_run import HereEngine, NotedProducer, rules, run, sources_in, write_corpus
 
 from stepfs_producer.engine.failover import Tasks
+from stepfs_producer.pending import Ticket
 from stepfs_producer.plan.state import State
 from stepfs_producer.run.measured.bottleneck import Bottleneck, Cause, Waits, bottleneck_of
 from stepfs_producer.run.planner_task import PlannerTask
-from stepfs_producer.run.workers.tasks import make_step, transform
+from stepfs_producer.run.workers.tasks import transform
+from stepfs_producer.run.workers.upload import put_step
 
 MIX = {"code": 50, "prose": 50}
 
@@ -41,9 +43,9 @@ class SlowEngine(HereEngine):
 
 
 class SlowProducer(NotedProducer):
-    async def append(self, *arguments, **more) -> None:
+    async def reserve(self, **more) -> Ticket:
         await trio.sleep(2)
-        await super().append(*arguments, **more)
+        return await super().reserve(**more)
 
 
 async def bottleneck(tmp_path, engine, producer=None, *, held_s=0.0, **more) -> Bottleneck:
@@ -66,13 +68,13 @@ async def test_a_slow_source_is_named(tmp_path, patient_clock) -> None:
 
 
 async def test_the_workers_that_a_pace_would_take(tmp_path, patient_clock) -> None:
-    found = await bottleneck(tmp_path, SlowEngine(make_step, "", 4), steps_per_second=2)
+    found = await bottleneck(tmp_path, SlowEngine(put_step, "", 4), steps_per_second=2)
     assert found.cause is Cause.WORKERS
     assert 4 * 2 / 0.8 <= found.workers_wanted < 5 * 2 / 0.8, "each step takes four seconds of a worker"
 
 
 async def test_workers_that_make_steps(tmp_path, patient_clock) -> None:
-    found = await bottleneck(tmp_path, SlowEngine(make_step, "", 4))
+    found = await bottleneck(tmp_path, SlowEngine(put_step, "", 4))
     assert found.cause is Cause.WORKERS
     assert 2 < found.workers_wanted <= 2 / 0.8, "both worked nearly all of the time"
 

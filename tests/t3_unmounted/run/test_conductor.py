@@ -22,6 +22,7 @@ from stepfs.errors import RefusedError, StepfsError
 from stepfs_producer.engine import failover
 from stepfs_producer.engine.local import local_engine
 from stepfs_producer.payloads.step_task import PayloadSpec
+from stepfs_producer.pending import Ticket
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import Exhausted, Packing, SourceRule
 from stepfs_producer.plan.samples import SkipBudget
@@ -170,7 +171,7 @@ async def test_a_stop_ends_between_two_steps(corpus) -> None:
             stop()
 
     running = RunConfig(chosen, sources_in(corpus, MIX), PayloadSpec(".npy", True, 257, 258))
-    conductor = Conductor(running, engine, producer, RunCallbacks(appended=appended))
+    conductor = Conductor(running, engine, producer.sink(), RunCallbacks(appended=appended))
     stop = conductor.stop
     assert await conductor.run(Planner(chosen).begin()) is EndReason.STOPPED
     assert 5 <= len(producer.steps) == producer.flushed
@@ -178,15 +179,15 @@ async def test_a_stop_ends_between_two_steps(corpus) -> None:
 
 
 class FullLake(NotedProducer):
-    """Takes no step before it is told to."""
+    """Gives no ticket before it is told to."""
 
     def __init__(self) -> None:
         super().__init__()
         self.takes = trio.Event()
 
-    async def append(self, *arguments, **more) -> None:
+    async def reserve(self, **more) -> Ticket:
         await self.takes.wait()
-        await super().append(*arguments, **more)
+        return await super().reserve(**more)
 
 
 async def test_the_next_step_is_planned_while_there_is_no_room_for_it(corpus, patient_clock, monkeypatch):

@@ -25,7 +25,8 @@ from stepfs_producer.plan.rules import SourceRule
 from stepfs_producer.plan.samples import SkipBudget
 from stepfs_producer.plan.state import State, read_position
 from stepfs_producer.run import source_loader, step_builder
-from stepfs_producer.run.workers.tasks import make_step, read, transform
+from stepfs_producer.run.workers.tasks import read, transform
+from stepfs_producer.run.workers.upload import put_step
 from stepfs_producer.sources.block import BlockTask
 from stepfs_producer.sources.spec import SourceSpec
 
@@ -60,7 +61,7 @@ class DyingConstructors(HereEngine):
         result = await super().submit(function, *arguments)
         if isinstance(result, Lost):
             return result
-        if function is make_step and self.died[arguments[1].spans.tobytes()] < 2:
+        if function is put_step and self.died[arguments[1].spans.tobytes()] < 2:
             self.died[arguments[1].spans.tobytes()] += 1
             return WorkerDied("killed")
         if function is read:

@@ -12,7 +12,7 @@ from planned_run import HereEngine, NotedProducer, rules, run, sources_in
 
 from stepfs_producer.payloads.columns import ColumnSpec
 from stepfs_producer.run.memory import COPIES, StepRoom
-from stepfs_producer.run.workers.tasks import make_step
+from stepfs_producer.run.workers.upload import put_step
 from stepfs_producer.transforms.spec import TransformSpec
 
 ROW_BYTES = 50_000
@@ -47,7 +47,7 @@ class Measured(HereEngine):
         self.steps_most = 0  # with rows
 
     async def submit(self, function, *arguments):
-        if function is not make_step:
+        if function is not put_step:
             return await super().submit(function, *arguments)
         size = int(arguments[1].rows.sum()) * ROW_BYTES
         self.making.append(size)

@@ -36,6 +36,8 @@ async def simulate_plan(
     totals = PlanTotals(state, state)
     with progress("simulate", steps) as show, bad_records_named(totals, say):
         callbacks = callbacks_of(prepared, totals, show)
-        reason = await conduct_here(prepared, place.directory, workers, None, callbacks, state, steps_max=steps)
+        reason = await conduct_here(
+            prepared, place.directory, workers, None, callbacks, state, steps_max=steps, of_step=0.0
+        )
     reason = reason or "the limit is reached"
     return SimulationResult(prepared.digest, totals, reason, time.monotonic() - begun_s)

@@ -24,13 +24,21 @@ from stepfs_producer.plan.state import State
 from stepfs_producer.run.conductor import conduct_here
 from stepfs_producer.run.history.at_hand import require_files
 from stepfs_producer.run.history.positions import CommitBehind, Positions
-from stepfs_producer.run.history.replayed import ComparingSink, Comparison, Difference, Expected, WritingSink
+from stepfs_producer.run.history.replayed import (
+    Comparison,
+    Difference,
+    Expected,
+    ReplayProducer,
+    StepComparison,
+    StepFiles,
+)
 from stepfs_producer.run.history.texts import RESTORE
 from stepfs_producer.run.lake import frozen_listing, kept_libraries, libraries
 from stepfs_producer.run.prepare import LocatedPlan, PreparedPlan, list_sources, prepare_plan
 from stepfs_producer.run.results import PlanTotals, Progress, callbacks_of, show_nothing
 from stepfs_producer.run.source_loader import LoadedSource
 from stepfs_producer.run.step_builder import StepSink
+from stepfs_producer.run.workers.tasks import MadeStep, return_step
 from stepfs_producer.sources.corpus import located
 from stepfs_producer.transforms.images import library
 
@@ -138,7 +146,7 @@ class _Run:
                     callbacks_of(prepared, totals, show),
                     begin,
                     steps_max=max(placed) + 1,
-                    ranks=self._options.ranks,
+                    of_step=len(self._slices) / self._log.identity.slices,
                 )
                 state = totals.state
                 for number in range(state.step, max(placed) + 1):
@@ -146,9 +154,10 @@ class _Run:
                     why = f"the plan has no such step any more: {reason}"
                     self.result.found.differ(Difference(entry.step, None, None, why))
 
-    def _sink(self, placed: dict[int, Expected]) -> StepSink:
-        of, to = (placed, self._slices, self.result.found, self._log.identity), self._options.to
-        return ComparingSink(*of, self._reader) if to is None else WritingSink(*of, to)
+    def _sink(self, placed: dict[int, Expected]) -> StepSink[MadeStep]:
+        of, to = (self._slices, self.result.found, self._log.identity), self._options.to
+        take = StepComparison(*of, self._reader).take if to is None else StepFiles(*of, to).take
+        return StepSink(ReplayProducer(placed, take), return_step, self._options.ranks)
 
     async def _stretches(self) -> list[_Stretch]:
         positions, wanted = self._positions, self._options.steps

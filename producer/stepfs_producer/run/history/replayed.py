@@ -1,11 +1,12 @@
-"""Where the steps of a replay go: compared with those of the lake, or written as files of a mount.
+"""A producer of steps that are in the lake already: they are compared with those, or written as files of a mount.
 
 Checksums decide. Only where they differ is the lake's slice read, to say in what.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -17,12 +18,13 @@ from stepfs.errors import RefusedError, StepfsError
 from stepfs.format.ids import SliceIndex
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import StepEntry
-from stepfs.format.tgb import checksum_slice
 from stepfs.lake.lineage import LineageReader
 from stepfs.payload import COLUMNS, Spans, UnreadablePayloadError, read_spans
 from stepfs.view.file_names import names_of
 from stepfs.view.naming import step_name
+from stepfs_producer.pending import Ticket
 from stepfs_producer.plan.state import State
+from stepfs_producer.run.workers.tasks import MadeStep
 
 _SHOWN_MAX: Final = 100  # differences in words; all are counted
 
@@ -62,26 +64,59 @@ class Comparison:
             self.shown.append(difference)
 
 
-@dataclass(frozen=True, slots=True)
-class ComparingSink:
-    """Compares where a producer would append."""
+class ReplayProducer:
+    """Gives tickets as a producer does, and hands the steps that were asked for to `take`, in order."""
 
-    placed: Placed
+    def __init__(
+        self, placed: Placed, take: Callable[[Expected, MadeStep, Mapping[str, object]], Awaitable[None]]
+    ) -> None:
+        self._placed = placed
+        self._take = take
+        self._reserved: deque[tuple[int, Mapping[str, object]]] = deque()
+        self._made: dict[int, MadeStep] = {}
+
+    async def reserve(self, *, position: Mapping[str, object], records: Sequence[int], payload_bytes: int) -> Ticket:
+        """A ticket for the step before `position`; the steps that are settled leave memory first."""
+        del records, payload_bytes
+        await self.flush()
+        behind = position["step"]
+        assert isinstance(behind, int)
+        self._reserved.append((behind - 1, position))
+        return Ticket(behind - 1, "")
+
+    def renew(self, ticket: Ticket) -> Ticket:
+        """The same ticket: nothing is uploaded."""
+        return ticket
+
+    def settle(self, ticket: Ticket, made: MadeStep) -> None:
+        self._made[ticket.seq] = made
+
+    async def flush(self) -> None:
+        """Take the steps that are settled, up to the first that is not."""
+        while self._reserved and self._reserved[0][0] in self._made:
+            step, position = self._reserved.popleft()
+            made = self._made.pop(step)
+            if step in self._placed:
+                await self._take(self._placed[step], made, position)
+
+
+@dataclass(frozen=True, slots=True)
+class StepComparison:
+    """Compares steps with those of the lake."""
+
     slices: Sequence[int]
     found: Comparison
     identity: LakeIdentity
     reader: LineageReader
 
-    async def append(self, batch: Sequence[bytes], *, position: Mapping[str, object], records: Sequence[int]) -> None:
-        """Compare one step; none that was not asked for."""
-        expected = self.placed.get(_step_of(position))
-        if expected is None:
-            return
+    async def take(self, expected: Expected, made: MadeStep, position: Mapping[str, object]) -> None:
+        """Compare one step and the position behind it."""
         entry, grid = expected.entry, self.identity.grid
         self.found.steps += 1
         refs = [entry.tgb.slice(SliceIndex(index)) for index in self.slices]
-        made = await trio.to_thread.run_sync(_checksums, batch)
-        for index, payload, count, crc, ref in zip(self.slices, batch, records, made, refs, strict=True):
+        for index, payload, count, crc, ref in zip(
+            self.slices, made.payloads, made.records, made.crc32c, refs, strict=True
+        ):
             if (len(payload), crc, count) != (ref.length, ref.crc32c, ref.records):
                 rank = index // (grid.slices // grid.ranks)
                 what = await self._in_words(entry, SliceIndex(index), payload)
@@ -89,9 +124,6 @@ class ComparingSink:
         if expected.behind is not None and expected.behind.position() != position:
             what = "the position behind it is another one, so the steps after it begin elsewhere"
             self.found.differ(Difference(entry.step, None, None, what))
-
-    async def flush(self) -> None:
-        """Nothing is held back."""
 
     async def _in_words(self, entry: StepEntry, index: SliceIndex, payload: bytes) -> str:
         if len(self.found.shown) >= _SHOWN_MAX:
@@ -106,26 +138,19 @@ class ComparingSink:
 
 
 @dataclass(frozen=True, slots=True)
-class WritingSink:
-    """Writes the steps below a directory, under the names of a mount."""
+class StepFiles:
+    """Writes steps below a directory, under the names of a mount."""
 
-    placed: Placed
     slices: Sequence[int]
     found: Comparison
     identity: LakeIdentity
     directory: Path
 
-    async def append(self, batch: Sequence[bytes], *, position: Mapping[str, object], records: Sequence[int]) -> None:
-        """Write one step; none that was not asked for. `RefusedError` if it is there, or cannot be written."""
-        del records
-        expected = self.placed.get(_step_of(position))
-        if expected is not None:
-            await trio.to_thread.run_sync(self._write, expected.entry, batch)
-            self.found.steps += 1
-            self.found.files += len(batch)
-
-    async def flush(self) -> None:
-        """Nothing is held back."""
+    async def take(self, expected: Expected, made: MadeStep, _position: Mapping[str, object]) -> None:
+        """Write one step. `RefusedError` if it is there, or cannot be written."""
+        await trio.to_thread.run_sync(self._write, expected.entry, made.payloads)
+        self.found.steps += 1
+        self.found.files += len(made.payloads)
 
     def _write(self, entry: StepEntry, batch: Sequence[bytes]) -> None:
         directory, names = self.directory / step_name(entry.step).decode(), names_of(self.identity)
@@ -135,16 +160,6 @@ class WritingSink:
                 (directory / names.name_of(SliceIndex(index)).decode()).write_bytes(payload)
         except OSError as error:
             raise RefusedError(f"--to {directory}: {error.strerror}; name an empty directory with room") from error
-
-
-def _step_of(position: Mapping[str, object]) -> int:
-    behind = position["step"]
-    assert isinstance(behind, int)
-    return behind - 1
-
-
-def _checksums(batch: Sequence[bytes]) -> list[int]:
-    return [checksum_slice(memoryview(payload))[0] for payload in batch]
 
 
 def _difference(mine: Spans, theirs: Spans) -> str:

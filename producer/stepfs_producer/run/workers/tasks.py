@@ -80,3 +80,26 @@ def make_step(
     """The payloads of a step, or of some of its ranks; see `construct`."""
     task = gathered(step, groups)
     return construct(spec, task if ranks is None else cut_to(task, ranks))
+
+
+@dataclass(frozen=True, slots=True)
+class MadeStep:
+    """A step that returns to the command, with its checksums."""
+
+    payloads: list[bytes]
+    records: list[int]
+    crc32c: list[int]
+
+    @property
+    def payload_bytes(self) -> int:
+        return sum(map(len, self.payloads))
+
+
+def return_step(
+    spec: PayloadSpec, step: StepSpans, ranks: Sequence[int] | None, _ticket: object, *groups: SampleGroup
+) -> MadeStep:
+    """Make a step, or the files of some of its ranks, and upload nothing."""
+    from stepfs.format.tgb import checksum_slice  # noqa: PLC0415
+
+    payloads, records = make_step(spec, step, ranks, *groups)
+    return MadeStep(payloads, records, [checksum_slice(memoryview(payload))[0] for payload in payloads])
