@@ -244,7 +244,7 @@ class TestStatus:
         assert stepfs("status", tmp_path, "--json").document == said
         lines = stepfs("status", tmp_path).out.splitlines()
         assert [line.split()[0] for line in lines if line][1:] == [
-            "steps", "readers", "reading", "fetched", "cache", "store", "producers"
+            "steps", "readers", "reading", "fetched", "cache", "store"
         ]  # fmt: skip
 
     def test_of_what_is_no_mount_exits_with_3(self, tmp_path):
