@@ -86,7 +86,7 @@ async def _lake_reports(lake: str, store_options: StoreOptions) -> AsyncGenerato
         while True:
             await log.control.refresh(lenient=True)
             groups = dict(sorted(log.control.groups.items()))
-            nodes = await list_nodes(log.store, log.identity)
+            nodes = await list_nodes(log.store, log.identity, groups)
             problems = await origins.problems(log.state, log.first_live_step)
             document = lake_document(log, groups, nodes) | {"origins": _origins(log), "problems": problems}
             yield (
@@ -167,9 +167,9 @@ def _node_document(record: NodeRecord) -> dict[str, object]:
 def _is_stale(record: NodeRecord) -> bool:
     """Whether the record is overdue: the mount was killed, its store is unreachable, or a clock is wrong."""
     from stepfs.clock import SystemClock
-    from stepfs.lake.fleet import FRESH_INTERVALS
+    from stepfs.lake.fleet import FRESH_S
 
-    return SystemClock().now_ms() - record.time_ms > FRESH_INTERVALS * record.interval_ms
+    return SystemClock().now_ms() - record.time_ms > 1000 * FRESH_S
 
 
 def _node_lines(nodes: Sequence[NodeRecord]) -> Iterator[str]:
