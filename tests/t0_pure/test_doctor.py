@@ -9,8 +9,8 @@ import os
 import pytest
 
 from stepfs.doctor import environment, limits, mounts
+from stepfs.doctor.environment import Library
 from stepfs.doctor.finding import Level
-from stepfs.doctor.versions import Library
 from stepfs.limits import cgroup_limit
 from stepfs.mount.host import dead_mount
 from stepfs.mount.host.mountinfo import Mounted, source_of

@@ -15,7 +15,7 @@ from stepfs.errors import CorruptError
 from stepfs.format.codec import HEADER_BYTES, Kind, decode, encode
 from stepfs.format.grid.record import Grid
 from stepfs.format.ids import SliceIndex, Step
-from stepfs.format.node import NodeRecord, decode_node, encode_node
+from stepfs.format.node import NodeRecord, encode_node
 from stepfs.format.records import LakeIdentity, decode_lake, encode_lake
 
 PLAIN = LakeIdentity("a" * 32, Grid(2), ".npy", 7)
@@ -79,11 +79,7 @@ def test_a_lake_without_a_grid_is_corrupt():
 
 
 LAKE = "a" * 32
-RECORD = NodeRecord("run", "gpu-7", "/mnt/run", 12, "1.0", Step(5), Step(0), 1000, 99, interval_ms=50_000)
-
-
-def test_the_interval_comes_back() -> None:
-    assert decode_node(encode_node(LAKE, RECORD), "x") == (LAKE, RECORD)
+RECORD = NodeRecord("run", "gpu-7", "/mnt/run", 12, "1.0", Step(5), Step(0), 1000, 99)
 
 
 def test_readers_go_by_name() -> None:

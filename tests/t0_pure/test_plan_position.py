@@ -7,7 +7,7 @@ import dataclasses
 import msgpack
 import pytest
 
-from stepfs.cli.producer_lines import plan_lines
+from stepfs.cli.commands.status import plan_lines
 from stepfs.format.planned.position import PlanStanding, read_plan_position
 from stepfs_producer.plan.state import SourceState, State
 

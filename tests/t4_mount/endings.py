@@ -80,7 +80,7 @@ ENDINGS = {
 def nodes_of(lake):
     async def read():
         store = open_store(lake)
-        return await list_nodes(store, await open_lake(store))
+        return await list_nodes(store, await open_lake(store), ["run"])
 
     return trio.run(read)
 

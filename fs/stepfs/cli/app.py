@@ -2,7 +2,7 @@
 
 Only the command that was asked for is imported, and it imports the library inside its functions: `stepfs --help` and
 shell completion load neither boto3 nor pyfuse3 nor trio, and `stepfs ls` does not pay for `stepfs fork`. The help is plain
-text instead of typer's boxes: it works in a pipe, and rich loads only when a command draws a progress bar.
+text instead of typer's boxes: it works in a pipe, and rich loads only when a command draws.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ SUMMARIES: Final = {
     "ls": "List the steps of a lake as a mount would.",
     "show": "Show the arrays of a payload.",
     "lineage": "Show the records in a step.",
-    "stats": "Show what was committed, by producer and hour.",
     "status": "Show the state of a lake or of a mount.",
     "checkpoint": "Record that a checkpoint exists.",
     "reclaim": "Delete the steps that no checkpoint needs.",
@@ -27,7 +26,6 @@ SUMMARIES: Final = {
     "fork": "Start a new lake from a step of another.",
     "verify": "Read everything back and check it.",
     "doctor": "Find out why it does not work here.",
-    "version": "Show the versions of everything that matters here.",
 }
 
 app = new_program(

@@ -6,22 +6,64 @@ Every check takes the root of the file system as an argument, so that tests can 
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import os
 import platform
+import re
 import shutil
 import stat
 import sys
+from collections import Counter, defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
+from stepfs import __version__
 from stepfs.command_hint import command
 from stepfs.doctor.finding import Finding, fail, note, ok
-from stepfs.doctor.versions import libraries
 from stepfs.mount.host.abort import CAP_SYS_ADMIN, capabilities
+
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
+_EXTRA: Final = re.compile(r"extra == ['\"]([^'\"]+)['\"]")
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """A declared dependency: its installed version, or None, and the extra that brings it, if one does."""
+
+    name: str
+    version: str | None
+    extra: str | None
+
+
+def libraries() -> list[Library]:
+    """The declared dependencies, required ones first; none if stepfs is not installed as a package."""
+    try:
+        declared = importlib.metadata.requires("stepfs") or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
+    extras_of: defaultdict[str, list[str | None]] = defaultdict(list)
+    for requirement in declared:
+        name, extra = _NAME.match(requirement), _EXTRA.search(requirement)
+        if name is not None and name[0] != "stepfs":  # an extra that includes another one
+            extras_of[name[0]].append(extra[1] if extra else None)
+    members = Counter(extra for extras in extras_of.values() for extra in extras if extra)
+    found = [
+        # Of the extras that bring it, the one that brings the least besides.
+        Library(
+            name,
+            _installed(name),
+            None if None in extras else min(filter(None, extras), key=members.__getitem__),
+        )
+        for name, extras in extras_of.items()
+    ]
+    return sorted(found, key=lambda library: (library.extra is not None, library.name.lower()))
 
 
 def check_python() -> Iterator[Finding]:
-    """Interpreter and packages; `stepfs version` tells their versions."""
+    """Stepfs itself, the interpreter, and the packages that stepfs declares."""
+    yield ok("stepfs", __version__)
     yield ok("python", f"{platform.python_version()} at {sys.executable}")
     missing = [library for library in libraries() if library.version is None]
     required = [library.name for library in missing if library.extra is None]
@@ -109,3 +151,10 @@ def check_rights(*, is_root: bool, root: Path = Path("/")) -> Finding:
         "user: may mount through fusermount3, not with --allow-other",
         "if other users must read the mount, add user_allow_other to /etc/fuse.conf",
     )
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -15,7 +15,7 @@ from stepfs.checkpoints.next_step import NextStep
 from stepfs.checkpoints.plausible import Progress
 from stepfs.checkpoints.watch import Watch
 from stepfs.errors import StepfsError
-from stepfs.follow.fleet_interval import FleetInterval
+from stepfs.follow.poll_interval import Spacing
 from stepfs.format.control import GroupRecord
 from stepfs.format.ids import Step
 from stepfs.lake.groups import Group
@@ -39,7 +39,7 @@ class GroupFollower:
     on_change: Callable[[], None]
     # The trainer's directory to follow, and the meaning of its counters.
     checkpoints: tuple[Place, NextStep] | None = None
-    fleet: FleetInterval = field(default_factory=FleetInterval)
+    spacing: Spacing = field(default_factory=Spacing)
     # The present interval of looks for steps, which an idle lake lengthens: looks at the group follow it.
     poll_s: Callable[[], float] = lambda: INTERVAL_S
     opened_here: Callable[[], Step] = lambda: Step(0)  # one past the greatest step that a reader has opened here
@@ -82,7 +82,7 @@ class GroupFollower:
 
     async def _follow(self) -> None:
         while True:
-            await trio.sleep(self.fleet.group_look_s(min(max(INTERVAL_S, self.poll_s()), IDLE_S)))
+            await trio.sleep(self.spacing.group_look_s(min(max(INTERVAL_S, self.poll_s()), IDLE_S)))
             try:
                 await self.look()
             except StepfsError as error:

@@ -16,8 +16,7 @@ import trio
 from stepfs.clock import SystemClock
 from stepfs.errors import RefusedError, StepfsError, StoreUnreachableError
 from stepfs.follow.changes import Changes
-from stepfs.follow.fleet_interval import FleetInterval
-from stepfs.follow.poll_interval import PollInterval
+from stepfs.follow.poll_interval import PollInterval, Spacing
 from stepfs.format.ids import Step
 from stepfs.histogram import Histogram
 from stepfs.lake.log.reader import LogReader
@@ -37,13 +36,13 @@ class Follower:
     poll_s: float
     find_lake_id: Callable[[], Awaitable[str]]
     on_change: Callable[[], None]
-    fleet: FleetInterval = field(default_factory=FleetInterval)
+    spacing: Spacing = field(default_factory=Spacing)
     now_ms: Callable[[], int] = field(default_factory=lambda: SystemClock().now_ms)
 
     def __post_init__(self) -> None:
         self.lag_s = Histogram()  # from the newest commit of a look, by its producer's clock, to the look
         self.pace = PollInterval(self.poll_s)
-        self.interval_s = self.poll_s  # from the last look to the next: of `pace`, or longer in a large fleet
+        self.interval_s = self.poll_s  # from the last look to the next: of `pace`, or longer by `spacing`
         self._shown = (self.reader.state.version, self.reader.first_live_step)
         self._failure: str | None = None  # the reason why the last look failed
         # Clock and start time of the look under way.
@@ -67,7 +66,7 @@ class Follower:
         return self._failure
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Look, publish, sleep for the interval that `pace` and the fleet's size give."""
+        """Look, publish, sleep for the interval that `pace` and `spacing` give."""
         task_status.started()
         self._began = trio.current_time()
         identity_due = trio.current_time() + IDENTITY_CHECK_S
@@ -89,12 +88,12 @@ class Follower:
         began = self._began
         if self.changes.listeners and self._failure is None:
             self.pace.awaited()
-        self.interval_s = self.fleet.poll_s(self.pace.interval_s)
+        self.interval_s = self.spacing.poll_s(self.pace.interval_s)
         with trio.move_on_at(began + self.interval_s):
             await self.changes.wait_for_listener()
             if self._failure is None:
                 self.pace.awaited()
-            self.interval_s = min(self.interval_s, self.fleet.poll_s(self.pace.interval_s))
+            self.interval_s = min(self.interval_s, self.spacing.poll_s(self.pace.interval_s))
             await trio.sleep_until(began + self.interval_s)
 
     async def _look(self) -> None:
@@ -106,7 +105,7 @@ class Follower:
             changed = await self.reader.poll(self._show)
         finally:
             self._asked = None
-            self.fleet.note_look()
+            self.spacing.note_look()
         self.looked_at = trio.current_time()
         if changed:
             self._show()

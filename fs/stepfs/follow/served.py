@@ -16,8 +16,8 @@ from stepfs.data.prefetch import Prefetcher
 from stepfs.data.slices import Slices
 from stepfs.follow.changes import Changes
 from stepfs.follow.consumer_group import GroupFollower
-from stepfs.follow.fleet_interval import FleetInterval
 from stepfs.follow.follower import Follower
+from stepfs.follow.poll_interval import Spacing
 from stepfs.follow.waits import HasPendingSignal, Waits
 from stepfs.format.descriptor import Descriptor
 from stepfs.format.ids import SliceIndex, Step
@@ -58,6 +58,7 @@ class ServedLake:
         hinted: tuple[SliceIndex, ...],
         start: Step | None,
         guesses: bool = True,
+        mounts: int = 1,
         connections: int = CONNECTIONS_MAX,
         disk: DiskCache | None = None,
         opened_are_kept: bool = False,
@@ -66,7 +67,9 @@ class ServedLake:
         list_latest: bool = False,
         has_signal: HasPendingSignal | None = None,
     ) -> None:
-        """`open_origin`: the store of a lake that this one was forked from. The others as the parts take them."""
+        """`open_origin`: the store of a lake that this one was forked from. `mounts`: of the run, as far as is known. The
+        others as the parts take them.
+        """
         self.store = store
         self.log = log
         log.segments.in_thread = True
@@ -102,14 +105,14 @@ class ServedLake:
             wait_s=options.wait_s,
             has_signal=has_signal,
         )
-        self.fleet = FleetInterval(lambda: store.counts.throttled)
+        self.spacing = Spacing(mounts, lambda: store.counts.throttled)
         self.follower = Follower(
             log,
             self.changes,
             poll_s=options.poll_s,
             find_lake_id=self._find_lake_id,
             on_change=self.changed,
-            fleet=self.fleet,
+            spacing=self.spacing,
         )
         self.group: GroupFollower | None = None  # of the readers here
         self.on_left: Callable[[], None] = lambda: None  # called when steps left the view
@@ -141,7 +144,7 @@ class ServedLake:
             self.tree,
             self.changed,
             checkpoints=checkpoints,
-            fleet=self.fleet,
+            spacing=self.spacing,
             poll_s=lambda: self.follower.pace.interval_s,
             opened_here=opened_here,
             order_needs_from=self.prefetcher.hints.needed_from,

@@ -15,7 +15,6 @@ from stepfs.format.layout import Layout, Stored, stored
 
 _TEXT_BYTES_MAX: Final = 4096
 PERMILLE: Final = 1000
-USUAL_INTERVAL_MS: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +30,6 @@ class NodeRecord:
     read_to: Step  # one past the step opened last; 0 before the first
     waited_permille: int  # of the time since the former record in which a reader was blocked
     time_ms: int
-    interval_ms: int = USUAL_INTERVAL_MS  # until the next record, as planned
 
     @property
     def frontier(self) -> Step:
@@ -81,5 +79,4 @@ _LAYOUT: Final = Layout(
     read_to=stored("read_to", Fields.integer),
     waited_permille=stored("waited", Fields.integer, high=PERMILLE),
     time_ms=stored("time", Fields.integer),
-    interval_ms=stored("interval", Fields.integer),
 )

@@ -62,6 +62,7 @@ class Assembly(ServedLake):
             memory_bytes=machine.memory_bytes,
             open_origin=lambda url: store_of(options, url),
             hinted=hinted_slices(options.ranks or (), self.names.ranks),
+            mounts=self.names.ranks.world // len(options.ranks) if options.ranks else 1,
             start=None if options.steps is None else Step(options.steps.start),
             disk=disk,
             opened_are_kept=options.group is not None,
@@ -154,7 +155,6 @@ class Assembly(ServedLake):
                 directory=self.options.directory,
                 meter=self.meter,
                 follower=self.follower,
-                fleet=self.fleet,
             )
             await background.start(heartbeat.run)
 

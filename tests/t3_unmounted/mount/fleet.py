@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -16,8 +15,8 @@ from doubles.trio_clock import TrioClock
 from stepfs.errors import StoreUnreachableError
 from stepfs.follow.changes import Changes
 from stepfs.follow.consumer_group import GroupFollower
-from stepfs.follow.fleet_interval import FleetInterval
 from stepfs.follow.follower import Follower
+from stepfs.follow.poll_interval import Spacing
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import LogState
 from stepfs.lake.control import Control
@@ -39,7 +38,6 @@ class Server:
     def __init__(self, objects: Mapping[str, bytes]) -> None:
         self.objects = dict(objects)
         self._listed: dict[str, Listing] = {}  # a thousand mounts list the same
-        self._written_s: dict[str, float] = {}
         self.asked: Counter[tuple[str, str]] = Counter()  # (verb, kind of object)
         self.throttles = False
 
@@ -47,7 +45,6 @@ class Server:
         if key not in self.objects:
             self._listed.clear()
         self.objects[key] = body
-        self._written_s[key] = trio.current_time()
 
     def remove(self, key: str) -> None:
         if self.objects.pop(key, None) is not None:
@@ -57,11 +54,6 @@ class Server:
         if prefix not in self._listed:
             self._listed[prefix] = [Entry(key, 1) for key in sorted(self.objects) if key.startswith(prefix)]
         return self._listed[prefix]
-
-    def listed_with_ages(self, prefix: str) -> Listing:
-        now_s = trio.current_time()
-        written_s = self._written_s
-        return [Entry(e.key, e.size, now_s - written_s.get(e.key, -math.inf)) for e in self.listed(prefix)]
 
     async def ask(self, verb: str, key: str) -> bool:
         """Whether the server answers; it is busy otherwise."""
@@ -78,7 +70,6 @@ class LeanStore:
 
     def __init__(self, server: Server) -> None:
         self.counts = Counts()
-        self.is_cut = False  # nothing arrives any more: a mount that ends now looks killed
         self._server = server
 
     async def get(self, key: str, *, bytes_max: int = 256 << 20) -> bytes | None:
@@ -92,9 +83,9 @@ class LeanStore:
         self._server.store(key, b"".join(parts))
 
     async def list(self, prefix: str, *, after: str = "", limit: int | None = None, ages: bool = False) -> Listing:
-        del limit
+        del limit, ages
         await self._ask("list", prefix)
-        found = self._server.listed_with_ages(prefix) if ages else self._server.listed(prefix)
+        found = self._server.listed(prefix)
         return [entry for entry in found if entry.key > after] if after else found
 
     async def delete(self, keys: Iterable[str]) -> None:
@@ -103,8 +94,6 @@ class LeanStore:
             self._server.remove(key)
 
     async def _ask(self, verb: str, key: str) -> None:
-        if self.is_cut:
-            raise StoreUnreachableError("no route to host")
         if not await self._server.ask(verb, key):
             self.counts.throttled += 1
             raise StoreUnreachableError("503 SlowDown")
@@ -113,36 +102,28 @@ class LeanStore:
 class OneOfMany:
     """One mount; `run` until cancelled."""
 
-    def __init__(self, server: Server, identity: LakeIdentity, state: LogState, number: int) -> None:
+    def __init__(self, server: Server, identity: LakeIdentity, state: LogState, number: int, mounts: int) -> None:
         self.options = MountOptions(lake="memory://", directory=Path(f"/mnt/{number}"), group="run")
         self.store = LeanStore(server)
         self.meter = Meter()
-        self.fleet = FleetInterval(lambda: self.store.counts.throttled)
+        spacing = Spacing(mounts, lambda: self.store.counts.throttled)
         self.changes = Changes()
         self.identity = identity
         control = Control(self.store, identity, TrioClock())
         reader = LogReader(self.store, identity, control, state)
         self.follower = Follower(
             reader, self.changes, poll_s=0.1, find_lake_id=self._find_lake_id, on_change=lambda: None,
-            fleet=self.fleet,
+            spacing=spacing,
         )  # fmt: skip
         group = Group.on(control, "run")
         tree = Tree(reader, ViewOptions())
         self._need = GroupFollower(
-            group, tree, lambda: None, checkpoints=None, fleet=self.fleet,
+            group, tree, lambda: None, checkpoints=None, spacing=spacing,
             poll_s=lambda: self.follower.pace.interval_s,
         )  # fmt: skip
 
     async def _find_lake_id(self) -> str:
         return (await open_lake(self.store)).lake_id
-
-    async def run_until_killed(self, after_s: float) -> None:
-        """Its record stays behind."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(partial(self.run, waiting=False))
-            await trio.sleep(after_s)
-            self.store.is_cut = True
-            nursery.cancel_scope.cancel()
 
     async def run(self, *, waiting: bool) -> None:
         with ExitStack() as stack:
@@ -153,7 +134,7 @@ class OneOfMany:
                 nursery.start_soon(self._need.run)
                 heartbeat = Heartbeat(
                     self.store, self.identity, "run", directory=self.options.directory, meter=self.meter,
-                    follower=self.follower, fleet=self.fleet,
+                    follower=self.follower,
                 )  # fmt: skip
                 nursery.start_soon(heartbeat.run)
 
@@ -164,8 +145,7 @@ class Fleet:
     def __init__(self, server: Server, identity: LakeIdentity, state: LogState, number: int) -> None:
         self.server = server
         self.identity = identity
-        self.mounts = [OneOfMany(server, identity, state, each) for each in range(number)]
-        self._state = state
+        self.mounts = [OneOfMany(server, identity, state, each, number) for each in range(number)]
 
     @classmethod
     async def of(cls, number: int) -> Fleet:
@@ -174,10 +154,6 @@ class Fleet:
         await Group.of(store, identity, "run", TrioClock()).register()
         state = (await LogReader.open(store, identity)).state
         return cls(Server(store.shared.objects), identity, state, number)
-
-    def successors(self) -> Fleet:
-        """As many new mounts of the same lake at the same directories."""
-        return Fleet(self.server, self.identity, self._state, len(self.mounts))
 
     def start(self, nursery: trio.Nursery, *, waiting: bool = False) -> None:
         for mount in self.mounts:

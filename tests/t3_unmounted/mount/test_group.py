@@ -11,18 +11,16 @@ from controlled import newest_control
 from doubles.faulty_store import FaultyStore
 from doubles.trio_clock import TrioClock
 from faketable import FakeTable
-from lakework import reclaim
 
 from stepfs.checkpoints.formats import Place
 from stepfs.checkpoints.next_step import NextStep
-from stepfs.errors import RefusedError, StoreUnreachableError
+from stepfs.errors import StoreUnreachableError
 from stepfs.follow.consumer_group import INTERVAL_S, GroupFollower
-from stepfs.follow.fleet_interval import FleetInterval
 from stepfs.follow.follower import Follower
 from stepfs.format.ids import Step
-from stepfs.format.keys import component, node_key, nodes_prefix
+from stepfs.format.keys import node_key, nodes_prefix
 from stepfs.format.node import NodeRecord, node_name
-from stepfs.lake.fleet import BEAT_S, list_nodes, list_nodes_outside, write_node
+from stepfs.lake.fleet import BEAT_S, list_nodes, write_node
 from stepfs.lake.groups import Group
 from stepfs.lake.identity import create_lake
 from stepfs.mount.fuse.meter import Meter
@@ -182,35 +180,33 @@ class Beating:
         self.options = MountOptions(lake="file:///x", directory=Path("/mnt/run"), group="run")
         self.store = store
         self.meter = Meter()
-        self.fleet = FleetInterval()
         self.table = FakeTable()
         self.follower = Follower(self.table, None, poll_s=1, find_lake_id=forever, on_change=lambda: None)
 
     def heartbeat(self, identity) -> Heartbeat:
         return Heartbeat(
             self.store, identity, "run", directory=self.options.directory, meter=self.meter, follower=self.follower,
-            fleet=self.fleet,
         )  # fmt: skip
 
 
-async def test_a_mount_speaks_every_15_s_and_is_silent_once_it_ended(autojump_clock):
+async def test_a_mount_speaks_every_30_s_and_is_silent_once_it_ended(autojump_clock):
     store = FaultyStore()
     identity = (await group_of(store)).control.identity
     mount = Beating(store)
     async with trio.open_nursery() as background:
         await background.start(mount.heartbeat(identity).run)
         await trio.sleep(1)
-        (first,) = await list_nodes(store, identity)
+        (first,) = await list_nodes(store, identity, ["run"])
         assert (first.directory, first.frontier, first.last_step) == ("/mnt/run", -1, None)
         mount.table.commit(5)
         mount.meter.last_step = Step(3)
         puts = store.counts.put
         await trio.sleep(10 * BEAT_S)
         assert store.counts.put - puts == 10
-        (record,) = await list_nodes(store, identity)
+        (record,) = await list_nodes(store, identity, ["run"])
         assert (record.frontier, record.last_step) == (4, 3)
         background.cancel_scope.cancel()
-    assert await list_nodes(store, identity) == []
+    assert await list_nodes(store, identity, ["run"]) == []
     assert await store.list(nodes_prefix(identity.lake_id)) == []
 
 
@@ -255,7 +251,7 @@ def test_the_share_waited_is_of_the_time_and_not_of_the_requests(monkeypatch):
     assert node.record().waited_permille == 0
 
 
-async def test_records_of_gone_groups_are_forgotten_and_unreadable_ones_inform_nobody(autojump_clock):
+async def test_of_the_groups_there_are_and_unreadable_ones_inform_nobody(autojump_clock):
     store = FaultyStore()
     identity = (await group_of(store)).control.identity
     usual = NodeRecord("run", "a", "/mnt", 1, "1", Step(1), Step(0), 0, 0)
@@ -263,29 +259,5 @@ async def test_records_of_gone_groups_are_forgotten_and_unreadable_ones_inform_n
     for record in (usual, other):
         await write_node(store, identity, record)
     await store.put(node_key(identity.lake_id, "run", node_name("c", "/mnt")), [b"junk"])
-    assert await list_nodes(store, identity) == [other, usual]
-    left = await list_nodes_outside(store, identity, {component("run")})
-    await store.delete([entry.key for entry in left])
-    assert await list_nodes(store, identity) == [usual]
-
-
-async def test_a_reclaim_forgets_them_and_does_not_need_the_right_to(autojump_clock):
-    store = FaultyStore()
-    group = await group_of(store)
-    identity = group.control.identity
-    await group.register()
-    await group.retire()
-    await write_node(store, identity, NodeRecord("run", "a", "/mnt", 1, "1", Step(1), Step(0), 0, 0))
-    delete = store.delete
-
-    async def refused(keys: list[str]) -> None:
-        if any("/nodes/" in key for key in keys):
-            raise RefusedError("no right")
-        await delete(keys)
-
-    store.delete = refused  # type: ignore[method-assign]
-    await reclaim(store, identity, clock=TrioClock())
-    assert len(await list_nodes(store, identity)) == 1
-    store.delete = delete  # type: ignore[method-assign]
-    await reclaim(store, identity, clock=TrioClock())
-    assert await list_nodes(store, identity) == []
+    assert await list_nodes(store, identity, ["run", "gone"]) == [other, usual]
+    assert await list_nodes(store, identity, ["run", "new"]) == [usual]

@@ -5,25 +5,26 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 from stepfs import interruption
-from stepfs.cli.columns import printable, size_text, table, time_text
+from stepfs.cli.columns import age_text, printable, size_text, state_text, table, time_text
 from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory, opt
 from stepfs.cli.target import is_lake
 from stepfs.store.options import StoreOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from stepfs.format.control import GroupRecord
     from stepfs.format.node import NodeRecord
     from stepfs.lake.log.reader import LogReader
 
 _WATCH_S: Final = 1.0
-_REDRAW: Final = "\x1b[H\x1b[J"
+_PRODUCERS: Final = ["PRODUCER", "EPOCH", "STEPS", "STATE", "LAST ENTRY"]
+_SOURCES: Final = ["PRODUCER", "SOURCE", "TOKENS", "SHARE", "RECORDS", "SKIPPED", "EPOCH"]
 
 Report = tuple[dict[str, object], list[str]]  # the document, and the same in lines for people
 
@@ -43,19 +44,33 @@ def status(
 
 
 async def _status(target: str, as_json: bool, watch: bool, store_options: StoreOptions) -> None:
-    reports = _lake_reports(target, store_options) if is_lake(target) else _mount_reports(Path(target), live=watch)
-    redraw = watch and not as_json and sys.stdout.isatty()
+    reports = _lake_reports(target, store_options) if is_lake(target) else _mount_reports(Path(target))
     shown = None
-    async with aclosing(reports):
-        async for document, lines in reports:
-            text = "".join(f"{printable(line)}\n" for line in lines)
-            block = json.dumps(document, indent=None if watch else 2) + "\n" if as_json else text
-            if redraw or block != shown:
-                sys.stdout.write(_REDRAW + block if redraw else block)
-                sys.stdout.flush()
-                shown = block
-            if not watch:
-                return
+    with _screen() if watch and not as_json and sys.stdout.isatty() else nullcontext(_print) as show:
+        async with aclosing(reports):
+            async for document, lines in reports:
+                text = "\n".join(printable(line) for line in lines)
+                block = json.dumps(document, indent=None if watch else 2) if as_json else text
+                if block != shown:
+                    show(block)
+                    shown = block
+                if not watch:
+                    return
+
+
+def _print(block: str) -> None:
+    sys.stdout.write(block + "\n")
+    sys.stdout.flush()
+
+
+@contextmanager
+def _screen() -> Iterator[Callable[[str], None]]:
+    """The terminal's other screen, which shows the latest block until the command ends."""
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(screen=True, auto_refresh=False) as live:
+        yield lambda block: live.update(Text(block), refresh=True)
 
 
 async def _lake_reports(lake: str, store_options: StoreOptions) -> AsyncGenerator[Report, None]:
@@ -71,7 +86,7 @@ async def _lake_reports(lake: str, store_options: StoreOptions) -> AsyncGenerato
         while True:
             await log.control.refresh(lenient=True)
             groups = dict(sorted(log.control.groups.items()))
-            nodes = await list_nodes(log.store, log.identity)
+            nodes = await list_nodes(log.store, log.identity, groups)
             problems = await origins.problems(log.state, log.first_live_step)
             document = lake_document(log, groups, nodes) | {"origins": _origins(log), "problems": problems}
             yield (
@@ -150,9 +165,9 @@ def _node_document(record: NodeRecord) -> dict[str, object]:
 def _is_stale(record: NodeRecord) -> bool:
     """Whether the record is overdue: the mount was killed, its store is unreachable, or a clock is wrong."""
     from stepfs.clock import SystemClock
-    from stepfs.lake.fleet import FRESH_INTERVALS
+    from stepfs.lake.fleet import FRESH_S
 
-    return SystemClock().now_ms() - record.time_ms > FRESH_INTERVALS * record.interval_ms
+    return SystemClock().now_ms() - record.time_ms > 1000 * FRESH_S
 
 
 def _node_lines(nodes: Sequence[NodeRecord]) -> Iterator[str]:
@@ -177,7 +192,6 @@ def _node_lines(nodes: Sequence[NodeRecord]) -> Iterator[str]:
 
 
 def _lake_lines(log: LogReader, groups: Mapping[str, GroupRecord]) -> Iterator[str]:
-    from stepfs.cli.producer_lines import producer_lines
     from stepfs.clock import SystemClock
     from stepfs.mount.documents import describe_producers
 
@@ -208,15 +222,110 @@ def _lake_lines(log: LogReader, groups: Mapping[str, GroupRecord]) -> Iterator[s
         yield from table(["GROUP", "NEEDS FROM", "CHECKPOINTS", "STEPS BEHIND", "HOLDS ABOUT"], rows)
 
 
-async def _mount_reports(directory: Path, *, live: bool) -> AsyncGenerator[Report, None]:
+def producer_lines(producers: object, now_ms: int) -> Iterator[str]:
+    """Below an empty line a table of `producers`, a part of a status document, then that of `plan_lines`."""
+    rows = []
+    for name, known in sorted(_mapping(producers).items()):
+        each = _mapping(known)
+        time_s = each.get("time")
+        time_ms = round(time_s * 1000) if isinstance(time_s, int | float) else 0
+        state = state_text(time_ms, now_ms, retired=bool(each.get("retired")))
+        rows.append([printable(name), str(each.get("epoch")), str(each.get("next_seq")), state, time_text(time_ms)])
+    if rows:
+        yield ""
+        yield from table(_PRODUCERS, rows)
+        yield from plan_lines(producers)
+
+
+def plan_lines(producers: object) -> Iterator[str]:
+    """A table below those of `producers`, a part of a status document; nothing if none of them runs a plan.
+
+    Sources with the most tokens come first.
+    """
+    rows = [
+        (str(producer), str(name), source)
+        for producer, known in sorted(_mapping(producers).items())
+        for name, source in _by_tokens(_mapping(_mapping(_mapping(known).get("plan")).get("sources")))
+    ]
+    if not rows:
+        return
+    yield ""
+    yield from table(_SOURCES, [_row(*row) for row in rows])
+
+
+def _row(producer: str, name: str, source: Mapping[str, object]) -> list[str]:
+    share = source.get("share")
+    return [
+        printable(producer),
+        printable(name),
+        str(source.get("tokens")),
+        f"{share:.2%}" if isinstance(share, int | float) else "-",
+        str(source.get("records")),
+        str(source.get("skipped")),
+        str(source.get("epoch")),
+    ]
+
+
+def _by_tokens(sources: Mapping[str, object]) -> list[tuple[str, Mapping[str, object]]]:
+    def tokens(name: str) -> int:
+        count = _mapping(sources[name]).get("tokens")
+        return count if isinstance(count, int) else 0
+
+    return [(name, _mapping(sources[name])) for name in sorted(sources, key=lambda name: (-tokens(name), name))]
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    return value if isinstance(value, dict) else {}
+
+
+async def _mount_reports(directory: Path) -> AsyncGenerator[Report, None]:
     import trio
 
-    from stepfs.cli.live import live_lines
     from stepfs.control_files import read_status
 
-    before = None
+    before: Mapping[str, object] = {}
     while True:
         document = await trio.to_thread.run_sync(read_status, directory, abandon_on_cancel=True)
-        yield document, list(live_lines(document, before, since_start=not live))
+        yield document, list(mount_lines(document, before))
         before = document
         await trio.sleep(_WATCH_S)
+
+
+def mount_lines(now: Mapping[str, object], before: Mapping[str, object]) -> Iterator[str]:
+    """A mount on one screen; its rates are those since `before`, or since its start. Fields may be missing."""
+    data, cache, store = (_mapping(now.get(name)) for name in ("data", "cache", "store"))
+    before = before if before.get("pid") == now.get("pid") else {}
+    span_s = _number(now, "uptime_s") - _number(before, "uptime_s")
+
+    def rate(*path: str) -> float:
+        return max(0.0, _number(now, *path) - _number(before, *path)) / span_s if span_s > 0 else 0.0
+
+    def size(*path: str) -> str:
+        return f"{size_text(round(rate(*path)))}/s"
+
+    opens = rate("data", "hits") + rate("data", "misses")
+    hits = f"{100 * rate('data', 'hits') / opens:.1f} % of opens found their bytes" if opens else "no opens"
+    trouble = "".join(f", {data[name]} {name}" for name in ("hedges", "retries", "corrupt") if data.get(name))
+    held = [
+        f"{size_text(round(_number(cache, f'{kind}_bytes')))} of {size_text(round(_number(cache, f'{kind}_limit_bytes')))}"
+        for kind in ("memory", "disk")
+    ]
+    answers = "answers" if store.get("reachable") else "DOES NOT ANSWER"
+    yield f"{now.get('lake')}, group {now.get('group')}  (pid {now.get('pid')}, up {age_text(_number(now, 'uptime_s'))})"
+    yield ""
+    yield f"steps    {now.get('first_step')} to {now.get('frontier')}; last read {now.get('last_step')}"
+    yield (
+        f"readers  waited {100 * min(1.0, rate('waited_s')):.1f} % of the time, {now.get('waiting')} waiting for a commit,"
+        f" {now.get('open_files')} open files"
+    )
+    yield f"reading  {size('bytes_read')} through the daemon, {size('data', 'primed')} primed, {hits}"
+    yield f"fetched  {size('data', 'bytes_fetched')} in {rate('data', 'requests'):.1f}/s GETs{trouble}"
+    yield f"cache    {held[0]} in memory, {held[1]} on disk"
+    yield f"store    {answers}, {rate('store', 'requests'):.1f}/s requests; trouble: {store.get('trouble')}"
+
+
+def _number(document: Mapping[str, object], *path: str) -> float:
+    value: object = document
+    for name in path:
+        value = _mapping(value).get(name)
+    return float(value) if isinstance(value, int | float) else 0.0

@@ -22,13 +22,11 @@ import trio
 
 from stepfs import entropy
 from stepfs.clock import Clock, SystemClock
-from stepfs.errors import CorruptError, ReclaimedError, RefusedError, StepfsError
+from stepfs.errors import CorruptError, ReclaimedError, RefusedError
 from stepfs.format.ids import Step, Version
-from stepfs.format.keys import component
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import LogState
 from stepfs.lake.decisions import Advance
-from stepfs.lake.fleet import list_nodes_outside
 from stepfs.lake.fork_group import release_origins
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.origins import OriginStores
@@ -38,7 +36,7 @@ from stepfs.lake.reclaim.progress import Progress, is_of_the_log, open_near, rea
 from stepfs.lake.reclaim.report import CountingRemover, Report
 from stepfs.lake.reclaim.snapshots import ensure_snapshots, planned_floor
 from stepfs.lake.reclaim.sweep import LastDead, live_entries, walk_doomed, walk_orphans
-from stepfs.store.api import Entry, Store
+from stepfs.store.api import Store
 
 _log = logging.getLogger("stepfs.lake.reclaim")
 
@@ -180,8 +178,6 @@ class Reclaimer:
             last = await walk_doomed(reader, target, remover.remove)
         since = None if search or before is None else before.state
         await walk_orphans(reader, last, remover.remove, since=since)
-        if search or before is None or before.control != number:
-            await remover.remove_if_allowed(await _silent_nodes(reader))
         if not dry_run:
             searched_ms = now_ms if search or before is None else before.searched_ms
             await self._note(Progress(number, target, searched_ms, reader.state))
@@ -210,17 +206,6 @@ def _epochs(state: LogState) -> dict[str, int]:
 
 def _position(reader: LogReader | None) -> tuple[Version, int]:
     return (Version(-2), -2) if reader is None else (reader.head.version, reader.control.number)
-
-
-async def _silent_nodes(reader: LogReader) -> list[Entry]:
-    """The records that killed mounts of ended runs left. They are informative only: a failure here fails no
-    reclaim."""
-    live = {component(name) for name in reader.control.groups}
-    try:
-        return await list_nodes_outside(reader.store, reader.identity, live)
-    except StepfsError as error:
-        _log.info("records of mounts that are gone stay in the fleet view: %s", error)
-        return []
 
 
 async def _follow(reader: LogReader) -> None:

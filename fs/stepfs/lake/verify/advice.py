@@ -12,7 +12,6 @@ from stepfs.format.keys import (
     entries_prefix,
     index_prefix,
     log_prefix,
-    nodes_prefix,
     segment_of,
     snapshot_prefix,
 )
@@ -78,7 +77,6 @@ def _harmless(lake_id: str) -> list[tuple[str, str]]:
     """(prefix, advice) of objects on which nothing depends."""
     return [
         (entries_prefix(lake_id), "readers use the index segment instead: nothing to do"),
-        (nodes_prefix(lake_id), "what a mount said of itself is informative only: nothing to do"),
     ]
 
 

@@ -25,13 +25,11 @@ from stepfs.format.keys import (
     extent,
     index_prefix,
     log_prefix,
-    nodes_prefix,
     number_of,
     numbered,
     segment_of,
     snapshot_prefix,
 )
-from stepfs.format.node import decode_node
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import decode_segment, decode_snapshot
 from stepfs.format.step_records import decode_step_records
@@ -77,7 +75,6 @@ async def verify_metadata(store: Store, identity: LakeIdentity) -> list[Damage]:
 
     checks: dict[str, Check] = {
         control_prefix(lake_id): lambda key, data: of_lake(decode_control(data, key)[0]),
-        nodes_prefix(lake_id): lambda key, data: of_lake(decode_node(data, key)[0]),
         snapshot_prefix(lake_id): snapshot,
         index_prefix(lake_id): segment,
         entries_prefix(lake_id): step_records,

@@ -7,85 +7,52 @@ from statistics import fmean
 import pytest
 import trio
 
-from stepfs.follow.fleet_interval import NODES_MIN, SLOWER_MAX, FleetInterval
-from stepfs.lake.fleet import BEAT_S
+from stepfs.follow.poll_interval import MOUNTS_MIN, SLOWER_MAX, Spacing
 from stepfs.mount.health.suspend_clock import RunningTime
 
 
-def fleet_of(nodes: int) -> FleetInterval:
-    pace = FleetInterval()
-    pace.counted(nodes)
-    return pace
-
-
-@pytest.mark.parametrize("nodes", [0, 1, 50, NODES_MIN - 1])
+@pytest.mark.parametrize("nodes", [0, 1, 50, MOUNTS_MIN - 1])
 def test_below_a_hundred_mounts_every_interval_is_exactly_the_usual_one(nodes: int) -> None:
-    pace = fleet_of(nodes)
+    pace = Spacing(nodes)
     for usual_s in (0.01, 0.1, 2.0, 30.0):
         assert pace.poll_s(usual_s) == usual_s
         assert pace.group_look_s(usual_s) == usual_s
-    assert pace.beat_s() == BEAT_S
 
 
 @pytest.mark.parametrize("nodes", [100, 200, 1000, 20_000])
 def test_the_intervals_grow_with_the_number_and_are_never_shorter(nodes: int) -> None:
-    pace = fleet_of(nodes)
+    pace = Spacing(nodes)
     polls = [pace.poll_s(0.1) for _ in range(1000)]
     looks = [pace.group_look_s(1.0) for _ in range(1000)]
-    beats = [pace.beat_s() for _ in range(1000)]
     assert min(polls) >= nodes / 1000
     assert min(looks) >= max(1.0, nodes / 200)
-    assert min(beats) >= max(10.0, nodes / 20)
-    for intervals in (polls, looks, beats):
+    for intervals in (polls, looks):
         assert max(intervals) <= 2 * min(intervals)
         assert len(set(intervals)) > 900  # mounts that began together drift apart
 
 
 def test_waiting_mounts_of_any_number_ask_less_than_a_thousand_times_a_second_together() -> None:
     for nodes in (100, 300, 1000, 5000):
-        pace = fleet_of(nodes)
+        pace = Spacing(nodes)
         assert nodes / fmean(pace.poll_s(0.1) for _ in range(2000)) < 900
 
 
 def test_an_idle_interval_longer_than_the_fleets_stays_as_it_is_but_for_a_tenth() -> None:
-    pace = fleet_of(1000)
+    pace = Spacing(1000)
     assert all(2.0 <= pace.poll_s(2.0) <= 2.2 for _ in range(1000))
-
-
-def test_the_number_rises_at_once_and_falls_by_half() -> None:
-    pace = fleet_of(1000)
-    seen = []
-    for _ in range(5):
-        pace.counted(0)
-        seen.append(pace.nodes)
-    assert seen == [500, 250, 125, 63, 32]
-    assert fleet_of(0).nodes == 1
-    pace.counted(800)
-    assert pace.nodes == 800
 
 
 def test_a_store_that_throttles_makes_everything_slower_in_a_fleet_of_any_size() -> None:
     throttled = 0
-    pace = FleetInterval(lambda: throttled)
+    pace = Spacing(throttled=lambda: throttled)
     for expected in (2.0, 4.0, SLOWER_MAX, SLOWER_MAX):
         throttled += 3
         pace.note_look()
         assert pace.poll_s(0.1) == pytest.approx(0.1 * expected)
         assert pace.group_look_s(1.0) == pytest.approx(expected)
-    assert pace.beat_s() == 2 * BEAT_S  # it must not look as if it were gone
     for _ in range(30):
         pace.note_look()
     assert pace.poll_s(0.1) == 0.1
-
-
-def test_the_number_does_not_fall_while_the_store_throttles() -> None:
-    throttled = 0
-    pace = FleetInterval(lambda: throttled)
-    pace.counted(1000)
-    throttled = 1
-    pace.note_look()
-    pace.counted(10)
-    assert pace.nodes == 1000
 
 
 class Machine:
