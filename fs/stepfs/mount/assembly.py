@@ -32,10 +32,8 @@ from stepfs.store.api import Store
 from stepfs.store.opening import open_store
 from stepfs.store.options import StoreOptions
 from stepfs.store.silence import Silence
-from stepfs.view.file_names import FileNames
-from stepfs.view.inodes import Fixed
-from stepfs.view.ranks import rank_map
-from stepfs.view.selection import hinted_slices
+from stepfs.view.names import Fixed
+from stepfs.view.ranks import FileNames, hinted_slices, rank_map
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry

@@ -14,7 +14,7 @@ from typing import Annotated, Final
 from stepfs.declared_option import Opt
 from stepfs.format.arguments import parse_duration, parse_interval, parse_size
 from stepfs.mount.redact import redact_url
-from stepfs.view.selection import parse_ranks, parse_steps
+from stepfs.view.ranks import parse_ranks, parse_steps
 
 DEADLINE_S: Final = 300.0
 

@@ -42,7 +42,7 @@ from stepfs.mount.options import MountOptions
 from stepfs.mount.status.reports import Machine
 from stepfs.store.api import Store
 from stepfs.store.silence import Say, Silence
-from stepfs.view.selection import check_steps
+from stepfs.view.ranks import check_steps
 
 _log = logging.getLogger("stepfs.mount")
 

@@ -38,8 +38,8 @@ from stepfs.reader.options import LakeOptions
 from stepfs.store.api import Store
 from stepfs.store.opening import open_store
 from stepfs.store.silence import Silence
-from stepfs.view.naming import STEP_MAX
-from stepfs.view.selection import check_steps, hinted_slices
+from stepfs.view.names import STEP_MAX
+from stepfs.view.ranks import check_steps, hinted_slices
 
 LENT_SHARE: Final = 4  # one part in so many of the budget
 

@@ -24,7 +24,7 @@ from stepfs.format.ids import SliceIndex, Step
 from stepfs.format.snapshot import LogState
 from stepfs.reader.assembly import Assembly, open_reader
 from stepfs.reader.options import DEADLINE_S, LakeOptions
-from stepfs.view.naming import STEP_MAX
+from stepfs.view.names import STEP_MAX
 from stepfs.view.ranks import RankMap
 
 

@@ -10,9 +10,8 @@ from stepfs.control_files import read_config, read_status
 from stepfs.errors import AbsentError
 from stepfs.format.ids import Step
 from stepfs.format.records import LakeIdentity
-from stepfs.view.file_names import FileNames
-from stepfs.view.naming import STEP_MAX
-from stepfs.view.ranks import rank_map
+from stepfs.view.names import STEP_MAX
+from stepfs.view.ranks import FileNames, rank_map
 from stepfs.view.tree import StepTable, ViewOptions, listed_steps
 
 

@@ -1,11 +1,8 @@
-"""The map from ranks to slices.
+"""Which ranks read which slices of a step, under which file names, and how options select steps and ranks.
 
-A step is a row of units, its micro-batches. A trainer of D data ranks reads it in D equal runs, so the global batch is
-the same for every D that divides the units; only the number of micro-batches that a rank accumulates differs.
-
-Tensor- and pipeline-parallel peers read the same batch, so several ranks of a world map to one slice; in the view
-their files are hard links, hence one fetch and one page cache. There are two ways to give the map: `--world N`, where
-consecutive ranks are peers, and `--mesh pp=2,dp=4,tp=2`, the trainer's own device mesh (`format/grid/mesh.py`).
+Micro-batches are divided among D data ranks in D equal runs, so the global batch is the same for every D. Tensor- and
+pipeline-parallel peers read one slice; their files are hard links. `--world N` makes consecutive ranks peers, `--mesh`
+gives the trainer's own device mesh.
 """
 
 from __future__ import annotations
@@ -13,12 +10,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
 
-from stepfs.errors import UsageError
+from stepfs.errors import RefusedError, UsageError
 from stepfs.format.grid.mesh import Mesh, parse_mesh
 from stepfs.format.grid.record import Grid
-from stepfs.format.ids import SliceIndex
-from stepfs.view.naming import RANK_MAX
+from stepfs.format.ids import SliceIndex, Step
+from stepfs.format.records import LakeIdentity
+from stepfs.view.names import RANK_MAX, STEP_MAX, parse_rank, rank_name
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stepfs.format.snapshot import LogState
 
 Spelling = Callable[[str, object], str]  # a word of the caller and its value, as errors write them
 
@@ -163,3 +167,101 @@ def nearest_divisors(number: int, size: int) -> str:
     near = [max((each for each in divisors if each < size), default=None)]
     near.append(min((each for each in divisors if each > size), default=None))
     return " and ".join(f"dp={each}" for each in near if each is not None)
+
+
+def parse_steps(text: str) -> range:
+    """`A:B` → steps A … B-1."""
+    first, colon, end = text.partition(":")
+    if not (colon and _is_number(first) and _is_number(end)) or not int(first) < int(end) <= STEP_MAX + 1:
+        raise UsageError(f"--steps {text!r}: write A:B with A < B, for example 0:1000 (B is not included)")
+    return range(Step(int(first)), Step(int(end)))
+
+
+def parse_ranks(text: str) -> tuple[int, ...]:
+    """`0-3,8` → (0, 1, 2, 3, 8); both ends included."""
+    ranks: set[int] = set()
+    for item in text.split(","):
+        first, dash, last = item.strip().partition("-")
+        last = last if dash else first
+        if not (_is_number(first) and _is_number(last)) or not int(first) <= int(last) <= RANK_MAX:
+            raise UsageError(f"--ranks {text!r}: write ranks and ranges such as 0-7 or 0,2,4-5 (both ends included)")
+        ranks.update(range(int(first), int(last) + 1))
+    return tuple(sorted(ranks))
+
+
+def hinted_slices(
+    hinted: tuple[int, ...], ranks: RankMap, files: Sequence[int] | None = None
+) -> tuple[SliceIndex, ...]:
+    """The slices that these ranks (`--ranks`, ascending) read: of these files, by default of all."""
+    if hinted and hinted[-1] >= ranks.world:
+        raise UsageError(f"--ranks names rank {hinted[-1]}, but there are {ranks.world} ranks (0 to {ranks.world - 1})")
+    return tuple(sorted({index for rank in hinted for index in ranks.slices_of(rank, files)}))
+
+
+def check_steps(steps: range | None, state: LogState) -> None:
+    """`RefusedError` for steps that will never come: a reader would find them absent after hours of training."""
+    if steps is not None and state.sealed and steps.stop > state.next_step:
+        advice = (
+            f"Mount at most --steps {steps.start}:{state.next_step}"
+            if steps.start < state.next_step
+            else "Name steps that it has"
+            if state.next_step
+            else "Name another lake"
+        )
+        raise RefusedError(
+            f"--steps {steps.start}:{steps.stop}: the lake is sealed and has {state.next_step} steps; no more will come. "
+            f"{advice}"
+        )
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 15
+
+
+_MICRO_DIGITS: Final = 4
+
+
+class FileNames:
+    """Names ↔ slices, the same for every step of a mount. Its length is the number of names."""
+
+    def __init__(self, ranks: RankMap, ext: str) -> None:
+        self.ranks = ranks
+        digits = max(_MICRO_DIGITS, len(str(ranks.micro_batches - 1)))  # so that they sort as numbers
+        micros = [b".micro-%0*d" % (digits, micro) for micro in range(ranks.micro_batches)]
+        files = [b".%b" % file.encode() if file else b"" for file in ranks.grid.files]
+        self._rests = [
+            micro + file + ext.encode() for micro in (micros if len(micros) > 1 else [b""]) for file in files
+        ]  # behind the rank
+        self._numbers = {rest: number for number, rest in enumerate(self._rests)}
+
+    def __len__(self) -> int:
+        return self.ranks.world * len(self._rests)
+
+    def __getitem__(self, place: int) -> tuple[bytes, SliceIndex]:
+        """The name at a place of the listing, and its slice: rank by rank, then as the rank accumulates them."""
+        rank, number = divmod(place, len(self._rests))
+        return rank_name(rank, self._rests[number]), self._slice(rank, number)
+
+    def slice_of(self, name: bytes) -> SliceIndex | None:
+        """The slice of a name; None for a name that no file has."""
+        parsed = parse_rank(name)
+        if parsed is None:
+            return None
+        rank, number = parsed[0], self._numbers.get(parsed[1])
+        return self._slice(rank, number) if number is not None and rank < self.ranks.world else None
+
+    def of_rank(self, rank: int, micro: int, file: int) -> bytes:
+        """The name of one of a rank's files of a micro-batch."""
+        return rank_name(rank, self._rests[micro * len(self.ranks.grid.files) + file])
+
+    def name_of(self, index: SliceIndex) -> bytes:
+        """The name of a slice for the lowest rank that reads it."""
+        return self.of_rank(*self.ranks.reader_of(index))
+
+    def _slice(self, rank: int, number: int) -> SliceIndex:
+        return self.ranks.slice_of(rank, *divmod(number, len(self.ranks.grid.files)))
+
+
+def names_of(identity: LakeIdentity) -> FileNames:
+    """The names in a mount without `--world` and `--mesh`."""
+    return FileNames(rank_map(identity.grid), identity.ext)

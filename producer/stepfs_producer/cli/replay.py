@@ -35,7 +35,7 @@ def replay(
     Exit code 1 if a step differs; each difference is named, and libraries that are not those of then.
     """
     from stepfs.errors import UsageError
-    from stepfs.view.selection import parse_ranks, parse_steps
+    from stepfs.view.ranks import parse_ranks, parse_steps
     from stepfs_producer.cli.plans.replay_report import replay_and_report
     from stepfs_producer.run.history.replay import ReplayOptions
 

@@ -22,9 +22,8 @@ from stepfs.mount.fuse.lookup_counts import LookupCounts
 from stepfs.mount.fuse.meter import Meter
 from stepfs.mount.fuse.operations import StepOperations
 from stepfs.mount.fuse.pending_sizes import PendingSizes
-from stepfs.view.file_names import FileNames
-from stepfs.view.inodes import Fixed
-from stepfs.view.ranks import rank_map
+from stepfs.view.names import Fixed
+from stepfs.view.ranks import FileNames, rank_map
 from stepfs.view.tree import Tree, ViewOptions
 
 ROOT = pyfuse3.ROOT_INODE

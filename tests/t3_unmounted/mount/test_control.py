@@ -31,7 +31,7 @@ from stepfs.mount.options import MountOptions
 from stepfs.mount.redact import redact_url
 from stepfs.mount.status import metrics
 from stepfs.store.api import Counts
-from stepfs.view.selection import parse_ranks, parse_steps
+from stepfs.view.ranks import parse_ranks, parse_steps
 
 
 async def test_the_control_directory_lists_what_it_has():
@@ -123,7 +123,7 @@ async def test_the_access_log_keeps_the_newest_and_cannot_be_broken_by_names():
 @pytest.mark.logs("getattr.* failed unexpectedly", "forget.* failed unexpectedly")
 async def test_an_unexpected_exception_is_eio_and_the_mount_lives(monkeypatch):
     async with mounted() as m:
-        monkeypatch.setattr("stepfs.view.attributes.root", lambda _: 1 / 0)
+        monkeypatch.setattr("stepfs.view.tree.root", lambda _: 1 / 0)
         with fails(errno.EIO):
             await m.ops.getattr(ROOT, Caller())
         await m.ops.forget([("no inode", 1)])  # may not raise at all

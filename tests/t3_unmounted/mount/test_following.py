@@ -20,7 +20,7 @@ from stepfs.format.ids import Step
 from stepfs.mount.fuse.lookup_counts import LookupCounts
 from stepfs.mount.fuse.notify import Withdrawal
 from stepfs.mount.host.procfs import has_pending_signal
-from stepfs.view.inodes import directory_inode
+from stepfs.view.names import directory_inode
 
 
 class PolledTable(FakeTable):

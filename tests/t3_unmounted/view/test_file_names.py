@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from stepfs.format.grid.mesh import parse_mesh
 from stepfs.format.grid.record import Grid
-from stepfs.view.file_names import FileNames
-from stepfs.view.ranks import rank_map
+from stepfs.view.ranks import FileNames, rank_map
 
 PEERS = [("tp", 2), ("pp", 3), ("ep", 1)]
 

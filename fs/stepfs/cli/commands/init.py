@@ -50,7 +50,7 @@ def init(
     from stepfs.format.records import check_ext
     from stepfs.lake.identity import create_lake
     from stepfs.store.probe import keeps_versions
-    from stepfs.view.file_names import names_of
+    from stepfs.view.ranks import names_of
 
     number = ranks if slices is None else slices
     if number is None or (slices is not None and (ranks, micro_batches, cp) != (None, 1, 1)):

@@ -16,8 +16,8 @@ from stepfs.store.options import StoreOptions
 if TYPE_CHECKING:
     from stepfs.format.snapshot import StepEntry
     from stepfs.lake.log.reader import LogReader
-    from stepfs.view.file_names import FileNames
     from stepfs.view.mounted import View
+    from stepfs.view.ranks import FileNames
 
 
 def ls(
@@ -47,7 +47,7 @@ def ls(
 
 
 def _step_names(view: View) -> Iterator[str]:
-    from stepfs.view.naming import step_name
+    from stepfs.view.names import step_name
 
     for number in view.listed():
         yield f"{step_name(Step(number)).decode()}\n"

@@ -99,7 +99,7 @@ def _mapped(path: Path) -> memoryview:
 async def _slice(
     reader: LineageReader, lake: str, view: View, step: int | None, rank: int, micro: int, beside: str
 ) -> _Payload:
-    from stepfs.view.naming import step_name
+    from stepfs.view.names import step_name
 
     identity, names = reader.log.identity, view.names(reader.log.identity)
     ranks, files = names.ranks, identity.grid.files

@@ -20,8 +20,8 @@ from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import StepEntry
 from stepfs.lake.lineage import LineageReader
 from stepfs.payload import COLUMNS, Spans, UnreadablePayloadError, read_spans
-from stepfs.view.file_names import names_of
-from stepfs.view.naming import step_name
+from stepfs.view.names import step_name
+from stepfs.view.ranks import names_of
 from stepfs_producer.pending import Ticket
 from stepfs_producer.plan.state import State
 from stepfs_producer.run.workers.tasks import MadeStep
