@@ -109,6 +109,7 @@ def verifiers(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Verif
     return verifier
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("model", BASE)
 def test_every_interleaving_holds_and_every_witness_is_reached(model, verifiers):
@@ -126,6 +127,7 @@ def test_every_interleaving_holds_and_every_witness_is_reached(model, verifiers)
     assert not never, f"witnesses of {model}.pml that no run reaches: {sorted(never)}"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("model", "mutant", "bounds", "broken"), MUTANTS)
 def test_each_mutant_breaks_its_property(model, mutant, bounds: Bounds, broken, verifiers):

@@ -80,6 +80,7 @@ async def _rotten(world: World) -> None:
     flipped(world, numbered(log_prefix(world.identity.lake_id), world.ledger.state.version))
 
 
+@pytest.mark.slow
 def test_a_fork_of_a_damaged_log_that_is_mended_and_reclaimed_meanwhile_may_be_refused() -> None:
     """Seed 91018489: it read a log that ended at the damage, and slept until a reclaim had passed that end."""
     met: Counter[str] = Counter()

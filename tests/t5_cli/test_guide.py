@@ -73,12 +73,6 @@ PRINTED = {
     ],
 }
 
-SLOW = {
-    "Train with Hugging Face",
-    "DDP, and resume after a kill",
-    "Train with PyTorch, Frameworks that deal out data, Clean up",
-}
-
 
 def parts(sections):
     return [sections] if sections in SECTIONS else sections.split(", ")
@@ -123,10 +117,9 @@ def follow(tmp_path):
             subprocess.run(["umount", "-l", directory], check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "sections", [pytest.param(names, marks=[pytest.mark.slow] if names in SLOW else []) for names in PRINTED]
-)
+@pytest.mark.parametrize("sections", PRINTED)
 def test_a_section_does_what_it_says(sections, follow, tmp_path):
     follow(BEGINNING)
     printed = "".join(follow(part) for part in parts(sections))
