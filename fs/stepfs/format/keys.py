@@ -55,7 +55,6 @@ log_prefix: Final = _prefix("log")
 control_prefix: Final = _prefix("control")
 snapshot_prefix: Final = _prefix("snapshot")
 index_prefix: Final = _prefix("index")
-entries_prefix: Final = _prefix("entries")
 data_prefix: Final = _prefix("data")
 nodes_prefix: Final = _prefix("nodes")
 sources_prefix: Final = _prefix("sources")
@@ -101,8 +100,7 @@ def _hexadecimal(digest: str) -> str:
 
 
 def extent(prefix: str, segment: SegmentIndex) -> str:
-    """The object of a segment's steps under `prefix`: `<first>-<last>`, both inclusive. `index/` has the segment as a whole,
-    `entries/` each of its steps readable alone."""
+    """The object of a segment's steps under `prefix`: `<first>-<last>`, both inclusive."""
     first = segment * SEGMENT_STEPS
     last = first + SEGMENT_STEPS - 1
     return f"{prefix}{first:0{_NUMBER_DIGITS}d}-{last:0{_NUMBER_DIGITS}d}"

@@ -19,7 +19,6 @@ from stepfs.format.ids import SEGMENT_STEPS, Epoch, SegmentIndex, Step
 from stepfs.format.keys import (
     component,
     data_prefix,
-    entries_prefix,
     extent,
     index_prefix,
     log_prefix,
@@ -63,10 +62,6 @@ async def walk_doomed(reader: LogReader, target: Target, do: Do) -> LastDead:
     for producer, (epoch, seq) in sorted(last.items()):
         prefix = producer_prefix(lake_id, producer)
         await _each_page(store, prefix, _only(parse_data_key, do), end=f"{prefix}{epoch:010d}-{seq + 1:016d}")
-    # Always: a slow writer may create them after their segment was deleted.
-    records = _only(partial(segment_of, entries_prefix(lake_id)), do)
-    boundary = extent(entries_prefix(lake_id), SegmentIndex(target.first_live // SEGMENT_STEPS))
-    await _each_page(store, entries_prefix(lake_id), records, end=boundary)
     for start in range(0, len(segments), _PAGE):
         await do(segments[start : start + _PAGE])
     for prefix in (log_prefix(lake_id), snapshot_prefix(lake_id)):
