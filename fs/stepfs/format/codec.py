@@ -51,7 +51,6 @@ class Kind(enum.IntEnum):
     CONTROL = 5
     TGB_INDEX = 6
     NODE = 7
-    RECLAIM = 9
 
 
 def encode(kind: Kind, body: Mapping[str, object]) -> bytes:

@@ -61,11 +61,6 @@ sources_prefix: Final = _prefix("sources")
 plans_prefix: Final = _prefix("plans")
 
 
-def reclaim_key(lake_id: str) -> str:
-    """Where the last reclaim stood; advisory, overwritten."""
-    return f"{lake_id}/reclaim"
-
-
 def producer_prefix(lake_id: str, producer: str) -> str:
     """The prefix of a producer's objects; `producer` is its `component`."""
     return f"{lake_id}/data/{producer}/"

@@ -191,4 +191,4 @@ def _in_use(lake_id: str, key: str, *, floor: int, first: int) -> bool:
     if (segment := keys.segment_of(keys.index_prefix(lake_id), key)) is not None:
         return (segment + 1) * SEGMENT_STEPS > first
     # What a producer killed while it was starting left of its probe has a name of its own and belongs to no lake.
-    return key.startswith(PROBES) or key == keys.reclaim_key(lake_id)
+    return key.startswith(PROBES)

@@ -183,7 +183,7 @@ class LoneEntries:
         self._entries: OrderedDict[Step, StepEntry] = OrderedDict()
         self._recent: deque[Step] = deque(maxlen=_RECENT_STEPS)
         self._asked: Counter[SegmentIndex] = Counter()
-        self._unusable: set[SegmentIndex] = set()  # the object is not stored yet, or damaged
+        self._unusable: set[SegmentIndex] = set()  # not stored yet, or of another history
         self._history = 0  # counts calls of `clear`
 
     def get(self, step: Step) -> StepEntry | None:
@@ -218,7 +218,7 @@ class LoneEntries:
             record = await self._read(step)
         except (CorruptError, NewerFormatError) as error:
             _log.info("%s; its segment is read instead", error)
-            record = None
+            return None
         if history != self._history:
             return None
         if record is None or not self._belongs(record, step, ref):
