@@ -11,7 +11,6 @@ from stepfs.format.keys import (
     LAKE,
     control_prefix,
     data_prefix,
-    entries_prefix,
     index_prefix,
     log_prefix,
     number_of,
@@ -45,8 +44,6 @@ def audit(ledger: Ledger, totals: dict[str, int], reader: LogReader) -> None:
         all(segment is not None and first <= segment < end for segment in segments),
         f"index segments {segments} are kept; {first}…{end - 1} make sense",
     )
-    alone = {segment_of(entries_prefix(lake_id), key) for key in _names(shared, entries_prefix(lake_id))}
-    ledger.require(alone <= segments, f"entries of segments {alone} are kept; segments {segments} are there")
     numbers = [number_of(control_prefix(lake_id), key) for key in sorted(_names(shared, control_prefix(lake_id)))]
     ledger.require(numbers == list(range(len(numbers))), f"control records {numbers} are not dense")
     known = {key for key in shared.objects if key.startswith(f"{lake_id}/")} | {LAKE}

@@ -23,7 +23,6 @@ from stepfs.format.keys import (
     LAKE,
     control_prefix,
     data_prefix,
-    entries_prefix,
     index_prefix,
     log_prefix,
     number_of,
@@ -248,8 +247,6 @@ class Ledger:
                 self.require(number < self.floor_version, f"{key} was deleted; the floor is {self.floor_version}")
                 return
         segment = segment_of(index_prefix(lake_id), key)
-        if segment is None:
-            segment = segment_of(entries_prefix(lake_id), key)
         if segment is not None:
             self.require((segment + 1) * self.segment_steps <= self.first_live_step, f"{key} holds live steps")
         else:

@@ -9,8 +9,7 @@ from stepfs.format.control import GroupRecord
 from stepfs.format.records import LakeIdentity
 from stepfs.lake.control import Control
 from stepfs.lake.origins import OriginStores
-from stepfs.lake.reclaim.report import Report
-from stepfs.lake.reclaim.run import Reclaimer
+from stepfs.lake.reclaim.run import Reclaimer, Report
 from stepfs.store.api import Store
 
 

@@ -23,7 +23,7 @@ from stepfs_producer import Producer
 
 STEPS = SEGMENT_STEPS + 18
 FIRST = SEGMENT_STEPS - 6  # steps below are reclaimed: the first segment is still needed
-KINDS = ("lake.msgpack", "control", "data", "entries", "index", "log", "nodes", "reclaim", "snapshot")
+KINDS = ("lake.msgpack", "control", "data", "index", "log", "nodes", "snapshot")
 
 
 def payload(step: int) -> bytes:

@@ -34,10 +34,7 @@ from stepfs.format.snapshot import (
     encode_snapshot,
     pack_ref,
 )
-from stepfs.format.step_records import decode_step_records, encode_step_records
 from stepfs.format.tgb import FOOTER_BYTES, HEADER, build, read_footer, read_header, read_index
-from stepfs.lake.reclaim.plan import Target
-from stepfs.lake.reclaim.progress import Progress, decode_progress, encode_progress
 
 LAKE = "0123456789abcdef" * 2
 IMAGE = build(
@@ -78,7 +75,7 @@ def entry(step: int) -> StepEntry:
     return StepEntry(Step(step), Version(step), 1_700_000_000_000 + step, "p", Epoch(1), TGB)
 
 
-SEGMENT = Segment(SegmentIndex(1), b"s" * 32, tuple(entry(SEGMENT_STEPS + n) for n in range(SEGMENT_STEPS)))
+SEGMENT = Segment(SegmentIndex(1), b"s" * 8, tuple(entry(SEGMENT_STEPS + n) for n in range(SEGMENT_STEPS)))
 STATE = LogState(
     lake_id=LAKE,
     slices=2,
@@ -96,7 +93,6 @@ STATE = LogState(
     segment_refs=pack_ref(SEGMENT),
     tail=(entry(2 * SEGMENT_STEPS),),
 )
-PROGRESS = Progress(3, Target(Step(SEGMENT_STEPS), Version(2)), 1_700_000_000_000, STATE)
 NODE = NodeRecord("run", "host", "/mnt/run", 4711, "0.1.0", Step(9), Step(8), 12, 1_700_000_000_000)
 IDENTITY = LakeIdentity(LAKE, Grid(2), ".safetensors", 1_700_000_000_000, check_payload=True)
 
@@ -119,26 +115,11 @@ OBJECTS: dict[str, tuple[bytes, Callable[[bytes, str], object], object]] = {
     "origin commit": (encode_commit(ORIGIN_COMMIT), decode_commit, ORIGIN_COMMIT),
     "control": (encode_control(LAKE, CONTROL), with_lake(decode_control), CONTROL),
     "snapshot": (encode_snapshot(STATE), decode_snapshot, STATE),
-    "segment": (encode_segment(LAKE, SEGMENT), with_lake(decode_segment), SEGMENT),
+    "segment": (encode_segment(LAKE, 2, SEGMENT), with_lake(lambda data, what: decode_segment(data, 2, what)), SEGMENT),
     "node": (encode_node(LAKE, NODE), with_lake(decode_node), NODE),
-    "reclaim": (encode_progress(PROGRESS), decode_progress, PROGRESS),
 }
 
 GOLDEN: dict[str, str] = {
-    "reclaim": (
-        "7374657066730901b202000012bd27c185a7636f6e74726f6c03af66697273745f6c6976655f73746570cd0200a5666c6f6f7202a873656172636865"
-        "64cf0000018bcfe56800a57374617465c50273737465706673030163020000ce35512cde0010a46c616b65d920303132333435363738396162636465"
-        "6630313233343536373839616263646566a6736c6963657302a776657273696f6e05a6646967657374c4206464646464646464646464646464646464"
-        "646464646464646464646464646464a96e6578745f73746570cd0401a474696d65cf0000018bcfe56800a562797465730da77265636f72647303a763"
-        "6f6e74726f6c03a67365616c6564c2af70726f64756365725f7374617465739188a26964a170a565706f636801ab696e6361726e6174696f6ec4106e"
-        "6e6e6e6e6e6e6e6e6e6e6e6e6e6e6ea86e6578745f73657108a8706f736974696f6ec40107a772657469726564c2a776657273696f6e05a474696d65"
-        "cf0000018bcfe56800a76f726967696e739185a375726cad73333a2f2f622f706172656e74a46c616b65d92066666666666666666666666666666666"
-        "66666666666666666666666666666666aa736b69705f666972737404a8736b69705f656e6406a3656e6409ad66697273745f7365676d656e7401a873"
-        "65676d656e7473c410ff6be5cf8b0100007373737373737373a970726f64756365727391a170a57374657073918aa776657273696f6ecd0400a47469"
-        "6d65cf0000018bcfe56c00a870726f647563657200a565706f636801a66f726967696e00a36b6579d92d303132333435363738396162636465663031"
-        "32333435363738396162636465662f646174612f782f792e746762a473697a65cd0169a373657107a6736c69636573c43040000000000000000a0000"
-        "000000000083a35f000200000080000000000000000300000000000000e9b2942a01000000a6626c6f636b73c400"
-    ),
     "lake": (
         "7374657066730101810000009eb9e61c86a46c616b65d9203031323334353637383961626364656630313233343536373839616263646566a6736c69"
         "63657302a46772696484a572616e6b7302a56d6963726f01a2637001a566696c657391a0a3657874ac2e7361666574656e736f7273a7637265617465"
@@ -188,7 +169,7 @@ GOLDEN: dict[str, str] = {
         "2f782f792e746762a473697a65cd0169a373657107a6736c69636573c43040000000000000000a0000000000000083a35f0002000000800000000000"
         "00000300000000000000e9b2942a01000000a6626c6f636b73c400"
     ),
-    "segment": "eafc73eb63d1159f99d3fd2939648b26a11c17ede3c78a8ffe7606a52fc073b8",
+    "segment": "50f86e2bb3173d79a9aa17d3032036ed84b3697f3e6734c83212db8601322bc4",
     "node": (
         "73746570667307018d000000ba878c798aa46c616b65d9203031323334353637383961626364656630313233343536373839616263646566a567726f"
         "7570a372756ea4686f7374a4686f7374a96469726563746f7279a82f6d6e742f72756ea3706964cd1267a6737465706673a5302e312e30a96e657874"
@@ -203,7 +184,6 @@ GOLDEN: dict[str, str] = {
         "0200000080000000000000000300000000000000e9b2942a01000000a6626c6f636b73c400c0000000000000009100000033c708e07467622d666f6f"
         "74"
     ),
-    "step records": "1154c6c71d7b3ed1a430d87cda0a95f9c7f0516f6107b98866d9e46777f65ce2",
 }
 
 
@@ -222,14 +202,6 @@ def test_the_bytes_of_a_tgb() -> None:
     index = read_index(data[offset : offset + length], size=len(data), what="tgb")
     assert (index.lake_id, index.producer_id, index.seq) == (LAKE, "p", 7)
     assert data[TGB.slice(SliceIndex(1)).offset :].startswith(b"one")
-
-
-def test_the_bytes_of_step_records() -> None:
-    data = encode_step_records(LAKE, 2, SEGMENT)
-    assert data is not None
-    assert _shown(data) == GOLDEN["step records"]
-    found = [record.entry for record in decode_step_records(data, 2, "entries")]
-    assert found == list(SEGMENT.entries)
 
 
 def _shown(data: bytes) -> str:

@@ -25,7 +25,7 @@ DECODERS: dict[Kind, Callable[[bytes], object]] = {
     Kind.LAKE: lambda data: records.decode_lake(data, "x"),
     Kind.COMMIT: lambda data: decode_commit(data, "x"),
     Kind.SNAPSHOT: lambda data: snapshot.decode_snapshot(data, "x"),
-    Kind.SEGMENT: lambda data: snapshot.decode_segment(data, "x"),
+    Kind.STEP_ENTRY: lambda data: snapshot.decode_step_record(data, "x"),
     Kind.CONTROL: lambda data: control.decode_control(data, "x"),
     Kind.NODE: lambda data: node.decode_node(data, "x"),
     Kind.TGB_INDEX: lambda data: tgb.read_index(data, size=1000, what="x"),

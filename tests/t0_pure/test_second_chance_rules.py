@@ -10,7 +10,7 @@ from stepfs.errors import RefusedError
 from stepfs.format.control import MINIMA_MAX, ControlRecord, GroupRecord
 from stepfs.format.ids import Step
 from stepfs.lake.decisions import Add, Retire, Revise, decide, least_need, successor
-from stepfs.lake.reclaim.need import Need, needed
+from stepfs.lake.reclaim.run import Need, needed
 
 GRACE_S = 3600.0
 EMPTY = ControlRecord(b"i" * 16, 1)

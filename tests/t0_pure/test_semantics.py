@@ -18,7 +18,7 @@ from stepfs.follow.follower import IDENTITY_CHECK_S
 from stepfs.follow.poll_interval import INTERVAL_S_MAX
 from stepfs.format.ids import SEGMENT_STEPS
 from stepfs.lake.fleet import BEAT_S
-from stepfs.lake.log.lone_entries import SEGMENT_SHARE_BYTES
+from stepfs.lake.log.index import SEGMENT_SHARE_BYTES
 from stepfs.lake.log.reader import _MISSES_PER_FLOOR_PROBE
 from stepfs.mount.options import DEADLINE_S
 from stepfs.view.tree import AHEAD_STEPS_MAX

@@ -29,7 +29,7 @@ from stepfs.format.keys import control_prefix, data_key, numbered
 from stepfs.lake.decisions import Request, decide
 from stepfs.lake.groups import Group
 from stepfs.lake.log.reader import LogReader
-from stepfs.lake.reclaim.report import Report
+from stepfs.lake.reclaim.run import Report
 from stepfs.store.api import Put
 
 T = TypeVar("T")

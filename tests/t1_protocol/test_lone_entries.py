@@ -6,20 +6,18 @@ import random
 
 import pytest
 import trio
-from deterministic import scaled
 from doubles.faulty_store import FaultyStore, ObjectMap
-from doubles.trio_clock import TrioClock
 from scenarios import scenario
 from test_growth import generator, virtually
 
-from stepfs.errors import RefusedError
-from stepfs.format.ids import SEGMENT_STEPS, SegmentIndex, SliceIndex, Step
-from stepfs.format.keys import entries_prefix, extent, index_prefix
-from stepfs.lake.identity import create_lake, open_lake
-from stepfs.lake.log.lone_entries import SEGMENT_SHARE_BYTES, LoneEntries
+from stepfs.errors import CorruptError
+from stepfs.format.ids import SEGMENT_STEPS, SegmentIndex, Step
+from stepfs.format.keys import extent, index_prefix
+from stepfs.format.snapshot import place_of
+from stepfs.lake.identity import open_lake
+from stepfs.lake.log.index import SEGMENT_SHARE_BYTES, LoneEntries
 from stepfs.lake.log.reader import LogReader
-from stepfs.store.api import Counts, Put
-from stepfs_producer import AsyncProducer
+from stepfs.store.api import Counts
 
 SEGMENTS = 6
 STEPS = SEGMENTS * SEGMENT_STEPS + 5
@@ -33,8 +31,21 @@ async def long_lake(slices: int) -> ObjectMap:
     return shared
 
 
-async def follow(shared: ObjectMap, *, actor: str = "reader") -> tuple[FaultyStore, LogReader]:
-    store = FaultyStore(shared, actor=actor)
+class Watched(FaultyStore):
+    """Remembers the segments that were read whole."""
+
+    def __init__(self, shared: ObjectMap, actor: str) -> None:
+        super().__init__(shared, actor=actor)
+        self.whole: list[str] = []
+
+    async def get(self, key: str, *, bytes_max: int = 256 << 20) -> bytes | None:
+        if "/index/" in key:
+            self.whole.append(key)
+        return await super().get(key, bytes_max=bytes_max)
+
+
+async def follow(shared: ObjectMap, *, actor: str = "reader") -> tuple[Watched, LogReader]:
+    store = Watched(shared, actor)
     reader = await LogReader.open(store, await open_lake(store))
     store.counts = Counts(keys=[])
     return store, reader
@@ -76,10 +87,9 @@ async def test_random_order_ends_with_whole_segments_and_never_costs_more_than_i
     random.Random(3).shuffle(order)
     for count, step in enumerate(order, start=1):
         await reader.lone_entry(Step(step))
-        whole = sum(key.split("/")[1] == "index" for _, key in store.counts.keys or ())
         assert store.counts.bytes_read <= SEGMENT_SHARE_BYTES * (count + 8 * SEGMENTS)
-        assert store.counts.requests - whole <= count
-    assert whole == SEGMENTS, "each once"
+        assert store.counts.requests - len(store.whole) <= count
+    assert len(set(store.whole)) == len(store.whole) == SEGMENTS, "each once"
     assert store.counts.requests < len(order) / 10
 
 
@@ -91,21 +101,22 @@ async def test_where_segments_displace_each_other_steps_stay_alone() -> None:
     random.Random(3).shuffle(order)
     for step in order:
         await reader.lone_entry(Step(step))
-    whole = [key for _, key in store.counts.keys or () if key.split("/")[1] == "index"]
-    assert len(whole) == len(set(whole)) <= 4
+    assert len(store.whole) == len(set(store.whole)) <= 4
 
 
 @scenario(virtually)
-async def test_a_lake_of_an_older_stepfs_is_read_by_segments() -> None:
+async def test_a_segment_that_is_not_stored_yet_is_rebuilt_and_not_asked_for_again() -> None:
     shared = await long_lake(4)
     lake_id = (await open_lake(FaultyStore(shared))).lake_id
-    for key in [key for key in shared.objects if key.startswith(entries_prefix(lake_id))]:
-        shared.remove(key)
+    expected = await (await follow(shared))[1].entry(Step(700))
     store, reader = await follow(shared)
-    for step in (700, 2000, 710):
-        await reader.lone_entry(Step(step))
-        assert await same(reader, shared, step)
-    assert store.counts.requests == 4, "one look, and one segment, each"
+    reader.segments.remember(await reader.load_segment(SegmentIndex(1)))
+    shared.remove(extent(index_prefix(lake_id), SegmentIndex(1)))
+    assert await reader.lone_entry(Step(700)) == expected
+    assert await reader.lone_entries.load(Step(700), reader.state.segment_ref(SegmentIndex(1))) is None
+    requests = store.counts.requests
+    assert await reader.lone_entries.load(Step(701), reader.state.segment_ref(SegmentIndex(1))) is None
+    assert store.counts.requests == requests
 
 
 def spoil_checksum(key: str, shared: ObjectMap) -> bytes:
@@ -124,17 +135,33 @@ def nothing(key: str, shared: ObjectMap) -> bytes:
 
 @pytest.mark.parametrize("spoil", [spoil_checksum, other_steps, nothing])
 @scenario(virtually)
-async def test_a_damaged_or_foreign_entry_is_read_from_the_segment(spoil) -> None:
+async def test_a_damaged_or_foreign_entry_is_not_believed(spoil) -> None:
     shared = await long_lake(4)
     lake_id = (await open_lake(FaultyStore(shared))).lake_id
-    key = extent(entries_prefix(lake_id), SegmentIndex(1))
+    key = extent(index_prefix(lake_id), SegmentIndex(1))
     body = spoil(key, shared)
     shared.remove(key)
     shared.put(key, body)
     _, reader = await follow(shared)
-    entry = await reader.lone_entry(Step(700))
-    assert entry.step == 700
-    assert await same(reader, shared, 700)
+    with pytest.raises(CorruptError, match="index/"):
+        await reader.lone_entry(Step(700))
+    assert (await reader.lone_entry(Step(40))).step == 40
+
+
+@scenario(virtually)
+async def test_a_damaged_entry_takes_no_other_with_it() -> None:
+    shared = await long_lake(4)
+    lake_id = (await open_lake(FaultyStore(shared))).lake_id
+    key = extent(index_prefix(lake_id), SegmentIndex(1))
+    body = bytearray(shared.objects[key])
+    body[place_of(Step(700), 4) + 20] ^= 1
+    shared.remove(key)
+    shared.put(key, bytes(body))
+    _, reader = await follow(shared)
+    for other in (800, 900):
+        with pytest.raises(CorruptError, match="index/"):
+            await reader.lone_entry(Step(700))
+        assert (await reader.lone_entry(Step(other))).step == other
 
 
 @scenario(virtually)
@@ -169,44 +196,3 @@ async def test_memory_is_bounded() -> None:
         await lone.load(Step(step), reader.state.segment_ref(SegmentIndex(step // SEGMENT_STEPS)))
     kept = sum(lone.get(Step(step)) is not None for step in range(2048))
     assert kept == 100_000 // (1024 + 64 * 24)
-
-
-@scenario(virtually)
-async def test_a_store_that_refuses_the_entries_does_not_stop_the_snapshot() -> None:
-    """The producer's policy may be older than this object."""
-
-    class Refusing(FaultyStore):
-        async def create(self, key: str, body: bytes) -> Put:
-            if "/entries/" in key:
-                raise RefusedError("AccessDenied")
-            return await super().create(key, body)
-
-    shared = ObjectMap()
-    await create_lake(FaultyStore(shared), slices=1, clock=TrioClock())
-    with scaled(SEGMENT_STEPS=4):
-        store = Refusing(shared)
-        async with AsyncProducer("memory://", producer_id="p", store=store, clock=TrioClock()) as producer:
-            for _ in range(9):
-                await producer.append([b"x"], position=None)
-                await producer.flush()
-        kinds = {key.split("/")[1] for key in shared.objects if "/" in key}
-        assert {"index", "snapshot"} <= kinds
-        assert "entries" not in kinds
-
-
-@scenario(virtually)
-async def test_producers_write_the_entries_beside_each_segment() -> None:
-    shared = ObjectMap()
-    identity = await create_lake(FaultyStore(shared), slices=2, clock=TrioClock())
-    with scaled(SEGMENT_STEPS=4):
-        async with AsyncProducer(
-            "memory://", producer_id="p", store=FaultyStore(shared), clock=TrioClock()
-        ) as producer:
-            for step in range(10):
-                await producer.append([b"x" * step] * 2, position=None)
-                await producer.flush()
-        store, reader = await follow(shared)
-        entry = await reader.lone_entry(Step(6))
-        assert entry.tgb.length(SliceIndex(1)) == 6
-        assert [key.split("/")[1] for _, key in store.counts.keys or ()] == ["entries"]
-        assert extent(index_prefix(identity.lake_id), SegmentIndex(0)) in shared.objects

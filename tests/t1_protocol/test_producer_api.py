@@ -222,7 +222,7 @@ async def test_a_producer_overwrites_nothing_and_deletes_only_its_probes(world: 
             if until == 600:
                 await producer.retire()
     rooms = {key.removeprefix(f"{world.identity.lake_id}/").split("/")[0] for key in world.shared.objects}
-    assert {"log", "index", "entries", "snapshot"} <= rooms
+    assert {"log", "index", "snapshot"} <= rooms
     deleted = [key for event in world.shared.trace if event.verb == "delete" for key in event.keys]
     assert deleted
     assert all(key.startswith("probe/") for key in deleted)

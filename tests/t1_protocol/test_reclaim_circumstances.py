@@ -30,7 +30,7 @@ from test_reader_hazards import move_on
 
 from stepfs.errors import CorruptError, ReclaimedError, RefusedError
 from stepfs.format.ids import SegmentIndex, Step
-from stepfs.format.keys import LAKE, entries_prefix, extent, index_prefix, plan_key, source_listing_key
+from stepfs.format.keys import LAKE, extent, index_prefix, plan_key, source_listing_key
 from stepfs.lake.fork import Cut, fork
 from stepfs.lake.groups import Group
 from stepfs.lake.identity import create_lake, open_lake
@@ -129,23 +129,6 @@ async def test_a_segment_that_is_missing_above_the_floor_is_damage(world: World)
     world.shared.remove(extent(index_prefix(world.identity.lake_id), SegmentIndex(step // SEGMENT)))
     with pytest.raises(CorruptError, match="index segment is missing"):
         await reader.entry(step)
-
-
-@scenario(small, on=grow)
-async def test_step_records_that_a_slow_writer_leaves_after_their_segment_go_with_the_next_reclaim(world: World):
-    """Torture found one: the writer was killed between the two creates and its successor finished after a reclaim."""
-    reclaimer = Reclaimer(process(world, "reclaimer"), world.identity)
-    await move_on(world)
-    await reclaimer.run()
-    late = extent(entries_prefix(world.identity.lake_id), SegmentIndex(0))
-    assert world.ledger.first_live_step >= SEGMENT
-    await process(world, "slow writer").create(late, b"step records of a segment that is gone")
-    further = world.ledger.first_live_step + 1
-    assert further // SEGMENT == world.ledger.first_live_step // SEGMENT, "no segment goes"
-    await checkpoint(world, "run", further)
-    await reclaimer.run()
-    assert world.ledger.first_live_step == further
-    assert late not in world.shared.objects
 
 
 DIGEST = "0123456789abcdef" * 2

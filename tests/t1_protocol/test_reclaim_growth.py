@@ -10,13 +10,12 @@ import trio
 from doubles.faulty_store import FaultyStore
 from doubles.trio_clock import TrioClock
 from lakework import reclaim
-from test_growth import Lake, append, lake_of, virtually
+from test_growth import Lake, lake_of, virtually
 
 from stepfs.format.ids import SEGMENT_STEPS, Step
 from stepfs.lake.groups import Group
 from stepfs.lake.identity import open_lake
-from stepfs.lake.reclaim.report import Report
-from stepfs.lake.reclaim.run import Reclaimer
+from stepfs.lake.reclaim.run import Reclaimer, Report
 
 GRACE_S = 3600.0
 GROUPS = 3
@@ -72,30 +71,13 @@ async def run_once(store: FaultyStore) -> Report:
     return await reclaim(store, await open_lake(store), clock=TrioClock(), grace_s=GRACE_S)
 
 
-def test_an_idle_run_of_a_new_process_costs_six_requests_at_any_length() -> None:
-    """The identity, where the last run stood, the next version, and three for the newest control record."""
-    short, long = (virtually(partial(timer, segments * SEGMENT_STEPS + 1)) for segments in (4, 40))
-    assert short == long == [6, 6, 6]
-
-
-async def restarted(steps: int) -> list[int]:
-    """Requests of the first and the second run of a new process after a producer has started again."""
-    lake = await grouped(steps, [steps // 2 // SEGMENT_STEPS * SEGMENT_STEPS])
-    await reclaim(paged(lake, "first"), lake.identity, clock=TrioClock())
-    async with lake.producer(lake.store("measured")) as producer:
-        await append(producer)
-    await run_once(paged(lake, "before"))
-    async with lake.producer(lake.store("measured again")) as producer:
-        await append(producer)
-    stores = [paged(lake, f"timer {number}") for number in range(2)]
-    for store in stores:
-        await run_once(store)
-    return [store.counts.requests for store in stores]
-
-
-def test_a_run_after_a_producers_restart_does_not_search_all_of_the_data() -> None:
-    """Two commits to read, a LIST of what that producer has uploaded, and the new record of progress."""
-    assert virtually(partial(restarted, 9_000)) == [10, 6]
+def test_an_idle_run_of_a_new_process_costs_a_request_per_thousand_live_steps_and_one_per_segment() -> None:
+    """Beside the 15 that the beginning costs at any length, it looks for orphans among all that is live."""
+    for segments in (4, 40):
+        live = segments * SEGMENT_STEPS // 2 + 1
+        costs = virtually(partial(timer, segments * SEGMENT_STEPS + 1))
+        assert max(costs) <= 15 + -(-live // 1000) + -(-live // SEGMENT_STEPS), costs
+        assert len(set(costs)) == 1
 
 
 def peak_bytes(steps: int) -> int:

@@ -34,9 +34,8 @@ from stepfs.lake.decisions import Advance, Request, decide
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.reclaim import run as run_room
 from stepfs.lake.reclaim import sweep as sweep_room
-from stepfs.lake.reclaim.plan import Target
-from stepfs.lake.reclaim.report import CountingRemover
-from stepfs.lake.reclaim.sweep import Do, LastDead, walk_doomed
+from stepfs.lake.reclaim.run import CountingRemover
+from stepfs.lake.reclaim.sweep import Do, LastDead, Target, walk_doomed
 
 Mutate = Callable[[pytest.MonkeyPatch], None]
 

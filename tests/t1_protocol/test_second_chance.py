@@ -22,10 +22,8 @@ from stepfs.lake import decisions as decisions_room
 from stepfs.lake.control import Control
 from stepfs.lake.decisions import successor
 from stepfs.lake.groups import Group
-from stepfs.lake.reclaim import need as need_room
 from stepfs.lake.reclaim import run as run_room
-from stepfs.lake.reclaim.report import Report
-from stepfs.lake.reclaim.run import Reclaimer
+from stepfs.lake.reclaim.run import Reclaimer, Report
 
 GRACE_S = 3600.0
 DAY_MS = 86_400_000
@@ -150,7 +148,7 @@ def test_a_mistake_is_taken_back_within_grace(scenario: Callable[[World], Awaita
 
 def grace_ignored(patch: pytest.MonkeyPatch) -> None:
     """Only the newest record counts."""
-    for room in (need_room, decisions_room):
+    for room in (run_room, decisions_room):
         patch.setattr(room, "least_need", lambda record, _ages, _grace_s: record.need)
 
 

@@ -12,6 +12,7 @@ import rottenlake
 from realmount import clear, mounted, running, stepfs, until
 
 from stepfs.format.ids import SEGMENT_STEPS, Step
+from stepfs.format.snapshot import place_of
 from stepfs.mount.host import mountinfo
 from stepfs_producer import Producer
 
@@ -120,22 +121,18 @@ def test_a_new_mount_of_a_rotten_lake_serves_or_says_why_in_one_line(lake, tmp_p
     until(lambda: not any((tmp_path / "cache").rglob("lock")), "a cache was left behind")
 
 
-def test_a_rotten_index_segment_concerns_its_own_steps_alone(lake, tmp_path):
-    """The mount starts without it, and needs it when an old step is opened."""
-    (key,), (entries,) = (rottenlake.objects(lake)[kind] for kind in ("index", "entries"))
-    (lake / entries).unlink()
+def test_a_rotten_entry_of_the_index_concerns_its_own_step_alone(lake, tmp_path):
+    """The mount starts without it, and needs it when that step is opened."""
+    (key,) = rottenlake.objects(lake)["index"]
     with mounted(lake.as_uri(), tmp_path / "m", "--no-prime", "--prefetch", "0", allowed=[key]) as mount:
-        body = rottenlake.spoil(lake / key, "flip", random.Random(1))
+        body = bytearray((lake / key).read_bytes())
+        body[place_of(Step(rottenlake.FIRST), 1) + 20] ^= 1
+        sound = rottenlake.spoil(lake / key, "delete", random.Random(1))
+        (lake / key).write_bytes(body)
         assert read(mount, rottenlake.FIRST) == errno.EIO
-        assert read(mount, rottenlake.STEPS - 1) == rottenlake.payload(rottenlake.STEPS - 1)
+        for step in (SEGMENT_STEPS - 1, rottenlake.STEPS - 1):
+            assert read(mount, step) == rottenlake.payload(step)
         assert key in mount.log.read_text()
         assert mount.status()["faults"] == 0
-        rottenlake.restore(lake / key, body)
-        assert read(mount, rottenlake.FIRST) == rottenlake.payload(rottenlake.FIRST)
-
-
-def test_steps_whose_own_entries_are_sound_are_read_though_their_segment_is_rotten(lake, tmp_path):
-    (key,) = rottenlake.objects(lake)["index"]
-    with mounted(lake.as_uri(), tmp_path / "m", "--no-prime", "--prefetch", "0") as mount:
-        rottenlake.spoil(lake / key, "flip", random.Random(1))
+        rottenlake.restore(lake / key, sound)
         assert read(mount, rottenlake.FIRST) == rottenlake.payload(rottenlake.FIRST)

@@ -47,12 +47,10 @@ class Kind(enum.IntEnum):
     LAKE = 1
     COMMIT = 2
     SNAPSHOT = 3
-    SEGMENT = 4
+    STEP_ENTRY = 4
     CONTROL = 5
     TGB_INDEX = 6
     NODE = 7
-    STEP_ENTRY = 8
-    RECLAIM = 9
 
 
 def encode(kind: Kind, body: Mapping[str, object]) -> bytes:

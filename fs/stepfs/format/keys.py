@@ -55,16 +55,10 @@ log_prefix: Final = _prefix("log")
 control_prefix: Final = _prefix("control")
 snapshot_prefix: Final = _prefix("snapshot")
 index_prefix: Final = _prefix("index")
-entries_prefix: Final = _prefix("entries")
 data_prefix: Final = _prefix("data")
 nodes_prefix: Final = _prefix("nodes")
 sources_prefix: Final = _prefix("sources")
 plans_prefix: Final = _prefix("plans")
-
-
-def reclaim_key(lake_id: str) -> str:
-    """Where the last reclaim stood; advisory, overwritten."""
-    return f"{lake_id}/reclaim"
 
 
 def producer_prefix(lake_id: str, producer: str) -> str:
@@ -101,8 +95,7 @@ def _hexadecimal(digest: str) -> str:
 
 
 def extent(prefix: str, segment: SegmentIndex) -> str:
-    """The object of a segment's steps under `prefix`: `<first>-<last>`, both inclusive. `index/` has the segment as a whole,
-    `entries/` each of its steps readable alone."""
+    """The object of a segment's steps under `prefix`: `<first>-<last>`, both inclusive."""
     first = segment * SEGMENT_STEPS
     last = first + SEGMENT_STEPS - 1
     return f"{prefix}{first:0{_NUMBER_DIGITS}d}-{last:0{_NUMBER_DIGITS}d}"

@@ -3,6 +3,10 @@
 A snapshot contains every producer's state and the digest, so recovery never needs older commits; steps older than
 the last multiple of `SEGMENT_STEPS` live in immutable index segments, of which the snapshot keeps 16 bytes each
 (commit time and digest of their last step). It therefore stays small: 32 KiB for 10⁶ live steps.
+
+A segment's object is read whole, or one entry of it by one small ranged GET. Each entry is an envelope of its own, padded
+to a stride that follows from the lake's slices, so a reader computes its place. One that is longer (block checksums of
+large slices, long ids) stands behind the last place, and its place points to it.
 """
 
 from __future__ import annotations
@@ -14,10 +18,11 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from stepfs.errors import CorruptError
-from stepfs.format.codec import Fields, Kind, decode, encode, readable
+from stepfs.format.codec import HEADER_BYTES, Fields, Kind, decode, encode, envelope_bytes, readable
 from stepfs.format.commit import COMMIT_ID_BYTES, DIGEST_BYTES, ORIGIN, Origin, genesis_digest
-from stepfs.format.descriptor import Descriptor, descriptor_body, read_descriptor
+from stepfs.format.descriptor import SLICE_ENTRY_BYTES, Descriptor, descriptor_body, read_descriptor
 from stepfs.format.ids import (
+    DESCRIPTOR_BYTES_MAX,
     FIRST_SEGMENT,
     FIRST_STEP,
     NO_VERSION,
@@ -33,6 +38,10 @@ from stepfs.format.layout import Layout, Stored, stored
 
 _REF: Final = struct.Struct("<Q8s")
 REF_BYTES: Final = _REF.size
+SEGMENT_DIGEST_BYTES: Final = 8
+_FIXED_BYTES: Final = 512  # of a record, beside its slices: key, names of fields, producer id
+_ALIGNMENT_BYTES: Final = 64
+_RECORD_BYTES_MAX: Final = DESCRIPTOR_BYTES_MAX + (8 << 10)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +75,7 @@ class Segment:
     """Steps [index * SEGMENT_STEPS, (index + 1) * SEGMENT_STEPS), complete."""
 
     index: SegmentIndex
-    digest: bytes  # d of the version that published the last step, in a fork d_{-1}: ties the segment to one history
+    digest: bytes  # first 8 bytes of d of the version that published the last step, in a fork d_{-1}: of one history
     entries: tuple[StepEntry, ...]
 
 
@@ -134,7 +143,12 @@ def genesis(lake_id: str, slices: int) -> LogState:
 
 def pack_ref(segment: Segment) -> bytes:
     """The 16 bytes by which a snapshot refers to a segment."""
-    return _REF.pack(segment.entries[-1].time_ms, segment.digest[:8])
+    return _REF.pack(segment.entries[-1].time_ms, segment.digest)
+
+
+def stride_bytes(slices: int) -> int:
+    """Bytes from one record to the next in a lake of so many slices a step."""
+    return -(-(_FIXED_BYTES + SLICE_ENTRY_BYTES * slices) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
 
 
 def _read_producers(fields: Fields, name: str) -> dict[str, ProducerState]:
@@ -153,6 +167,8 @@ def entry_layout(producer: Stored) -> Layout[StepEntry]:
     )
 
 
+SEGMENT_BYTES_MAX: Final = SEGMENT_STEPS * (stride_bytes(SLICES_MAX) + _RECORD_BYTES_MAX)
+_RECORD: Final = entry_layout(stored("producer", Fields.text))
 _PRODUCER: Final = Layout(
     ProducerState,
     producer_id=stored("id", Fields.text),
@@ -187,22 +203,89 @@ _STATE: Final = Layout(  # beside the tail
 )
 
 
-def encode_segment(lake_id: str, segment: Segment) -> bytes:
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One entry of a segment's object, with its lake and history."""
+
+    lake_id: str
+    digest: bytes  # of the segment
+    entry: StepEntry
+
+
+@dataclass(frozen=True, slots=True)
+class OverflowPointer:
+    """A record that is longer than its place: bytes [offset, offset + size) of the object."""
+
+    offset: int
+    size: int
+
+
+def place_of(step: Step, slices: int) -> int:
+    """Offset of the record of `step` in its segment's object."""
+    return step % SEGMENT_STEPS * stride_bytes(slices)
+
+
+def encode_segment(lake_id: str, slices: int, segment: Segment) -> bytes:
     """Segment → the bytes of its index object. `RefusedError` if readers would not accept them."""
     assert len(segment.entries) == SEGMENT_STEPS
-    body = {"lake": lake_id, "index": segment.index, "digest": segment.digest}
-    data = encode(Kind.SEGMENT, body | _entries_body(segment.entries))
-    return readable(Kind.SEGMENT, data, (lake_id, segment), decode_segment)
+    stride = stride_bytes(slices)
+    places: list[bytes] = []
+    behind: list[bytes] = []
+    end = SEGMENT_STEPS * stride
+    for entry in segment.entries:
+        body = {"lake": lake_id, "digest": segment.digest, "step": entry.step}
+        record = encode(Kind.STEP_ENTRY, body | _RECORD.body(entry) | descriptor_body(entry.tgb))
+        if len(record) > stride:
+            behind.append(record)
+            record, end = encode(Kind.STEP_ENTRY, {"at": end, "size": len(record)}), end + len(record)
+        places.append(record.ljust(stride, b"\0"))
+
+    def decoder(data: bytes, what: str) -> tuple[str, Segment]:
+        return decode_segment(data, slices, what)
+
+    return readable(Kind.STEP_ENTRY, b"".join(places + behind), (lake_id, segment), decoder)
 
 
-def decode_segment(data: bytes, what: str) -> tuple[str, Segment]:
-    """The bytes of an index object → (lake id, segment)."""
-    fields = decode(Kind.SEGMENT, data, what)
-    index = SegmentIndex(fields.integer("index"))
-    entries = _read_entries(fields, Step(index * SEGMENT_STEPS))
-    if len(entries) != SEGMENT_STEPS:
-        raise CorruptError(f"{what}: {len(entries)} steps in a segment of {SEGMENT_STEPS}")
-    return fields.text("lake"), Segment(index, fields.binary("digest", size=DIGEST_BYTES), entries)
+def decode_segment(data: bytes, slices: int, what: str) -> tuple[str, Segment]:
+    """The bytes of an index object → (lake id, segment). `CorruptError` for any byte that is not as it was written."""
+    stride, view = stride_bytes(slices), memoryview(data)
+    end = SEGMENT_STEPS * stride
+    records = []
+    for number in range(SEGMENT_STEPS):
+        place = view[number * stride : (number + 1) * stride]
+        found = decode_step_record(place, what)
+        if len(place) < stride or bytes(place[envelope_bytes(place, what) :]).strip(b"\0"):
+            raise CorruptError(f"{what}: entry {number} is not followed by zeros")
+        if isinstance(found, OverflowPointer):
+            if found.offset != end:
+                raise CorruptError(f"{what}: entry {number} points to byte {found.offset}, not {end}")
+            end += found.size
+            found = decode_step_record(view[found.offset : end], what)
+        if isinstance(found, OverflowPointer):
+            raise CorruptError(f"{what}: entry {number} points at a place that points on")
+        records.append(found)
+    if len(data) != end:
+        raise CorruptError(f"{what}: {len(data)} bytes for entries that end at {end}")
+    first = records[0]
+    for step, record in enumerate(records, first.entry.step):
+        if (record.lake_id, record.digest, record.entry.step) != (first.lake_id, first.digest, step):
+            raise CorruptError(f"{what}: holds step {record.entry.step} in the place of step {step}")
+    index, rest = divmod(first.entry.step, SEGMENT_STEPS)
+    if rest:
+        raise CorruptError(f"{what}: holds step {first.entry.step} in the place of step {first.entry.step - rest}")
+    return first.lake_id, Segment(SegmentIndex(index), first.digest, tuple(record.entry for record in records))
+
+
+def decode_step_record(data: bytes | memoryview, what: str) -> StepRecord | OverflowPointer:
+    """The bytes at a step's place, or of a record elsewhere; bytes after the record are ignored. `CorruptError`."""
+    fields = decode(Kind.STEP_ENTRY, data[: envelope_bytes(data, what)], what)
+    if "at" in fields:
+        return OverflowPointer(
+            fields.integer("at", high=SEGMENT_BYTES_MAX),
+            fields.integer("size", low=HEADER_BYTES, high=_RECORD_BYTES_MAX),
+        )
+    entry = _RECORD.read(fields, step=Step(fields.integer("step")), tgb=read_descriptor(fields))
+    return StepRecord(fields.text("lake"), fields.binary("digest", size=SEGMENT_DIGEST_BYTES), entry)
 
 
 def encode_snapshot(state: LogState) -> bytes:

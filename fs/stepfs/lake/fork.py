@@ -38,6 +38,7 @@ from stepfs.format.keys import (
 )
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import (
+    SEGMENT_DIGEST_BYTES,
     LogState,
     ProducerState,
     Segment,
@@ -52,10 +53,9 @@ from stepfs.lake.groups import Group
 from stepfs.lake.identity import create_lake, open_lake, refuse_existing
 from stepfs.lake.log.append import ownerless
 from stepfs.lake.log.apply import rehearsed
+from stepfs.lake.log.index import segment_bytes
 from stepfs.lake.log.left_out import producers_before
-from stepfs.lake.log.lone_entries import write_step_records
 from stepfs.lake.log.reader import LogReader
-from stepfs.lake.log.segments import segment_bytes
 from stepfs.lake.several import at_once, in_order
 from stepfs.lake.slots import create_own
 from stepfs.store.api import Entry, Store
@@ -306,9 +306,10 @@ async def _fill(
 
     async def write(index: int) -> bytes:
         steps = range(index * SEGMENT_STEPS, (index + 1) * SEGMENT_STEPS)
-        segment = Segment(SegmentIndex(index), base.digest, await entries.entries(steps))
-        await _create(store, extent(index_prefix(lake_id), segment.index), encode_segment(lake_id, segment))
-        await write_step_records(store, lake_id, base.slices, segment)
+        segment = Segment(SegmentIndex(index), base.digest[:SEGMENT_DIGEST_BYTES], await entries.entries(steps))
+        await _create(
+            store, extent(index_prefix(lake_id), segment.index), encode_segment(lake_id, base.slices, segment)
+        )
         return pack_ref(segment)
 
     number = min(_SEGMENTS_AT_ONCE, at_once(segment_bytes(base.slices)))

@@ -224,7 +224,7 @@ async def refuse_unfit(
 
 
 async def _kept_settings(store: Store, identity: LakeIdentity, digest: str) -> dict[str, Any]:
-    """A plan of the lake as it was normalised; empty in a fork, which has no plans."""
+    """A plan of the lake as it was normalised; empty if it is not there, or damaged."""
     try:
         found = json.loads(await kept_plan(store, identity.lake_id, digest) or "{}")
     except (RefusedError, ValueError, RecursionError):

@@ -188,9 +188,7 @@ def _in_use(lake_id: str, key: str, *, floor: int, first: int) -> bool:
     for prefix in (keys.log_prefix(lake_id), keys.snapshot_prefix(lake_id)):
         if (number := keys.number_of(prefix, key)) is not None:
             return number >= floor
-    for prefix in (keys.index_prefix(lake_id), keys.entries_prefix(lake_id)):
-        segment = keys.segment_of(prefix, key)
-        if segment is not None:
-            return (segment + 1) * SEGMENT_STEPS > first
+    if (segment := keys.segment_of(keys.index_prefix(lake_id), key)) is not None:
+        return (segment + 1) * SEGMENT_STEPS > first
     # What a producer killed while it was starting left of its probe has a name of its own and belongs to no lake.
-    return key.startswith(PROBES) or key == keys.reclaim_key(lake_id)
+    return key.startswith(PROBES)

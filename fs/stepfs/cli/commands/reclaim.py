@@ -15,7 +15,7 @@ from stepfs.errors import StoreUnreachableError, UsageError
 from stepfs.store.options import StoreOptions
 
 if TYPE_CHECKING:
-    from stepfs.lake.reclaim.report import Report
+    from stepfs.lake.reclaim.run import Report
 
 _INTERVAL_S_MIN: Final = 0.1
 _GRACE_S_MAX: Final = 365 * 24 * 3600.0
@@ -44,7 +44,10 @@ def reclaim(
         ),
     ] = "1h",
     orphans: Annotated[
-        bool, opt("--orphans", "Search all data for uploads that arrived late, as is done once a day anyway.")
+        bool,
+        opt(
+            "--orphans", "Search all data for uploads that arrived late, as a new process does, and --every once a day."
+        ),
     ] = False,
     as_json: Json = False,
     endpoint_url: EndpointUrl = None,

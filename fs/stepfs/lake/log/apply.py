@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from stepfs.errors import CorruptError, RefusedError
 from stepfs.format.commit import Commit, CommitKind, chain_digest, encode_commit
 from stepfs.format.ids import SEGMENT_STEPS, Epoch, Step, Version
-from stepfs.format.snapshot import LogState, ProducerState, Segment, StepEntry, pack_ref
+from stepfs.format.snapshot import SEGMENT_DIGEST_BYTES, LogState, ProducerState, Segment, StepEntry, pack_ref
 
 
 class ChainError(CorruptError):
@@ -87,7 +87,7 @@ def rehearsed(head: LogState, commit: Commit) -> bytes:
 def _seal_segments(state: LogState) -> Applied:
     segments = []
     while len(state.tail) >= SEGMENT_STEPS:
-        segment = Segment(state.sealed_segments, state.digest, state.tail[:SEGMENT_STEPS])
+        segment = Segment(state.sealed_segments, state.digest[:SEGMENT_DIGEST_BYTES], state.tail[:SEGMENT_STEPS])
         segments.append(segment)
         state = replace(state, segment_refs=state.segment_refs + pack_ref(segment), tail=state.tail[SEGMENT_STEPS:])
     return Applied(state, tuple(segments))

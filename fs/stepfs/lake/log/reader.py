@@ -25,8 +25,7 @@ from stepfs.format.snapshot import LogState, Segment, StepEntry
 from stepfs.lake.control import Control
 from stepfs.lake.identity import check_identity
 from stepfs.lake.log.apply import ChainError, LogDamage, apply
-from stepfs.lake.log.lone_entries import LoneEntries
-from stepfs.lake.log.segments import Segments
+from stepfs.lake.log.index import LoneEntries, Segments
 from stepfs.lake.log.snapshots import PassedOver, is_of_log, newest_snapshot, rebuilt_segment
 from stepfs.lake.log.tail import list_versions, read_commit, read_versions
 from stepfs.lake.slots import STRAY_GAP

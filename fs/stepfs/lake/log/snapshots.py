@@ -32,8 +32,7 @@ from stepfs.format.snapshot import (
 )
 from stepfs.lake.control import Control
 from stepfs.lake.log.apply import ChainError, apply
-from stepfs.lake.log.lone_entries import write_step_records
-from stepfs.lake.log.segments import Segments
+from stepfs.lake.log.index import Segments
 from stepfs.lake.log.tail import read_commit, read_versions
 from stepfs.lake.slots import SlotLost, last_number, listed_slots, settled, take_slot
 from stepfs.store.api import Store
@@ -226,9 +225,8 @@ async def _write_snapshot(
         await _create(
             store,
             extent(index_prefix(identity.lake_id), segment.index),
-            encode_segment(identity.lake_id, segment),
+            encode_segment(identity.lake_id, identity.slices, segment),
         )
-        await write_step_records(store, identity.lake_id, identity.slices, segment)
     snapshot = encode_snapshot(state.trimmed(control.first_live_step))
     await _create(store, numbered(snapshot_prefix(identity.lake_id), state.version), snapshot)
 

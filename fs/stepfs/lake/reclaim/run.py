@@ -7,15 +7,16 @@ A group that changes meanwhile takes the slot of our advance, which is decided a
 another reclaimer was faster, the run starts over. Deletion works from LISTs,
 so leftovers of a killed reclaimer, uploads of dead producers and resurrected slots are deleted too (`sweep`).
 
-A run that finds nothing new costs three requests in a process that goes on, and six in a new one (`progress`), however
-long the lake is.
+A run that finds nothing new costs three requests in a process that goes on. A new process searches all of `data/`: one
+request per 1,000 live objects, and one per 512 live steps.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import trio
@@ -23,20 +24,20 @@ import trio
 from stepfs import entropy
 from stepfs.clock import Clock, SystemClock
 from stepfs.errors import CorruptError, ReclaimedError, RefusedError
+from stepfs.format.control import ControlRecord
 from stepfs.format.ids import Step, Version
+from stepfs.format.keys import control_prefix
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import LogState
-from stepfs.lake.decisions import Advance
+from stepfs.lake.control import Control
+from stepfs.lake.decisions import Advance, least_need
 from stepfs.lake.fork_group import release_origins
 from stepfs.lake.log.reader import LogReader
+from stepfs.lake.log.snapshots import confirmed_snapshots, write_snapshot
 from stepfs.lake.origins import OriginStores
-from stepfs.lake.reclaim.need import Need, ages_of_minima, needed
-from stepfs.lake.reclaim.plan import Target
-from stepfs.lake.reclaim.progress import Progress, is_of_the_log, open_near, read_progress, write_progress
-from stepfs.lake.reclaim.report import CountingRemover, Report
-from stepfs.lake.reclaim.snapshots import ensure_snapshots, planned_floor
-from stepfs.lake.reclaim.sweep import LastDead, live_entries, walk_doomed, walk_orphans
-from stepfs.store.api import Store
+from stepfs.lake.reclaim.sweep import LastDead, Target, live_entries, walk_doomed, walk_orphans
+from stepfs.lake.slots import listed_slots
+from stepfs.store.api import Entry, Store
 
 _log = logging.getLogger("stepfs.lake.reclaim")
 
@@ -44,7 +45,55 @@ _ROUNDS_MAX: Final = 16
 _RETRY_S: Final = 0.2
 _SEARCH_MS: Final = 24 * 3_600_000  # a search of all of `data/` finds uploads that arrived late
 _SEGMENT_BYTES_MAX: Final = 8 << 20  # a run moves through the lake once and does not read a segment again
-_BEHIND_MAX: Final = 8  # versions: a record of progress that is further back is written again
+_KEPT: Final = 2  # snapshots that can be read
+_TIMELESS: Final = " (0 s by the store's clock; a store that sends no Date says so for ever: use --grace 0)"
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """The first step that the lake as a whole still needs. `step` None: nothing may be reclaimed. `reason`: why."""
+
+    step: Step | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """After a run: nothing was left below `swept`, and no orphan of an incarnation that `state` knows to be over."""
+
+    control: int  # the newest control record; 0 also if there is none
+    swept: Target
+    searched_ms: int  # when a run last searched all of `data/`
+    state: LogState
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The result of one run; with `dry_run` the result that it would have."""
+
+    floor: Version
+    first_live_step: Step
+    deleted_objects: int
+    deleted_bytes: int
+    reason: str
+
+
+class CountingRemover:
+    """Deletes from `store` and counts; with None it only counts."""
+
+    def __init__(self, store: Store | None) -> None:
+        self._store = store
+        self.objects = 0
+        self.bytes = 0
+
+    async def remove(self, entries: Sequence[Entry]) -> None:
+        if self._store is not None and entries:
+            await self._store.delete([entry.key for entry in entries])
+        self.objects += len(entries)
+        self.bytes += sum(entry.size for entry in entries)
+
+    def report(self, target: Target, reason: str) -> Report:
+        return Report(target.floor, target.first_live, self.objects, self.bytes, reason)
 
 
 class Reclaimer:
@@ -67,9 +116,7 @@ class Reclaimer:
         self._clock = clock or SystemClock()
         self._grace_s = grace_s
         self._reader: LogReader | None = None
-        self._progress: Progress | None = None
-        self._is_near = True  # a new reader may begin at the record of progress
-        self._is_sure = True  # the log confirms the record of progress
+        self._progress: Progress | None = None  # of this reader's log
         self._released: Step | None = None
 
     async def run(self, *, dry_run: bool = False, orphans: bool = False) -> Report:
@@ -89,13 +136,13 @@ class Reclaimer:
                 # Our view may be stale: another reclaimer deletes objects that we read, and all snapshots may be newer than
                 # our head. It is corruption only if a second look finds the same damage, with nothing new in between.
                 found = _position(self._reader)
-                self._reader, self._is_near = None, False
+                self._forget()
                 if (found is not None and failed == found) or attempt == _ROUNDS_MAX - 1:
                     raise
                 failed = found
                 continue
             except BaseException:
-                self._reader = None  # it may have stopped between reading and confirming
+                self._forget()  # the reader may have stopped between reading and confirming
                 raise
             if report is not None:
                 return report
@@ -119,13 +166,8 @@ class Reclaimer:
         need = needed(control.record, ages_s, self._grace_s, reader.state.next_step)
         _check_share(reader, need, self._max_percent)
         target = await _target(reader, need)
-        advances = target.first_live > reader.first_live_step  # the record may know a later control record
-        is_idle = self._progress is not None and self._progress.swept == target and not advances
         search = orphans or self._is_search_due()
-        if not self._is_sure and (search or not is_idle) and not await self._check_progress():
-            self._reader, self._is_near = None, False
-            return None
-        if advances:
+        if target.first_live > reader.first_live_step:
             if dry_run:
                 target = replace(target, floor=await planned_floor(reader, target.floor))
             else:
@@ -145,25 +187,15 @@ class Reclaimer:
         if self._reader is not None:
             await _follow(self._reader)
             return self._reader
-        progress = self._progress = await read_progress(self._store, self.identity)
-        reader = None
-        if progress is not None and self._is_near:
-            reader = await open_near(self._store, self.identity, progress)
-            self._is_sure = reader is not None and reader.head.version > progress.state.version
-        if reader is None:
-            reader = await LogReader.open(self._store, self.identity)
-            await self._check_progress()
+        reader = await LogReader.open(self._store, self.identity)
         reader.segments.limit(_SEGMENT_BYTES_MAX)
         reader.control.clock = self._clock
         self._reader = reader
         return reader
 
-    async def _check_progress(self) -> bool:
-        """Forget the record of progress unless the log confirms it: False."""
-        self._is_sure = True
-        if self._progress is not None and not await is_of_the_log(self._store, self._progress.state):
-            self._progress = None
-        return self._progress is not None
+    def _forget(self) -> None:
+        """Begin anew: what was read so far may be of another history."""
+        self._reader = self._progress = None
 
     def _is_search_due(self) -> bool:
         before = self._progress
@@ -180,28 +212,8 @@ class Reclaimer:
         await walk_orphans(reader, last, remover.remove, since=since)
         if not dry_run:
             searched_ms = now_ms if search or before is None else before.searched_ms
-            await self._note(Progress(number, target, searched_ms, reader.state))
+            self._progress = Progress(number, target, searched_ms, reader.state)
         return remover.report(target, need.reason)
-
-    async def _note(self, now: Progress) -> None:
-        """Record where this run stood, unless the record of an earlier one serves as well."""
-        if self._progress is None or _differs(self._progress, now):
-            self._progress = now
-            if now.state.version >= 0:
-                await write_progress(self._store, now)
-
-
-def _differs(before: Progress, now: Progress) -> bool:
-    return (
-        (before.control, before.swept, before.searched_ms, before.state.sealed)
-        != (now.control, now.swept, now.searched_ms, now.state.sealed)
-        or now.state.version > before.state.version + _BEHIND_MAX
-        or _epochs(before.state) != _epochs(now.state)
-    )
-
-
-def _epochs(state: LogState) -> dict[str, int]:
-    return {name: producer.epoch for name, producer in state.producers.items()}
 
 
 def _position(reader: LogReader | None) -> tuple[Version, int]:
@@ -243,3 +255,80 @@ async def _prepared(reader: LogReader, target: Target) -> Advance:
             deleted += sum(entry.tgb.payload_bytes for entry in part)  # a fork's inherited ones were live here, too
     lowest = await ensure_snapshots(reader, target.floor)
     return Advance(target.first_live, lowest, deleted)
+
+
+async def ages_of_minima(control: Control, grace_s: float) -> dict[int, float]:
+    """Ages in s, by the store's clock, of the records that ended one of the minima: a mistake can be corrected for the
+    time of `grace`. Without a request if there is only the present need.
+    """
+    former = [ended for ended, _ in control.record.minima[:-1]]
+    if not former or grace_s <= 0:
+        return dict.fromkeys(former, grace_s)
+    prefix = control_prefix(control.identity.lake_id)
+    listed = await listed_slots(control.store, prefix, after=former[0] - 1, ages=True)
+    # A record that vanished is older than those after it.
+    return {ended: max((entry.age_s for n, entry in listed.items() if n >= ended), default=0.0) for ended in former}
+
+
+def needed(record: ControlRecord, ages_s: Mapping[int, float], grace_s: float, next_step: Step) -> Need:
+    """`RefusedError` when every group claims to have consumed steps that were never committed."""
+    if not record.groups:
+        return Need(None, "no group is registered: every step may still be needed")
+    step = least_need(record, ages_s, grace_s)
+    if step < record.need:
+        timeless = "" if any(ages_s.values()) else _TIMELESS
+        reason = f"step {step} was needed less than {_duration(grace_s)} ago{timeless}"
+    else:
+        name = min(record.groups, key=lambda group: record.groups[group].need)
+        reason = f"group {name!r} needs step {step}"
+    if step > next_step:
+        raise RefusedError(f"{reason}, but only {next_step} are committed; is that checkpoint from another lake?")
+    return Need(step, reason)
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds / 3600:g} h" if seconds >= 3600 else f"{seconds:g} s"
+
+
+async def ensure_snapshots(reader: LogReader, lowest: Version) -> Version:
+    """Ensure a snapshot at `lowest` or later. Returns the new floor: at most `lowest`, and no higher than the second
+    newest snapshot that the log confirms. So the lake survives one damaged object: readers start from the older snapshot.
+    A lake whose log still begins at version 0 needs no second one.
+    """
+    found = await _confirmed(reader)
+    if _is_one_missing(reader, found, lowest):
+        await write_snapshot(reader.store, reader.identity, reader.state, reader.segments, reader.control)
+        found = await _confirmed(reader)
+    if not found and reader.control.floor > 0:
+        raise CorruptError(f"{reader.store.url}: no readable snapshot is left; nothing was deleted")
+    return _floor_over(reader, found, lowest)
+
+
+async def planned_floor(reader: LogReader, lowest: Version) -> Version:
+    """The floor that `ensure_snapshots` would return. Writes nothing."""
+    found = await _confirmed(reader)
+    if _is_one_missing(reader, found, lowest):
+        found = [reader.state.version, *found][:_KEPT]
+    return _floor_over(reader, found, lowest)
+
+
+def _is_one_missing(reader: LogReader, found: list[Version], lowest: Version) -> bool:
+    alone = len(found) < _KEPT and reader.control.floor > 0  # one is damaged
+    return not found or found[0] < lowest or (alone and found[0] < reader.state.version)
+
+
+def _floor_over(reader: LogReader, found: list[Version], lowest: Version) -> Version:
+    if len(found) < _KEPT:
+        return reader.control.floor
+    return max(reader.control.floor, min(lowest, found[-1]))
+
+
+async def _confirmed(reader: LogReader) -> list[Version]:
+    """Versions of the newest confirmed snapshots, newest first, at most `_KEPT`."""
+    found: list[Version] = []
+    async with aclosing(confirmed_snapshots(reader.store, reader.identity, at_most=reader.state.version)) as states:
+        async for state in states:
+            found.append(state.version)
+            if len(found) == _KEPT:
+                break
+    return found

@@ -4,22 +4,30 @@ A LIST begins at the oldest objects and stops at the first live one, so the cost
 objects; only the search for orphans lists everything. Memory holds one page of names, one segment, and 8 bytes per
 live step during the search for orphans. The order permits a kill at any point: index segments and log versions are
 deleted after the data that they name, because the next run needs them to find it.
+
+The rules for data objects need no clock. The objects of one producer are named by epoch and seq, and its steps are in
+the order of both, in the log as in a LIST. So every object up to its last step below the first live one is either dead
+or can never be committed any more: that range of names is deleted without reading the live steps. Above it an object
+is an *orphan* only if it can never be committed (older epoch, seq already committed, sealed lake) and no live step
+names it.
 """
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from stepfs.format.ids import SEGMENT_STEPS, Epoch, SegmentIndex, Step
+from stepfs.format.ids import SEGMENT_STEPS, Epoch, SegmentIndex, Step, Version
 from stepfs.format.keys import (
+    DataName,
     component,
+    data_name,
     data_prefix,
-    entries_prefix,
     extent,
     index_prefix,
     log_prefix,
@@ -30,9 +38,8 @@ from stepfs.format.keys import (
     segment_of,
     snapshot_prefix,
 )
-from stepfs.format.snapshot import LogState, StepEntry
+from stepfs.format.snapshot import LogState, ProducerState, StepEntry
 from stepfs.lake.log.reader import LogReader
-from stepfs.lake.reclaim.plan import Target, can_never_be_committed, ended_incarnations, is_below, last_dead
 from stepfs.store.api import Entry, Store
 
 _PAGE: Final = 1000
@@ -41,6 +48,50 @@ _NOBODY: Final = array("Q")
 
 Do = Callable[[list[Entry]], Awaitable[None]]  # called with objects to delete, in the required order
 LastDead = dict[str, tuple[Epoch, int]]  # producer component → epoch and seq
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The live part of a lake: the steps from `first_live` on, the log versions from `floor` on."""
+
+    first_live: Step
+    floor: Version
+
+
+def last_dead(dead: Iterable[StepEntry], into: dict[str, tuple[Epoch, int]]) -> None:
+    """Per producer component: epoch and seq of its last step among `dead`, which come in the order of steps."""
+    for entry in dead:
+        if entry.tgb.origin == 0:
+            name = component(entry.producer_id)
+            into[name] = max(into.get(name, (Epoch(0), -1)), (entry.epoch, entry.tgb.seq))
+
+
+def is_below(name: DataName, last: Mapping[str, tuple[Epoch, int]]) -> bool:
+    """Whether the name lies at or before its producer's last dead step."""
+    return (name.epoch, name.seq) <= last.get(name.producer, (Epoch(0), -1))
+
+
+def can_never_be_committed(name: DataName, producer: ProducerState | None, *, sealed: bool) -> bool:
+    """As of a confirmed state that was read *before* the object was listed."""
+    if sealed:
+        return True
+    return producer is not None and (name.epoch < producer.epoch or name.seq < producer.next_seq)
+
+
+def ended_incarnations(before: LogState, after: LogState) -> dict[str, tuple[str, str]]:
+    """The names under which the uploads of incarnations lie that ended between two states: producer component →
+    (after this name, before that name).
+
+    An incarnation's uploads have the seqs that were not committed before it; those of older ones were seen before.
+    """
+    found = {}
+    for name, producer in after.producers.items():
+        known = before.producers.get(name)
+        epoch, seq = (known.epoch, known.next_seq) if known else (Epoch(0), 0)
+        if producer.epoch > epoch or (after.sealed and not before.sealed):
+            end = Epoch(producer.epoch + 1) if after.sealed else producer.epoch
+            found[component(name)] = data_name(epoch, seq), data_name(end, 0)
+    return found
 
 
 async def walk_doomed(reader: LogReader, target: Target, do: Do) -> LastDead:
@@ -63,10 +114,6 @@ async def walk_doomed(reader: LogReader, target: Target, do: Do) -> LastDead:
     for producer, (epoch, seq) in sorted(last.items()):
         prefix = producer_prefix(lake_id, producer)
         await _each_page(store, prefix, _only(parse_data_key, do), end=f"{prefix}{epoch:010d}-{seq + 1:016d}")
-    # Always: a slow writer may create them after their segment was deleted.
-    records = _only(partial(segment_of, entries_prefix(lake_id)), do)
-    boundary = extent(entries_prefix(lake_id), SegmentIndex(target.first_live // SEGMENT_STEPS))
-    await _each_page(store, entries_prefix(lake_id), records, end=boundary)
     for start in range(0, len(segments), _PAGE):
         await do(segments[start : start + _PAGE])
     for prefix in (log_prefix(lake_id), snapshot_prefix(lake_id)):

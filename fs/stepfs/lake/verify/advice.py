@@ -9,7 +9,6 @@ from stepfs.format.ids import SEGMENT_STEPS
 from stepfs.format.keys import (
     LAKE,
     control_prefix,
-    entries_prefix,
     index_prefix,
     log_prefix,
     segment_of,
@@ -64,20 +63,12 @@ def advice(
     if opens and under(snapshot_prefix(lake_id)):
         lines.append("readers and producers start from another snapshot: nothing to do")
     lines += _around(url, _lost_steps(lake_id, damages, live), live) if opens else []
-    lines += [line for prefix, line in _harmless(lake_id) if under(prefix)]
     return lines
 
 
 def is_passed(lake_id: str | None, damage: Damage) -> bool:
     """Whether it is of a control record. While the newest is sound, the others are never read, and never go."""
     return lake_id is not None and damage.key.startswith(control_prefix(lake_id))
-
-
-def _harmless(lake_id: str) -> list[tuple[str, str]]:
-    """(prefix, advice) of objects on which nothing depends."""
-    return [
-        (entries_prefix(lake_id), "readers use the index segment instead: nothing to do"),
-    ]
 
 
 def _lost_steps(lake_id: str, damages: Iterable[Damage], live: range) -> list[int]:

@@ -18,21 +18,18 @@ from typing import Final
 from stepfs.errors import CorruptError, NewerFormatError, RefusedError, StepfsError, StoreUnreachableError
 from stepfs.format.commit import chain_digest, decode_commit
 from stepfs.format.control import decode_control
-from stepfs.format.ids import SEGMENT_STEPS, Version
+from stepfs.format.ids import Version
 from stepfs.format.keys import (
     control_prefix,
-    entries_prefix,
     extent,
     index_prefix,
     log_prefix,
     number_of,
     numbered,
-    segment_of,
     snapshot_prefix,
 )
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import decode_segment, decode_snapshot
-from stepfs.format.step_records import decode_step_records
 from stepfs.lake.control import Control
 from stepfs.lake.log.tail import read_versions
 from stepfs.lake.several import at_once, in_order
@@ -59,25 +56,15 @@ async def verify_metadata(store: Store, identity: LakeIdentity) -> list[Damage]:
         return of_lake(state.lake_id) or (None if named == key else f"holds version {state.version}")
 
     def segment(key: str, data: bytes) -> str | None:
-        found, held = decode_segment(data, key)
+        found, held = decode_segment(data, identity.slices, key)
         return of_lake(found) or (
             None if extent(index_prefix(lake_id), held.index) == key else f"holds segment {held.index}"
         )
-
-    def step_records(key: str, data: bytes) -> str | None:
-        index = segment_of(entries_prefix(lake_id), key)
-        if index is None:
-            return None
-        for step, record in enumerate(decode_step_records(data, identity.slices, key), index * SEGMENT_STEPS):
-            if record.lake_id != lake_id or record.entry.step != step:
-                return f"holds step {record.entry.step} of lake {record.lake_id} in the place of step {step}"
-        return None
 
     checks: dict[str, Check] = {
         control_prefix(lake_id): lambda key, data: of_lake(decode_control(data, key)[0]),
         snapshot_prefix(lake_id): snapshot,
         index_prefix(lake_id): segment,
-        entries_prefix(lake_id): step_records,
     }
     damages: list[Damage] = []
     for prefix, check in checks.items():
