@@ -11,7 +11,6 @@ import pickle
 import signal
 import sys
 import time
-from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -105,7 +104,7 @@ async def left_of(names: list[bytes]) -> int:
 
 async def life() -> dict[str, object]:
     counted = Counted()
-    async with ray_engine(None, 2, travelling=nullcontext(), store_bytes=200 << 20, say=print) as engine:
+    async with ray_engine("auto", 2, say=print) as engine:
         await engine.admit(list)
         kept = [await keep(engine, NUMBERS) for _ in range(4)]
         references = [one.reference for one in kept]
@@ -137,7 +136,7 @@ async def life() -> dict[str, object]:
 
 async def node_lost(address: str) -> dict[str, object]:
     """Bodies on both nodes; the one that this process is not on is lost once a line has been written."""
-    async with ray_engine(address, 2, travelling=nullcontext(), say=print) as engine:
+    async with ray_engine(address, 2, say=print) as engine:
         await engine.admit(list)
         here = ray.get_runtime_context().get_node_id()
         kept: list[Kept[str]] = []

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 from committed import committed
 from finished import ran
-from test_ray import PLAN, RAY_PYTHON, ROOT, cluster, ray_is_there  # noqa: F401 - a fixture
+from ray_nodes import RAY_PYTHON, cluster
+from test_ray import PLAN, ROOT, ray_is_there  # noqa: F401 - a fixture
 
 SUPPORT = str(ROOT / "tests/support")
 STEPS = 6
@@ -24,13 +27,22 @@ def words(*arguments: object) -> list[str]:
     return [str(RAY_PYTHON), "-c", f"import ray_bodies; ray_bodies.main({given})"]
 
 
-def look(*arguments: object) -> dict:
-    done = ran(words(*arguments), env={**os.environ, "PYTHONPATH": SUPPORT}, timeout=500)
+@pytest.fixture(scope="module")
+def look() -> Iterator[Callable[..., dict]]:
+    if not RAY_PYTHON.exists():
+        yield dict
+        return
+    with cluster(f"3,PYTHONPATH={SUPPORT}") as (address, _):
+        yield partial(looked, address)
+
+
+def looked(address: str, *arguments: object) -> dict:
+    done = ran(words(*arguments), env={**os.environ, "PYTHONPATH": SUPPORT, "RAY_ADDRESS": address}, timeout=500)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_a_body_stays_outlives_its_worker_and_is_freed() -> None:
+def test_a_body_stays_outlives_its_worker_and_is_freed(look) -> None:
     found = look("life")
     assert found["in store"] == [True] * 4
     assert 4 * 8 * NUMBERS <= found["bytes"] < 4 * 8 * NUMBERS + 4096
@@ -44,7 +56,7 @@ def test_a_body_stays_outlives_its_worker_and_is_freed() -> None:
     assert found["left"] == [0, 0]
 
 
-def test_a_hundredth_of_the_steps_passes_through_the_command(tmp_path: Path) -> None:
+def test_a_hundredth_of_the_steps_passes_through_the_command(look, tmp_path: Path) -> None:
     (tmp_path / "prose.txt").write_text(
         "".join(f"prose {number} " + "y" * (6000 + number * 31 % 3600) + "\n" for number in range(1000))
     )

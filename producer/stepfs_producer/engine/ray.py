@@ -1,4 +1,4 @@
-"""Workers on the machines of a Ray cluster, or of a Ray that this command starts and ends.
+"""Workers on the machines of a Ray cluster.
 
 A worker is an actor that Ray neither restarts nor gives a task twice, because `failover` does both.
 
@@ -12,15 +12,17 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import signal
+import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractContextManager, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from types import MappingProxyType
 from typing import Any, Final, TypeVar, cast
 
 import trio
 
 from stepfs.errors import StoreUnreachableError
-from stepfs.limits import usable_cpus
 from stepfs_producer.engine import ray_calls
 from stepfs_producer.engine.api import (
     ANSWER_S,
@@ -36,7 +38,7 @@ from stepfs_producer.engine.api import (
 )
 from stepfs_producer.engine.bodies import Given, LostBodies
 from stepfs_producer.engine.ray_calls import Actor, InStore, RayError
-from stepfs_producer.engine.reach import in_a_thread, line_of, options_of_init, refuse_unreachable
+from stepfs_producer.engine.reach import line_of, refuse_unreachable
 from stepfs_producer.engine.worker import begin_in_ray
 
 T = TypeVar("T")
@@ -263,32 +265,38 @@ class RayEngine(Engine):
 
 @asynccontextmanager
 async def ray_engine(
-    address: str | None,
+    address: str,
     workers: int | None,
     *,
-    most: int | None = None,
     preload: Callable[[], object] = os.getpid,
-    travelling: AbstractContextManager[str | None],
-    store_bytes: int = 0,
+    environment: Mapping[str, object] = MappingProxyType({}),
     say: Callable[[str], None],
 ) -> AsyncIterator[RayEngine]:
-    """An engine on the cluster at `address`, or on a Ray of its own, which ends with it. It has no workers before `admit`.
+    """An engine on the cluster at `address`, or `auto`: of this machine. It has no workers before `admit`.
 
-    `workers`: at first, and `most` later; None: those that the CPUs are enough for. `travelling`: a directory that is sent
-    to the nodes, where workers are in it. `store_bytes`: memory for the bodies under way, in a Ray of its own.
+    `workers`: at first; None: those that the CPUs are enough for. `environment`: of the workers, as Ray describes it.
     """
-    options = options_of_init(most or workers or usable_cpus(), store_bytes, own=address is None)
     if address == "auto":
-        address = await trio.to_thread.run_sync(ray_calls.address_here, abandon_on_cancel=True)
-        if address is None:
-            raise ClusterUnreachableError("no Ray runs on this machine; run `ray start` here first, or name HOST:PORT")
-    if address is not None:
-        await refuse_unreachable(address)
-    async with in_a_thread(ray_calls.connected(address, options, travelling)), trio.open_nursery() as nursery:
-        cpus, _ = ray_calls.cpus()
-        engine = RayEngine(workers or max(cpus - spares_of(cpus), 1), nursery, preload, say)
-        try:
-            yield engine
-        finally:
-            nursery.cancel_scope.cancel()
-            engine.end()
+        found = await trio.to_thread.run_sync(ray_calls.address_here, abandon_on_cancel=True)
+        if found is None:
+            raise ClusterUnreachableError(
+                "no Ray runs on this machine; run `ray start --head` here first, or name HOST:PORT with --ray-address"
+            )
+        address = found
+    await refuse_unreachable(address)
+    await trio.to_thread.run_sync(ray_calls.connect, address, environment, abandon_on_cancel=True)
+    if threading.current_thread() is threading.main_thread():
+        # Ray's handler would abort 3 s after the signal.
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+    try:
+        async with trio.open_nursery() as nursery:
+            cpus, _ = ray_calls.cpus()
+            engine = RayEngine(workers or max(cpus - spares_of(cpus), 1), nursery, preload, say)
+            try:
+                yield engine
+            finally:
+                nursery.cancel_scope.cancel()
+                engine.end()
+    finally:
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(ray_calls.disconnect)

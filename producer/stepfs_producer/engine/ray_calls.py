@@ -7,20 +7,22 @@ argument is lost without saying which.
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from stepfs.errors import MissingPackageError
 from stepfs_producer.engine.bodies import LostBodies
-from stepfs_producer.engine.reach import of_our_own, outcome_of, quiet, refusal_of
+from stepfs_producer.engine.reach import outcome_of, quiet, refusal_of
 from stepfs_producer.engine.worker import carried_out
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read when it is imported
 os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # else lost bodies are errors on stderr
 os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of second results, whose first ones are looked at
+os.environ.setdefault("RAY_RUNTIME_ENV_IGNORE_GITIGNORE", "1")  # a plan's modules may be ignored by git
 try:
     import ray
     from ray._private import services
@@ -38,9 +40,10 @@ __all__ = [
     "RayError",
     "Result",
     "address_here",
-    "connected",
+    "connect",
     "cpus",
     "cpus_of_nodes",
+    "disconnect",
     "end",
     "is_answer",
     "lost_with_node",
@@ -85,24 +88,26 @@ _ACTOR: Final = ray.remote(_Worker).options(
 )
 
 
-@contextmanager
-def connected(
-    address: str | None, options: dict[str, object], travelling: AbstractContextManager[str | None]
-) -> Iterator[None]:
-    """To the cluster at `address`, or to a Ray of our own, which ends with it. `travelling`: a directory for its nodes."""
-    with of_our_own() if address is None else nullcontext() as own:
-        try:
-            with travelling as directory, quiet():
-                environment = {} if directory is None else {"working_dir": directory}
-                ray.init(address or "local", _temp_dir=own, runtime_env=environment, **options)
-        except Exception as error:
-            ray.shutdown()
-            raise refusal_of(error, address) from error
-        ray_worker._worker_logs_enabled = False  # noqa: SLF001 - its news of nodes would stand in our stdout
-        try:
-            yield
-        finally:
-            ray.shutdown()
+def connect(address: str, environment: Mapping[str, object]) -> None:
+    """Join the cluster at `address` as a driver. `environment`: of its workers, as Ray describes it."""
+    try:
+        with quiet():
+            ray.init(
+                address,
+                runtime_env=dict(environment),
+                log_to_driver=False,
+                logging_level=logging.CRITICAL,
+                configure_logging=False,
+            )
+    except Exception as error:
+        ray.shutdown()
+        raise refusal_of(error, address) from error
+    ray_worker._worker_logs_enabled = False  # noqa: SLF001 - its news of nodes would stand in our stdout
+
+
+def disconnect() -> None:
+    """Leave the cluster; workers that are left end with it."""
+    ray.shutdown()
 
 
 def address_here() -> str | None:

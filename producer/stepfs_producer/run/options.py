@@ -80,7 +80,7 @@ class RunOptions:
         str,
         Opt(
             "--engine",
-            "local: workers of this machine; ray: of a Ray cluster, or of a Ray that the command starts and ends.",
+            "local: workers of this machine; ray: of a Ray cluster that runs already.",
             "NAME",
             parse=parse_engine,
             given="local",
@@ -90,7 +90,7 @@ class RunOptions:
         str | None,
         Opt(
             "--ray-address",
-            "The Ray cluster to use, which this machine is a node of; without it RAY_ADDRESS, or none.",
+            "The Ray cluster to use, which this machine is a node of; without it RAY_ADDRESS, or the one that runs here.",
             "HOST:PORT|auto",
         ),
     ] = None

@@ -142,12 +142,13 @@ async def fit_plan(
     store: Store,
     identity: LakeIdentity,
     place: LocatedPlan,
-    now: Mapping[str, Listing],
+    prepared: PreparedPlan,
     position: object,
     *,
     accept_changes: bool = False,
 ) -> PreparedPlan:
-    """Fit a plan to its lake, where this producer id is at `position` (None: it has not begun). `now`: the files as they are.
+    """Fit a plan to its lake, where this producer id is at `position` (None: it has not begun). `prepared`: its files are
+    those of now; a source that began with another listing keeps that one.
 
     Writes nothing. `RefusedError` for another pipeline's position, a source or a file that changed, and a plan that changed
     unless that is accepted: the message shows the changes.
@@ -157,21 +158,30 @@ async def fit_plan(
         _refuse_other_side(state, place, "this producer id")
         await _refuse_changes(store, identity, place.plan, state, accepted=accept_changes)
     known = {} if state is None else state.sources
-    listings = {}
-    for name, listing in sorted(now.items()):
-        if name in known:
-            frozen = await kept_listing(store, identity.lake_id, known[name].listing) or listing
-            if frozen.digest != known[name].listing:
+    frozen: dict[str, Listing] = {}
+    for name, rule in prepared.rules.sources.items():
+        if name in known and known[name].listing != rule.listing:
+            then = await kept_listing(store, identity.lake_id, known[name].listing)
+            if then is None:
                 raise RefusedError(
                     f"source {name}: its files are not those of before, and the list of those is not in the lake; restore the "
                     f"objects sources/{known[name].listing}/, or give the source a new name to begin it anew"
                 )
-            listings[name] = located(frozen, listing, name)
-        else:
-            listings[name] = listing
-    found = await trio.to_thread.run_sync(prepare_plan, place, listings, abandon_on_cancel=True)
+            frozen[name] = located(then, prepared.listings[name], name)
+    found = await trio.to_thread.run_sync(_with_listings, prepared, frozen, abandon_on_cancel=True)
     _refuse_large_position(Planner(found.rules).begin(state), found.rules)
     return found
+
+
+def _with_listings(prepared: PreparedPlan, listings: Mapping[str, Listing]) -> PreparedPlan:
+    """The plan with other listings of these sources; nothing else is prepared again."""
+    rules = dict(prepared.rules.sources)
+    rules |= {name: replace(rules[name], listing=listing.digest) for name, listing in listings.items()}
+    sources = tuple(
+        replace(one, layout=Layout(one.spec, listings[one.spec.name])) if one.spec.name in listings else one
+        for one in prepared.sources
+    )
+    return replace(prepared, rules=replace(prepared.rules, sources=rules), sources=sources)
 
 
 async def keep_plan(store: Store, identity: LakeIdentity, place: LocatedPlan, prepared: PreparedPlan) -> None:
@@ -264,7 +274,7 @@ def _refuse_other_producers(
     That is another side of the holdout, the files of a source dealt to another number of shards, or, unless that is
     accepted, another tokenizer.
     """
-    specs = {one.layout.listing.digest: one.spec for one in prepared.sources}
+    specs = {prepared.rules.sources[one.spec.name].listing: one.spec for one in prepared.sources}
     mine = prepared.rules.tokenizer
     for producer_id, (state, settings) in others.items():
         _refuse_other_side(state, place, f"producer {producer_id}")
@@ -329,7 +339,7 @@ async def compare_with_lake(
         except AbsentError:
             return False
         position, _ = await refuse_unfit(store, identity, place, prepared, options=options, say=say)
-        await fit_plan(store, identity, place, listings, position, accept_changes=options.accept_changes)
+        await fit_plan(store, identity, place, prepared, position, accept_changes=options.accept_changes)
     return True
 
 

@@ -112,8 +112,7 @@ class _RunSession:
             # Before the producer is opened, which would fence a healthy run.
             look = partial(refuse_unfit, store, identity, self.place, options=options)
             position, sealed = await look(prepared, say=self.say)
-            accept, listings = options.accept_changes, prepared.listings
-            fit = partial(fit_plan, store, identity, self.place, listings, accept_changes=accept)
+            fit = partial(fit_plan, store, identity, self.place, prepared, accept_changes=options.accept_changes)
             prepared = await fit(position)
             await keep_plan(store, identity, self.place, prepared)
             await engine.admit(look_of(self._as_worked(prepared), identity.lake_id, options))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import tempfile
 import time
@@ -10,15 +11,16 @@ from contextlib import suppress
 from pathlib import Path
 from statistics import median
 
+from ray_nodes import RAY_PYTHON, cluster
+
 from bench.report import Report, at_most, load
 from bench_plan.faults import read_lake
 from bench_plan.work import COSTLY, TEXT, command, digest, write_plan
-from quickstart.programs import BIN
 
 _STEP_TOKENS = 1 << 17  # of a rank: a step of 6 MB
 _SHARE = 0.01
 _SLOWER = 1.25
-_RAY = BIN.parent / "ray/bin/python"  # scripts/setup makes it
+_NODE = "3"  # CPUs: two workers and a spare
 
 
 def references(report: Report, *, quick: bool) -> None:
@@ -27,12 +29,14 @@ def references(report: Report, *, quick: bool) -> None:
         directory = Path(name)
         words = command(_large_steps(directory), directory / "lake", 2, 30 if quick else 100)[1:]
         given = ["run", *words[1:], "--engine", "ray"]
-        done = subprocess.run(
-            [str(_RAY), "-c", f"import ray_bodies; ray_bodies.main(*{given!r})"],
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-        )
+        with cluster(_NODE) as (address, _):
+            done = subprocess.run(
+                [str(RAY_PYTHON), "-c", f"import ray_bodies; ray_bodies.main(*{given!r})"],
+                env={**os.environ, "RAY_ADDRESS": address},
+                stdout=subprocess.PIPE,
+                text=True,
+                check=True,
+            )
         through = json.loads(done.stdout.splitlines()[-1])["through the command"]
         share = through / _bytes_of(directory / "lake")
     report.figures["references"] = {"share": share, "load": load()}
@@ -70,7 +74,7 @@ def ray(report: Report, *, quick: bool) -> None:
     steps = 60 if quick else 300
     took_s: dict[str, list[float]] = {"local": [], "ray": []}
     digests = set()
-    with tempfile.TemporaryDirectory(prefix="stepfs-bench-plan-") as name:
+    with cluster(_NODE) as (address, _), tempfile.TemporaryDirectory(prefix="stepfs-bench-plan-") as name:
         directory = Path(name)
         place = directory / "plan"  # it travels
         place.mkdir()
@@ -81,7 +85,8 @@ def ray(report: Report, *, quick: bool) -> None:
                 words = command(plan, lake, 2, steps)[1:]
                 main = "from stepfs_producer.cli import main; main()"
                 done = subprocess.run(
-                    [str(_RAY), "-c", main, *words, "--engine", engine],
+                    [str(RAY_PYTHON), "-c", main, *words, "--engine", engine],
+                    env={**os.environ, "RAY_ADDRESS": address},
                     stdout=subprocess.DEVNULL,
                     check=False,
                 )

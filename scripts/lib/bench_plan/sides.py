@@ -37,7 +37,7 @@ from stepfs_producer.run.compile import grid_of
 from stepfs_producer.run.conductor import Conductor, RunCallbacks, RunConfig
 from stepfs_producer.run.lake import ensure_lake
 from stepfs_producer.run.memory import memory_of
-from stepfs_producer.run.prepare import PreparedPlan, fit_plan, list_sources, plan_at, prepare_plan
+from stepfs_producer.run.prepare import PreparedPlan, looked_up, plan_at
 from stepfs_producer.run.sample_buffer import Group, SampleBuffer, spans_of
 from stepfs_producer.run.source_loader import LoadedSource
 from stepfs_producer.run.step_builder import StepSink
@@ -74,7 +74,7 @@ async def with_lake(plan: Path, lake: str, workers: int) -> tuple[Used, State]:
     store = open_store(lake)
     try:
         identity = await ensure_lake(store, grid_of(place.plan), place.plan.output.ext)
-        fit = await fit_plan(store, identity, place, await list_sources(place), None)
+        fit = await looked_up(place)
         memory = memory_of(None, fit.rules, fit.sources, workers)
         last: list[State] = []
         running = RunConfig(fit.rules, fit.sources, fit.payloads, held_bytes_max=memory.held_bytes)
@@ -185,7 +185,7 @@ def main(order: dict[str, Any]) -> dict[str, Any]:
         used, state = trio.run(with_lake, plan, order["lake"], workers)
     else:
         place = plan_at(plan)
-        fit = prepare_plan(place, trio.run(list_sources, place))
+        fit = trio.run(looked_up, place)
         with multiprocessing.Pool(workers, preload, [str(plan.parent)]) as pool:
             pool.map(time.sleep, [0.5] * workers, 1)  # all of them are up
             used, state = without_lake(fit, pool)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import pickle
 from dataclasses import replace
 from importlib import metadata
-from pathlib import Path
 
 import pytest
 import trio
 from planned_run import sources_in, write_corpus
 
-from stepfs.errors import StoreUnreachableError, UsageError
+from stepfs.errors import StoreUnreachableError
 from stepfs.format.grid.record import Grid
 from stepfs.format.keys import data_prefix, parse_data_key
 from stepfs.lake.identity import create_lake, open_lake
@@ -135,20 +134,12 @@ def test_what_the_look_puts_is_known_as_an_orphan(sources, lake) -> None:
     assert name.epoch == 0, "before any incarnation, so no step can name it"
 
 
-def test_the_directory_travels_without_the_files_of_sources(sources, tmp_path, monkeypatch) -> None:
-    for name in ("my_code.py", "tokenizer.json", "deep/other.py", ".git/config", "__pycache__/my_code.pyc"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("x")
-    with opening._travelling(str(tmp_path), sources) as copy:
-        found = {str(path.relative_to(copy)) for path in Path(copy).rglob("*") if path.is_file()}
-    assert found == {"my_code.py", "tokenizer.json", "deep/other.py"}
-    assert not Path(copy).exists()
-    monkeypatch.setattr(opening, "TRAVELS_MAX", 2)
-    with (
-        pytest.raises(UsageError, match="the plan's directory travels to every node"),
-        opening._travelling(str(tmp_path), sources),
-    ):
-        pass
+def test_the_directory_travels_without_the_files_of_sources(sources, tmp_path) -> None:
+    (tmp_path / "prose" / "render.py").write_text("x")
+    assert opening.travelling(str(tmp_path), sources) == {
+        "working_dir": str(tmp_path),
+        "excludes": [".?*", "__pycache__", "/code", "/prose/a.jsonl", "/prose/b.jsonl"],
+    }
 
 
 def test_nodes_find_the_tokenizer_in_the_directory_that_travels(sources, tmp_path, monkeypatch) -> None:

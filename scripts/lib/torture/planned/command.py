@@ -11,6 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ray_nodes import processes
+
 from torture.processes import UNREACHABLE, kill_group, spawn
 
 _TERMINATED = 128 + signal.SIGTERM
@@ -59,7 +61,7 @@ class Command:
     def kill_workers(self, draw: random.Random, *, all_of_them: bool) -> bool:
         """SIGKILL to one worker, or to all with the spare. Returns whether there was one."""
         assert self.process is not None
-        workers = workers_of(self.process.pid) or self._actors()
+        workers = workers_of(self.process.pid) or actors()
         for worker in workers if all_of_them else draw.sample(workers, min(1, len(workers))):
             with suppress(ProcessLookupError):
                 os.kill(worker, signal.SIGKILL)
@@ -73,7 +75,7 @@ class Command:
 
     def remnants(self) -> list[str]:
         """Processes that any incarnation left behind."""
-        return [f"{pid} {_command_line(pid).decode()[:100]}" for pid in self._marked()]
+        return [f"{pid} {_command_line(pid).decode()[:100]}" for pid in [*self._marked(), *actors()]]
 
     def _marked(self) -> list[int]:
         mark = f"{_MARK}={self.log}".encode()
@@ -84,10 +86,6 @@ class Command:
                     if mark in (entry / "environ").read_bytes().split(b"\0"):
                         found.append(int(entry.name))
         return found
-
-    def _actors(self) -> list[int]:
-        """Of a Ray that the command started; they are no children of it."""
-        return [pid for pid in self._marked() if _command_line(pid).startswith(b"ray::_Worker")]
 
     def last_words(self) -> str:
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
@@ -100,6 +98,11 @@ class Command:
         if code not in expected:
             self.faults.append(f"the command ended with exit code {code}: {self.last_words()}")
         self.process, self.start_at, self.terminated = None, now + 0.3, False
+
+
+def actors() -> list[int]:
+    """The workers of the Ray cluster; they are no children of the command."""
+    return processes(named="ray::_Worker")
 
 
 def workers_of(pid: int) -> list[int]:

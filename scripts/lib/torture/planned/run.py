@@ -14,9 +14,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ray_nodes import RAY_PYTHON, cluster
 from rich.console import Console
 
 from bench.machine import BIN
+from stepfs_producer.engine.api import spares_of
 from torture.planned.audit import Audit, audit_planned, read_lake
 from torture.planned.command import Command
 from torture.planned.corpus import Corpus, write_corpus
@@ -94,6 +96,9 @@ def _prepared(stack: ExitStack, directory: Path, options: argparse.Namespace) ->
         environment |= server.environment()
         os.environ.update(server.environment())
     corpus = write_corpus(directory / "corpus", options.seed)
+    if options.engine == "ray":
+        cpus = options.workers + spares_of(options.workers)
+        environment["RAY_ADDRESS"], _ = stack.enter_context(cluster(str(cpus)))
     words = _words(options, corpus, lake, "--engine", options.engine, "--steps-per-second", str(options.rate))
     command = Command(words, directory / "command.log", environment)
     stack.callback(command.end)
@@ -104,7 +109,7 @@ def _words(options: argparse.Namespace, corpus: Corpus, lake: str, *more: str) -
     program = [str(BIN / "stepfs-produce")]
     if options.engine == "ray":
         main = "from stepfs_producer.cli import main; main()"
-        program = [str(BIN.parent / "ray/bin/python"), "-c", main]  # scripts/setup makes it
+        program = [str(RAY_PYTHON), "-c", main]
     return [*program, "run", str(corpus.plan), lake, "--workers", str(options.workers), *more]
 
 
