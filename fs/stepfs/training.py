@@ -28,8 +28,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import trio
 
 from stepfs.background import BackgroundLoop
-from stepfs.checkpoints.plausible import breaks_order
-from stepfs.checkpoints.record import check_on_mount, record_checkpoint
+from stepfs.checkpoints.record import breaks_order, check_on_mount, record_checkpoint
 from stepfs.control_files import read_status
 from stepfs.errors import (
     AbsentError,

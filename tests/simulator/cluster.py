@@ -134,8 +134,8 @@ class _Cluster:
             yield TrainerActor(world, trainer), trainer.lives, trainer.begins_s
         for run in self.runs:
             yield WatchedTrainer(run), run.plan.lives, 0.0
-            for node in run.plan.nodes:
-                yield NodeActor(run, node), node.lives, 0.0
+            node = run.plan.node
+            yield NodeActor(run, node), node.lives, 0.0
         for forked in self.forks:
             yield forked, forked.plan.lives, forked.plan.begins_s
         for watcher in plan.watchers:

@@ -213,7 +213,7 @@ def _watched(rng: random.Random, name: str) -> WatchedPlan:
         keep=rng.randint(1, 3),
         rollback=rng.choice((0.0, 0.2)),
         step_s=rng.choice((0.2, 0.5)),
-        nodes=tuple(_node(rng, f"{name}n{n}") for n in range(rng.randint(2, 3))),
+        node=_node(rng, f"{name}n0"),
         lives=_lives(rng, most=2, reach=80, freeze=0.3),
     )
 

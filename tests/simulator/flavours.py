@@ -84,10 +84,12 @@ def _steady(name: str, life: Life, rng: random.Random) -> ProducerPlan:
 
 def _writers(plan: Scenario, rng: random.Random) -> Scenario:
     doze = Life(stalls=0.05, stall_s=3.0)
-    nodes = tuple(NodePlan(f"g0n{n}", 0.0, rng.choice((0.1, 0.3)), lives=(doze,)) for n in range(4))
-    keep, rollback, step_s = rng.randint(1, 3), rng.choice((0.0, 0.2)), rng.choice((0.2, 0.5))
-    run = WatchedPlan("g0", 1, keep, rollback, step_s, nodes, lives=())
-    return replace(plan, trainers=(), watched=(run,))
+    runs = []
+    for number in range(4):
+        node = NodePlan(f"g{number}n0", 0.0, rng.choice((0.1, 0.3)), lives=(doze,))
+        keep, rollback, step_s = rng.randint(1, 3), rng.choice((0.0, 0.2)), rng.choice((0.2, 0.5))
+        runs.append(WatchedPlan(f"g{number}", 1, keep, rollback, step_s, node, lives=()))
+    return replace(plan, trainers=(), watched=tuple(runs))
 
 
 def _late(plan: Scenario, rng: random.Random) -> Scenario:

@@ -69,7 +69,7 @@ class WatchedPlan:
     keep: int
     rollback: float
     step_s: float
-    nodes: tuple[NodePlan, ...]
+    node: NodePlan
     lives: tuple[Life, ...]
 
 

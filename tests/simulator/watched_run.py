@@ -1,7 +1,7 @@
-"""A training run whose checkpoint directory is watched by several mounts: several writers of one group.
+"""A training run whose checkpoint directory is watched by a mount.
 
-The trainer says nothing to the lake. It writes checkpoints into a directory and deletes old ones; every node's mount
-looks at that directory, some through a network file system that shows it late, and records what changed. What the lake
+The trainer says nothing to the lake. It writes checkpoints into a directory and deletes old ones; the mount looks at
+that directory, perhaps through a network file system that shows it late, and records what changed. What the lake
 owes them is that the run can resume from every checkpoint that is in the directory.
 """
 
@@ -119,9 +119,12 @@ class NodeActor:
         watch = Watch(
             group, _UNUSED, NextStep("N"), changed=self._changed, look_at=lambda: run.directory.seen(self.plan.lag_s),
         )  # fmt: skip
-        last = False
+        last = registered = False
         while True:
             try:
+                if not registered:
+                    await group.register()  # as a mount does: nothing that its former life sent can land any more
+                    registered = True
                 await group.read()
                 await watch.look_once()
                 if last:

@@ -34,7 +34,7 @@ FIELDS = [
     "lake", "slices", "grid", "ranks", "micro", "cp", "files", "ext", "created", "version", "kind", "id", "prev", "producer", "epoch", "incarnation", "next_seq",
     "position", "first_step", "tgbs", "time", "bytes", "records", "retired", "digest", "next_step", "sealed", "steps",
     "producer_states", "origins", "first_segment", "segments", "producers", "index", "floor", "first_live_step",
-    "deleted_bytes", "groups", "name", "kept", "recorded", "start", "opened", "minima", "fork", "origin", "key", "size", "seq", "blocks",
+    "deleted_bytes", "groups", "name", "kept", "recorded", "start", "minima", "fork", "origin", "key", "size", "seq", "blocks",
     "host", "directory", "pid", "stepfs", "read_to", "waited",
 ]  # fmt: skip
 LAKE_BODY = {

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepfs.checkpoints.plausible import Progress
+from stepfs.checkpoints.watch import Progress
 from stepfs.data.hints import (
     EXPIRES_S,
     LISTED_STEPS_MAX,
@@ -279,7 +279,7 @@ def test_a_sampler_without_steps_is_refused(options):
 
 
 def test_a_watcher_doubts_a_checkpoint_inside_a_shuffled_epoch():
-    progress = Progress(Step(1000), Step(900), True, frozenset({Step(50)}), order_needs_from=Step(100))
+    progress = Progress(Step(1000), Step(900), order_needs_from=Step(100))
     assert "shuffled" in progress.doubt(Step(101))
     assert progress.doubt(Step(100)) == ""
     assert progress.doubt(Step(50)) == ""

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import numbers
 
 from stepfs.errors import CorruptError
 from stepfs.format.codec import Kind, decode, encode
@@ -21,13 +20,11 @@ EMPTY = ControlRecord(b"i" * 16, 1)
 steps = st.integers(0, 30).map(Step)
 orders = st.lists(steps, unique=True, max_size=8).map(tuple)
 records = st.builds(
-    lambda order, opened: replace(
+    lambda order: replace(
         decide(-1, EMPTY, Revise("run", lambda _: frozenset(order))).groups["run"],
         recorded=() if sorted(order) == list(order) else order,
-        opened=Step(opened),
     ),
     orders,
-    numbers,
 )
 
 
@@ -66,14 +63,13 @@ def test_a_record_reads_back(record):
     (group,) = decode(Kind.CONTROL, body, "x").maps("groups")
     assert group.integers("kept") == sorted(record.order)
     assert ("recorded" in group) == (list(record.order) != sorted(record.order))
-    assert ("opened" in group) == (record.opened > 0)
 
 
 @pytest.mark.parametrize(
     "says", [
         {"recorded": [2, 1, 3]}, {"recorded": [2, 2]}, {"recorded": [1, 2]}, {"recorded": "2,1"},
         {"kept": [2, 1]}, {"kept": [0, 1, 2]}, {"kept": [1, 1]}, {"kept": [], "start": 0},
-        {"opened": -1}, {"opened": None}, {"fork": 7}, {"fork": "x" * 3000}, {"name": ""}, {"name": "a\x1b[2J"},
+        {"fork": 7}, {"fork": "x" * 3000}, {"name": ""}, {"name": "a\x1b[2J"},
         {"name": 7},
     ],
 )  # fmt: skip

@@ -75,7 +75,7 @@ async def _retires(group: Group) -> None:
         await group.retire()
 
 
-@pytest.mark.parametrize("what", ["register", "add", "resumed", "note_opened", "retire"])
+@pytest.mark.parametrize("what", ["register", "add", "resumed", "retire"])
 async def test_what_many_say_at_once_is_written_once(autojump_clock, what):
     herd = await Herd.make()
     if what != "register":
@@ -85,7 +85,6 @@ async def test_what_many_say_at_once_is_written_once(autojump_clock, what):
         "register": lambda _, group: group.register(),
         "add": lambda _, group: group.add(Step(7), keep=2),
         "resumed": lambda _, group: group.resumed(Step(7)),
-        "note_opened": lambda _, group: group.note_opened(Step(7)),
         "retire": lambda _, group: _retires(group),
     }
     requests = await herd.together(said[what])

@@ -29,7 +29,7 @@ from small_world import (
 from stepfs.errors import StoreUnreachableError, WithdrawnError
 from stepfs.format.ids import Step, Version
 from stepfs.lake.control import Control
-from stepfs.lake.decisions import Add, Advance, Drop, NoteOpened, Register, Request, Resume, Retire, Revise
+from stepfs.lake.decisions import Add, Advance, Drop, Register, Request, Resume, Retire, Revise
 from stepfs.lake.groups import Group
 from stepfs.store.api import Put
 
@@ -37,7 +37,7 @@ DAY_S = 86_400.0
 LAST = STEPS - 1
 REQUESTS: list[Request] = [
     Register("late"), Add("run", Step(3)), Add("run", Step(LAST), 1), Add("late", Step(3)), Resume("run", Step(4)),
-    Drop("run", Step(NEED)), Revise("run", lambda _: frozenset({Step(LAST)})), NoteOpened("run", Step(NEED)),
+    Drop("run", Step(NEED)), Revise("run", lambda _: frozenset({Step(LAST)})),
     Retire("run"), Advance(Step(NEED), Version(0), 0),
 ]  # fmt: skip
 

@@ -44,7 +44,7 @@ ALONE: Bounds = {
 }  # a writer calls twice, one reclaimer
 SAME_GROUP: Bounds = {"PROCESSES": 0b00111, "FAULTS": 0}  # two writers
 TWO_GROUPS: Bounds = {"PROCESSES": 0b00111, "FAULTS": 0, "HOME_OF_1": 1}
-REPAIRED: Bounds = {"PROCESSES": 0b10101, "OPERATIONS_OF_0": 2, "CALLS": 0b100001010}  # add, hook, retire
+REPAIRED: Bounds = {"PROCESSES": 0b10101, "OPERATIONS_OF_0": 2, "CALLS": 0b10001010}  # add, hook, retire
 TWO_RECLAIMERS: Bounds = {"PROCESSES": 0b11101}
 TABLE: Bounds = {"PROCESSES": 0b100000}
 
@@ -68,7 +68,7 @@ MUTANTS = [
     (
         "control",
         4,
-        ALONE | {"CALLS": 0b100101000, "OPERATIONS_OF_0": 3},
+        ALONE | {"CALLS": 0b10101000, "OPERATIONS_OF_0": 3},
         "promise_undone",
     ),  # so does a call after one that had no answer
     ("control", 5, ALONE, "needed_deleted"),  # steps are deleted before the advance is on record

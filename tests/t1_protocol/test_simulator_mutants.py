@@ -35,7 +35,7 @@ from stepfs.format.snapshot import LogState, ProducerState
 from stepfs.lake import control as control_room
 from stepfs.lake import decisions as decisions_room
 from stepfs.lake.control import Control
-from stepfs.lake.decisions import Add, Register, Request, Resume, Revise, successor
+from stepfs.lake.decisions import Add, Register, Request, Resume, successor
 from stepfs.lake.log import snapshots as snapshots_room
 from stepfs_producer import commit as commit_room
 from stepfs_producer import commit_loop
@@ -116,7 +116,7 @@ def nothing_is_fenced(patch: pytest.MonkeyPatch) -> None:
 
     async def trusting(control: Control, request: Request) -> ControlRecord:
         control._unanswered = None
-        return await change(control, replace(request, fences=False) if isinstance(request, Revise) else request)
+        return await change(control, request)
 
     patch.setattr(Control, "change", trusting)
     for kind in (Register, Add, Resume):

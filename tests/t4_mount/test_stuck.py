@@ -111,7 +111,6 @@ def test_a_loop_that_comes_back_was_shown_and_serves_on(lake, tmp_path):
         until(lambda: serving.said("block_on_purpose"), "no stacks")
         file = serving.directory / "step-000000001/rank-00001.bin"
         assert file.read_bytes() == payload(1, 1)
-        until(lambda: serving.said("the event loop stood still"), "it did not say so")
         serving.process.send_signal(signal.SIGTERM)
         assert serving.process.wait(timeout=PATIENCE_S) == 0
 
@@ -144,9 +143,8 @@ def test_an_idle_mount_keeps_proving_that_it_answers(lake, tmp_path):
                 while "READY=1" not in heard or heard.count("WATCHDOG=1") < 3:
                     heard.append(systemd.recv(4096).decode())
                 assert any(line.startswith("STATUS=serving") and "steps 0 to 2" in line for line in heard)
-                assert mount.requests()["statfs"] >= 1
                 mount.kill(signal.SIGUSR1)
-                until(lambda: "Tasks:" in mount.log.read_text(), "SIGUSR1 shows no tasks")
+                until(lambda: "Thread 0x" in mount.log.read_text(), "SIGUSR1 shows no stacks")
                 assert "Timeout (" not in mount.log.read_text()
                 stepfs("unmount", mount.directory).check_returncode()
                 while "STOPPING=1" not in heard:
@@ -165,7 +163,6 @@ def test_a_daemon_that_is_suspended_again_and_again_serves_on(lake, tmp_path):
             os.stat(serving.directory / ".stepfs/status.json")
         assert serving.process.poll() is None
         assert not serving.said("Thread 0x")
-        until(lambda: serving.said("the process was stopped"), "it did not say so")
 
 
 def test_a_reader_that_waits_is_not_given_up_because_the_daemon_was_suspended(lake, tmp_path):

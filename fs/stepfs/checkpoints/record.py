@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from stepfs.checkpoints.plausible import breaks_order
 from stepfs.control_files import read_status
 from stepfs.errors import RefusedError, UsageError
 from stepfs.format.control import GroupRecord
@@ -58,3 +57,15 @@ def check_next_step(next_step: int, committed: int) -> None:
             f"NEXT {next_step}: only {committed} steps are committed; is the checkpoint from another lake, "
             "or is its counter not in steps?"
         )
+
+
+def breaks_order(step: int, needed: int | None) -> str:
+    """Why a checkpoint inside a shuffled epoch that needs its steps from `needed` on is not recorded; '' if it may be."""
+    if needed is None or step <= needed:
+        return ""
+    return (
+        f"NEXT {step}: readers go through the steps from {needed} on in a shuffled order, and a checkpoint in the middle of "
+        f"it needs all of them: record {needed} (`ShuffledSteps.next_step`) until the epoch has ended. An order that "
+        "nobody follows any more is taken back with `ShuffledSteps.set_epoch`, or on a mount with "
+        "`stepfs.announce.announce_none(DIR)`"
+    )

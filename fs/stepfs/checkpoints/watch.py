@@ -1,26 +1,13 @@
-"""Following a checkpoint directory: new checkpoints are kept, vanished ones dropped, the same on every node.
+"""Following a checkpoint directory: new checkpoints are recorded, vanished ones dropped.
 
-Nodes that share the directory all watch it; the first node that sees a change records it, and the others find the
-record. A node drops only checkpoints that it saw vanish, never one that is merely on record: a node whose network
-file system shows it an old listing would otherwise undo the changes of others, and a number that a user recorded is
-no file. The start is the one exception: a checkpoint that the group keeps and that is no longer on disk was deleted
-while no node watched.
+Only checkpoints that this mount saw vanish are dropped, never one that is merely on record: a number that a user
+recorded is no file. The start is the one exception: a checkpoint that the group keeps and that is no longer on disk was
+deleted while nobody watched. A directory that vanishes as a whole is an accident (an unmounted volume), never "all
+checkpoints were deleted".
 
-Every look may be old (`difference` draws the conclusions), and a change that is sent may land late:
-
-* a look that shows a checkpoint whose steps are reclaimed may be as old as that. It adds, and its drops wait until the
-  caches of file systems have expired; if the checkpoint is still there, it is just late;
-* a look without a change writes nothing and sends no request. But if the group's record, which the mount follows
-  anyway, lacks for that long a checkpoint that this node sees, the node adds it;
-* after a change without an answer the next look reconciles, even if it shows no change; the change at the start fences,
-  because another life of this node may have sent one (`lake/decisions.py`).
-
-So the directory decides: a checkpoint that a user drops by hand comes back while the directory holds it.
-
-A checkpoint that cannot be recorded does not stop the others: checkpoints that come too late, that lie beyond the
-group's readers, or whose counter gives no step are left out, and logged once.
-
-A directory that vanishes as a whole is an accident (an unmounted volume), never "all checkpoints were deleted".
+The counters are the trainer's, and may count something else than steps: micro-batches, epochs, the steps of another
+run. If such a number were recorded, steps would be hidden and deleted unread. So a checkpoint beyond the committed
+steps, or beyond those that readers here have opened, is held back: a trainer that resumes at step 100 has read step 99.
 """
 
 from __future__ import annotations
@@ -33,10 +20,9 @@ from typing import Final
 
 import trio
 
-from stepfs.checkpoints.difference import Difference
 from stepfs.checkpoints.formats import Found, Place, look
 from stepfs.checkpoints.next_step import NextStep
-from stepfs.checkpoints.plausible import HeldBack, Progress
+from stepfs.checkpoints.record import breaks_order
 from stepfs.errors import AbsentError, StepfsError, StoreUnreachableError, UsageError, WithdrawnError
 from stepfs.format.control import GroupRecord
 from stepfs.format.ids import Step
@@ -46,31 +32,60 @@ _log = logging.getLogger("stepfs.checkpoints")
 
 POLL_S: Final = 1.0
 _FAILURES_TOLD: Final = 60
-_LAG_S_MAX: Final = 60.0  # how late a file system shows a change (NFS caches a directory for up to 60 s)
+_COMMIT_S: Final = 30.0  # this mount may see a commit later than the trainer that has read it elsewhere
+_FIRST_READ_S: Final = 900.0  # a trainer may load its model for so long before it reads
 
 Changed = Callable[[GroupRecord | None], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What the mount knows of the lake and of its readers. `opened` is one past the greatest step opened here."""
+
+    committed: Step  # number of steps
+    opened: Step
+    order_needs_from: Step | None = None  # first step of the shuffled epoch that readers here are in
+
+    def doubt(self, step: Step) -> str:
+        """Why a checkpoint with this next step should not be recorded; '' if it should."""
+        if why := breaks_order(step, self.order_needs_from):
+            return why
+        if step > self.committed:
+            return f"only {self.committed} steps are committed; is --next-step right, and the directory this run's?"
+        if step > self.opened:
+            return (
+                f"no reader of this mount has opened step {step - 1} yet; if --next-step is right, record it with "
+                "`stepfs checkpoint`"
+            )
+        return ""
+
+    def patience_s(self, step: Step) -> float:
+        """Seconds before a doubt is logged."""
+        if step > self.committed:
+            return _COMMIT_S
+        return 0.0 if self.opened or breaks_order(step, self.order_needs_from) else _FIRST_READ_S
+
+
 @dataclass(eq=False)
 class Watch:
-    """One node's view of the checkpoints of one group."""
+    """One mount's view of the checkpoints of its group."""
 
     group: Group
     place: Place
     next_step: NextStep
     changed: Changed = lambda _: None
     look_at: Callable[[], Found] | None = None
-    progress: Callable[[], Progress] | None = None  # of the group's readers; checkpoints beyond it are held back
+    progress: Callable[[], Progress] | None = None  # without it nothing is held back
 
     def __post_init__(self) -> None:
         self._look = self.look_at or partial(look, self.place)
-        self._held_back = None if self.progress is None else HeldBack(self.progress)
         self._threads = trio.CapacityLimiter(1)
-        self._seen: frozenset[Step] | None = None  # None until the directory could be read once
-        self._late: frozenset[Step] = frozenset()  # on disk, but steps that they need are reclaimed
-        self._drops_from_s = float("-inf")
-        self._missing_since_s: float | None = None
-        self._told_counters: set[int] = set()  # logged: they give no step
+        self._seen: frozenset[Step] | None = None  # by the last look; None until one found something
+        self._told_late: frozenset[Step] = frozenset()
+        self._told_counters: set[int] = set()  # they give no step
+        self._doubted_since: dict[Step, float] = {}
+        self._told_doubts: set[Step] = set()
+        self._out_of_order: dict[Step, str] = {}  # reasons, which the end of the epoch does not change
 
     async def run(self, *, poll_s: float | None = None) -> None:
         """Look every `poll_s` (`POLL_S`); problems are logged and retried, never fatal to the mount."""
@@ -107,7 +122,7 @@ class Watch:
         return ""
 
     async def look_once(self, *, at_the_end: bool = False) -> None:
-        """Compare the directory with the last look and record the difference."""
+        """Record what the directory shows and the group's record lacks, and what has vanished since the last look."""
         try:
             # A hanging file system must not keep the mount from ending; at most one thread may hang in it.
             found = await trio.to_thread.run_sync(self._look, abandon_on_cancel=True, limiter=self._threads)
@@ -116,81 +131,35 @@ class Watch:
             # a look without the unreadable entries would drop a checkpoint that exists.
             raise StoreUnreachableError(f"cannot read the checkpoints: {error}") from error
         complete, barred = self._steps(found.complete, told=True), self._steps(found.barred)
-        while True:
-            difference = self._difference(complete, barred, at_the_end=at_the_end)
-            if self._seen is None and not difference.there | barred:
-                self._seen = difference.there  # an empty directory proves nothing
-                return
-            if difference.is_empty:
-                return
-            try:
-                self._seen = await self._record(difference)
-            except WithdrawnError as error:
-                late = difference.adds & error.late
-                if not late:
-                    raise
-                self._leave_out(late)
-            else:
-                return
+        try:
+            await self._record(complete, barred, at_the_end=at_the_end)
+        except WithdrawnError:  # the lake is known better now: once more without what comes too late
+            await self._record(complete, barred, at_the_end=at_the_end)
 
-    def _difference(self, complete: frozenset[Step], barred: frozenset[Step], *, at_the_end: bool) -> Difference:
-        now_s, seen = trio.current_time(), self._seen or frozenset()
-        self._late &= complete | barred
-        existing = (complete | (barred & seen)) - self._late  # barred now, but known before: not deleted
-        held_back = frozenset[Step]()
-        if self._held_back is not None:
-            held_back = self._held_back.among(existing, at_the_end=at_the_end)
-        adds = existing - held_back
-        drops_wait = now_s < self._drops_from_s
-        return Difference(
-            seen=self._seen,
-            there=adds | (existing & seen) | (seen - self._late if drops_wait else frozenset()),
-            adds=adds,
-            barred=barred,
-            drops_wait=drops_wait,
-            reconciles=self.group.control.is_unanswered or self._lack_lasts(adds & complete, now_s),
-        )
+    async def _record(self, complete: frozenset[Step], barred: frozenset[Step], *, at_the_end: bool) -> None:
+        seen, record = self._seen, self.group.known
+        before = frozenset(() if record is None else record.kept)
+        there = self._in_time(complete | (barred & before))  # what is barred now, and on record, is not deleted
+        there -= self._doubtful(there - before, at_the_end=at_the_end)
+        if seen is None and not there:
+            return  # an empty directory proves nothing: the run may not have written its first checkpoint yet
+        new, gone = (there, frozenset[Step]()) if seen is None else (there - seen, seen - there)
 
-    def _lack_lasts(self, adds: frozenset[Step], now_s: float) -> bool:
-        """Whether the record has lacked some of `adds` for longer than another node may see an older directory."""
-        record = self.group.known
-        if self._seen is None or record is None or adds <= set(record.kept):
-            self._missing_since_s = None
-            return False
-        if self._missing_since_s is None:
-            self._missing_since_s = now_s
-        return now_s - self._missing_since_s >= _LAG_S_MAX
+        def change(kept: frozenset[Step]) -> frozenset[Step]:
+            return there if seen is None else (kept | there) - gone
 
-    async def _record(self, difference: Difference) -> frozenset[Step]:
-        """Record the changes since the last look. Returns the base of the next comparison."""
-        before: frozenset[Step] = frozenset()
+        # A retired group comes back for a new checkpoint alone.
+        if new if record is None else change(before) != before or self.group.control.is_unanswered:
+            after = await self.group.revise(change, revives=bool(new))
+            if after is not None and frozenset(after.kept) != before:
+                _log.info("group %r keeps %s", self.group.name, list(after.kept))
+            self.changed(after)
+        self._seen = there
 
-        def apply(kept: frozenset[Step]) -> frozenset[Step]:
-            nonlocal before
-            before = kept
-            return difference.apply(kept)
-
-        opened = self.progress().opened if self.progress is not None else Step(0)
-        record = await self.group.revise(
-            apply, opened=opened, revives=difference.is_new, fences=difference.seen is None
-        )
-        self._missing_since_s = None
-        if record is not None and frozenset(record.kept) != before:
-            _log.info("group %r keeps %s", self.group.name, list(record.kept))
-        self.changed(record)
-        return difference.seen_next(before)
-
-    def _leave_out(self, late: frozenset[Step]) -> None:
-        self._late |= late
-        self._drops_from_s = trio.current_time() + _LAG_S_MAX
-        known = self._seen or frozenset()
-        if late & known:
-            _log.info(
-                "group %r: the checkpoints at %s were dropped by others, and their steps are reclaimed",
-                self.group.name,
-                sorted(late & known),
-            )
-        for step in sorted(late - known):
+    def _in_time(self, steps: frozenset[Step]) -> frozenset[Step]:
+        """Those whose steps are not reclaimed; the others are left out, each logged once."""
+        late = frozenset(step for step in steps if step < self.group.control.first_live_step)
+        for step in sorted(late - self._told_late - (self._seen or frozenset())):
             _log.warning(
                 "group %r: the checkpoint that resumes at step %d is not recorded, because steps that it needs are "
                 "reclaimed; training cannot go on from it",
@@ -198,6 +167,26 @@ class Watch:
                 step,
                 extra={"step": step},
             )
+        self._told_late = late
+        return steps - late
+
+    def _doubtful(self, new: frozenset[Step], *, at_the_end: bool) -> frozenset[Step]:
+        """Those that are held back, each logged once. `at_the_end`: nothing will change any more."""
+        if self.progress is None:
+            return frozenset()
+        progress, now = self.progress(), trio.current_time()
+        doubts = {step: doubt for step in new if (doubt := progress.doubt(step))}
+        order = progress.order_needs_from
+        self._out_of_order |= {step: why for step, why in doubts.items() if breaks_order(step, order)}
+        doubts |= {step: why for step, why in self._out_of_order.items() if step in new}
+        self._doubted_since = {step: self._doubted_since.get(step, now) for step in doubts}
+        self._told_doubts &= set(doubts)
+        for step in sorted(doubts.keys() - self._told_doubts):
+            if at_the_end or now - self._doubted_since[step] >= progress.patience_s(step):
+                message = "the checkpoint that resumes at step %d is held back: %s"
+                _log.warning(message, step, doubts[step], extra={"step": step})
+                self._told_doubts.add(step)
+        return frozenset(doubts)
 
     def _steps(self, counters: Collection[int], *, told: bool = False) -> frozenset[Step]:
         """The next steps of the counters. Counters that give none are left out; with `told` each is logged once."""

@@ -9,11 +9,9 @@ from typing import Final
 
 import trio
 
-from stepfs import entropy
 from stepfs.checkpoints.formats import Place
 from stepfs.checkpoints.next_step import NextStep
-from stepfs.checkpoints.plausible import Progress
-from stepfs.checkpoints.watch import Watch
+from stepfs.checkpoints.watch import Progress, Watch
 from stepfs.errors import StepfsError
 from stepfs.follow.poll_interval import Spacing
 from stepfs.format.control import GroupRecord
@@ -26,8 +24,6 @@ _log = logging.getLogger("stepfs.mount")
 INTERVAL_S: Final = 1.0
 IDLE_S: Final = 2.0  # where no step comes and nobody waits
 _SETTLE_S: Final = 10.0
-_SETTLE_OPENED_S: Final = 5.0
-_REPORT_S: Final = (300.0, 600.0)
 
 
 @dataclass(eq=False)
@@ -68,13 +64,12 @@ class GroupFollower:
         return f"new group {self.group.name!r}: it keeps the steps from {record.need} on until it is retired{beside}"
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Follow the group's record, and the trainer's checkpoints, until cancelled; then settle the record."""
+        """Follow the group's record, and the trainer's checkpoints, until cancelled; then record the last ones."""
         try:
             async with trio.open_nursery() as nursery:
                 if self._watch is not None:
                     nursery.start_soon(self._watch.run)
                 nursery.start_soon(self._follow)
-                nursery.start_soon(self._report)
                 task_status.started()
         finally:
             with trio.CancelScope(shield=True):
@@ -96,51 +91,16 @@ class GroupFollower:
         """Show the group as the newest control record has it: one GET when nothing is new."""
         self._show(await self.group.read())
 
-    async def _report(self) -> None:
-        """Sometimes record the progress of this mount's readers: another mount may watch the checkpoints.
-
-        Only one mount of a group writes per round, because the others then find that the record has changed.
-        """
-        while True:
-            known = self._opened_on_record()
-            await trio.sleep(entropy.uniform(*_REPORT_S))
-            if known == self._opened_on_record() < self.opened_here():
-                await self._note_opened(known)
-
-    async def _note_opened(self, known: Step | None) -> None:
-        try:
-            self._show(await self.group.note_opened(self.opened_here(), known=known))
-        except StepfsError as error:
-            _log.info("group %r: how far its readers are is not on record: %s", self.group.name, error)
-
     def _progress(self) -> Progress:
-        here, record = self.opened_here(), self.group.known
-        return Progress(
-            committed=self.tree.next_step,
-            opened=max(here, self._opened_on_record()),
-            reads_here=here > 0,
-            kept=frozenset() if record is None else frozenset(record.kept),
-            order_needs_from=self.order_needs_from(),
-        )
-
-    def _opened_on_record(self) -> Step:
-        record = self.group.known
-        return Step(0) if record is None else record.opened
+        return Progress(self.tree.next_step, self.opened_here(), self.order_needs_from())
 
     async def _settle(self) -> None:
-        """Record the facts that only this mount knows: a trainer exits at once after saving, and the progress of the
-        readers decides about the checkpoints that the next mount finds.
-        """
-        answers = self._watch is None or await self._settle_checkpoints(self._watch)
-        if answers and self.opened_here() > self._opened_on_record():
-            with trio.move_on_after(_SETTLE_OPENED_S):
-                await self._note_opened(None)
-
-    async def _settle_checkpoints(self, watch: Watch) -> bool:
-        """Record the last checkpoints. Returns whether the store answered."""
+        """Record the last checkpoints, which only this mount knows: a trainer exits at once after saving."""
+        if self._watch is None:
+            return
         problem = ""
         with trio.move_on_after(_SETTLE_S) as scope:
-            problem = await watch.last_look()
+            problem = await self._watch.last_look()
         if scope.cancelled_caught:
             problem = f"the store did not answer within {_SETTLE_S:g} s"
         if problem:
@@ -149,7 +109,6 @@ class GroupFollower:
                 self.group.name,
                 problem,
             )
-        return not scope.cancelled_caught
 
     def _show(self, record: GroupRecord | None) -> None:
         """Apply the group's need to the view. A retired group needs no step, and hides none."""

@@ -136,7 +136,11 @@ class ServedLake:
         self.prefetcher.note_frontier()
 
     def group_follower(
-        self, name: str, *, opened_here: Callable[[], Step], checkpoints: tuple[Place, NextStep] | None = None
+        self,
+        name: str,
+        *,
+        opened_here: Callable[[], Step] = lambda: Step(0),
+        checkpoints: tuple[Place, NextStep] | None = None,
     ) -> GroupFollower:
         """The consumer group of the readers here; the arguments as `GroupFollower` takes them."""
         return GroupFollower(

@@ -31,7 +31,6 @@ class GroupRecord:
     start: Step  # the need while nothing is kept: the first live step at registration
     kept: tuple[Step, ...] = ()  # `next` of every kept, durable checkpoint, ascending, distinct
     recorded: tuple[Step, ...] = ()  # `kept` in the order of recording; empty when that is ascending
-    opened: Step = FIRST_STEP  # one past the greatest step that a reader of the group has opened
     fork: str = ""  # URL of the fork that holds the group in its parent, which alone releases it
 
     @property
@@ -113,8 +112,6 @@ def _group_body(name: str, group: GroupRecord) -> dict[str, object]:
     body: dict[str, object] = {"name": name, "start": group.start, "kept": list(group.kept)}
     if group.recorded:
         body["recorded"] = list(group.recorded)
-    if group.opened:
-        body["opened"] = group.opened
     if group.fork:
         body["fork"] = group.fork
     return body
@@ -131,7 +128,6 @@ def _read_group(fields: Fields, what: str) -> GroupRecord:
         start=Step(fields.integer("start")),
         kept=tuple(map(Step, kept)),
         recorded=tuple(map(Step, recorded)),
-        opened=Step(fields.integer("opened") if "opened" in fields else 0),
         fork=fields.text("fork", bytes_max=URL_BYTES_MAX) if "fork" in fields else "",
     )
 

@@ -32,7 +32,7 @@ from stepfs.format.control import (
     ControlRecord,
     GroupRecord,
 )
-from stepfs.format.ids import FIRST_STEP, Step, Version
+from stepfs.format.ids import Step, Version
 from stepfs.lake import retention
 
 
@@ -77,25 +77,14 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Revise:
-    """Keep `change(kept)` in place of `kept`. `opened` is noted together with a change; alone it is none.
+    """Keep `change(kept)` in place of `kept`.
 
     Unless it `revives`, the request leaves a group alone that is not there.
     """
 
     group: str
     change: Callable[[frozenset[Step]], frozenset[Step]]
-    opened: Step = FIRST_STEP
     revives: bool = True
-    fences: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class NoteOpened:
-    """One past the greatest step that a reader of the group has opened. With `known`, only if that is on record."""
-
-    group: str
-    opened: Step
-    known: Step | None = None
     fences: ClassVar[bool] = False
 
 
@@ -130,7 +119,7 @@ class AskForPause:
     fences: ClassVar[bool] = False
 
 
-Changes = Drop | NoteOpened | Retire  # of a group that must exist
+Changes = Drop | Retire  # of a group that must exist
 Request = Register | Add | Resume | Revise | Changes | Advance | AskForPause
 
 
@@ -171,13 +160,12 @@ def _joined(group: GroupRecord, is_new: bool, request: Register | Add | Resume |
             return _with_order(group, retention.add(group.order, step, keep))
         case Resume(next_step=step):
             return _with_order(group, retention.resume(group.order, step))
-        case Revise(change=change, opened=opened, revives=revives):
+        case Revise(change=change, revives=revives):
             if is_new and not revives:
                 return None
             kept = change(frozenset(group.kept))
             if kept != frozenset(group.kept):
                 group = _with_order(group, retention.set_to(group.order, kept))
-                group = replace(group, opened=max(group.opened, opened))
             return group
 
 
@@ -195,9 +183,6 @@ def _changed(group: GroupRecord, request: Changes) -> GroupRecord | None:
             if step not in group.kept:
                 raise AbsentError(f"group {name!r} keeps no checkpoint with next step {step}")
             return _with_order(group, retention.set_to(group.order, frozenset(group.kept) - {step}))
-        case NoteOpened(opened=opened, known=known):
-            fresh = opened > group.opened and known in {None, group.opened}
-            return replace(group, opened=opened) if fresh else group
         case Retire():
             return None
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from stepfs.clock import Clock, SystemClock
 from stepfs.errors import UsageError
 from stepfs.format.control import GroupRecord
-from stepfs.format.ids import FIRST_STEP, Step
+from stepfs.format.ids import Step
 from stepfs.format.records import LakeIdentity, check_id
 from stepfs.lake.control import Control
-from stepfs.lake.decisions import Add, Drop, NoteOpened, Register, Request, Resume, Retire, Revise
+from stepfs.lake.decisions import Add, Drop, Register, Request, Resume, Retire, Revise
 from stepfs.store.api import Store
 
 
@@ -78,32 +78,21 @@ class Group:
 
     async def replace(self, kept: frozenset[Step]) -> GroupRecord:
         """Keep exactly these checkpoints."""
-        return await self._changed(Revise(self.name, lambda _: kept, fences=True))
+        return await self._changed(Revise(self.name, lambda _: kept))
 
     async def revise(
         self,
         change: Callable[[frozenset[Step]], frozenset[Step]],
         *,
-        opened: Step = FIRST_STEP,
         revives: bool = True,
-        fences: bool = False,
     ) -> GroupRecord | None:
         """Replace the kept checkpoints by `change` of them, also when other writers change them meanwhile.
 
         Raises `WithdrawnError` with the new checkpoints that come too late. None: the group is retired, and the call
-        does not revive it. `opened`, `fences`: see `decisions`.
+        does not revive it.
         """
-        record = await self.control.change(Revise(self.name, change, opened, revives, fences))
+        record = await self.control.change(Revise(self.name, change, revives))
         return record.groups.get(self.name)
-
-    async def note_opened(self, opened: Step, *, known: Step | None = None) -> GroupRecord:
-        """Record `opened`, one past the greatest step that a reader of the group has opened: the limit for plausible
-        checkpoints.
-
-        With `known`, only if the record still holds that value: otherwise another mount has just updated it.
-        `AbsentError` if there is no group.
-        """
-        return await self._changed(NoteOpened(self.name, opened, known))
 
     async def retire(self) -> GroupRecord:
         """End the run: the group no longer keeps any step. Returns it as it was known; `AbsentError` if there is none."""

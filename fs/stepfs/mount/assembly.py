@@ -87,7 +87,7 @@ class Assembly(ServedLake):
         )
         self.operations = self._make_operations()
         if options.group is not None:
-            directory = options.checkpoint_dir
+            directory = options.watched_dir
             watched = None if directory is None else (Place.parse(directory), NextStep(options.next_step))
             self.group = self.group_follower(options.group, opened_here=lambda: self.meter.opened, checkpoints=watched)
 

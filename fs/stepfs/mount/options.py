@@ -146,6 +146,11 @@ class MountOptions:
     ] = None
     deadline_s: float = DEADLINE_S
 
+    @property
+    def watched_dir(self) -> str | None:
+        """The checkpoint directory, if it is this mount that watches it: with `--ranks`, the one with rank 0."""
+        return self.checkpoint_dir if not self.ranks or 0 in self.ranks else None
+
     def to_json(self) -> str:
         """The options as text, for the pipe to the daemon."""
         body = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}

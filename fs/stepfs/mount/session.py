@@ -32,7 +32,6 @@ from stepfs.mount.fuse import kernel_session
 from stepfs.mount.fuse.kernel_session import interrupted_reads
 from stepfs.mount.health import watchdog
 from stepfs.mount.health.guardian import Guardian
-from stepfs.mount.health.stacks import shown_on_signal
 from stepfs.mount.health.suspend_clock import RunningTime
 from stepfs.mount.host import cache_directory, mountpoint, passed_fd
 from stepfs.mount.host.abort import abort_handle
@@ -74,7 +73,7 @@ async def serve(options: MountOptions, ready: Ready, say: Say = _log.warning, te
         async with trio.open_nursery() as nursery:
             session = _Session(options, ready, Silence(say), tell)
             nursery.start_soon(session.end_on, signals)
-            with shown_on_signal(nursery):
+            with watchdog.shown_on_signal(nursery):
                 await session.serve()
             nursery.cancel_scope.cancel()
     return session.ended_by
@@ -194,7 +193,8 @@ class _Session:
                 answering.cancel_scope.cancel()
 
     async def _start(self, mount: Assembly, background: trio.Nursery, device: str) -> None:
-        guarded = self._descriptor is None and await self._guard(mount, background)
+        if self._descriptor is None:
+            await self._guard(mount, background)
         await mount.start_priming(background)
         await mount.start_group(background)
         if self._descriptor is None:
@@ -202,15 +202,15 @@ class _Session:
             control = self._directory / ".stepfs"
             assert "status.json" in await trio.to_thread.run_sync(os.listdir, control, abandon_on_cancel=True)
             mount.machine.kernel = tune(device)
-        await background.start(self._watchdog(mount, device, guarded=guarded).run)
+        await background.start(self._watchdog(mount, device).run)
         state = mount.log.state
         facts = {"lake_id": state.lake_id, "version": state.version, "group": self._options.group}
         _log.info("%s: serving %s, %d steps", self._directory, mount.store.url, state.next_step, extra=facts)
         self._notifier.notify("READY=1")
         self._ready()
 
-    async def _guard(self, mount: Assembly, background: trio.Nursery) -> bool:
-        """Whether a guardian watches; without one no thread of this process may call into its own mount."""
+    async def _guard(self, mount: Assembly, background: trio.Nursery) -> None:
+        """Start a guardian; without one no thread of this process may call into its own mount."""
         at = mount_at(self._directory)
         if at is None or not await self._guardian.start(at.mount_id, self._abort_handle):
             if mount.primer is not None:
@@ -220,9 +220,8 @@ class _Session:
                     self._directory,
                 )
             mount.primer = None
-            return False
+            return
         background.start_soon(self._until_unguarded, mount)
-        return True
 
     async def _until_unguarded(self, mount: Assembly) -> None:
         await self._guardian.ended()
@@ -230,13 +229,12 @@ class _Session:
             _log.warning("priming of %s is off: its guardian was killed; mount again", self._directory)
             mount.primer.stop()
 
-    def _watchdog(self, mount: Assembly, device: str, *, guarded: bool) -> watchdog.Watchdog:
+    def _watchdog(self, mount: Assembly, device: str) -> watchdog.Watchdog:
         return watchdog.Watchdog(
-            directory=self._directory if guarded else None,
             notify=self._notifier.notify,
             answered=mount.meter.requests.total,
             unanswered=lambda: watchdog.unanswered(device),
-            busy=lambda: mount.waits.waiting >= kernel_session.TASKS_MAX // 2,
+            held=lambda: mount.meter.held,
             status=mount.reports.line,
             on_stuck=lambda: watchdog.abort_and_exit(self._abort_handle),
             timing=watchdog.TIMING.under(os.environ, os.getpid()),

@@ -99,11 +99,10 @@ class Assembly(ServedLake):
             guesses=not options.is_worker,
             connections=options.store_options.connections or CONNECTIONS_MAX,
         )
-        self.opened = Step(0)  # one past the greatest step that was read here
         self._lending = Lending(memory_bytes // LENT_SHARE)
         # The process that made the `Lake` speaks for the workers of its loader.
         if options.group is not None and not options.is_worker:
-            self.group = self.group_follower(options.group, opened_here=lambda: self.opened)
+            self.group = self.group_follower(options.group)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -128,7 +127,6 @@ class Assembly(ServedLake):
         """
         entry = await self._entry(step, waits=waits)
         handle = self.slices.reads.open(entry, index)
-        self.opened = max(self.opened, Step(step + 1))
         try:
             return await self._lending.copy_of(handle)
         except AbsentError as error:

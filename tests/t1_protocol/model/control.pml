@@ -9,16 +9,16 @@
               table        every result of `decide`, for decision_table.py, which compares them with lake/decisions.py
    numbers    slots count from 1 here (from 0 in the code). They never change, so what a process has read is a number
    sets       bit k is a checkpoint whose next step is k; bit 3 stands for the start of a group that keeps none
-   requests   Hook: Add with keep 1. Replace: a Revise that fences and revives; Revise does neither. `what` they are about is
+   requests   Hook: Add with keep 1. Replace: a Revise that revives; Revise does not. `what` they are about is
               one checkpoint, for both kinds of Revise a set, and for Advance a step. Mutants, witnesses: as in log.pml
-   Left out: the log (steps are numbers), --keep above 1 and so the order of recording, `opened`, forks. */
+   Left out: the log (steps are numbers), --keep above 1 and so the order of recording, forks. */
 #ifndef SLOTS
 #define SLOTS 5
 #endif
 #define ABSENT 3        /* in place of a start: there is no such group */
 c_decl { static int bound(const char *name, int otherwise) { return getenv(name) ? atoi(getenv(name)) : otherwise; } };
 mtype = { needed_deleted, promised_gone, promise_undone, need_below_live, grace_broken, floor_monotone };
-mtype:request = { ADVANCE, RETIRE, OPENED, DROP, REVISE, REPLACE, HOOK, RESUME, ADD, REGISTER };    /* counted from the end */
+mtype:request = { ADVANCE, RETIRE, DROP, REVISE, REPLACE, HOOK, RESUME, ADD, REGISTER };    /* counted from the end */
 mtype:verdict = { REFUSED, NEXT, SAME };
 byte mutant, witness, processes, home, rounds, operations[2], only;     /* the bounds: see init */
 short calls;                    /* the requests of writers, as bits */
@@ -40,8 +40,8 @@ byte promised[2], promised_start[2];        /* of a group: what calls returned f
 #define need(r) least_of(need_of(r, 0), need_of(r, 1), r)
 #define max(a, b) ((a) > (b) -> (a) : (b))
 #define takes (op >= ADD && op <= DROP)
-#define fences(op) (op <= REPLACE)
-#define drops(op, what) (op == REGISTER || op == OPENED -> 0 : (op == ADD || op == RESUME -> 8 : (op == RETIRE -> 15 : \
+#define fences(op) (op < REPLACE)
+#define drops(op, what) (op == REGISTER -> 0 : (op == ADD || op == RESUME -> 8 : (op == RETIRE -> 15 : \
     8 | (op == HOOK -> (what) - 1 : (op == DROP -> (what) : 7 & ~(what))))))
 #define ID(call) (4 * me + call + 1)
 #define may_create (number < SLOTS && top == number)
@@ -105,8 +105,8 @@ again: atomic {
         if :: sent[me] -> reborn = true; unanswered = false     /* killed, and started again */
         :: unanswered :: !unanswered -> reborn = reborn && sent[me] fi;
         if :: calls & 1 -> op = REGISTER :: calls & 2 -> op = ADD :: calls & 4 -> op = RESUME :: calls & 8 -> op = HOOK
-        :: calls & 16 -> op = REPLACE :: calls & 32 -> op = REVISE :: calls & 64 -> op = DROP :: calls & 128 -> op = OPENED
-        :: calls & 256 -> op = RETIRE fi;
+        :: calls & 16 -> op = REPLACE :: calls & 32 -> op = REVISE :: calls & 64 -> op = DROP
+        :: calls & 128 -> op = RETIRE fi;
         if :: takes -> what = 1 :: takes -> what = 2 :: takes -> what = 4 :: !takes fi;
         begin(); if :: !unanswered || mutant == 4 -> goto read :: else fi }
     atomic {                    /* control.py _settle: the same bytes, to the same slot */
@@ -116,7 +116,7 @@ read: atomic {
         if :: damaged == top -> saw(5); goto again :: else -> decide(number, g, op, what) fi;   /* CorruptError */
         if :: verdict == REFUSED -> saw(6); goto again          /* nothing was written */
         :: verdict == SAME && (!fences(op) || fenced || mutant == 3) -> saw(7); promise(number); goto again
-        :: verdict == NEXT || verdict == SAME && (fences(op) || op == OPENED) fi }
+        :: verdict == NEXT || verdict == SAME && fences(op) fi }
 create: atomic {
         if :: number == SLOTS -> done = operations[me]; goto again      /* the bound of this model */
         :: may_create -> decide(number, g, op, what); land(ID(done)); promise(top); goto again
@@ -190,7 +190,7 @@ init { atomic {
         c_code {
             now.mutant = bound("MUTANT", 0); now.witness = bound("WITNESS", 0); now.only = bound("PROPERTY", 0);
             now.processes = bound("PROCESSES", 7);      /* which processes run, as bits; then writer 1's group */
-            now.home = bound("HOME_OF_1", 0); now.calls = bound("CALLS", 511); now.rounds = bound("ROUNDS", 1);
+            now.home = bound("HOME_OF_1", 0); now.calls = bound("CALLS", 255); now.rounds = bound("ROUNDS", 1);
             now.operations[0] = bound("OPERATIONS_OF_0", 1); now.operations[1] = bound("OPERATIONS_OF_1", 1);
             now.faults = bound("FAULTS", 1); };
         promised_start[0] = ABSENT; promised_start[1] = ABSENT; slot[1].start[0] = ABSENT; slot[1].kept[1] = 4; promised[1] = 4;

@@ -105,7 +105,7 @@ async def test_a_checkpoint_written_right_before_the_end_is_recorded(patient_clo
 
 
 async def test_a_checkpoint_dropped_by_hand_comes_back_while_the_directory_holds_it(patient_clock, tmp_path):
-    """And costs no request until then: the mount follows its group's record anyway."""
+    """And costs one request: the mount follows its group's record anyway."""
     group = await group_of()
     mount = mount_of(group, tmp_path)
     mount.opened = 8
@@ -117,39 +117,39 @@ async def test_a_checkpoint_dropped_by_hand_comes_back_while_the_directory_holds
         await trio.sleep(5)
         await group.drop(Step(4))
         dropped = (await newest_control(group.control.store, group.control.identity)).number
-        await trio.sleep(50)
-        assert mount.tree.need == 8
-        assert (await newest_control(group.control.store, group.control.identity)).number == dropped
-        await trio.sleep(20)
+        await trio.sleep(5)
         assert mount.tree.need == 4
+        await trio.sleep(60)
+        assert (await newest_control(group.control.store, group.control.identity)).number == dropped + 1
         (tmp_path / "step-4/.metadata").unlink()
         await trio.sleep(5)
         assert mount.tree.need == 8
         background.cancel_scope.cancel()
 
 
-async def test_a_checkpoint_written_again_counts_again_whichever_mounts_saw_the_gap(patient_clock, tmp_path):
-    """Each mount has a directory of its own here: file systems show them different ages."""
+@pytest.mark.parametrize(("ranks", "watches"), [(None, True), ((0, 1), True), ((2, 3), False)])
+def test_the_mount_with_rank_0_watches_for_all(ranks, watches):
+    options = MountOptions(lake="file:///x", directory=Path("/m"), group="g", ranks=ranks, checkpoint_dir="/ckpts")
+    assert options.watched_dir == ("/ckpts" if watches else None)
+
+
+async def test_a_checkpoint_written_again_counts_again(patient_clock, tmp_path):
     group = await group_of()
-    directories = [tmp_path / name for name in ("one", "other")]
-    mounts = [mount_of(group, directory) for directory in directories]
-    for mount, directory in zip(mounts, directories, strict=True):
-        directory.mkdir()
-        mount.opened = 8
-        await mount.need.register()
-        save(directory, 4)
-        save(directory, 6)
+    mount = mount_of(group, tmp_path)
+    mount.opened = 8
+    await mount.need.register()
+    for counter in (4, 6):
+        save(tmp_path, counter)
     async with trio.open_nursery() as background:
-        for mount in mounts:
-            await background.start(mount.need.run)
-        await trio.sleep(5)
-        (directories[0] / "step-6/.metadata").unlink()
-        await trio.sleep(5)
-        assert mounts[1].tree.need == 4
-        save(directories[1], 8)
-        (directories[1] / "step-4/.metadata").unlink()
-        await trio.sleep(5)
-        assert [mount.tree.need for mount in mounts] == [6, 6]
+        await background.start(mount.need.run)
+        for gone, there in ((True, 6), (False, 4)):
+            await trio.sleep(5)
+            if gone:
+                (tmp_path / "step-4/.metadata").unlink()
+            else:
+                (tmp_path / "step-4/.metadata").write_bytes(b"x")
+            await trio.sleep(5)
+            assert mount.tree.need == there
         background.cancel_scope.cancel()
 
 

@@ -22,7 +22,6 @@ from stepfs.errors import (
 )
 from stepfs.format.ids import Step
 from stepfs.format.keys import log_prefix, numbered
-from stepfs.lake.groups import Group
 from stepfs.lake.identity import create_lake
 
 
@@ -203,15 +202,6 @@ async def test_of_a_loader_with_a_group_its_workers_ask_nothing_for_it(autojump_
         assert await shelf.read(reader, 0, 0) == shelf.expected(0, 0)
         await trio.sleep(30)
     assert await list_groups(FaultyStore(shelf.shared), shelf.identity) == {}
-
-
-async def test_how_far_a_group_has_read_is_on_record_when_its_reader_ends(autojump_clock):
-    shelf = await Shelf.of(*[SMALL] * 6)
-    async with shelf.reader(group="mine") as reader:
-        await shelf.read(reader, 4, 0)
-    record = await Group.of(FaultyStore(shelf.shared), shelf.identity, "mine").read()
-    assert record is not None
-    assert record.opened == 5
 
 
 @pytest.mark.logs("cannot follow the lake", "the store answers again")

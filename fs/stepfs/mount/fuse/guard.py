@@ -75,6 +75,7 @@ def _wrap(name: str, handler: _Handler) -> _Handler:
     @functools.wraps(handler)
     async def guard(self: pyfuse3.Operations, *args: object) -> object:
         meter = cast("Meter", cast("Any", self).meter)
+        meter.held += 1
         began = time.perf_counter()
         code = errno.EINTR  # if no branch below runs, the handler was cancelled
         if waited_for:
@@ -103,6 +104,7 @@ def _wrap(name: str, handler: _Handler) -> _Handler:
         else:
             return result
         finally:
+            meter.held -= 1
             if waited_for:
                 meter.waited.ended()
             meter.done(name, _subject(args), time.perf_counter() - began, code)

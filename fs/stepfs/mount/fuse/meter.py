@@ -34,6 +34,7 @@ class Meter:
         self.requests: Counter[str] = Counter()
         self.durations: defaultdict[str, Histogram] = defaultdict(Histogram)  # seconds, by operation
         self.errors: Counter[tuple[str, int]] = Counter()
+        self.held = 0  # requests that handlers have taken and not answered yet
         self.faults = 0  # unexpected exceptions: bugs
         self.bytes_read = 0
         self.last_step: Step | None = None  # the step that a reader opened last

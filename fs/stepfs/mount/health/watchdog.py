@@ -1,9 +1,8 @@
-"""A stuck daemon logs its stacks, and in the end releases its readers.
+"""A stuck daemon writes its stacks to the log, and in the end releases its readers; so does SIGUSR1 for the stacks.
 
-    beat    every `interval_s`, in the loop: the loop runs. Does the kernel get answers? Traffic proves it; without
-            traffic a statfs through the mount does, in a thread of its own.
-    stuck   no beat for `stuck_s`: all threads' stacks go to stderr. A loop that runs while the mount does not answer
-            logs its tasks instead.
+    beat    every `interval_s`, in the loop: the loop runs. The mount answers if requests were answered, if handlers hold
+            some, or if the kernel waits for none (`waiting` of fusectl).
+    stuck   no beat for `stuck_s`: all threads' stacks go to stderr.
     abort   no beat, or no answer, for `abort_s`: the FUSE connection is aborted, so that readers fail instead of
             hanging, and the process ends; a supervisor starts another, which clears the dead mount.
 
@@ -12,23 +11,29 @@ thread cannot end: one whose loop keeps the GIL; SIGABRT shows its stack. Time i
 thread, never as a difference of clocks: a process that was stopped, or a machine that slept, was not stuck. Rejected:
 `faulthandler`'s own timer, which cannot distinguish the two and, after SIGCONT, walks the frames of a loop that runs
 again: 7 of 10 daemons ended in SIGSEGV. The guardian (guardian.py) handles killed daemons.
+
+At SIGUSR1 `faulthandler` dumps the main thread's stack from the signal handler itself, so even a stuck loop shows its
+place. A running loop adds the other threads: their frames stand still only while it has the GIL. The stacks are
+collected in memory, and a thread of their own writes them: stderr may be a pipe that is never read.
 """
 
 from __future__ import annotations
 
-import contextlib
+import faulthandler
 import logging
 import os
+import signal
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn
 
 import trio
 
-from stepfs.mount.health.stacks import task_tree, thread_stacks, write_aside
 from stepfs.mount.host.abort import CONNECTIONS
 
 _log = logging.getLogger("stepfs.mount")
@@ -68,11 +73,10 @@ TIMING = Timing()
 class Watchdog:
     """Watches one mount, from its first answer until it is detached."""
 
-    directory: Path | None  # None: the mount cannot be seen from here, and the running loop is the only proof
     notify: Callable[[str], object]  # the supervisor: `sdnotify.SystemdNotifier.notify`
     answered: Callable[[], int]  # requests answered so far
     unanswered: Callable[[], int | None]  # requests that the kernel waits for now; None: unknown
-    busy: Callable[[], bool]  # waiting requests take all slots; they end by deadlines of their own
+    held: Callable[[], int]  # requests that handlers have taken; they end by deadlines of their own
     status: Callable[[], str]
     on_stuck: Callable[[], object]  # called in the watching thread
     timing: Timing
@@ -80,17 +84,14 @@ class Watchdog:
     def __post_init__(self) -> None:
         self._turns = 0  # written by the loop, read by the watching thread
         self._proofs = 0
-        self._shown = False  # the stacks of this standstill; written by the watching thread
         self._over = threading.Event()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         with self._watching():
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._turn)
-                nursery.start_soon(self._prove)
-                task_status.started()
+            task_status.started()
+            await self._turn()
 
-    @contextlib.contextmanager
+    @contextmanager
     def _watching(self) -> Iterator[None]:
         thread = threading.Thread(target=self._watch, name="stepfs watchdog", daemon=True)
         thread.start()
@@ -100,54 +101,34 @@ class Watchdog:
             self._over.set()
 
     async def _turn(self) -> None:
-        """The loop's own sign of life. It logs the length of a standstill afterwards: a stuck loop cannot log."""
-        interval_s, stuck_s = self.timing.interval_s, self.timing.stuck_s
-        proofs, deaf_s, said = self._proofs, 0.0, ""
+        """The loop's own sign of life, and the mount's."""
+        interval_s = self.timing.interval_s
+        deaf_s, said = 0.0, ""
         answered = self.answered()
         warned = False
         while True:
             self._turns += 1
-            began = time.monotonic()  # not trio's clock, which does not count a standstill
-            # Our own statfs may hang on its way to the mount, in the file system around the directory.
-            if self.busy() or self.answered() != answered or self.unanswered() == 0:
-                answered = self.answered()
-                self._proofs += 1
             deaf_s += interval_s  # not wall time: a stalled loop must not also count as an unresponsive mount
-            if self._proofs != proofs:
-                proofs, deaf_s, warned = self._proofs, 0.0, False
-            if deaf_s < stuck_s:
+            if self.answered() != answered or self.held() or not self.unanswered():
+                answered, deaf_s, warned = self.answered(), 0.0, False
+                self._proofs += 1
+            if deaf_s < self.timing.stuck_s:
                 self.notify("WATCHDOG=1")
             elif not warned:
                 warned = True
-                _log.error("the mount has not answered for %.0f s. Tasks:\n%s", deaf_s, task_tree())
+                _log.error("the mount has not answered for %.0f s", deaf_s)
             status = self.status()
             if status != said:
                 said = status
                 self.notify(f"STATUS={status}")
             await trio.sleep(interval_s)
-            late_s = time.monotonic() - began - interval_s
-            if late_s >= stuck_s:
-                why = "the stacks are above" if self._shown else "the process was stopped, or kept the GIL"
-                _log.error("the event loop stood still for %.0f s: %s", late_s, why)
-
-    async def _prove(self) -> None:
-        """Check that the kernel gets answers, by a request of our own; only without other traffic."""
-        directory, threads = self.directory, trio.CapacityLimiter(1)
-        seen = self.answered()
-        while True:
-            if directory is not None and self.answered() == seen:
-                with contextlib.suppress(OSError):  # an error is an answer, too
-                    await trio.to_thread.run_sync(os.statvfs, directory, abandon_on_cancel=True, limiter=threads)
-            seen = self.answered()
-            self._proofs += 1
-            await trio.sleep(self.timing.interval_s)
 
     def _watch(self) -> None:
         """The watching thread: it takes no lock that the loop may hold, so it does not log."""
         tick_s = self.timing.interval_s / 4
         silent_s = [0.0, 0.0]
         seen = [-1, -1]
-        before = time.monotonic()
+        before, shown = time.monotonic(), False  # the stacks of this standstill
         while not self._over.wait(tick_s):
             now = time.monotonic()
             passed_s, before = min(now - before, 2 * tick_s), now
@@ -155,10 +136,10 @@ class Watchdog:
                 silent_s[place] = 0.0 if count != seen[place] else silent_s[place] + passed_s
                 seen[place] = count
             stuck = silent_s[0] >= self.timing.stuck_s
-            if stuck and not self._shown:
-                with contextlib.suppress(OSError, RuntimeError):  # no descriptor or no thread left: end nevertheless
+            if stuck and not shown:
+                with suppress(OSError, RuntimeError):  # no descriptor or no thread left: end nevertheless
                     write_aside(thread_stacks())
-            self._shown = stuck
+            shown = stuck
             if max(silent_s) >= self.timing.abort_s:
                 self.on_stuck()
                 return
@@ -185,3 +166,44 @@ def abort_and_exit(handle: int | None) -> NoReturn:
         write_aside(last_words).join(_LAST_WORDS_S)
     finally:
         os._exit(1)
+
+
+@contextmanager
+def shown_on_signal(nursery: trio.Nursery, number: signal.Signals = signal.SIGUSR1) -> Iterator[None]:
+    """Inside the context the signal `number` writes all stacks to stderr; `nursery` listens. Main thread only."""
+    with trio.open_signal_receiver(number) as asked:
+        faulthandler.register(number, file=sys.stderr, all_threads=False, chain=True)
+        nursery.start_soon(_show_threads, asked)
+        try:
+            yield
+        finally:
+            faulthandler.unregister(number)
+
+
+async def _show_threads(asked: AsyncIterator[int]) -> None:
+    async for _ in asked:
+        with suppress(OSError, RuntimeError):  # no descriptor or no thread left
+            write_aside(thread_stacks())
+
+
+def thread_stacks() -> bytes:
+    """The stacks of all threads, as `faulthandler` writes them: with the GIL held, so no frame changes meanwhile."""
+    descriptor = os.memfd_create("stacks")
+    try:
+        faulthandler.dump_traceback(descriptor)
+        return os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+    finally:
+        os.close(descriptor)
+
+
+def write_aside(data: bytes) -> threading.Thread:
+    """Write to stderr in a thread of its own, because the write may block for ever."""
+
+    def write(rest: bytes) -> None:
+        with suppress(OSError):  # a full disk, a closed pipe
+            while rest:
+                rest = rest[os.write(sys.stderr.fileno(), rest) :]
+
+    thread = threading.Thread(target=write, args=[data], name="stepfs stacks", daemon=True)
+    thread.start()
+    return thread
