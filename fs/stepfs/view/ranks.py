@@ -16,8 +16,10 @@ from stepfs.errors import RefusedError, UsageError
 from stepfs.format.grid.mesh import Mesh, parse_mesh
 from stepfs.format.grid.record import Grid
 from stepfs.format.ids import SliceIndex, Step
-from stepfs.format.records import LakeIdentity
 from stepfs.view.names import RANK_MAX, STEP_MAX, parse_rank, rank_name
+
+if TYPE_CHECKING:  # the codec, for those who read a lake
+    from stepfs.format.records import LakeIdentity
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
