@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from stepfs.format.payload_kind import HEAD_BYTES, payload_problem
+from stepfs.format.records import HEAD_BYTES, payload_problem
 from stepfs.torch.save import load
 
 COLUMNS: Final = ("micro", "start", "tokens", "source", "epoch", "file", "offset", "first")

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 import trio
 
 from stepfs.errors import StepfsError
-from stepfs.format.descriptor import Descriptor
+from stepfs.format.tgb import Descriptor
 from stepfs.store.api import Store
 from stepfs_producer.backoff import Backoff, Outage
 from stepfs_producer.commit_loop import CommitLoop

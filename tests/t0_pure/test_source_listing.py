@@ -12,7 +12,7 @@ from sourced import blocks, laid_out, source, values
 
 from stepfs.errors import AbsentError, CorruptError, RefusedError, StepfsError, UsageError
 from stepfs.format.keys import plan_key, source_listing_key
-from stepfs.format.planned.listing import Listing, from_shards, shard_count
+from stepfs.format.planned import Listing, from_shards, shard_count
 from stepfs_producer.sources.corpus import list_corpus, located
 from stepfs_producer.sources.files import opened
 from stepfs_producer.sources.files.found import _matches

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepfs.format import tgb
-from stepfs.format.descriptor import Descriptor
 from stepfs.format.ids import BLOCK_BYTES, Epoch
-from stepfs.format.payload_kind import HEAD_BYTES
+from stepfs.format.records import HEAD_BYTES
+from stepfs.format.tgb import Descriptor
 from stepfs.lake.verify.tgb_check import TgbCheck
 
 

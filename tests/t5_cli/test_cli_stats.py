@@ -7,9 +7,9 @@ import pytest
 from lakes import SLICES, commit, payloads, stepfs
 
 from stepfs.cli.commands.stats import HOUR_MS, LakeStats
-from stepfs.format.descriptor import Descriptor, SliceRef, pack_slices
 from stepfs.format.ids import Epoch, Step, Version
 from stepfs.format.snapshot import StepEntry
+from stepfs.format.tgb import Descriptor, SliceRef, pack_slices
 
 
 def entry(step: int, producer: str, time_ms: int, size: int = 100, records: int = 2) -> StepEntry:

@@ -13,9 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from stepfs.format.descriptor import SliceRef
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex
-from stepfs.format.tgb import ALIGNMENT_BYTES
+from stepfs.format.tgb import ALIGNMENT_BYTES, SliceRef
 
 RANGE_BYTES_MAX: Final = BLOCK_BYTES + BLOCK_BYTES // 8
 OVERREAD_MAX: Final = 0.02  # share of unwanted bytes tolerated inside one joined GET

@@ -12,7 +12,7 @@ from stepfs.data.counters import DataCounts
 from stepfs.data.fetch.checksum import RangeCheck
 from stepfs.data.fetch.fetcher import Fetcher, FetchTarget, StoreOf
 from stepfs.errors import StepfsError
-from stepfs.format.descriptor import Descriptor
+from stepfs.format.tgb import Descriptor
 from stepfs.store.api import Store
 
 

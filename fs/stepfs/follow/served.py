@@ -19,8 +19,8 @@ from stepfs.follow.consumer_group import GroupFollower
 from stepfs.follow.fleet_interval import FleetInterval
 from stepfs.follow.follower import Follower
 from stepfs.follow.waits import HasPendingSignal, Waits
-from stepfs.format.descriptor import Descriptor
 from stepfs.format.ids import SliceIndex, Step
+from stepfs.format.tgb import Descriptor
 from stepfs.lake.groups import Group
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from stepfs.errors import UsageError
-from stepfs.format.grid.mesh import parse_mesh
+from stepfs.format.mesh import parse_mesh
 
 
 class DeviceMesh(Protocol):

@@ -5,7 +5,7 @@ the same for every D that divides the units; only the number of micro-batches th
 
 Tensor- and pipeline-parallel peers read the same batch, so several ranks of a world map to one slice; in the view
 their files are hard links, hence one fetch and one page cache. There are two ways to give the map: `--world N`, where
-consecutive ranks are peers, and `--mesh pp=2,dp=4,tp=2`, the trainer's own device mesh (`format/grid/mesh.py`).
+consecutive ranks are peers, and `--mesh pp=2,dp=4,tp=2`, the trainer's own device mesh (`format/mesh.py`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from stepfs.errors import UsageError
-from stepfs.format.grid.mesh import Mesh, parse_mesh
-from stepfs.format.grid.record import Grid
 from stepfs.format.ids import SliceIndex
+from stepfs.format.mesh import Mesh, parse_mesh
+from stepfs.format.records import Grid
 from stepfs.view.naming import RANK_MAX
 
 Spelling = Callable[[str, object], str]  # a word of the caller and its value, as errors write them

@@ -136,7 +136,7 @@ async def _ends_well(work: Awaitable[object], failure: type[StepfsError]) -> boo
 
 def _checkable(ext: str) -> str:
     """`ext`; `UsageError` if nothing tells such a file from other bytes."""
-    from stepfs.format.payload_kind import is_checkable
+    from stepfs.format.records import is_checkable
 
     if not is_checkable(ext):
         raise UsageError(f"--content: nothing tells a {ext} file from other bytes; verify without it")

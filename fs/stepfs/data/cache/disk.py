@@ -23,8 +23,8 @@ from typing import Final
 
 from stepfs.data.cache.reading_order import ReadingOrder
 from stepfs.errors import RefusedError
-from stepfs.format.descriptor import SliceRef
 from stepfs.format.ids import SliceIndex, SliceKey, Step
+from stepfs.format.tgb import SliceRef
 from stepfs.own_directory import make_own
 from stepfs.store.local.files import write_all
 

@@ -17,8 +17,8 @@ from stepfs.data.blocks import HeldSlice
 from stepfs.data.cache.disk import DiskCache
 from stepfs.data.counters import DataCounts
 from stepfs.data.roles import Role
-from stepfs.format.descriptor import SliceRef
 from stepfs.format.ids import BLOCK_BYTES, SliceKey, Step
+from stepfs.format.tgb import SliceRef
 from stepfs.store.api import Progress
 
 _log = logging.getLogger("stepfs.data")

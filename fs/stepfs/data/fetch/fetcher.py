@@ -27,8 +27,8 @@ from stepfs.data.fetch.hedge import HedgePolicy
 from stepfs.data.fetch.throttle import Throttle
 from stepfs.data.ranges import Range
 from stepfs.errors import AbsentError, CorruptError, StepfsError, StoreUnreachableError
-from stepfs.format.descriptor import Descriptor
 from stepfs.format.snapshot import StepEntry
+from stepfs.format.tgb import Descriptor
 from stepfs.store.api import Store
 
 _log = logging.getLogger("stepfs.data")

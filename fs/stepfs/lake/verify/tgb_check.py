@@ -13,10 +13,18 @@ from typing import Final
 from crc32c import crc32c
 
 from stepfs.errors import StepfsError
-from stepfs.format.descriptor import Descriptor, SliceRef
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex
-from stepfs.format.payload_kind import HEAD_BYTES, payload_problem
-from stepfs.format.tgb import ALIGNMENT_BYTES, FOOTER_BYTES, HEADER, read_footer, read_header, read_index
+from stepfs.format.records import HEAD_BYTES, payload_problem
+from stepfs.format.tgb import (
+    ALIGNMENT_BYTES,
+    FOOTER_BYTES,
+    HEADER,
+    Descriptor,
+    SliceRef,
+    read_footer,
+    read_header,
+    read_index,
+)
 
 Problem = tuple[int | None, str]  # (slice, or None for the object as a whole; description)
 
