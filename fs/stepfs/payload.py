@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepfs.format.records import HEAD_BYTES, payload_problem
-from stepfs.torch.save import load
+from stepfs.torch import load
 
 COLUMNS: Final = ("micro", "start", "tokens", "source", "epoch", "file", "offset", "first")
 _MICRO, _START, _TOKENS, _SOURCE = range(4)

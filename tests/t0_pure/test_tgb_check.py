@@ -13,7 +13,7 @@ from stepfs.format import tgb
 from stepfs.format.ids import BLOCK_BYTES, Epoch
 from stepfs.format.records import HEAD_BYTES
 from stepfs.format.tgb import Descriptor
-from stepfs.lake.verify.tgb_check import TgbCheck
+from stepfs.lake.verify.lake import TgbCheck
 
 
 def built(payloads: list[bytes], seq: int = 4) -> tuple[bytes, Descriptor]:

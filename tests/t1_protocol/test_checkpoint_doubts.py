@@ -16,7 +16,7 @@ from stepfs.checkpoints.next_step import NextStep
 from stepfs.checkpoints.plausible import Progress
 from stepfs.checkpoints.watch import Watch
 from stepfs.format.ids import Step
-from stepfs.lake.groups import Group
+from stepfs.lake.control import Group
 from stepfs.lake.identity import create_lake
 
 

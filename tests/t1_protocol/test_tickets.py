@@ -20,7 +20,7 @@ from scenarios import scenario
 from stepfs.errors import FencedError, UsageError
 from stepfs.format.ids import Step
 from stepfs.format.tgb import Descriptor, SliceRef, build, pack_slices
-from stepfs.lake.groups import Group
+from stepfs.lake.control import Group
 from stepfs.lake.log.reader import LogReader
 from stepfs_producer import AsyncProducer, pending
 from stepfs_producer.pending import Ticket

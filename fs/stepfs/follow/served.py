@@ -21,7 +21,7 @@ from stepfs.follow.follower import Follower
 from stepfs.follow.waits import HasPendingSignal, Waits
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.format.tgb import Descriptor
-from stepfs.lake.groups import Group
+from stepfs.lake.control import Group
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.origins import Opener, OriginStores

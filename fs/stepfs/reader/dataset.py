@@ -34,7 +34,7 @@ from stepfs.reader.lake import Lake
 from stepfs.reader.regroup import regrouped
 from stepfs.reader.sampler import Sampler
 from stepfs.reader.sharding import warn_if_sharded
-from stepfs.torch.need import need_torch
+from stepfs.torch import need_torch
 from stepfs.view.naming import STEP_MAX
 
 _turns = itertools.count()

@@ -6,7 +6,7 @@ import io
 from collections.abc import Callable
 from typing import Any
 
-from stepfs.torch.need import need, need_torch
+from stepfs.torch import need, need_torch
 
 Decode = Callable[[memoryview], Any]
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from stepfs.errors import UsageError
-from stepfs.torch.split import holds_micro_batches, micro_batches
+from stepfs.torch import holds_micro_batches, micro_batches
 from stepfs.view.ranks import RankMap, nearest_divisors
 
 

@@ -22,7 +22,7 @@ from stepfs.errors import (
 )
 from stepfs.format.ids import Step
 from stepfs.format.keys import log_prefix, numbered
-from stepfs.lake.groups import Group
+from stepfs.lake.control import Group
 from stepfs.lake.identity import create_lake
 
 

@@ -81,8 +81,7 @@ async def _verify(
     from stepfs.lake.control import Control
     from stepfs.lake.identity import open_lake
     from stepfs.lake.log.reader import LogReader
-    from stepfs.lake.verify.advice import advice, is_passed
-    from stepfs.lake.verify.lake import Damage, Verification, verify_lake
+    from stepfs.lake.verify.lake import Damage, Verification, advice, is_passed, verify_lake
     from stepfs.lake.verify.metadata import verify_metadata
 
     result, found = Verification(), []
