@@ -330,7 +330,7 @@ class Group:
         """Record a durable checkpoint that resumes at `next_step`. With `keep`, only the last `keep` recorded ones
         stay.
 
-        Checkpoints beyond `next_step` do not count and stay, too: see `decisions.add_to_order`. Raises `WithdrawnError` when steps
+        Checkpoints beyond `next_step` do not count and stay, too (`add_to_order`). Raises `WithdrawnError` when steps
         that the checkpoint needs are reclaimed already, `NoSuchGroupError` if there is none and it `creates` none.
         """
         if keep is not None and keep < 1:
