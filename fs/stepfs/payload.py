@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import tarfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,8 +16,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from stepfs.format.payload_kind import HEAD_BYTES, payload_problem
-from stepfs.torch.save import load
+from stepfs.format.records import HEAD_BYTES, payload_problem
+from stepfs.torch import load
 
 COLUMNS: Final = ("micro", "start", "tokens", "source", "epoch", "file", "offset", "first")
 _MICRO, _START, _TOKENS, _SOURCE = range(4)
@@ -64,6 +65,15 @@ class Array:
     nbytes: int
     values: NDArray[Any] | None
 
+    def document(self, count: int) -> dict[str, Any]:
+        """For JSON, with the first values; nan, inf and complex numbers are text, because it has no numbers for them."""
+        first = None
+        if self.values is not None and self.values.dtype.kind in "biufc":
+            each = self.values.reshape(-1)[:count].tolist()
+            first = [value if isinstance(value, int) or _is_finite(value) else str(value) for value in each]
+        facts = {"name": self.name, "dtype": self.dtype, "shape": list(self.shape), "bytes": self.nbytes}
+        return {**facts, "values": first}
+
 
 @dataclass(frozen=True, slots=True)
 class Contents:
@@ -84,6 +94,10 @@ class Spans:
     def ids_of(self, span: int) -> Integers:
         micro, start, tokens = self.table[span, : _TOKENS + 1].tolist()
         return self.ids[micro, start : start + tokens].astype(np.int64)
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, float) and math.isfinite(value)
 
 
 def last_suffix(ext: str) -> str:

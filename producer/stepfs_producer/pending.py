@@ -18,9 +18,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from stepfs.errors import CorruptError, UsageError
-from stepfs.format.descriptor import Descriptor, SliceRef, check_packed
 from stepfs.format.ids import DESCRIPTOR_BYTES_MAX, SliceIndex
-from stepfs.format.tgb import ALIGNMENT_BYTES
+from stepfs.format.tgb import ALIGNMENT_BYTES, Descriptor, SliceRef, check_packed
 from stepfs_producer.rebase import Durable
 
 UNCOMMITTED_FACTOR: Final = 8

@@ -21,8 +21,8 @@ from stepfs import entropy
 from stepfs.clock import Clock, SystemClock
 from stepfs.errors import RefusedError, StepfsError, UsageError
 from stepfs.format.arguments import check_text
-from stepfs.format.descriptor import Descriptor
 from stepfs.format.records import LakeIdentity, check_id
+from stepfs.format.tgb import Descriptor
 from stepfs.store.api import Store
 from stepfs.store.opening import open_store
 from stepfs_producer.backoff import Backoff, Outage

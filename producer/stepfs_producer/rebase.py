@@ -16,9 +16,9 @@ from typing import Final
 
 from stepfs.errors import CorruptError, RefusedError
 from stepfs.format.commit import COMMIT_TGBS_MAX, Commit, CommitKind
-from stepfs.format.descriptor import Descriptor
 from stepfs.format.ids import POSITION_BYTES_MAX, PRODUCERS_MAX, TOTAL_MAX, Epoch, Version
 from stepfs.format.snapshot import LogState, ProducerState
+from stepfs.format.tgb import Descriptor
 
 COMMIT_DESCRIPTOR_BYTES_MAX: Final = 8 << 20  # a commit of more slices than this holds fewer TGBs
 

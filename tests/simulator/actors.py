@@ -20,8 +20,7 @@ from stepfs.errors import FencedError, SealedError, StepfsError, StoreUnreachabl
 from stepfs.follow.consumer_group import GroupFollower
 from stepfs.format.ids import Epoch, Step
 from stepfs.format.tgb import TgbImage, build
-from stepfs.lake.control import Control
-from stepfs.lake.groups import Group
+from stepfs.lake.control import Control, Group
 from stepfs.lake.log.reader import LogReader
 from stepfs_producer import AsyncProducer
 from stepfs_producer.pending import Ticket

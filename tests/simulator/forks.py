@@ -15,9 +15,9 @@ from stepfs.errors import RefusedError, StoreUnreachableError, UsageError, Withd
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import StepEntry
+from stepfs.lake.control import Group
 from stepfs.lake.fork import Cut, fork
 from stepfs.lake.fork_group import group_name
-from stepfs.lake.groups import Group
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.origins import OriginStores
 

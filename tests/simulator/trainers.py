@@ -19,7 +19,7 @@ from stepfs.checkpoints.record import record_checkpoint
 from stepfs.errors import AbsentError, StoreUnreachableError, WithdrawnError
 from stepfs.format.control import GroupRecord
 from stepfs.format.ids import Step
-from stepfs.lake.groups import Group
+from stepfs.lake.control import Group
 from stepfs.lake.log.reader import LogReader
 
 _DROPS: Final = 0.5

@@ -22,7 +22,7 @@ from stepfs.checkpoints.watch import Watch
 from stepfs.errors import StoreUnreachableError, WithdrawnError
 from stepfs.format.control import GroupRecord
 from stepfs.format.ids import Step
-from stepfs.lake.groups import Group
+from stepfs.lake.control import Group
 from stepfs.lake.log.reader import LogReader
 
 _UNUSED = Place(Path("/unused"))

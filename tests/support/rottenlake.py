@@ -13,8 +13,8 @@ from lakework import reclaim
 
 from stepfs.format.ids import SEGMENT_STEPS, Step
 from stepfs.format.node import NodeRecord
+from stepfs.lake.control import Group
 from stepfs.lake.fleet import write_node
-from stepfs.lake.groups import Group
 from stepfs.lake.identity import create_lake, open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.log.snapshots import write_snapshot

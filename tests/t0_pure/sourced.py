@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stepfs.format.planned.listing import Listing
+from stepfs.format.planned import Listing
 from stepfs_producer.sources.block import Block, BlockAddress, Kind
 from stepfs_producer.sources.corpus import list_corpus
 from stepfs_producer.sources.layout import Layout

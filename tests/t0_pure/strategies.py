@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from stepfs.format import tgb as tgb_format
 from stepfs.format.commit import Commit, CommitKind, Origin
-from stepfs.format.descriptor import Descriptor
 from stepfs.format.ids import INTEGER_MAX, Epoch, Step, Version
 from stepfs.format.keys import data_key, new_lake_id
+from stepfs.format.tgb import Descriptor
 
 numbers = st.integers(0, INTEGER_MAX)
 ids = st.text(min_size=1, max_size=40).filter(lambda text: text.isprintable())

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from step_tasks import EXAMPLE, tasks
 from test_transform import made, records_of
 
-from stepfs.torch.split import micro_batches
+from stepfs.torch import micro_batches
 from stepfs_producer.payloads.columns import Columns, ColumnSpec, Taken, gathered
 from stepfs_producer.payloads.encode import construct
 from stepfs_producer.payloads.step_task import PayloadSpec, StepTask, cut_to

@@ -15,9 +15,8 @@ from t0_pure.test_hostile_bytes import DECODERS, FIELDS, envelope
 from t0_pure.test_rebase import durable
 
 from stepfs.errors import CorruptError, StepfsError, UsageError
-from stepfs.format.codec import Kind
+from stepfs.format.codec import WEIGHT_FREE, WEIGHT_PER_BYTE, Kind, check_shape
 from stepfs.format.ids import POSITION_BYTES_MAX, SEGMENT_STEPS, Epoch, SegmentIndex, Step, Version
-from stepfs.format.shape import WEIGHT_FREE, WEIGHT_PER_BYTE, check_shape
 from stepfs.format.snapshot import Segment, StepEntry, decode_segment, encode_segment
 from stepfs_producer.tgb_writer import pack_position, unpack_position
 

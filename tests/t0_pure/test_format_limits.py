@@ -13,8 +13,6 @@ from stepfs.format import codec
 from stepfs.format.codec import Kind
 from stepfs.format.commit import Commit, decode_commit, encode_commit
 from stepfs.format.control import ControlRecord, decode_control, encode_control
-from stepfs.format.descriptor import Descriptor, SliceRef, descriptor_body, pack_slices
-from stepfs.format.grid.record import Grid
 from stepfs.format.ids import (
     DESCRIPTOR_BYTES_MAX,
     ID_BYTES_MAX,
@@ -28,7 +26,9 @@ from stepfs.format.ids import (
     Step,
     Version,
 )
+from stepfs.format.records import Grid
 from stepfs.format.snapshot import LogState, ProducerState, decode_snapshot, encode_snapshot, genesis
+from stepfs.format.tgb import Descriptor, SliceRef, descriptor_body, pack_slices
 from stepfs.lake.log.apply import rehearsed
 from stepfs_producer.rebase import POSITIONS_BYTES_MAX, NothingLeft, Stamp, rebase, rebase_start
 from stepfs_producer.tgb_writer import check_records, freeze

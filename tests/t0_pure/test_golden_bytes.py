@@ -18,11 +18,9 @@ from stepfs.format.control import (
     decode_control,
     encode_control,
 )
-from stepfs.format.descriptor import Descriptor
-from stepfs.format.grid.record import Grid
 from stepfs.format.ids import SEGMENT_STEPS, Epoch, SegmentIndex, SliceIndex, Step, Version
 from stepfs.format.node import NodeRecord, decode_node, encode_node
-from stepfs.format.records import LakeIdentity, decode_lake, encode_lake
+from stepfs.format.records import Grid, LakeIdentity, decode_lake, encode_lake
 from stepfs.format.snapshot import (
     LogState,
     ProducerState,
@@ -34,7 +32,7 @@ from stepfs.format.snapshot import (
     encode_snapshot,
     pack_ref,
 )
-from stepfs.format.tgb import FOOTER_BYTES, HEADER, build, read_footer, read_header, read_index
+from stepfs.format.tgb import FOOTER_BYTES, HEADER, Descriptor, build, read_footer, read_header, read_index
 
 LAKE = "0123456789abcdef" * 2
 IMAGE = build(

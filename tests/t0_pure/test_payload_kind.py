@@ -12,9 +12,16 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from stepfs.format.grid.record import Grid
-from stepfs.format.payload_kind import CHECKED_EXTENSIONS, HEAD_BYTES, is_checkable, payload_problem
-from stepfs.format.records import LakeIdentity, decode_lake, encode_lake
+from stepfs.format.records import (
+    CHECKED_EXTENSIONS,
+    HEAD_BYTES,
+    Grid,
+    LakeIdentity,
+    decode_lake,
+    encode_lake,
+    is_checkable,
+    payload_problem,
+)
 from stepfs.torch import dump
 
 ARRAY = np.arange(3)

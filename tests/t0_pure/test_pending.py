@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepfs.format.descriptor import Descriptor, SliceRef, pack_slices
+from stepfs.format.tgb import Descriptor, SliceRef, pack_slices
 from stepfs_producer.pending import UNCOMMITTED_FACTOR, UNCOMMITTED_TGBS_MAX, Item, Pending
 
 

@@ -8,7 +8,7 @@ import msgpack
 import pytest
 
 from stepfs.cli.commands.status import plan_lines
-from stepfs.format.planned.position import PlanStanding, read_plan_position
+from stepfs.format.planned import PlanStanding, read_plan_position
 from stepfs_producer.plan.state import SourceState, State
 
 CODE = SourceState("i1", "l1", epoch=2, fragment=3, debt=-5, records=40, skipped=2, tokens=3000)

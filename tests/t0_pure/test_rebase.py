@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from stepfs.errors import CorruptError, RefusedError
 from stepfs.format.commit import COMMIT_TGBS_MAX, Commit, CommitKind, encode_commit
-from stepfs.format.descriptor import Descriptor, SliceRef, pack_slices
 from stepfs.format.ids import TOTAL_MAX, Epoch, Version
 from stepfs.format.snapshot import LogState, genesis
+from stepfs.format.tgb import Descriptor, SliceRef, pack_slices
 from stepfs.lake.log.apply import apply
 from stepfs_producer import rebase as room
 from stepfs_producer.rebase import (

@@ -12,8 +12,7 @@ from stepfs.errors import CorruptError
 from stepfs.format.codec import Kind, decode, encode
 from stepfs.format.control import ControlRecord, decode_control, encode_control
 from stepfs.format.ids import Step
-from stepfs.lake import retention
-from stepfs.lake.decisions import Revise, decide
+from stepfs.lake.decisions import Revise, add_to_order, decide, resume_order, set_order
 
 LAKE = "0" * 32
 EMPTY = ControlRecord(b"i" * 16, 1)
@@ -30,7 +29,7 @@ records = st.builds(
 
 @given(orders, steps, st.integers(1, 4))
 def test_keep_never_loses_what_was_just_recorded_nor_what_is_greater(order, step, keep):
-    after = retention.add(order, step, keep)
+    after = add_to_order(order, step, keep)
     assert after[-1] == step
     assert {kept for kept in order if kept > step} <= set(after)
     at_or_below = [kept for kept in after if kept <= step]
@@ -40,17 +39,17 @@ def test_keep_never_loses_what_was_just_recorded_nor_what_is_greater(order, step
 
 @given(orders, steps)
 def test_resuming_drops_nothing_and_ranks_what_is_greater_as_oldest(order, step):
-    after = retention.resume(order, step)
+    after = resume_order(order, step)
     assert set(after) == {*order, step}
     greater = [kept for kept in order if kept > step]
     assert after[: len(greater)] == tuple(greater)
     assert after[-1] == step
-    assert retention.resume(after, step) == after
+    assert resume_order(after, step) == after
 
 
 @given(orders, st.frozensets(steps, max_size=8))
 def test_a_set_keeps_the_order_of_what_was_there(order, kept):
-    after = retention.set_to(order, kept)
+    after = set_order(order, kept)
     assert set(after) == kept
     assert [step for step in after if step in order] == [step for step in order if step in kept]
 

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepfs.errors import CorruptError, NewerFormatError
-from stepfs.format.descriptor import Descriptor, SliceRef, pack_slices
 from stepfs.format.ids import BLOCK_BYTES, SEGMENT_STEPS, Epoch, SegmentIndex, Step, Version
 from stepfs.format.keys import extent, index_prefix, segment_of
 from stepfs.format.snapshot import (
@@ -24,6 +23,7 @@ from stepfs.format.snapshot import (
     place_of,
     stride_bytes,
 )
+from stepfs.format.tgb import Descriptor, SliceRef, pack_slices
 
 LAKE_ID = "5" * 32
 INDEX = SegmentIndex(3)

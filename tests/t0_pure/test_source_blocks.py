@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sourced import addresses, blocks, laid_out, source, values
 
-from stepfs.format.planned.listing import CorpusFile, Listing
+from stepfs.format.planned import CorpusFile, Listing
 from stepfs_producer.sources.block import BlockAddress
 from stepfs_producer.sources.layout import Layout, identity_text, range_bytes
 from stepfs_producer.sources.lines import lines_between, split_lines

@@ -12,7 +12,7 @@ from sourced import blocks, laid_out, source, values
 
 from stepfs.errors import AbsentError, CorruptError, RefusedError, StepfsError, UsageError
 from stepfs.format.keys import plan_key, source_listing_key
-from stepfs.format.planned.listing import Listing, from_shards, shard_count
+from stepfs.format.planned import Listing, from_shards, shard_count
 from stepfs_producer.sources.corpus import list_corpus, located
 from stepfs_producer.sources.files import opened
 from stepfs_producer.sources.files.found import _matches
@@ -94,7 +94,7 @@ def test_an_unknown_format_is_refused(root) -> None:
 
 
 def test_a_listing_is_stored_in_shards_and_read_back(root, monkeypatch) -> None:
-    monkeypatch.setattr("stepfs.format.planned.listing.SHARD_FILES_MAX", 2)
+    monkeypatch.setattr("stepfs.format.planned.SHARD_FILES_MAX", 2)
     listing = list_corpus(source(root / "more", root / "web", root / "web/README.md"))
     shards = listing.to_shards()
     assert len(shards) == shard_count(shards[0]) == 3

@@ -13,8 +13,8 @@ from t0_pure.strategies import payload_lists
 
 from stepfs.errors import CorruptError, NewerFormatError, StepfsError
 from stepfs.format import tgb
-from stepfs.format.descriptor import Descriptor
 from stepfs.format.ids import BLOCK_BYTES, Epoch, SliceIndex
+from stepfs.format.tgb import Descriptor
 
 
 def image_of(payloads: list[bytes]) -> tgb.TgbImage:

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepfs.format import tgb
-from stepfs.format.descriptor import Descriptor
 from stepfs.format.ids import BLOCK_BYTES, Epoch
-from stepfs.format.payload_kind import HEAD_BYTES
-from stepfs.lake.verify.tgb_check import TgbCheck
+from stepfs.format.records import HEAD_BYTES
+from stepfs.format.tgb import Descriptor
+from stepfs.lake.verify.lake import TgbCheck
 
 
 def built(payloads: list[bytes], seq: int = 4) -> tuple[bytes, Descriptor]:

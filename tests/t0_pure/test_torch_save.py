@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
 from stepfs.payload import read_arrays
-from stepfs.torch.save import torch_bytes
+from stepfs.torch import torch_bytes
 
 ARRAYS: dict[str, np.ndarray] = {
     "input_ids": np.arange(24, dtype=np.int64).reshape(2, 3, 4),
@@ -96,7 +96,7 @@ def test_equal_values_are_equal_bytes_whichever_objects_they_are():
 def test_another_process_makes_the_same_bytes():
     program = (
         "import hashlib, numpy as np\n"
-        "from stepfs.torch.save import torch_bytes\n"
+        "from stepfs.torch import torch_bytes\n"
         "print(hashlib.sha256(torch_bytes({'x': np.arange(9)}, {'s': ['a', 'b']})).hexdigest())"
     )
     [there] = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True).stdout.split()

@@ -22,7 +22,7 @@ from ledger import Ledger, payload
 from stepfs.errors import StepfsError
 from stepfs.format.ids import SEGMENT_STEPS, Step
 from stepfs.format.records import LakeIdentity
-from stepfs.lake.groups import Group
+from stepfs.lake.control import Group
 from stepfs.lake.identity import create_lake
 from stepfs_producer import AsyncProducer
 

@@ -26,8 +26,8 @@ from producer_world import World, feed
 from stepfs.format.control import RECORD_ID_BYTES, encode_control
 from stepfs.format.ids import Epoch, Step
 from stepfs.format.keys import control_prefix, data_key, numbered
+from stepfs.lake.control import Group
 from stepfs.lake.decisions import Request, decide
-from stepfs.lake.groups import Group
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.reclaim.run import Report
 from stepfs.store.api import Put

@@ -18,7 +18,7 @@ from stepfs.checkpoints.watch import Watch
 from stepfs.errors import AbsentError
 from stepfs.format.control import KEPT_CHECKPOINTS_MAX
 from stepfs.format.ids import Step
-from stepfs.lake.groups import Group
+from stepfs.lake.control import Group
 from stepfs.lake.identity import create_lake
 
 

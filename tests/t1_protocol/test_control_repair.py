@@ -20,9 +20,8 @@ from stepfs.errors import CorruptError, RefusedError
 from stepfs.format.ids import Step
 from stepfs.format.keys import log_prefix, numbered
 from stepfs.format.records import LakeIdentity
-from stepfs.lake.control import Control
+from stepfs.lake.control import Control, Group
 from stepfs.lake.fork import Cut
-from stepfs.lake.groups import Group
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.origins import OriginStores
 from stepfs.lake.reclaim.run import Reclaimer

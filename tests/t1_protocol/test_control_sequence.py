@@ -14,13 +14,11 @@ from doubles.trio_clock import TrioClock
 from lakework import reclaim
 
 from stepfs.errors import AbsentError, RefusedError, StoreUnreachableError, WithdrawnError
-from stepfs.format.grid.record import Grid
 from stepfs.format.ids import Step, Version
 from stepfs.format.keys import log_prefix
-from stepfs.format.records import LakeIdentity
-from stepfs.lake.control import Control
+from stepfs.format.records import Grid, LakeIdentity
+from stepfs.lake.control import Control, Group
 from stepfs.lake.decisions import Advance
-from stepfs.lake.groups import Group
 from stepfs.lake.identity import create_lake
 from stepfs.lake.origins import OriginStores
 from stepfs.lake.verify.repair import repair_control

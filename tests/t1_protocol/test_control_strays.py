@@ -15,7 +15,7 @@ from stepfs.format.ids import INTEGER_MAX, Step
 from stepfs.format.keys import control_prefix, log_prefix, number_of, numbered
 from stepfs.lake.log.append import retire_producer, seal
 from stepfs.lake.log.reader import LogReader
-from stepfs.lake.verify.advice import advice
+from stepfs.lake.verify.lake import advice
 from stepfs.lake.verify.metadata import verify_metadata
 from stepfs.lake.verify.repair import repair_control
 

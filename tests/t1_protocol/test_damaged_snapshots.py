@@ -33,7 +33,7 @@ from test_growth import lake_of, virtually
 from stepfs.errors import CorruptError, NewerFormatError
 from stepfs.format.ids import SEGMENT_STEPS, Step
 from stepfs.format.keys import log_prefix, number_of, snapshot_prefix
-from stepfs.lake.groups import Group
+from stepfs.lake.control import Group
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 

@@ -15,7 +15,7 @@ from stepfs.format.commit import Commit
 from stepfs.format.ids import Step
 from stepfs.format.keys import log_prefix, numbered
 from stepfs.format.snapshot import LogState, decode_snapshot, encode_snapshot
-from stepfs.lake.groups import Group
+from stepfs.lake.control import Group
 from stepfs.lake.log.reader import LogReader
 from stepfs_producer import commit_loop, rebase
 

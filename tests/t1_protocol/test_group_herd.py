@@ -18,8 +18,8 @@ from stepfs.format.control import ControlRecord, GroupRecord
 from stepfs.format.ids import Step
 from stepfs.format.records import LakeIdentity
 from stepfs.lake import control as control_room
+from stepfs.lake.control import Group
 from stepfs.lake.decisions import Request, decide, successor
-from stepfs.lake.groups import Group
 from stepfs.lake.identity import create_lake
 
 NODES = 256

@@ -10,7 +10,7 @@ from doubles.trio_clock import TrioClock
 
 from stepfs.errors import UsageError
 from stepfs.format.ids import Step
-from stepfs.lake.groups import Group
+from stepfs.lake.control import Group
 from stepfs.lake.identity import create_lake
 
 

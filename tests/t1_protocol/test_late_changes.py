@@ -28,9 +28,8 @@ from small_world import (
 
 from stepfs.errors import StoreUnreachableError, WithdrawnError
 from stepfs.format.ids import Step, Version
-from stepfs.lake.control import Control
+from stepfs.lake.control import Control, Group
 from stepfs.lake.decisions import Add, Advance, Drop, Register, Request, Resume, Retire, Revise
-from stepfs.lake.groups import Group
 from stepfs.store.api import Put
 
 DAY_S = 86_400.0

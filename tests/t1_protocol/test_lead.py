@@ -14,8 +14,8 @@ from scenarios import scenario
 
 from stepfs.format.ids import Step
 from stepfs.format.keys import control_prefix
+from stepfs.lake.control import Group
 from stepfs.lake.fork import Cut, fork
-from stepfs.lake.groups import Group
 from stepfs.lake.log.reader import LogReader
 from stepfs_producer import AsyncProducer
 from stepfs_producer.lead.limit import LOOK_JITTER, LOOK_S_MAX, LOOK_S_MIN, SAY_AFTER_S, SAY_EVERY_S, TRUST_S

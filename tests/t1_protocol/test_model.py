@@ -21,7 +21,7 @@ import pytest
 from decision_table import Table, decided, read_table
 from spin_verifier import MODELS, Bounds, Verifier
 
-from stepfs.lake import decisions, retention
+from stepfs.lake import decisions
 
 KILLED: Bounds = {
     "PROCESSES": 0b0101,
@@ -164,7 +164,7 @@ def test_a_change_of_the_models_decisions_is_seen(mutant: int, verifiers: Callab
 
 @pytest.mark.parametrize(
     ("room", "name", "otherwise"), [
-        (retention, "set_to", lambda order, _: order), (decisions, "_check", lambda *_: None),
+        (decisions, "set_order", lambda order, _: order), (decisions, "_check", lambda *_: None),
         (decisions.Add, "fences", False), (decisions.Register, "fences", False),
     ],
 )  # fmt: skip

@@ -13,7 +13,7 @@ from scenarios import scenario
 
 from stepfs.errors import AbsentError, FencedError, RefusedError, UsageError
 from stepfs.format.ids import Step
-from stepfs.lake.groups import Group
+from stepfs.lake.control import Group
 from stepfs.store.api import Buffer, Put
 from stepfs_producer import AsyncProducer
 from stepfs_producer.pending import UNCOMMITTED_FACTOR

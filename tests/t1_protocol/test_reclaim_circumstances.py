@@ -31,8 +31,8 @@ from test_reader_hazards import move_on
 from stepfs.errors import CorruptError, ReclaimedError, RefusedError
 from stepfs.format.ids import SegmentIndex, Step
 from stepfs.format.keys import LAKE, extent, index_prefix, plan_key, source_listing_key
+from stepfs.lake.control import Group
 from stepfs.lake.fork import Cut, fork
-from stepfs.lake.groups import Group
 from stepfs.lake.identity import create_lake, open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.origins import OriginStores

@@ -13,7 +13,7 @@ from lakework import reclaim
 from test_growth import Lake, lake_of, virtually
 
 from stepfs.format.ids import SEGMENT_STEPS, Step
-from stepfs.lake.groups import Group
+from stepfs.lake.control import Group
 from stepfs.lake.identity import open_lake
 from stepfs.lake.reclaim.run import Reclaimer, Report
 

@@ -11,7 +11,7 @@ from test_control_damage import NO_ORIGINS, flipped
 
 from stepfs.errors import RefusedError
 from stepfs.format.ids import Step
-from stepfs.lake.groups import Group
+from stepfs.lake.control import Group
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.origins import OriginStores
 from stepfs.lake.verify.lake import verify_lake

@@ -19,9 +19,8 @@ from stepfs.format.control import ControlRecord
 from stepfs.format.ids import Step
 from stepfs.format.keys import control_prefix, number_of
 from stepfs.lake import decisions as decisions_room
-from stepfs.lake.control import Control
+from stepfs.lake.control import Control, Group
 from stepfs.lake.decisions import successor
-from stepfs.lake.groups import Group
 from stepfs.lake.reclaim import run as run_room
 from stepfs.lake.reclaim.run import Reclaimer, Report
 

@@ -30,8 +30,8 @@ from test_unstored_segments import never_rebuilt
 
 from stepfs.errors import StepfsError
 from stepfs.format.control import ControlRecord
-from stepfs.format.descriptor import Descriptor
 from stepfs.format.snapshot import LogState, ProducerState
+from stepfs.format.tgb import Descriptor
 from stepfs.lake import control as control_room
 from stepfs.lake import decisions as decisions_room
 from stepfs.lake.control import Control

@@ -18,10 +18,9 @@ from producer_world import SLICES, World, append, caught, feed, simulate
 from scenarios import scenario
 
 from stepfs.errors import FencedError, UsageError
-from stepfs.format.descriptor import Descriptor, SliceRef, pack_slices
 from stepfs.format.ids import Step
-from stepfs.format.tgb import build
-from stepfs.lake.groups import Group
+from stepfs.format.tgb import Descriptor, SliceRef, build, pack_slices
+from stepfs.lake.control import Group
 from stepfs.lake.log.reader import LogReader
 from stepfs_producer import AsyncProducer, pending
 from stepfs_producer.pending import Ticket

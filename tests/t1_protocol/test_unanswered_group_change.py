@@ -11,7 +11,7 @@ from stepfs.checkpoints.next_step import NextStep
 from stepfs.checkpoints.watch import Watch
 from stepfs.errors import AbsentError, StoreUnreachableError
 from stepfs.format.ids import Step
-from stepfs.lake.groups import Group
+from stepfs.lake.control import Group
 from stepfs.lake.identity import create_lake
 from stepfs.store.api import Put
 

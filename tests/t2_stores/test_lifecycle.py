@@ -9,8 +9,8 @@ from stepfs.clock import SystemClock
 from stepfs.errors import RefusedError, SealedError, StoreUnreachableError, UsageError, WithdrawnError
 from stepfs.format.ids import Step
 from stepfs.format.keys import LAKE, data_prefix, log_prefix, number_of, snapshot_prefix
+from stepfs.lake.control import Group
 from stepfs.lake.fork import Cut, fork
-from stepfs.lake.groups import Group
 from stepfs.lake.identity import create_lake, open_lake
 from stepfs.lake.log.append import seal
 from stepfs.lake.log.reader import LogReader

@@ -17,7 +17,7 @@ import zstandard
 from pyarrow import parquet
 
 from stepfs.errors import AbsentError, RefusedError, StoreUnreachableError, UsageError
-from stepfs.format.planned.listing import Listing, from_shards
+from stepfs.format.planned import Listing, from_shards
 from stepfs.store.s3.read_only import ListedObject, ReadOnlyBucket
 from stepfs_producer.sources.block import Block, BlockAddress
 from stepfs_producer.sources.corpus import list_corpus, located

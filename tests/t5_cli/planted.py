@@ -8,7 +8,7 @@ from unittest import mock
 
 import numpy as np
 
-from stepfs.format.descriptor import Descriptor
+from stepfs.format.tgb import Descriptor
 from stepfs_producer.payloads.step_task import PayloadSpec, SampleGroup, StepSpans
 from stepfs_producer.pending import Ticket
 from stepfs_producer.run.workers import upload

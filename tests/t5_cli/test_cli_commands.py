@@ -14,8 +14,8 @@ from lakes import SLICES, payloads, stepfs
 
 from stepfs.format.ids import Step
 from stepfs.format.node import NodeRecord
+from stepfs.lake.control import Group
 from stepfs.lake.fleet import write_node
-from stepfs.lake.groups import Group
 from stepfs.lake.identity import open_lake
 from stepfs.store.opening import open_store
 from stepfs_producer import Producer

@@ -13,7 +13,7 @@ from lakework import reclaim
 
 from stepfs.errors import RefusedError
 from stepfs.format.ids import Step
-from stepfs.lake.groups import Group
+from stepfs.lake.control import Group
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.log.tail import read_versions

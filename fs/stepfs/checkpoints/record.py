@@ -9,8 +9,7 @@ from stepfs.control_files import read_status
 from stepfs.errors import RefusedError, UsageError
 from stepfs.format.control import GroupRecord
 from stepfs.format.ids import Step
-from stepfs.lake.control import Control
-from stepfs.lake.groups import Group
+from stepfs.lake.control import Control, Group
 
 
 async def record_checkpoint(

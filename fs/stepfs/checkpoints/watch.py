@@ -26,7 +26,7 @@ from stepfs.checkpoints.record import breaks_order
 from stepfs.errors import AbsentError, StepfsError, StoreUnreachableError, UsageError, WithdrawnError
 from stepfs.format.control import GroupRecord
 from stepfs.format.ids import Step
-from stepfs.lake.groups import Group
+from stepfs.lake.control import Group
 
 _log = logging.getLogger("stepfs.checkpoints")
 

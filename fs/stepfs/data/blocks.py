@@ -15,10 +15,9 @@ from crc32c import crc32c
 
 from stepfs.data.buffers import Buffer
 from stepfs.errors import StepfsError
-from stepfs.format.descriptor import SliceRef
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex, Step
 from stepfs.format.snapshot import StepEntry
-from stepfs.format.tgb import ALIGNMENT_BYTES
+from stepfs.format.tgb import ALIGNMENT_BYTES, SliceRef
 
 RANGE_BYTES_MAX: Final = BLOCK_BYTES + BLOCK_BYTES // 8
 OVERREAD_MAX: Final = 0.02  # share of unwanted bytes tolerated inside one joined GET

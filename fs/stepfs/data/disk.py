@@ -25,8 +25,8 @@ from stepfs.data.blocks import HeldSlice, Role
 from stepfs.data.cache import ReadingOrder
 from stepfs.data.counters import DataCounts
 from stepfs.errors import RefusedError
-from stepfs.format.descriptor import SliceRef
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex, SliceKey, Step
+from stepfs.format.tgb import SliceRef
 from stepfs.own_directory import make_own
 from stepfs.store.api import Progress
 from stepfs.store.local.files import write_all

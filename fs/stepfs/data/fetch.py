@@ -20,9 +20,9 @@ from stepfs.data.counters import DataCounts
 from stepfs.data.disk import WriteBehind
 from stepfs.data.get import ConcurrencyLimit, Fetcher, FetchTarget, StoreOf
 from stepfs.errors import CorruptError, StepfsError, StoreUnreachableError
-from stepfs.format.descriptor import Descriptor
 from stepfs.format.ids import SliceIndex, SliceKey, Step
 from stepfs.format.snapshot import StepEntry
+from stepfs.format.tgb import Descriptor
 from stepfs.store.api import Store
 
 _REST_S: Final = 10.0

@@ -21,8 +21,8 @@ from stepfs.data.blocks import Range, RangeCheck
 from stepfs.data.buffers import Buffer, Pool
 from stepfs.data.counters import DataCounts
 from stepfs.errors import AbsentError, CorruptError, StepfsError, StoreUnreachableError
-from stepfs.format.descriptor import Descriptor
 from stepfs.format.snapshot import StepEntry
+from stepfs.format.tgb import Descriptor
 from stepfs.store.api import Store
 
 CONNECTIONS_FIRST: Final = 4

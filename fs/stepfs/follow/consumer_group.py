@@ -16,7 +16,7 @@ from stepfs.errors import StepfsError
 from stepfs.follow.poll_interval import Spacing
 from stepfs.format.control import GroupRecord
 from stepfs.format.ids import Step
-from stepfs.lake.groups import Group
+from stepfs.lake.control import Group
 from stepfs.view.tree import Tree
 
 _log = logging.getLogger("stepfs.mount")

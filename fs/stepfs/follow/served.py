@@ -19,9 +19,9 @@ from stepfs.follow.consumer_group import GroupFollower
 from stepfs.follow.follower import Follower
 from stepfs.follow.poll_interval import Spacing
 from stepfs.follow.waits import HasPendingSignal, Waits
-from stepfs.format.descriptor import Descriptor
 from stepfs.format.ids import SliceIndex, Step
-from stepfs.lake.groups import Group
+from stepfs.format.tgb import Descriptor
+from stepfs.lake.control import Group
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.origins import Opener, OriginStores

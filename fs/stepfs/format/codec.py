@@ -1,4 +1,4 @@
-"""The envelope of every small object, and bounded decoding of its contents.
+"""The envelope of every small object, bounded decoding of its contents, and how a dataclass is stored in a map.
 
     offset 0   6 bytes   magic "stepfs"
            6   u8        kind (`Kind`)
@@ -9,7 +9,7 @@
 
 The checksum is verified before msgpack sees a byte. Unknown map keys are ignored within a format version; an
 unknown kind or another version stops the reader (FORMAT.md, "The unknown"). Anything malformed is
-`CorruptError`, never another exception, never an allocation larger than a small multiple of the input (`shape.py`).
+`CorruptError`, never another exception, never an allocation larger than a small multiple of the input (`check_shape`).
 
 A version that this reader does not know is believed only if the checksum holds: otherwise a flipped bit would ask for
 an upgrade.
@@ -20,14 +20,90 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Callable, Mapping
-from typing import Final, TypeVar
+from functools import partial
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import msgpack
 from crc32c import crc32c
 
 from stepfs.errors import CorruptError, NewerFormatError, RefusedError, StepfsError
 from stepfs.format.ids import ID_BYTES_MAX, INTEGER_MAX, TOTAL_MAX
-from stepfs.format.shape import check_shape
+
+WEIGHT_PER_BYTE: Final = 16
+WEIGHT_FREE: Final = 4 << 20  # a position (64 KiB) of the most wasteful shape fits
+_VALUE: Final = 60  # a place in a list and the largest scalar that is not mostly its own bytes
+_CONTAINER: Final = 16  # in addition to its own value in its parent
+_PAIR: Final = 140  # a dict's entry at its worst load, a key, a value
+_EXTENSION: Final = 120
+
+
+def check_shape(body: bytes | memoryview, what: str) -> None:
+    """`CorruptError` unless `body` may be one msgpack value that takes a small multiple of its size in memory.
+
+    A value that is malformed in another way passes: msgpack refuses it.
+    """
+    end = len(body)
+    weight_max = WEIGHT_FREE + WEIGHT_PER_BYTE * end
+    weight = at = 0
+    pending = 1
+    lengths = _LENGTHS
+    while pending:
+        if at >= end:
+            raise CorruptError(f"{what}: malformed msgpack (truncated)")
+        head = body[at]
+        at += 1
+        pending -= 1
+        length = lengths[head]
+        if length >= 0:
+            at += length
+            continue
+        counted, announces, size = _COUNTED[head]
+        if counted:
+            size = int.from_bytes(body[at : at + counted], "big")
+            at += counted
+        if announces:
+            pending += announces * size
+            weight += _CONTAINER + size * (_VALUE if announces == 1 else _PAIR)
+            if pending > end - at or weight > weight_max:
+                raise CorruptError(f"{what}: malformed msgpack (claims more than an object of {end} bytes may hold)")
+        else:
+            at += size
+            if head in _EXTENSIONS:
+                at += 1
+                weight += _EXTENSION
+    if weight > weight_max:
+        raise CorruptError(f"{what}: malformed msgpack (too many extensions for {end} bytes)")
+
+
+def _counted() -> dict[int, tuple[int, int, int]]:
+    """First byte → (bytes of the count, values per count: 0 for bytes, the count if the first byte contains it)."""
+    table = {0x80 + size: (0, 2, size) for size in range(16)}  # fixmap
+    table |= {0x90 + size: (0, 1, size) for size in range(16)}  # fixarray
+    table |= {0xD4 + power: (0, 0, 1 << power) for power in range(5)}  # fixext
+    for power in range(3):
+        width = 1 << power
+        table |= {first + power: (width, 0, 0) for first in (0xC4, 0xC7, 0xD9)}  # bin, ext, str
+    return table | {0xDC: (2, 1, 0), 0xDD: (4, 1, 0), 0xDE: (2, 2, 0), 0xDF: (4, 2, 0)}  # array, map
+
+
+def _lengths() -> tuple[int, ...]:
+    """Per first byte: the number of bytes that follow it, or -1 for those in `_COUNTED`."""
+    table = [0] * 256  # fixint, nil, booleans, and the byte that is never used
+    for size in range(32):
+        table[0xA0 + size] = size  # fixstr
+    for first, size in ((0xCA, 4), (0xCB, 8), (0xCC, 1), (0xCD, 2), (0xCE, 4), (0xCF, 8)):
+        table[first] = size
+    for power in range(4):
+        table[0xD0 + power] = 1 << power
+    for first in _COUNTED:
+        table[first] = -1
+    return tuple(table)
+
+
+_COUNTED: Final = _counted()
+_LENGTHS: Final = _lengths()
+_EXTENSIONS: Final = {0xC7, 0xC8, 0xC9, *range(0xD4, 0xD9)}
+
 
 MAGIC: Final = b"stepfs"
 FORMAT_VERSION: Final = 1
@@ -198,3 +274,45 @@ class Fields:
     def bad(self, name: str, expected: str) -> CorruptError:
         """The error for a field of a wrong type or value; raise it."""
         return CorruptError(f"{self.what}: field {name!r} is not {expected}")
+
+
+class Stored(NamedTuple):
+    """A field: its key, how its value is read, and how it is written if that is another one."""
+
+    name: str
+    read: Callable[[Fields, str], Any]
+    write: Callable[[Any], object] | None = None
+
+
+def stored(name: str, read: Callable[..., Any], **bounds: int) -> Stored:
+    """A field that is stored as it is; `read` is a method of `Fields`."""
+    return Stored(name, partial(read, **bounds) if bounds else read)
+
+
+class Layout(Generic[T]):
+    """Of `make`, a dataclass."""
+
+    def __init__(self, make: Callable[..., T], **fields: Stored) -> None:
+        self._make = make
+        self._writes = [(field, name, write) for field, (name, _, write) in fields.items()]
+        self._reads = [(field, name, read) for field, (name, read, _) in fields.items()]
+
+    def body(self, value: T) -> dict[str, Any]:
+        return {
+            name: getattr(value, field) if write is None else write(getattr(value, field))
+            for field, name, write in self._writes
+        }
+
+    def read(self, fields: Fields, **others: object) -> T:
+        """The value of a map, and of `others`, fields that it does not hold."""
+        for field, name, read in self._reads:
+            others[field] = read(fields, name)
+        return self._make(**others)
+
+    def several(self, name: str, items_max: int) -> Stored:
+        """A field that is a tuple of these."""
+        return Stored(
+            name,
+            lambda fields, key: tuple(map(self.read, fields.maps(key, items_max=items_max))),
+            lambda values: list(map(self.body, values)),
+        )

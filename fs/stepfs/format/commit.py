@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from stepfs.errors import CorruptError, NewerFormatError
-from stepfs.format.codec import Fields, Kind, decode, encode, readable
-from stepfs.format.descriptor import Descriptor, descriptor_body, read_descriptor
+from stepfs.format.codec import Fields, Kind, Layout, Stored, decode, encode, readable, stored
 from stepfs.format.ids import POSITION_BYTES_MAX, Epoch, Step, Version
-from stepfs.format.layout import Layout, Stored, stored
+from stepfs.format.tgb import Descriptor, descriptor_body, read_descriptor
 
 COMMIT_ID_BYTES: Final = 16
 DIGEST_BYTES: Final = 32

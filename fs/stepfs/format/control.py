@@ -12,10 +12,9 @@ from itertools import pairwise
 from typing import Final
 
 from stepfs.errors import CorruptError, RefusedError
-from stepfs.format.codec import Fields, Kind, decode, encode, readable
+from stepfs.format.codec import Fields, Kind, Layout, Stored, decode, encode, readable, stored
 from stepfs.format.commit import URL_BYTES_MAX
 from stepfs.format.ids import FIRST_STEP, FIRST_VERSION, ID_BYTES_MAX, Step, Version
-from stepfs.format.layout import Layout, Stored, stored
 
 RECORD_ID_BYTES: Final = 16
 RECORD_BYTES_MAX: Final = 1 << 20

@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from stepfs.format.codec import Fields, Kind, decode, encode
+from stepfs.format.codec import Fields, Kind, Layout, Stored, decode, encode, stored
 from stepfs.format.ids import Step
-from stepfs.format.layout import Layout, Stored, stored
 
 _TEXT_BYTES_MAX: Final = 4096
 PERMILLE: Final = 1000

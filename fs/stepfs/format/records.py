@@ -1,16 +1,150 @@
-"""The identity of a lake, `lake.msgpack`, and the names that users give."""
+"""What a lake is: its identity (`lake.msgpack`), the grid of its files, how they begin, and the names that users give.
+
+A grid says which slice is which file of which micro-batch of which data rank. A trainer reads the ranks, so numbers that
+happen to fit must not decide: a lake cut for context parallelism and one of as many data ranks have equally many slices.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from stepfs.errors import CorruptError, UsageError
 from stepfs.format.arguments import check_text
 from stepfs.format.codec import Kind, decode, encode, readable
-from stepfs.format.grid.record import Grid, decode_grid
-from stepfs.format.ids import ID_BYTES_MAX, SLICES_MAX
+from stepfs.format.ids import ID_BYTES_MAX, SLICES_MAX, SliceIndex
+
+if TYPE_CHECKING:
+    from stepfs.format.codec import Fields, Value
+
+_FILE: Final = re.compile(r"([a-z][a-z0-9_]{0,31})?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Data ranks × micro-batches of each × pieces for its context-parallel ranks × files of each piece.
+
+    `cp` is 1 unless the lake's producers cut sequences themselves. `files` are the names behind the rank's, "" for none.
+    """
+
+    ranks: int
+    micro: int = 1
+    cp: int = 1
+    files: tuple[str, ...] = ("",)
+
+    @property
+    def slices(self) -> int:
+        return self.ranks * self.micro * self.cp * len(self.files)
+
+    @property
+    def units(self) -> int:
+        """The micro-batches of a step: the units that data ranks, of any number, divide among themselves."""
+        return self.ranks * self.micro
+
+    def slice_of(self, unit: int, piece: int = 0, file: int = 0) -> SliceIndex:
+        """The number of a slice. Micro-batch m of rank r is unit r · micro + m; its files are next to each other."""
+        assert 0 <= unit < self.units
+        assert 0 <= piece < self.cp
+        assert 0 <= file < len(self.files)
+        return SliceIndex((unit * self.cp + piece) * len(self.files) + file)
+
+    def place_of(self, index: SliceIndex) -> tuple[int, int, int]:
+        """Unit, piece and file of a slice: the inverse of `slice_of`."""
+        rest, file = divmod(index, len(self.files))
+        return (*divmod(rest, self.cp), file)
+
+    def document(self) -> dict[str, Value]:
+        """As `lake.msgpack` and JSON documents hold it."""
+        return {"ranks": self.ranks, "micro": self.micro, "cp": self.cp, "files": list(self.files)}
+
+    def __str__(self) -> str:
+        """`4 slices`, and their meaning where they are not one for each rank."""
+        counts = (("micro-batches", self.micro), ("cp", self.cp), ("files", len(self.files)))
+        factors = "".join(f" × {what} {count}" for what, count in counts if count > 1)
+        slices = f"{self.slices} slice" + "s" * (self.slices != 1)
+        return f"{slices} (ranks {self.ranks}{factors})" if factors else slices
+
+
+def decode_grid(fields: Fields, slices: int, what: str) -> Grid:
+    """The grid of `slices` slices; `CorruptError` if it has another number of them."""
+    ranks, micro, cp = (fields.integer(name, low=1, high=SLICES_MAX) for name in ("ranks", "micro", "cp"))
+    files = tuple(fields.texts("files", items_max=SLICES_MAX))
+    if len(set(files)) != len(files) or not all(map(_FILE.fullmatch, files)):
+        raise fields.bad("files", "different names of files")
+    grid = Grid(ranks, micro, cp, files)
+    if grid.slices != slices:
+        raise CorruptError(f"{what}: its grid has {grid.slices} slices, it says {slices}")
+    return grid
+
+
+HEAD_BYTES: Final = 512  # the first bytes of a slice that the checks need
+
+_SHOWN_BYTES: Final = 12
+_SAFETENSORS_HEADER_MAX: Final = 100_000_000  # the limit of the safetensors library
+_TAR_MAGIC_AT: Final = 257
+
+_Test = Callable[[bytes, int], bool]  # (first bytes, length of the slice) → whether it can be such a file
+
+
+def _starts(*signatures: bytes) -> _Test:
+    return lambda head, _length: head.startswith(signatures)
+
+
+def _safetensors(head: bytes, length: int) -> bool:
+    header = int.from_bytes(head[:8], "little")
+    return head[8:9] == b"{" and header <= min(_SAFETENSORS_HEADER_MAX, length - 8)
+
+
+def _tar(head: bytes, _length: int) -> bool:
+    empty = len(head) == HEAD_BYTES and not any(head)  # an archive without members begins with its end
+    return empty or head[_TAR_MAGIC_AT:].startswith(b"ustar")
+
+
+_ZIP: Final = _starts(b"PK\x03\x04", b"PK\x05\x06")  # the second: an archive without members
+_TESTS: Final[dict[str, tuple[str, _Test]]] = {
+    ".npy": ("what numpy.save writes", _starts(b"\x93NUMPY")),
+    ".npz": ("a zip archive", _ZIP),
+    ".pt": ("a zip archive, as torch.save writes", _ZIP),
+    ".pth": ("a zip archive, as torch.save writes", _ZIP),
+    ".zip": ("a zip archive", _ZIP),
+    ".safetensors": ("a safetensors header", _safetensors),
+    ".tar": ("a tar header", _tar),
+    ".gz": ("gzip", _starts(b"\x1f\x8b")),
+    ".tgz": ("gzip", _starts(b"\x1f\x8b")),
+    ".zst": ("zstandard", _starts(b"\x28\xb5\x2f\xfd")),
+    ".parquet": ("Parquet", _starts(b"PAR1")),
+    ".arrow": ("an Arrow file", _starts(b"ARROW1")),
+    ".png": ("PNG", _starts(b"\x89PNG\r\n\x1a\n")),
+    ".jpg": ("JPEG", _starts(b"\xff\xd8\xff")),
+    ".jpeg": ("JPEG", _starts(b"\xff\xd8\xff")),
+}
+CHECKED_EXTENSIONS: Final = tuple(_TESTS)
+
+
+def is_checkable(ext: str) -> bool:
+    """Whether files of this extension (its last component) have a known signature."""
+    return _last(ext) in _TESTS
+
+
+def payload_problem(ext: str, head: bytes, length: int) -> str | None:
+    """The reason why a slice of `length` bytes cannot be a file of `ext`; None if it can, or for an unknown extension.
+
+    `head`: the slice's first `HEAD_BYTES` bytes, or all of them if there are fewer.
+    """
+    if not is_checkable(ext):
+        return None
+    expected, test = _TESTS[_last(ext)]
+    if test(head, length):
+        return None
+    found = f"begins with {head[:_SHOWN_BYTES]!r}" if length else "is empty"
+    return f"is no {ext} file ({expected}): it {found}"
+
+
+def _last(ext: str) -> str:
+    return "." + ext.rpartition(".")[2].lower()
+
 
 _EXT: Final = re.compile(r"^(\.[A-Za-z0-9_-]{1,15}){1,3}$")
 _LAKE_ID: Final = re.compile(r"^[0-9a-f]{32}$")

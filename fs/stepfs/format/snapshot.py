@@ -18,9 +18,19 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from stepfs.errors import CorruptError
-from stepfs.format.codec import HEADER_BYTES, Fields, Kind, decode, encode, envelope_bytes, readable
+from stepfs.format.codec import (
+    HEADER_BYTES,
+    Fields,
+    Kind,
+    Layout,
+    Stored,
+    decode,
+    encode,
+    envelope_bytes,
+    readable,
+    stored,
+)
 from stepfs.format.commit import COMMIT_ID_BYTES, DIGEST_BYTES, ORIGIN, Origin, genesis_digest
-from stepfs.format.descriptor import SLICE_ENTRY_BYTES, Descriptor, descriptor_body, read_descriptor
 from stepfs.format.ids import (
     DESCRIPTOR_BYTES_MAX,
     FIRST_SEGMENT,
@@ -34,7 +44,7 @@ from stepfs.format.ids import (
     Step,
     Version,
 )
-from stepfs.format.layout import Layout, Stored, stored
+from stepfs.format.tgb import SLICE_ENTRY_BYTES, Descriptor, descriptor_body, read_descriptor
 
 _REF: Final = struct.Struct("<Q8s")
 REF_BYTES: Final = _REF.size

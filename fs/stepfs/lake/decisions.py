@@ -9,7 +9,12 @@ rises above what a group needs.
 *Minima.* A reclaimer grants a grace in which a mistake (a wrong number, a group retired too early) can be corrected: it
 goes by the least need of all records that were the newest within that time. The record carries these minima, as a sliding
 window minimum does: (number of the record that ended it, need), both rising, the present need last. Ages come from the
-store's LIST (lake/reclaim/need.py); writers know nothing of grace.
+store's LIST (lake/reclaim/run.py); writers know nothing of grace.
+
+*Kept checkpoints.* "The K newest" means the K recorded last. After a roll-back these are not the K greatest: a trainer that
+kept 90 and 100, went back to 40 and then saves 50 must lose neither 50 nor 40. So a record holds the order of recording,
+and `keep` counts only among checkpoints at or below the recorded one. The greater ones belong to the abandoned branch:
+they keep no step that a lower checkpoint does not keep anyway, and they leave once the trainer has passed them.
 
 *Fences.* A request of the caller's former life, sent and never answered, may still land in the next slot and undo what
 the caller now relies on. So a request that `fences` takes a slot, or loses it to another writer, even if the newest
@@ -20,7 +25,7 @@ The transitions are those of tests/t1_protocol/model/control.pml, by name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any, ClassVar
@@ -33,7 +38,36 @@ from stepfs.format.control import (
     GroupRecord,
 )
 from stepfs.format.ids import Step, Version
-from stepfs.lake import retention
+
+Order = tuple[Step, ...]  # kept checkpoints in the order of recording
+
+
+def add_to_order(order: Order, step: Step, keep: int | None) -> Order:
+    """The order after `step` was recorded. With `keep`, the `keep` newest at or below it stay, `step` among them."""
+    assert keep is None or keep >= 1
+    grown = (*_without(order, {step}), step)
+    if keep is None:
+        return grown
+    passed = [kept for kept in grown if kept <= step]
+    return _without(grown, passed[:-keep])
+
+
+def resume_order(order: Order, step: Step) -> Order:
+    """The order after training resumed from `step`: nothing is dropped; greater checkpoints count as older than the
+    rest."""
+    left = tuple(kept for kept in order if kept > step)
+    return (*left, *_without(order, {*left, step}), step)
+
+
+def set_order(order: Order, kept: Iterable[Step]) -> Order:
+    """Exactly `kept`: known checkpoints in their present order, then the new ones in ascending order."""
+    wanted = set(kept)
+    return (*(step for step in order if step in wanted), *sorted(wanted - set(order)))
+
+
+def _without(order: Sequence[Step], gone: Iterable[Step]) -> Order:
+    leaves = set(gone)
+    return tuple(step for step in order if step not in leaves)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,15 +191,15 @@ def _joined(group: GroupRecord, is_new: bool, request: Register | Add | Resume |
         case Register(fork=fork):
             return replace(group, fork=fork) if is_new else group
         case Add(next_step=step, keep=keep):
-            return _with_order(group, retention.add(group.order, step, keep))
+            return _with_order(group, add_to_order(group.order, step, keep))
         case Resume(next_step=step):
-            return _with_order(group, retention.resume(group.order, step))
+            return _with_order(group, resume_order(group.order, step))
         case Revise(change=change, revives=revives):
             if is_new and not revives:
                 return None
             kept = change(frozenset(group.kept))
             if kept != frozenset(group.kept):
-                group = _with_order(group, retention.set_to(group.order, kept))
+                group = _with_order(group, set_order(group.order, kept))
             return group
 
 
@@ -182,12 +216,12 @@ def _changed(group: GroupRecord, request: Changes) -> GroupRecord | None:
         case Drop(next_step=step):
             if step not in group.kept:
                 raise AbsentError(f"group {name!r} keeps no checkpoint with next step {step}")
-            return _with_order(group, retention.set_to(group.order, frozenset(group.kept) - {step}))
+            return _with_order(group, set_order(group.order, frozenset(group.kept) - {step}))
         case Retire():
             return None
 
 
-def _with_order(group: GroupRecord, order: retention.Order) -> GroupRecord:
+def _with_order(group: GroupRecord, order: Order) -> GroupRecord:
     """The group with these checkpoints in the order of recording. One that keeps none any more needs what it did."""
     kept = tuple(sorted(order))
     start = group.start if kept else group.need

@@ -48,8 +48,8 @@ from stepfs.format.snapshot import (
     genesis,
     pack_ref,
 )
+from stepfs.lake.control import Group
 from stepfs.lake.fork_group import group_name
-from stepfs.lake.groups import Group
 from stepfs.lake.identity import create_lake, open_lake, refuse_existing
 from stepfs.lake.log.append import ownerless
 from stepfs.lake.log.apply import rehearsed

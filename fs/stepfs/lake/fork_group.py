@@ -16,7 +16,7 @@ from typing import Final
 from stepfs.clock import Clock
 from stepfs.command_hint import command
 from stepfs.errors import AbsentError
-from stepfs.lake.groups import Group
+from stepfs.lake.control import Group
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.origins import OriginStores

@@ -9,9 +9,9 @@ import trio
 from crc32c import crc32c
 
 from stepfs.errors import CorruptError, UsageError
-from stepfs.format.descriptor import SliceRef
 from stepfs.format.ids import SliceIndex
 from stepfs.format.snapshot import StepEntry
+from stepfs.format.tgb import SliceRef
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.origins import OriginStores
 

@@ -9,9 +9,9 @@ import trio
 
 from stepfs.errors import AbsentError, RefusedError, StepfsError
 from stepfs.format.commit import Origin
-from stepfs.format.descriptor import Descriptor
 from stepfs.format.ids import Step
 from stepfs.format.snapshot import LogState
+from stepfs.format.tgb import Descriptor
 from stepfs.lake.identity import open_lake
 from stepfs.store.api import Store
 

@@ -8,7 +8,7 @@ from typing import cast
 
 from stepfs.format.codec import Value, unpack
 from stepfs.format.ids import JSON_SCHEMA, SliceIndex
-from stepfs.format.planned.position import read_plan_position
+from stepfs.format.planned import read_plan_position
 from stepfs.format.snapshot import LogState, StepEntry
 from stepfs.lake.planned import commit_of
 from stepfs.store.api import Store

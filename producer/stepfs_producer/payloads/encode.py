@@ -19,8 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepfs.errors import UsageError
-from stepfs.torch.need import need_torch
-from stepfs.torch.save import torch_bytes
+from stepfs.torch import need_torch, torch_bytes
 from stepfs_producer.payloads.columns import COUNTS, Columns, ColumnSpec
 from stepfs_producer.payloads.rank_arrays import RankArrays, rank_arrays
 from stepfs_producer.payloads.step_task import PayloadSpec, StepTask

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 from stepfs.errors import AbsentError, RefusedError
-from stepfs.format.planned.listing import CorpusFile, Listing
+from stepfs.format.planned import CorpusFile, Listing
 from stepfs_producer.sources.block import Unit
 from stepfs_producer.sources.files.found import FoundFile, find_files
 from stepfs_producer.sources.files.opened import head_of, open_file

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from stepfs.format.planned.listing import CorpusFile, Listing
+from stepfs.format.planned import CorpusFile, Listing
 from stepfs_producer.plan.order import block_key, fragment_order
 from stepfs_producer.sources.block import BlockAddress, BlockTask, FileRef, Fragment, Kind, Unit
 from stepfs_producer.sources.formats import format_of

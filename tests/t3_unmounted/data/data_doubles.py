@@ -10,10 +10,9 @@ import trio
 
 from stepfs.data.slices import SliceHandle
 from stepfs.errors import AbsentError
-from stepfs.format.descriptor import Descriptor
 from stepfs.format.ids import Epoch, SliceIndex, Step, Version
 from stepfs.format.snapshot import StepEntry
-from stepfs.format.tgb import build
+from stepfs.format.tgb import Descriptor, build
 from stepfs.store.api import Buffer, Counts, Entry, Progress, Put, ignore_progress
 
 LAKE_ID = "0" * 32

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepfs.data.blocks import OVERREAD_MAX, RANGE_BYTES_MAX, join_pieces, pieces_of
-from stepfs.format.descriptor import SliceRef, block_count
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex
+from stepfs.format.tgb import SliceRef, block_count
 
 KIB = 1 << 10
 MIB = 1 << 20

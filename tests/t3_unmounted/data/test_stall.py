@@ -12,10 +12,9 @@ from data_doubles import LAKE_ID, HeldStore, World, processor
 
 from stepfs.data.prefetch import Prefetcher
 from stepfs.data.slices import Slices
-from stepfs.format.descriptor import Descriptor
 from stepfs.format.ids import Epoch, SliceIndex, Step, Version
 from stepfs.format.snapshot import StepEntry
-from stepfs.format.tgb import build
+from stepfs.format.tgb import Descriptor, build
 from stepfs.store.api import Progress, ignore_progress
 
 MIB = 1 << 20

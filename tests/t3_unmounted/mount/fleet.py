@@ -19,8 +19,7 @@ from stepfs.follow.follower import Follower
 from stepfs.follow.poll_interval import Spacing
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import LogState
-from stepfs.lake.control import Control
-from stepfs.lake.groups import Group
+from stepfs.lake.control import Control, Group
 from stepfs.lake.identity import create_lake, open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.mount.fuse.meter import Meter

@@ -20,8 +20,8 @@ from stepfs.follow.follower import Follower
 from stepfs.format.ids import Step
 from stepfs.format.keys import node_key, nodes_prefix
 from stepfs.format.node import NodeRecord, node_name
+from stepfs.lake.control import Group
 from stepfs.lake.fleet import BEAT_S, list_nodes, write_node
-from stepfs.lake.groups import Group
 from stepfs.lake.identity import create_lake
 from stepfs.mount.fuse.meter import Meter
 from stepfs.mount.options import MountOptions

@@ -12,7 +12,7 @@ from doubles.trio_clock import TrioClock
 from test_group import OneMount, group_of, mount_of, save
 
 from stepfs.format.ids import Step
-from stepfs.lake.groups import Group
+from stepfs.lake.control import Group
 from stepfs.lake.origins import OriginStores
 from stepfs.lake.verify.repair import repair_control
 

@@ -14,11 +14,10 @@ from random import Random
 
 import trio
 
-from stepfs.format.descriptor import Descriptor
-from stepfs.format.grid.record import Grid
 from stepfs.format.ids import Epoch, SliceIndex
 from stepfs.format.keys import data_key
-from stepfs.format.records import LakeIdentity
+from stepfs.format.records import Grid, LakeIdentity
+from stepfs.format.tgb import Descriptor
 from stepfs.store.options import StoreOptions
 from stepfs_producer.engine.api import Kept, Lost, WorkerDied
 from stepfs_producer.engine.failover import WORKERS_MAX

@@ -15,11 +15,11 @@ from payload_samples import framed
 
 from stepfs.errors import AbsentError
 from stepfs.format.commit import COMMIT_ID_BYTES, DIGEST_BYTES, Commit, CommitKind, encode_commit
-from stepfs.format.descriptor import Descriptor, SliceRef, pack_slices
-from stepfs.format.grid.record import Grid
 from stepfs.format.ids import SEGMENT_STEPS, Epoch, Step, Version
 from stepfs.format.keys import log_prefix, number_of, plan_key, plans_prefix, source_listing_key
+from stepfs.format.records import Grid
 from stepfs.format.snapshot import StepEntry
+from stepfs.format.tgb import Descriptor, SliceRef, pack_slices
 from stepfs.lake.lineage import LineageReader
 from stepfs_producer.plan.file.digest import plan_digest, plan_text
 from stepfs_producer.plan.file.schema import parsed_plan

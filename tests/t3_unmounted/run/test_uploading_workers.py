@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from planned_run import HereEngine, NotedProducer, rules, run, sources_in, write_corpus
 
 from stepfs.errors import UsageError
-from stepfs.format.descriptor import Descriptor
+from stepfs.format.tgb import Descriptor
 from stepfs_producer.engine import failover
 from stepfs_producer.engine.api import WorkerDied
 from stepfs_producer.payloads.step_task import PayloadSpec

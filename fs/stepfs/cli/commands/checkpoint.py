@@ -50,7 +50,7 @@ def checkpoint(
     Steps that no kept checkpoint of any group needs may then be reclaimed. Say it only after the checkpoint is safe.
     """
     from stepfs.checkpoints.record import check_on_mount, record_checkpoint
-    from stepfs.lake.groups import Group
+    from stepfs.lake.control import Group
     from stepfs.view.mounted import mounted_lake
 
     said = [drop, resumed, retire, keep is not None].count(True)

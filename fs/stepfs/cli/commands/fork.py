@@ -64,10 +64,7 @@ def fork(
     from stepfs.lake.log.left_out import left_out
     from stepfs.lake.log.reader import LogReader
 
-    match = _POINT.fullmatch(point)
-    if match is None and not until_damage:
-        raise UsageError(f"{point!r}: write the parent as LAKE@STEP, such as s3://bucket/run@1200")
-    url, step = (match[1], int(match[2])) if match else (point, None)
+    url, step = _parent(point, until_damage=until_damage)
     if rewind and (until is None or skip is not None or until_damage):
         raise UsageError("--rewind goes with --until alone")
     skipped, options = _skipped(skip), StoreOptions(endpoint_url)
@@ -95,6 +92,14 @@ def fork(
             _tell_damage(parent, rest)
 
     interruption.run(make)
+
+
+def _parent(point: str, *, until_damage: bool) -> tuple[str, int | None]:
+    """LAKE@STEP as (LAKE, STEP)."""
+    match = _POINT.fullmatch(point)
+    if match is None and not until_damage:
+        raise UsageError(f"{point!r}: write the parent as LAKE@STEP, such as s3://bucket/run@1200")
+    return (match[1], int(match[2])) if match else (point, None)
 
 
 def _skipped(skip: str | None) -> tuple[int, int | None] | None:

@@ -22,7 +22,6 @@ from stepfs.store.options import StoreOptions
 
 if TYPE_CHECKING:
     from stepfs.lake.lineage import LineageReader
-    from stepfs.payload import Array
     from stepfs.view.mounted import View
 
 _VALUES: Final = 8
@@ -45,24 +44,19 @@ def show(
     target: Annotated[
         str,
         typer.Argument(
-            metavar="LAKE|DIR|FILE",
-            help="A lake, the directory it is mounted on, or a payload.",
-            callback=not_empty,
+            metavar="LAKE|DIR|FILE", help="A lake, the directory it is mounted on, or a payload.", callback=not_empty
         ),
     ],
     step: Annotated[int | None, opt("--step", "Of a lake or mount; the newest by default.", "N", least=0)] = None,
     rank: Annotated[int | None, opt("--rank", "Of a lake or mount: whose file; 0 by default.", "R", least=0)] = None,
     micro: Annotated[int, opt("--micro", "Of a lake or mount: which micro-batch of the rank.", "M", least=0)] = 0,
-    beside: Annotated[
-        str, opt("--beside", "Of a lake or mount: the file of that name beside the rank's.", "NAME")
-    ] = "",
+    beside: Annotated[str, opt("--beside", "Of a lake or mount: the file NAME beside the rank's.", "NAME")] = "",
     as_json: Json = False,
     endpoint_url: EndpointUrl = None,
 ) -> None:
-    """Show the contents of a payload: arrays with dtype, shape and first values.
+    """Show the arrays of a payload, with dtype, shape and first values; no code of a file runs.
 
-    Takes .safetensors and .npy files, and .pt where torch is installed; of other files it shows the beginning. No code of
-    a file runs.
+    Takes .safetensors and .npy files, and .pt where torch is installed. Of other files it shows the beginning.
     """
     is_file = not is_lake(target) and not Path(target).is_dir()
 
@@ -71,10 +65,9 @@ def show(
             lake, options = lake_of(target, StoreOptions(endpoint_url))
             async with opened_lineage(lake, options) as reader:
                 return await _slice(reader, lake, view_of(target, reader.log), step, rank or 0, micro, beside)
-        asked = (("--step", step), ("--rank", rank), ("--micro", micro or None), ("--beside", beside or None))
-        for option, given in asked:
-            if given is not None:
-                raise UsageError(f"{option} is for lakes; {target} is one payload")
+        asked = {"--step": step, "--rank": rank, "--micro": micro or None, "--beside": beside or None}
+        if given := [option for option, value in asked.items() if value is not None]:
+            raise UsageError(f"{given[0]} is for lakes; {target} is one payload")
         path = Path(target)
         return _Payload(str(path), path.suffix, _mapped(path), {"file": str(path)})
 
@@ -129,43 +122,22 @@ def _document(payload: _Payload) -> dict[str, Any]:
     except UnreadablePayloadError as error:
         raise CorruptError(f"{payload.name}: {error}") from error
     contents = found or Contents((), {})
-    arrays = [
-        {
-            "name": array.name,
-            "dtype": array.dtype,
-            "shape": list(array.shape),
-            "bytes": array.nbytes,
-            "values": _few(array),
-        }
-        for array in contents.arrays
-    ]
     return {
         **dict.fromkeys(_PLACE),
         **payload.place,
         "format": last_suffix(payload.ext)[1:] if payload.ext else "",
         "bytes": len(payload.data),
-        "arrays": arrays,
+        "arrays": [array.document(_VALUES) for array in contents.arrays],
         "facts": json.loads(json.dumps(contents.facts, default=str), parse_constant=str),  # JSON has no NaN
         "begins": None if found else bytes(payload.data[:_BEGIN_BYTES]).decode("utf-8", "backslashreplace"),
     }
-
-
-def _few(array: Array) -> list[Any] | None:
-    """For JSON: nan, inf and complex numbers as text, because it has no numbers for them."""
-    if array.values is None or array.values.dtype.kind not in "biufc":
-        return None
-    first = array.values.reshape(-1)[:_VALUES].tolist()
-    return [
-        each if isinstance(each, int) or (isinstance(each, float) and math.isfinite(each)) else str(each)
-        for each in first
-    ]
 
 
 def _lines(name: str, document: Mapping[str, Any]) -> Iterator[str]:
     by = f", by {printable(document['producer'])}" if document["producer"] is not None else ""
     yield f"{printable(name)}  {document['format'] or 'no extension'}, {size_text(document['bytes'])}{by}"
     rows = [
-        [printable(one["name"]), printable(one["dtype"]), str(one["shape"]), _values(one["values"], one["shape"])]
+        [printable(one["name"]), printable(one["dtype"]), str(one["shape"]), _few(one["values"], one["shape"])]
         for one in document["arrays"]
     ]
     yield from table(["ARRAY", "DTYPE", "SHAPE", "VALUES"], rows)
@@ -174,8 +146,6 @@ def _lines(name: str, document: Mapping[str, Any]) -> Iterator[str]:
         yield line if len(line) <= _LINE_CHARACTERS else f"{line[: _LINE_CHARACTERS - 1]}…"
 
 
-def _values(values: list[Any] | None, shape: list[int]) -> str:
-    if values is None:
-        return "-"
-    texts = [f"{value:.6g}" if isinstance(value, float) else str(value) for value in values]
-    return " ".join([*texts, *(["…"] if len(values) < math.prod(shape) else [])])
+def _few(values: list[Any] | None, shape: list[int]) -> str:
+    texts = [f"{value:.6g}" if isinstance(value, float) else str(value) for value in values or []]
+    return "-" if values is None else " ".join([*texts, *(["…"] if len(texts) < math.prod(shape) else [])])

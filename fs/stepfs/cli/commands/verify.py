@@ -81,8 +81,7 @@ async def _verify(
     from stepfs.lake.control import Control
     from stepfs.lake.identity import open_lake
     from stepfs.lake.log.reader import LogReader
-    from stepfs.lake.verify.advice import advice, is_passed
-    from stepfs.lake.verify.lake import Damage, Verification, verify_lake
+    from stepfs.lake.verify.lake import Damage, Verification, advice, is_passed, verify_lake
     from stepfs.lake.verify.metadata import verify_metadata
 
     result, found = Verification(), []
@@ -136,7 +135,7 @@ async def _ends_well(work: Awaitable[object], failure: type[StepfsError]) -> boo
 
 def _checkable(ext: str) -> str:
     """`ext`; `UsageError` if nothing tells such a file from other bytes."""
-    from stepfs.format.payload_kind import is_checkable
+    from stepfs.format.records import is_checkable
 
     if not is_checkable(ext):
         raise UsageError(f"--content: nothing tells a {ext} file from other bytes; verify without it")

@@ -23,7 +23,6 @@ from typing import Final
 import trio
 
 from stepfs.errors import CorruptError, NewerFormatError
-from stepfs.format.descriptor import SLICE_ENTRY_BYTES
 from stepfs.format.ids import SEGMENT_STEPS, SegmentIndex, Step
 from stepfs.format.keys import extent, index_prefix
 from stepfs.format.records import LakeIdentity
@@ -38,6 +37,7 @@ from stepfs.format.snapshot import (
     place_of,
     stride_bytes,
 )
+from stepfs.format.tgb import SLICE_ENTRY_BYTES
 from stepfs.store.api import Store
 
 _log = logging.getLogger("stepfs.lake.log")

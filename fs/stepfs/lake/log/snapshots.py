@@ -6,7 +6,7 @@ Contents are a function of the history alone: two writers agree, a stale writer 
 (hazard 11).
 
 Readers skip a damaged snapshot and use an older one; reclaim keeps two readable ones, and the log from the older one
-on (lake/reclaim/snapshots.py). The log must then reach the version of the damaged one: a shorter log has a hole.
+on (lake/reclaim/run.py). The log must then reach the version of the damaged one: a shorter log has a hole.
 """
 
 from __future__ import annotations

@@ -1,26 +1,157 @@
-"""`verify`: does every committed byte exist, unchanged? Reads everything, trusts only the log's checksums.
+"""`verify`: does every committed byte exist, unchanged, and what repairs one that does not? Trusts the log's checksums only.
 
 Each TGB object is read once, front to back, in windows of `WINDOW_BYTES`, by a bounded number of tasks with one
 reused buffer each: memory is bounded for any lake, and one damaged object never stops the check of the others. Besides
 the slices, the header, footer and index of each object are compared with the log, because a recovery after a lost log
-would depend on them. Rejected: HEAD requests (a store that lost bytes still answers them) and one GET per slice (64
-requests in place of 8).
+would depend on them. The padding must be the zeros that were written: no checksum covers it, and a rotten bit there is
+a warning. Rejected: HEAD requests (a store that lost bytes still answers them) and one GET per slice (64 requests in
+place of 8).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
 import trio
+from crc32c import crc32c
 
-from stepfs.errors import CorruptError, ReclaimedError, RefusedError, StoreUnreachableError, UsageError
-from stepfs.format.ids import SEGMENT_STEPS, SegmentIndex, Step
+from stepfs.command_hint import command
+from stepfs.errors import CorruptError, ReclaimedError, RefusedError, StepfsError, StoreUnreachableError, UsageError
+from stepfs.format.ids import BLOCK_BYTES, SEGMENT_STEPS, SegmentIndex, SliceIndex, Step
+from stepfs.format.keys import (
+    LAKE,
+    control_prefix,
+    index_prefix,
+    log_prefix,
+    nodes_prefix,
+    segment_of,
+    snapshot_prefix,
+)
+from stepfs.format.records import HEAD_BYTES, payload_problem
 from stepfs.format.snapshot import StepEntry
+from stepfs.format.tgb import (
+    ALIGNMENT_BYTES,
+    FOOTER_BYTES,
+    HEADER,
+    Descriptor,
+    SliceRef,
+    read_footer,
+    read_header,
+    read_index,
+)
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.origins import OriginLostError, OriginStores
-from stepfs.lake.verify.tgb_check import TgbCheck
+
+Problem = tuple[int | None, str]  # (slice, or None for the object as a whole; description)
+
+_EMPTY: Final = crc32c(b"")
+
+
+class TgbCheck:
+    """One object described by `tgb`. Not thread-safe; CPU-bound, so call `feed` in a worker thread.
+
+    `content`: the extension whose signature each slice must have; "" accepts any bytes.
+    """
+
+    def __init__(self, tgb: Descriptor, *, content: str = "") -> None:
+        self._tgb = tgb
+        self._content = content
+        self._first = bytearray()  # bytes of the current slice
+        slices = [(tgb.slice(SliceIndex(index)), index) for index in range(tgb.slices)]
+        self._slices = sorted(slices, key=lambda pair: (pair[0].offset, pair[1]))
+        self._tail_from = max(ref.offset + ref.length for ref, _ in slices)
+        self._next = 0  # slices before this one are complete
+        self._offset = 0
+        self._crc = _EMPTY
+        self._block_crc = _EMPTY
+        self._blocks: list[int] = []
+        self._end = ALIGNMENT_BYTES  # of the header, then of the slice before
+        self._dirty = False  # a byte between the slices is not zero
+        self._header = bytearray()
+        self._tail = bytearray()
+        self._problems: list[Problem] = []
+
+    def feed(self, piece: memoryview) -> None:
+        start, end = self._offset, self._offset + len(piece)
+        self._offset = end
+        if start < ALIGNMENT_BYTES:
+            self._header += piece[: ALIGNMENT_BYTES - start]
+        while self._next < len(self._slices):
+            ref, index = self._slices[self._next]
+            self._dirty |= any(piece[max(0, self._end - start) : max(0, ref.offset - start)])
+            low, high = max(ref.offset, start), min(ref.offset + ref.length, end)
+            if low < high:
+                self._fold(ref, piece[low - start : high - start], low - ref.offset)
+            if end < ref.offset + ref.length:
+                break
+            self._close(ref, index)
+        if end > self._tail_from:
+            self._tail += piece[max(0, self._tail_from - start) :]
+
+    def finish(self) -> list[Problem]:
+        """All problems of the object; call it after the last byte."""
+        for ref, index in self._slices[self._next :]:
+            self._problems.append((index, f"the object ends before byte {ref.offset + ref.length}"))
+        try:
+            self._check_frame()
+        except StepfsError as error:
+            self._problems.append((None, str(error)))
+        return self._problems
+
+    def _fold(self, ref: SliceRef, bytes_in: memoryview, at: int) -> None:
+        """Bytes [at, at + len) of the current slice."""
+        self._crc = crc32c(bytes_in, self._crc)
+        if at < HEAD_BYTES:
+            self._first += bytes_in[: HEAD_BYTES - at]
+        if not ref.blocks:
+            return
+        while bytes_in:
+            left = BLOCK_BYTES - at % BLOCK_BYTES
+            part = bytes_in[:left]
+            self._block_crc = crc32c(part, self._block_crc)
+            at += len(part)
+            bytes_in = bytes_in[left:]
+            if at % BLOCK_BYTES == 0 or at == ref.length:
+                self._blocks.append(self._block_crc)
+                self._block_crc = _EMPTY
+
+    def _close(self, ref: SliceRef, index: int) -> None:
+        if self._crc != ref.crc32c:
+            self._problems.append((index, "checksum mismatch"))
+        elif tuple(self._blocks) != ref.blocks:
+            self._problems.append((index, "the log's block checksums do not match a slice that is intact"))
+        elif self._content:
+            problem = payload_problem(self._content, bytes(self._first), ref.length)
+            if problem is not None:
+                self._problems.append((index, f"content: {problem}"))
+        self._first = bytearray()
+        self._crc = self._block_crc = _EMPTY
+        self._blocks = []
+        self._end = max(self._end, ref.offset + ref.length)
+        self._next += 1
+
+    def _check_frame(self) -> None:
+        what = self._tgb.key
+        read_header(bytes(self._header), what)
+        if self._header != HEADER:
+            self._problems.append((None, "the header is not as it was written"))
+        if len(self._tail) < FOOTER_BYTES:
+            read_footer(bytes(self._tail), size=self._offset, what=what)
+        offset, length = read_footer(bytes(self._tail[-FOOTER_BYTES:]), size=self._offset, what=what)
+        if offset < self._tail_from:
+            self._problems.append((None, f"the index at {offset} overlaps slices that end at {self._tail_from}"))
+            return
+        start = offset - self._tail_from
+        if self._dirty or any(self._tail[:start]):
+            self._problems.append((None, "there are bytes where only padding should be"))
+        index = read_index(bytes(self._tail[start : start + length]), size=self._offset, what=what)
+        if (index.packed_slices, index.packed_blocks) != (self._tgb.packed_slices, self._tgb.packed_blocks):
+            self._problems.append((None, "the object's own index disagrees with the log"))
+        elif index.seq != self._tgb.seq:
+            self._problems.append((None, f"the object says seq {index.seq}, the log {self._tgb.seq}"))
+
 
 WINDOW_BYTES: Final = 8 << 20
 TASKS: Final = 4
@@ -188,3 +319,85 @@ class _Scan:
         self.result.payload_bytes += entry.tgb.payload_bytes
         self.result.damaged(*damages)
         self._progress(self.result)
+
+
+def advice(
+    url: str,
+    lake_id: str | None,
+    damages: Iterable[Damage],
+    *,
+    opens: bool,
+    has_beginning: bool,
+    live: range,
+    control_reads: bool,
+) -> list[str]:
+    """One line per action, commands whole and quoted for a shell.
+
+    `control_reads`: whether the newest control record can be read. `opens`: whether a reader reaches the head of the log.
+    `has_beginning`: whether it at least finds a state to start from, which a fork needs, too. `live`: the steps that a
+    reader shows.
+    """
+    if lake_id is None:
+        return [f"restore {LAKE} from a backup: without it nobody knows where the lake's objects are"]
+    lines, damages = [], list(damages)
+    keys = [damage.key for damage in damages]
+
+    def under(prefix: str) -> list[str]:
+        return [key for key in keys if key.startswith(prefix)]
+
+    if not control_reads:
+        lines.append(
+            "stop every `stepfs reclaim`, and continue the record before the lake's newest control record, which is damaged "
+            f"(until then nothing is deleted, and no group changes): {command('stepfs', 'verify', url, '--repair')}"
+        )
+    strays = {damage.key for damage in damages if damage.problem == STRAY}
+    lines += [f"delete {url}/{key}" for key in sorted(strays)]
+    if control_reads and set(under(control_prefix(lake_id))) - strays:
+        lines.append("only the newest control record is read, and it is sound: nothing to do")
+    if not opens and not has_beginning and control_reads:
+        lines.append(
+            "restore the newest object under snapshot/ from a backup: nothing that can be read says what was before the log"
+        )
+    elif not opens and (under(log_prefix(lake_id)) or control_reads):
+        lines.append(
+            f"a new lake with all that comes before the damage: {command('stepfs', 'fork', url, 'NEW', '--until-damage')}"
+        )
+    if opens and under(log_prefix(lake_id)):
+        lines.append("commits that a snapshot covers are not needed to read the lake: nothing to do")
+    if opens and under(snapshot_prefix(lake_id)):
+        lines.append("readers and producers start from another snapshot: nothing to do")
+    lines += _around(url, _lost_steps(lake_id, damages, live), live) if opens else []
+    if under(nodes_prefix(lake_id)):
+        lines.append("what a mount said of itself is informative only: nothing to do")
+    return lines
+
+
+def is_passed(lake_id: str | None, damage: Damage) -> bool:
+    """Whether it is of a control record. While the newest is sound, the others are never read, and never go."""
+    return lake_id is not None and damage.key.startswith(control_prefix(lake_id))
+
+
+def _lost_steps(lake_id: str, damages: Iterable[Damage], live: range) -> list[int]:
+    """Live steps whose data, or whose descriptors, are damaged."""
+    lost: set[int] = {damage.step for damage in damages if damage.step is not None}
+    for damage in damages:
+        segment = (
+            segment_of(index_prefix(lake_id), damage.key) if damage.key.startswith(index_prefix(lake_id)) else None
+        )
+        if segment is not None:
+            lost |= set(range(segment * SEGMENT_STEPS, (segment + 1) * SEGMENT_STEPS))
+    return sorted(step for step in lost if step in live)
+
+
+def _around(url: str, lost: list[int], live: range) -> list[str]:
+    """The fork that leaves out the first run of lost steps; further runs need further forks, one after another."""
+    if not lost:
+        return []
+    first = end = lost[0]
+    while end in set(lost):
+        end += 1
+    skipped = f"{first}:{end}" if end < live.stop else f"{first}:"
+    more = sum(step >= end for step in lost)
+    rest = f" ({more} more are damaged: verify NEW, and fork that)" if more else ""
+    what = f"restore the objects, or make a new lake without steps {first} to {end - 1}{rest}"
+    return [f"{what}: {command('stepfs', 'fork', f'{url}@{first}', 'NEW', '--skip', skipped)}"]

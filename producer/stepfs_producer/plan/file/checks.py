@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
-from stepfs.format.grid.mesh import Mesh
 from stepfs.format.ids import SLICES_MAX
+from stepfs.format.mesh import Mesh
 from stepfs_producer.plan.file.columns import problems_of_use
 from stepfs_producer.plan.file.declared import AnySource, Defaults
 from stepfs_producer.plan.file.problems import Problem, Where, nearest

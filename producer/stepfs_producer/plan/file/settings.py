@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
 
-from stepfs.format.grid.mesh import Mesh, parse_mesh
+from stepfs.format.mesh import Mesh, parse_mesh
 from stepfs_producer.plan import cost
 from stepfs_producer.plan.balance.deal import Over
 from stepfs_producer.plan.balance.partition import Method

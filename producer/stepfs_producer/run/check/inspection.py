@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 import numpy as np
 
 from stepfs.errors import RefusedError, StepfsError
-from stepfs.format.planned.listing import Listing
+from stepfs.format.planned import Listing
 from stepfs_producer.plan.file.digest import with_defaults
 from stepfs_producer.plan.file.problems import Problem, Where
 from stepfs_producer.plan.file.schema import Plan

@@ -15,7 +15,7 @@ import trio
 from stepfs.errors import AbsentError, RefusedError, StepfsError, UsageError
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.format.keys import plans_prefix
-from stepfs.format.planned.listing import Listing
+from stepfs.format.planned import Listing
 from stepfs.lake.lineage import LineageReader
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.planned import kept_plan

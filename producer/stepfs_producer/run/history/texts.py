@@ -16,8 +16,7 @@ from typing import Final
 import numpy as np
 
 from stepfs.errors import StepfsError
-from stepfs.format.planned.listing import Listing
-from stepfs.format.planned.records import NoText, RecordPart
+from stepfs.format.planned import Listing, NoText, RecordPart
 from stepfs_producer.engine.worker import find_modules_in
 from stepfs_producer.plan.packages import plan_packages
 from stepfs_producer.sources.block import Kind, Records
@@ -43,7 +42,7 @@ _RECORDS_KEPT: Final = 64
 def record_texts(
     plan_text: str, listings: Mapping[str, Listing], parts: Sequence[RecordPart], directory: str
 ) -> Sequence[str | NoText]:
-    """See `stepfs.format.planned.records.RecordTexts`."""
+    """See `stepfs.format.planned.RecordTexts`."""
     find_modules_in(directory)
     plan = plan_of_text(plan_text)
     specs = source_specs(plan, directory=directory)

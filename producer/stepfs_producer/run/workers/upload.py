@@ -12,9 +12,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from stepfs.errors import UsageError
-from stepfs.format.descriptor import Descriptor
 from stepfs.format.ids import Epoch
 from stepfs.format.records import LakeIdentity
+from stepfs.format.tgb import Descriptor
 from stepfs.store.options import StoreOptions
 from stepfs_producer.payloads.step_task import PayloadSpec, SampleGroup, StepSpans
 from stepfs_producer.pending import Ticket

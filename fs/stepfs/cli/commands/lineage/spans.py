@@ -13,13 +13,12 @@ from stepfs.cli.target import lake_of, opened_lineage
 from stepfs.control_files import answer_within
 from stepfs.errors import AbsentError, StepfsError, UsageError
 from stepfs.format.ids import SliceIndex, Step
-from stepfs.format.planned.records import NoText, RecordPart, RecordTexts
+from stepfs.format.planned import NoText, RecordPart, RecordTexts
 from stepfs.store.options import StoreOptions
 
 if TYPE_CHECKING:
-    from stepfs.format.grid.record import Grid
-    from stepfs.format.planned.listing import Listing
-    from stepfs.format.planned.position import PlanStanding
+    from stepfs.format.planned import Listing, PlanStanding
+    from stepfs.format.records import Grid
     from stepfs.format.snapshot import StepEntry
     from stepfs.lake.lineage import LineageReader
     from stepfs.lake.log.reader import LogReader
@@ -101,7 +100,7 @@ class Shown:
 
 async def shown_spans(wanted: Wanted, texts_below: str | None) -> Shown:
     """The spans; with `texts_below`, the directory of the plan's file, also their records."""
-    from stepfs.format.planned.position import read_plan_position
+    from stepfs.format.planned import read_plan_position
     from stepfs.lake.planned import commit_of
 
     async with opened_lineage(wanted.lake, wanted.options) as reader:
