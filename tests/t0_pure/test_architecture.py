@@ -134,7 +134,7 @@ BREACHES = {
     "committing knows nothing of what it commits": [("stepfs_producer.packs", "stepfs_producer.plan")],
     "the planner is pure": [
         ("stepfs_producer.plan.waits", "trio"),
-        ("stepfs_producer.plan.balance.reads", "os"),
+        ("stepfs_producer.plan.reads", "os"),
         ("stepfs_producer.plan.looks", "stepfs.format.ids"),
     ],
     "each optional library has one home": [

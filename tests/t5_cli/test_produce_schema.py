@@ -15,7 +15,7 @@ from produced_text import produce, refused
 from test_produce_run import PLAN, plan, run
 
 from stepfs_producer import Producer
-from stepfs_producer.plan.state import State
+from stepfs_producer.plan.step import State
 
 __all__ = ["plan"]  # fixtures
 

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from stepfs_producer.engine.kept import KeptBody
 from stepfs_producer.payloads.step_task import StepSpans
 from stepfs_producer.plan.samples import Ahead, Piece
-from stepfs_producer.plan.state import SourceState
-from stepfs_producer.plan.step import SPAN_COLUMNS, StepPlan
+from stepfs_producer.plan.step import SPAN_COLUMNS, SourceState, StepPlan
 from stepfs_producer.sources.block import BlockAddress
 
 Integers = NDArray[np.int64]

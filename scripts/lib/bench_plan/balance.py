@@ -5,8 +5,7 @@ from __future__ import annotations
 from bench.report import Report, Row, at_least, at_most
 from bench_plan.lengths import KINDS
 from bench_plan.planned import rules, slowdown, steps
-from stepfs_producer.plan.balance.deal import Over
-from stepfs_producer.plan.balance.partition import Method
+from stepfs_producer.plan.balance import Method, Over
 from stepfs_producer.plan.cost import Cost
 from stepfs_producer.plan.rules import Packing
 

@@ -11,8 +11,7 @@ import numpy as np
 from bench.report import Report, Row, at_most
 from bench_plan.lengths import Integers
 from bench_plan.planned import rules
-from stepfs_producer.plan.balance.deal import Over, deal
-from stepfs_producer.plan.balance.partition import Method
+from stepfs_producer.plan.balance import Method, Over, deal
 from stepfs_producer.plan.cost import TOKENS, Cost
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import Packing, Rules

@@ -7,7 +7,7 @@ import numpy as np
 from bench.report import Report, at_most
 from bench_plan.lengths import Integers, lognormal
 from bench_plan.planned import rules, shares, steps
-from stepfs_producer.plan.schedule import ONE, MixEntry
+from stepfs_producer.plan.draw import ONE, MixEntry
 
 WINDOW = 1000
 RANKS = 8

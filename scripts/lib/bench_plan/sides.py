@@ -31,8 +31,7 @@ from stepfs_producer.engine.worker import preload
 from stepfs_producer.payloads.encode import construct
 from stepfs_producer.payloads.step_task import SampleGroup, gathered
 from stepfs_producer.plan.planner import Planner
-from stepfs_producer.plan.state import State
-from stepfs_producer.plan.step import End, Need
+from stepfs_producer.plan.step import End, Need, State
 from stepfs_producer.run.compile import grid_of
 from stepfs_producer.run.conductor import Conductor, RunCallbacks, RunConfig
 from stepfs_producer.run.lake import ensure_lake

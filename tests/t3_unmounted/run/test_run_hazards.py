@@ -23,7 +23,7 @@ from stepfs_producer.engine.kept import KeptBody
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import SourceRule
 from stepfs_producer.plan.samples import SkipBudget
-from stepfs_producer.plan.state import State, read_position
+from stepfs_producer.plan.step import State, read_position
 from stepfs_producer.run import source_loader, step_builder
 from stepfs_producer.run.workers.tasks import read, transform
 from stepfs_producer.run.workers.upload import put_step

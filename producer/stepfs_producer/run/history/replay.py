@@ -20,7 +20,7 @@ from stepfs.lake.planned import kept_plan
 from stepfs_producer.engine.worker import find_modules_in
 from stepfs_producer.plan.file.digest import plan_of_text
 from stepfs_producer.plan.planner import REVISION, Planner
-from stepfs_producer.plan.state import State
+from stepfs_producer.plan.step import State
 from stepfs_producer.run.conductor import conduct_here
 from stepfs_producer.run.history.at_hand import require_files
 from stepfs_producer.run.history.positions import CommitBehind, Positions

@@ -24,7 +24,7 @@ from stepfs.lake.lineage import LineageReader
 from stepfs.view.file_names import names_of
 from stepfs.view.naming import step_name
 from stepfs_producer.pending import Ticket
-from stepfs_producer.plan.state import State
+from stepfs_producer.plan.step import State
 from stepfs_producer.run.workers.tasks import MadeStep
 
 _SHOWN_MAX: Final = 100  # differences in words; all are counted
