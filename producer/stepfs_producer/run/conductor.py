@@ -22,8 +22,7 @@ from stepfs_producer.engine.worker import preload
 from stepfs_producer.payloads.step_task import PayloadSpec
 from stepfs_producer.plan.rules import Rules
 from stepfs_producer.plan.step import End, State, StepPlan
-from stepfs_producer.run.measured.bottleneck import Bottleneck, Waits, bottleneck_of
-from stepfs_producer.run.measured.workers_wanted import LOOK_EVERY_S, WorkersWanted, workers_needed
+from stepfs_producer.run.measured import LOOK_EVERY_S, Bottleneck, Waits, WorkersWanted, bottleneck_of, workers_needed
 from stepfs_producer.run.memory import memory_here
 from stepfs_producer.run.planner_task import PlannerTask
 from stepfs_producer.run.prepare import PreparedPlan

@@ -16,7 +16,7 @@ from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import Rules
 from stepfs_producer.plan.step import State, StepPlan, read_position
 from stepfs_producer.run.conductor import EndReason, RunCallbacks
-from stepfs_producer.run.measured.bottleneck import Bottleneck
+from stepfs_producer.run.measured import Bottleneck
 from stepfs_producer.run.prepare import PreparedPlan
 
 _BAD_LINES: Final = 10

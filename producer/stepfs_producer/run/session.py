@@ -31,9 +31,8 @@ from stepfs_producer.producer import AsyncProducer
 from stepfs_producer.run.compile import grid_of
 from stepfs_producer.run.conductor import Conductor, EndReason, RunConfig
 from stepfs_producer.run.lake import ensure_lake, keep_libraries, notice_silence
-from stepfs_producer.run.machines.needs import look_of
-from stepfs_producer.run.machines.opening import as_nodes_see, open_engine
-from stepfs_producer.run.measured.bottleneck import Bottleneck
+from stepfs_producer.run.machines import as_nodes_see, look_of, open_engine
+from stepfs_producer.run.measured import Bottleneck
 from stepfs_producer.run.memory import Memory, memory_of
 from stepfs_producer.run.options import RunOptions
 from stepfs_producer.run.prepare import (

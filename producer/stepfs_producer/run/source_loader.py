@@ -23,7 +23,7 @@ from stepfs.errors import RefusedError
 from stepfs_producer.engine.failover import Tasks, WorkersDiedError
 from stepfs_producer.engine.kept import KeptBody
 from stepfs_producer.plan.step import SourceState
-from stepfs_producer.run.measured.work import Work
+from stepfs_producer.run.measured import Work
 from stepfs_producer.run.sample_buffer import Group, SampleBuffer
 from stepfs_producer.run.workers.tasks import BlockHead, GroupHead, read, record_place, transform
 from stepfs_producer.sources.block import BlockAddress

@@ -24,7 +24,7 @@ from stepfs.mount.status import metrics
 from stepfs.store.api import Counts
 from stepfs_producer.plan.step import SourceState, State
 from stepfs_producer.run import metrics as plan_metrics
-from stepfs_producer.run.measured.bottleneck import Cause, Waits
+from stepfs_producer.run.measured import Cause, Waits
 from stepfs_producer.run.results import PlanTotals
 
 DASHBOARD = json.loads(
