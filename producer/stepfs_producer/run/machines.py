@@ -24,9 +24,9 @@ from stepfs_producer.engine.api import Engine, Look
 from stepfs_producer.engine.local import local_engine
 from stepfs_producer.engine.worker import preload
 from stepfs_producer.run.lake import libraries
+from stepfs_producer.run.load import LoadedSource
 from stepfs_producer.run.options import RunOptions, Workers
 from stepfs_producer.run.prepare import PreparedPlan
-from stepfs_producer.run.source_loader import LoadedSource
 from stepfs_producer.sources.block import FileRef
 from stepfs_producer.sources.files.opened import open_listed
 from stepfs_producer.sources.formats import format_of

@@ -16,8 +16,8 @@ from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import Rules
 from stepfs_producer.plan.samples import Ahead
 from stepfs_producer.plan.step import End, Need, State, StepPlan
+from stepfs_producer.run.load import SourceLoader
 from stepfs_producer.run.measured import STEPS_AHEAD, Cause, Waits, marks_of
-from stepfs_producer.run.source_loader import SourceLoader
 
 _log = logging.getLogger("stepfs.producer")
 

@@ -31,6 +31,7 @@ from stepfs_producer.producer import AsyncProducer
 from stepfs_producer.run.compile import grid_of
 from stepfs_producer.run.conductor import Conductor, EndReason, RunConfig
 from stepfs_producer.run.lake import ensure_lake, keep_libraries, notice_silence
+from stepfs_producer.run.load import LoadedSource
 from stepfs_producer.run.machines import as_nodes_see, look_of, open_engine
 from stepfs_producer.run.measured import Bottleneck
 from stepfs_producer.run.memory import Memory, memory_of
@@ -52,7 +53,6 @@ from stepfs_producer.run.results import (
     show_nothing,
     totals_from,
 )
-from stepfs_producer.run.source_loader import LoadedSource
 from stepfs_producer.run.step_builder import StepSink
 from stepfs_producer.run.stopping import Stopping
 from stepfs_producer.run.workers.upload import Destination, put_step

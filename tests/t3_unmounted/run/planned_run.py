@@ -30,7 +30,7 @@ from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import Rules, SourceRule
 from stepfs_producer.plan.step import State, read_position
 from stepfs_producer.run.conductor import Conductor, EndReason, RunCallbacks, RunConfig
-from stepfs_producer.run.source_loader import LoadedSource
+from stepfs_producer.run.load import LoadedSource
 from stepfs_producer.run.step_builder import StepSink
 from stepfs_producer.run.workers.upload import Destination, put_step
 from stepfs_producer.sources.corpus import list_corpus
