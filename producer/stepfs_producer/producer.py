@@ -128,7 +128,6 @@ class AsyncProducer(Readings):
         max_pending_bytes: int = MAX_PENDING_BYTES,
         max_delay: float = MAX_DELAY_S,
         max_lead: int | None = None,
-        max_lead_bytes: int | None = None,
         max_live_bytes: int | None = None,
         uploads: int = UPLOADS,
         give_up_after: float = GIVE_UP_AFTER_S,
@@ -142,7 +141,6 @@ class AsyncProducer(Readings):
             max_pending_bytes,
             max_delay,
             max_lead,
-            max_lead_bytes,
             max_live_bytes,
             max_lead_without_groups,
             uploads,
@@ -201,7 +199,6 @@ class AsyncProducer(Readings):
         lead = Lead(
             reader.control,
             steps_max=settings.max_lead,
-            bytes_max=settings.max_lead_bytes,
             live_bytes_max=settings.max_live_bytes,
             without_groups=settings.max_lead_without_groups,
         )

@@ -25,8 +25,6 @@ class ProducerSettings:
     max_delay: float = MAX_DELAY_S
     # Steps that the lake may run ahead of its slowest consumer group: more than lie between two checkpoints. None: any.
     max_lead: int | None = None
-    # The same in payload bytes.
-    max_lead_bytes: int | None = None
     # Payload bytes that may be live in the lake: committed by anybody, and not reclaimed. None: any.
     max_live_bytes: int | None = None
     # Whether the bounds of the lead hold while no consumer group is registered. False: no bound then, and one warning.
@@ -37,7 +35,7 @@ class ProducerSettings:
     give_up_after: float = GIVE_UP_AFTER_S
 
     def __post_init__(self) -> None:
-        for name in ("max_pending_bytes", "uploads", "max_lead", "max_lead_bytes", "max_live_bytes"):
+        for name in ("max_pending_bytes", "uploads", "max_lead", "max_live_bytes"):
             value = getattr(self, name)
             if value is not None and check_integer(value, name) < 1:
                 raise UsageError(f"{name}={value}: use at least 1")

@@ -7,13 +7,12 @@ from fractions import Fraction
 
 import numpy as np
 
+from stepfs_producer.plan.draw import MixEntry, MixSchedule, Stages, normalise
 from stepfs_producer.plan.order import record_key
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import Rules, SourceRule
 from stepfs_producer.plan.samples import BAD, Ahead, Piece
-from stepfs_producer.plan.schedule import MixEntry, MixSchedule, Stages, normalise
-from stepfs_producer.plan.state import State, read_position
-from stepfs_producer.plan.step import End, Need, StepPlan
+from stepfs_producer.plan.step import End, Need, State, StepPlan, read_position
 
 
 class Corpus:

@@ -38,7 +38,7 @@ QUESTIONS = {  # of a newcomer, to be answered from folder and file names alone
     "When does a producer try its next commit?": "stepfs_producer/pace.py",
     "Where is an old incarnation of a producer refused?": "stepfs_producer/rebase.py",
     "Where does a server's refusal become our error?": "store/answers.py",
-    "What does a planned run wait for most?": "stepfs_producer/run/measured/bottleneck.py",
+    "What does a planned run wait for most?": "stepfs_producer/run/measured.py",
     "When may a group's change or an advance be recorded?": "lake/decisions.py",
     "Who gives the task of a worker that hangs to another?": "stepfs_producer/engine/failover.py",
     "What pushes bytes into the page cache?": "data/pagecache.py",
@@ -133,7 +133,7 @@ BREACHES = {
     "committing knows nothing of what it commits": [("stepfs_producer.packs", "stepfs_producer.plan")],
     "the planner is pure": [
         ("stepfs_producer.plan.waits", "trio"),
-        ("stepfs_producer.plan.balance.reads", "os"),
+        ("stepfs_producer.plan.reads", "os"),
         ("stepfs_producer.plan.looks", "stepfs.format.ids"),
     ],
     "each optional library has one home": [

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepfs_producer.plan.balance.deal import Over, deal, heavy_light
-from stepfs_producer.plan.balance.partition import Method, differencing, greedy, partition, swap
+from stepfs_producer.plan.balance import Method, Over, deal, differencing, greedy, heavy_light, partition, swap
 from stepfs_producer.plan.cost import Cost, row_costs
 from stepfs_producer.plan.pack import best_fit
 

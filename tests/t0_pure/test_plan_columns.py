@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 from planned import rules
 
 from stepfs.errors import RefusedError, UsageError
-from stepfs_producer.plan.balance.deal import Over, deal
-from stepfs_producer.plan.balance.loads import MEAN, normalised, partition_of_loads
-from stepfs_producer.plan.balance.partition import Method
+from stepfs_producer.plan.balance import MEAN, Method, Over, deal, normalised, partition_of_loads
 from stepfs_producer.plan.cost import Cost
 from stepfs_producer.plan.file.digest import normalised as settings_of
 from stepfs_producer.plan.file.digest import plan_digest, plan_of_text, plan_text
@@ -23,8 +21,7 @@ from stepfs_producer.plan.file.schema import Cost as PlanCost
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import SourceRule
 from stepfs_producer.plan.samples import Ahead, Long, Piece, samples_after
-from stepfs_producer.plan.state import SourceState
-from stepfs_producer.plan.step import SPAN_COLUMNS, End, StepPlan
+from stepfs_producer.plan.step import SPAN_COLUMNS, End, SourceState, StepPlan
 from stepfs_producer.run.compile import CompiledPlan, compile_plan, grid_of, modules_of
 
 

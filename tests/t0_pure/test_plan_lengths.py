@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from planned import Corpus, rules, steps
 
+from stepfs_producer.plan.draw import Stages
 from stepfs_producer.plan.file.digest import normalised, plan_digest, plan_of_text, plan_text
 from stepfs_producer.plan.file.schema import Output, Plan, Stage, Text
 from stepfs_producer.plan.rules import Packing, Rules
-from stepfs_producer.plan.schedule import Stages
 from stepfs_producer.plan.step import StepPlan
 from stepfs_producer.run.compile import compile_plan
 

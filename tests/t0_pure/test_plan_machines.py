@@ -17,7 +17,7 @@ TESTS = Path(__file__).parent
 PROGRAM = """
 import numpy as np
 from planned import small_plan, steps
-from stepfs_producer.plan.balance.partition import Method, partition
+from stepfs_producer.plan.balance import Method, partition
 from stepfs_producer.plan.order import block_key, record_order
 order = record_order(block_key(1, 2, "code", 3, 0), 4096)
 print(order.tobytes().hex()[-64:], partition(order // 7, 64, Method.AUTO).tobytes().hex()[:512])

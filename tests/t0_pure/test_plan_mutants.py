@@ -10,8 +10,7 @@ from dataclasses import replace
 import pytest
 from planned import small_plan, steps
 
-from stepfs_producer.plan import mix, planner, spans
-from stepfs_producer.plan.balance import partition
+from stepfs_producer.plan import balance, draw, pack, planner
 from stepfs_producer.plan.pack import best_fit
 from stepfs_producer.plan.step import StepPlan
 
@@ -40,17 +39,17 @@ def later_of_equals(monkeypatch: pytest.MonkeyPatch) -> None:
         kept = len(best_fit(lengths, rows=rows, sequence_length=sequence_length))
         return best_fit(lengths[:kept][::-1], rows=rows, sequence_length=sequence_length)[::-1]
 
-    monkeypatch.setattr(spans, "best_fit", flipped)
+    monkeypatch.setattr(pack, "best_fit", flipped)
 
 
 def later_of_equal_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     """P1: of equally heavy bins, the rows are taken in another order."""
-    monkeypatch.setattr(partition, "greedy", lambda costs, bins, greedy=partition.greedy: greedy(costs, bins)[::-1])
+    monkeypatch.setattr(balance, "greedy", lambda costs, bins, greedy=balance.greedy: greedy(costs, bins)[::-1])
 
 
 def what_is_buffered(monkeypatch: pytest.MonkeyPatch) -> None:
     """P2: a source with nothing buffered loses its turn, as if it were exhausted."""
-    honest_draw = mix.draw
+    honest_draw = draw.draw
 
     def hasty(shares, debts, samples, **how):
         return honest_draw(shares, debts, [replace(one, ended=True) for one in samples], **how)
@@ -64,12 +63,19 @@ def floor_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     def floored(total: int, weights: list[int]) -> list[int]:
         return [total * weight // sum(weights) for weight in weights]
 
-    monkeypatch.setattr(mix, "apportion", floored)
+    honest = draw.with_live_debts
+
+    def handed_on(*arguments, **more):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(draw, "apportion", floored)
+            return honest(*arguments, **more)
+
+    monkeypatch.setattr(planner, "with_live_debts", handed_on)
 
 
 def account_without_what_was_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """P3: the total that is accounted is the room of a step, not what it kept."""
-    honest_account = mix.account
+    honest_account = draw.account
 
     def roomy(shares, debts, kept):
         debts = [debt + share * (2048 - sum(kept)) for debt, share in zip(debts, shares, strict=True)]

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planned import Corpus, rules, steps
 
-from stepfs_producer.plan.pack import best_fit
+from stepfs_producer.plan.pack import best_fit, concat
 from stepfs_producer.plan.rules import Packing
-from stepfs_producer.plan.spans import concat
 
 LENGTH = 16
 lengths = st.lists(st.integers(1, LENGTH), max_size=40)

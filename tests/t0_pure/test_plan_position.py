@@ -9,7 +9,7 @@ import pytest
 
 from stepfs.cli.commands.status import plan_lines
 from stepfs.format.planned import PlanStanding, read_plan_position
-from stepfs_producer.plan.state import SourceState, State
+from stepfs_producer.plan.step import SourceState, State
 
 CODE = SourceState("i1", "l1", epoch=2, fragment=3, debt=-5, records=40, skipped=2, tokens=3000)
 PROSE = SourceState("i2", "l2", epoch=0, taken=7, debt=5, records=70, tokens=7000)

@@ -13,7 +13,7 @@ from planned import Corpus, rules, steps
 from stepfs.errors import RefusedError
 from stepfs_producer.plan.rules import SourceRule
 from stepfs_producer.plan.samples import SkipBudget
-from stepfs_producer.plan.state import SourceState, State, position_bytes_max, read_position
+from stepfs_producer.plan.step import SourceState, State, position_bytes_max, read_position
 
 DECADES = {"records": 1 << 62, "skipped": 1 << 62, "tokens": 1 << 62, "debt": -(1 << 62), "run": 1 << 31}
 

@@ -7,7 +7,7 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepfs_producer.plan.schedule import (
+from stepfs_producer.plan.draw import (
     ONE,
     MixEntry,
     MixSchedule,

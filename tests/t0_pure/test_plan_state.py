@@ -15,8 +15,7 @@ from stepfs.errors import RefusedError
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import SourceRule
 from stepfs_producer.plan.samples import BAD, Ahead, Long, Piece, SkipBudget, samples_after
-from stepfs_producer.plan.state import SourceState, State, position_bytes_max, read_position
-from stepfs_producer.plan.step import End, Need
+from stepfs_producer.plan.step import End, Need, SourceState, State, position_bytes_max, read_position
 
 integers = st.integers(-(2**63), 2**63 - 1)
 states = st.dictionaries(

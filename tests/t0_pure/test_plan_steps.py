@@ -11,12 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planned import Corpus, next_step, rules, small_plan, steps
 
+from stepfs_producer.plan.draw import ONE
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import Exhausted, Packing, SourceRule
 from stepfs_producer.plan.samples import Long
-from stepfs_producer.plan.schedule import ONE
-from stepfs_producer.plan.state import SourceState, read_position
-from stepfs_producer.plan.step import End, StepPlan
+from stepfs_producer.plan.step import End, SourceState, StepPlan, read_position
 
 TEN_STEPS: list[tuple[str, int, int]] = [  # of `small_plan`: digest, tokens kept, spans
     ("1e47b10fb560b55a132658b0b2b1420d", 2048, 133),
@@ -152,7 +151,7 @@ def test_many_sources_are_drawn_as_few_are(monkeypatch: pytest.MonkeyPatch) -> N
     corpora = {name: Corpus(name, longest=60, blocks=9 if name < "s04" else None) for name in names}
     chosen = rules(names, lengths={0: 64}, ranks=2, micro_batch_tokens=512)
     vectors = [plan.digest() for plan in steps(chosen, corpora, 6)]
-    monkeypatch.setattr("stepfs_producer.plan.mix._LOOP_SOURCES_MAX", 99)
+    monkeypatch.setattr("stepfs_producer.plan.draw._LOOP_SOURCES_MAX", 99)
     assert [plan.digest() for plan in steps(chosen, corpora, 6)] == vectors
 
 

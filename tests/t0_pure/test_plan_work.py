@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepfs_producer.run.measured.work import (
+from stepfs_producer.run.measured import (
     GROUP_RECORDS_MAX,
     GROUP_TOKENS_MAX,
     STEPS_AHEAD,

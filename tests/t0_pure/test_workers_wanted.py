@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from stepfs.declared_option import declared
 from stepfs.errors import UsageError
 from stepfs_producer.cli.plans.text_options import TextOptions
-from stepfs_producer.run.measured.workers_wanted import (
+from stepfs_producer.run.measured import (
     FEWER_AFTER_S,
     FEWER_EVERY_S,
     LOOK_EVERY_S,

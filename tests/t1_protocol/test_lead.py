@@ -234,12 +234,11 @@ async def test_several_producers_exceed_the_bound_by_what_each_appends_between_i
     assert 10 < len(world.ledger.steps) <= 30
 
 
-@pytest.mark.parametrize("bound", [{"max_lead": LEAD}, {"max_lead_bytes": LEAD * 200}])
 @scenario(simulate)
-async def test_a_producer_does_not_wait_for_a_fork_of_its_lake(world: World, bound: dict[str, int]) -> None:
+async def test_a_producer_does_not_wait_for_a_fork_of_its_lake(world: World) -> None:
     """A fork keeps data; no trainer stands behind its group that would ever move on."""
     (group,) = await groups(world, 1)
-    async with world.producer("p", **bound) as producer:
+    async with world.producer("p", max_lead=LEAD) as producer:
         await feed(producer, 5)
         await producer.flush()
         child = FaultyStore(ObjectMap(), actor="child")

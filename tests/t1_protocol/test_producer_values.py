@@ -30,7 +30,6 @@ BATCH = [b"x"] * SLICES
         ({"producer_id": "é" * 129}, "1 to 256 bytes"), ({"producer_id": "a\nb"}, "printable"),
         ({"max_pending_bytes": 0}, "max_pending_bytes=0"), ({"uploads": 0}, "uploads=0"),
         ({"max_lead": 0}, "max_lead=0"),
-        ({"max_lead_bytes": -5}, "max_lead_bytes=-5"),
         ({"max_live_bytes": 0}, "max_live_bytes=0"),
         ({"max_live_bytes": -5}, "max_live_bytes=-5"),
         ({"max_live_bytes": "5G"}, "max_live_bytes is '5G', a str; give an integer"),

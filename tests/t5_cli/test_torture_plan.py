@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import tools
 
-from stepfs_producer.plan.state import SourceState, State
+from stepfs_producer.plan.step import SourceState, State
 from torture.planned.audit import Piece, PlannedLake, audit_planned
 from torture.planned.corpus import Address, Corpus
 

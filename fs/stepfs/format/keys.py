@@ -79,11 +79,6 @@ def plan_key(lake_id: str, digest: str) -> str:
     return f"{plans_prefix(lake_id)}{_hexadecimal(digest)}"
 
 
-def skips_key(lake_id: str, digest: str, producer_id: str, epoch: Epoch) -> str:
-    """Records that one incarnation could not decode, beside the plan it ran."""
-    return f"{plans_prefix(lake_id)}{_hexadecimal(digest)}-skipped/{component(producer_id)}-{epoch:010d}"
-
-
 def libraries_key(lake_id: str, digest: str, producer_id: str, epoch: Epoch) -> str:
     """Versions of the libraries with which one incarnation made steps, beside the plan it ran."""
     return f"{plans_prefix(lake_id)}{_hexadecimal(digest)}-libraries/{component(producer_id)}-{epoch:010d}"

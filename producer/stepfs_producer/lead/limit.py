@@ -29,14 +29,13 @@ LOOK_S_MAX: Final = 30.0
 LOOK_JITTER: Final = 0.25
 SAY_AFTER_S: Final = 10.0  # of a hold; a person may have to end it
 SAY_EVERY_S: Final = 60.0
-_RECENT_STEPS: Final = 32
 TRUST_S: Final = 30.0  # an older need is read again: a group may have rolled back
 
 
 class Lead:
-    """The bounds of one producer; None: no bound. `steps_max`: steps beyond the need; `bytes_max`: the same in payload
-    bytes, by the lake's mean step. The groups of forks do not count: they keep data, and wait for no step. `without_groups`:
-    both hold, counted from the first live step, although no consumer group is registered that could end a wait.
+    """The bounds of one producer; None: no bound. `steps_max`: steps beyond the need. The groups of forks do not count: they
+    keep data, and wait for no step. `without_groups`: it holds, counted from the first live step, although no consumer
+    group is registered that could end a wait.
 
     `live_bytes_max`: payload bytes that are committed and not reclaimed, a fork's inherited ones too. It holds in any
     case, and takes no request while it is kept: each commit reads the control record that counts deleted bytes."""
@@ -46,13 +45,11 @@ class Lead:
         control: Control,
         *,
         steps_max: int | None,
-        bytes_max: int | None,
         live_bytes_max: int | None = None,
         without_groups: bool = True,
     ) -> None:
         self._control = control
         self._steps_max = steps_max
-        self._bytes_max = bytes_max
         self._live_bytes_max = live_bytes_max
         self._without_groups = without_groups
         self._said_unbounded = False
@@ -67,22 +64,16 @@ class Lead:
         self._held = False
         self._held_since_s = self._say_at_s = float("inf")
         self._is_full = False  # held by `live_bytes_max`
-        self._fork_mean_at = -1  # version
-        self._fork_mean_bytes = 0.0
-
-    @property
-    def _has_lead(self) -> bool:
-        return self._steps_max is not None or self._bytes_max is not None
 
     def look_due(self, head: LogState, pending: Pending, payload_bytes: int) -> bool:
         now_s = trio.current_time()
-        return (self._has_lead and now_s >= self._trusted_until_s) or (
+        return (self._steps_max is not None and now_s >= self._trusted_until_s) or (
             now_s >= self._look_at_s and self.exceeded(head, pending, payload_bytes)
         )
 
     @property
     def pause_s(self) -> float:
-        until_s = min(self._look_at_s, self._trusted_until_s) if self._has_lead else self._look_at_s
+        until_s = min(self._look_at_s, self._trusted_until_s) if self._steps_max is not None else self._look_at_s
         return max(0.0, min(until_s, self._say_at_s) - trio.current_time())
 
     def exceeded(self, head: LogState, pending: Pending, payload_bytes: int) -> bool:
@@ -90,7 +81,7 @@ class Lead:
         self._is_full = self._fills(head, pending, payload_bytes)
         if self._is_full:
             return True
-        if not self._is_over(head, pending, payload_bytes):
+        if not self._is_over(head, pending):
             return False
         if self._without_groups or not self._known or self._holder is not None:
             return True
@@ -108,23 +99,9 @@ class Lead:
         """Known to be live. Not below 0: `head` may be older than the record, which then counts what `head` lacks."""
         return max(0, head.total_bytes - self._control.record.deleted_bytes)
 
-    def _is_over(self, head: LogState, pending: Pending, payload_bytes: int) -> bool:
+    def _is_over(self, head: LogState, pending: Pending) -> bool:
         committed = max(0, head.next_step - self._need)
-        if self._steps_max is not None and committed + pending.uncommitted_tgbs + 1 > self._steps_max:
-            return True
-        if self._bytes_max is None or committed + pending.uncommitted_tgbs == 0:
-            return False  # a batch larger than the bound is admitted only if nothing else is ahead
-        return committed * self._mean_bytes(head) + pending.uncommitted_bytes + payload_bytes > self._bytes_max
-
-    def _mean_bytes(self, head: LogState) -> float:
-        """Mean bytes of a committed step; in a fork those of the newest steps, because its totals omit reclaimed
-        ones."""
-        if not head.origins:
-            return head.total_bytes / head.next_step if head.next_step else 0.0
-        if head.version != self._fork_mean_at and head.tail:
-            recent = [entry.tgb.payload_bytes for entry in head.tail[-_RECENT_STEPS:]]
-            self._fork_mean_at, self._fork_mean_bytes = head.version, sum(recent) / len(recent)
-        return self._fork_mean_bytes
+        return self._steps_max is not None and committed + pending.uncommitted_tgbs + 1 > self._steps_max
 
     async def look(self) -> None:
         """Read the groups. Without any group all live steps count as needed."""
@@ -152,7 +129,7 @@ class Lead:
     def _bound(self) -> str:
         if self._is_full:
             return f"max_live_bytes ({self._live_bytes_max})"
-        return f"max_lead ({f'{self._bytes_max} bytes' if self._steps_max is None else self._steps_max})"
+        return f"max_lead ({self._steps_max})"
 
     def _note_unbounded(self) -> None:
         if self._said_unbounded:

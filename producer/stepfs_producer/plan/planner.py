@@ -13,15 +13,13 @@ from typing import Final
 import numpy as np
 
 from stepfs.errors import RefusedError
-from stepfs_producer.plan.balance.deal import deal
+from stepfs_producer.plan.balance import deal
 from stepfs_producer.plan.cost import TOKENS, row_costs
-from stepfs_producer.plan.mix import Drawn, account, draw, with_live_debts
+from stepfs_producer.plan.draw import ONE, Drawn, account, draw, with_live_debts
+from stepfs_producer.plan.pack import Packed, addresses, joined, packed, placed
 from stepfs_producer.plan.rules import Exhausted, Packing, Rules
 from stepfs_producer.plan.samples import Ahead, Samples, samples_after
-from stepfs_producer.plan.schedule import ONE
-from stepfs_producer.plan.spans import Packed, addresses, joined, packed, placed
-from stepfs_producer.plan.state import SourceState, State
-from stepfs_producer.plan.step import End, Need, StepPlan
+from stepfs_producer.plan.step import End, Need, SourceState, State, StepPlan
 
 REVISION: Final = 1  # changes with any decision below: steps after a change differ from those before it
 

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from stepfs_producer.plan.balance.deal import Over
-from stepfs_producer.plan.balance.partition import Method
+from stepfs_producer.plan.balance import Method, Over
 from stepfs_producer.plan.cost import Cost
+from stepfs_producer.plan.draw import MixSchedule, Stages
 from stepfs_producer.plan.samples import Long, SkipBudget
-from stepfs_producer.plan.schedule import MixSchedule, Stages
 
 _DEBT_TOKENS_MAX: Final = 1 << 30  # a debt is a number of tokens times 2**32, and fits an int64
 

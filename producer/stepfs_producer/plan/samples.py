@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepfs.errors import RefusedError
-from stepfs_producer.plan.state import SourceState
+from stepfs_producer.plan.step import SourceState
 
 Integers = NDArray[np.int64]
 BAD: Final = -1  # in place of tokens: the record could not be decoded

@@ -1,17 +1,110 @@
-"""The planner's decision on one step: which tokens of which samples stand where, and where the next step begins."""
+"""The planner's decision on one step, and the position behind it.
+
+A source that left the plan keeps its entry, and continues from it when it comes back.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Final
+from collections.abc import Collection, Mapping
+from dataclasses import astuple, dataclass, field
+from typing import Any, Final
 
 import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from stepfs_producer.plan.state import State
+from stepfs.errors import RefusedError
+
+VERSION: Final = 1
+POSITION_BYTES_MAX: Final = 64 << 10
+_INTEGER_BYTES_MAX: Final = 9
+_INTEGERS: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class SourceState:
+    """One source. The cursor is (epoch, fragment, block, taken, into); fields are in the position's order."""
+
+    identity: str  # of rule, seed, transform and tokenizer: a cursor means something only while it stays
+    listing: str  # digest of the files of this epoch
+    epoch: int = 0
+    fragment: int = 0  # place in the order of the epoch
+    block: int = 0  # in its fragment
+    taken: int = 0  # records of the block, in block order, skipped ones included
+    into: int = 0  # tokens of the next record that are taken already
+    debt: int = 0  # tokens * 2**32 that the source should have given
+    records: int = 0
+    skipped: int = 0
+    run: int = 0  # records skipped directly before the cursor
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A plan before `step`."""
+
+    plan: str  # digest of the plan that made it
+    step: int
+    sources: Mapping[str, SourceState]
+    revision: int = 1  # of the planner
+    tokenizer: str = ""  # its identity
+    held_out: bool = False  # the records are those that the plan holds out
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all steps so far, those of former sources included."""
+        return sum(source.tokens for source in self.sources.values())
+
+    def position(self) -> dict[str, object]:
+        """As a msgpack map, for `Producer.append`."""
+        return {
+            "pipeline": "plan",
+            "v": VERSION,
+            "revision": self.revision,
+            "plan": self.plan,
+            "step": self.step,
+            "tokenizer": self.tokenizer,
+            "held_out": self.held_out,
+            "sources": {name: list(astuple(self.sources[name])) for name in sorted(self.sources)},
+        }
+
+
+def read_position(value: object) -> State:
+    """The state in a stored position. `RefusedError` if it belongs to something else."""
+    if not isinstance(value, Mapping) or value.get("pipeline") != "plan":
+        raise RefusedError("this producer id was used by another pipeline; choose another --producer-id")
+    fields: Mapping[str, Any] = value
+    if fields.get("v") != VERSION:
+        raise RefusedError(
+            f"the position of this plan is of version {fields.get('v')}, this program reads {VERSION}; upgrade stepfs"
+        )
+    try:
+        sources = {str(name): _source_state(*one) for name, one in fields["sources"].items()}
+        made_of = str(fields["tokenizer"]), bool(fields["held_out"])
+        return State(str(fields["plan"]), int(fields["step"]), sources, int(fields["revision"]), *made_of)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RefusedError(f"the position of this plan is malformed ({error}); choose another --producer-id") from error
+
+
+def _source_state(identity: object, listing: object, *numbers: Any) -> SourceState:
+    if len(numbers) != _INTEGERS:
+        raise ValueError(f"{len(numbers)} numbers of a source")
+    return SourceState(str(identity), str(listing), *map(int, numbers))
+
+
+def position_bytes_max(state: State, growing: Collection[str] | None = None) -> int:
+    """Bytes that the position can reach, however long the plan runs. Only `growing` sources change, all by default."""
+    texts = [text for name, source in state.sources.items() for text in (name, source.identity, source.listing)]
+    frame: bytes = msgpack.packb({**state.position(), "sources": {}})
+    integers = _INTEGER_BYTES_MAX  # of the step
+    for name, source in state.sources.items():
+        if growing is None or name in growing:
+            integers += _INTEGERS * _INTEGER_BYTES_MAX
+        else:
+            integers += sum(len(msgpack.packb(number)) for number in astuple(source)[-_INTEGERS:])
+    return len(frame) + sum(len(msgpack.packb(text)) for text in texts) + integers + 3 * len(state.sources) + 5
+
 
 Integers = NDArray[np.int64]
 SPAN_COLUMNS: Final = (

@@ -1,1 +1,1 @@
-"""A planned run: `session` opens it, `conductor` plans, `source_loader` brings samples in, `step_builder` makes steps."""
+"""A planned run: `session` opens it, `conductor` plans, `load` brings samples in, `step_builder` makes steps."""

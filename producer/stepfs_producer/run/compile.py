@@ -15,6 +15,7 @@ from stepfs.format.records import Grid
 from stepfs_producer.payloads.columns import ColumnSpec
 from stepfs_producer.payloads.step_task import PayloadSpec
 from stepfs_producer.plan.cost import Cost
+from stepfs_producer.plan.draw import MixEntry, MixSchedule, Stages, normalise
 from stepfs_producer.plan.file.declared import AnySource, Jsonl, Parquet, Source, Text
 from stepfs_producer.plan.file.digest import (
     micro_batch_tokens,
@@ -26,7 +27,6 @@ from stepfs_producer.plan.file.digest import (
 from stepfs_producer.plan.file.schema import Plan
 from stepfs_producer.plan.file.settings import BLOCK_BYTES
 from stepfs_producer.plan.rules import Exhausted, Rules, SourceRule
-from stepfs_producer.plan.schedule import MixEntry, MixSchedule, Stages, normalise
 from stepfs_producer.sources.layout import identity_text
 from stepfs_producer.sources.spec import SourceSpec
 from stepfs_producer.transforms.images import MODULES, library

@@ -21,14 +21,12 @@ from stepfs_producer.engine.local import local_engine
 from stepfs_producer.engine.worker import preload
 from stepfs_producer.payloads.step_task import PayloadSpec
 from stepfs_producer.plan.rules import Rules
-from stepfs_producer.plan.state import State
-from stepfs_producer.plan.step import End, StepPlan
-from stepfs_producer.run.measured.bottleneck import Bottleneck, Waits, bottleneck_of
-from stepfs_producer.run.measured.workers_wanted import LOOK_EVERY_S, WorkersWanted, workers_needed
+from stepfs_producer.plan.step import End, State, StepPlan
+from stepfs_producer.run.load import LoadedSource, OnSkip, SourceLoader
+from stepfs_producer.run.measured import LOOK_EVERY_S, Bottleneck, Waits, WorkersWanted, bottleneck_of, workers_needed
 from stepfs_producer.run.memory import memory_here
 from stepfs_producer.run.planner_task import PlannerTask
 from stepfs_producer.run.prepare import PreparedPlan
-from stepfs_producer.run.source_loader import LoadedSource, OnSkip, SourceLoader
 from stepfs_producer.run.step_builder import StepBuilder, StepSink
 from stepfs_producer.settings import GIVE_UP_AFTER_S
 

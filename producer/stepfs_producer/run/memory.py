@@ -21,7 +21,7 @@ import trio
 from stepfs.errors import UsageError
 from stepfs.limits import read_memory
 from stepfs_producer.plan.rules import Rules
-from stepfs_producer.run.source_loader import LoadedSource
+from stepfs_producer.run.load import LoadedSource
 
 STEPS_PER_WORKER: Final = 2  # under way
 _SHARE_OF_MACHINE: Final = 4

@@ -11,15 +11,13 @@ from typing import Final
 import trio
 
 from stepfs_producer.engine.failover import Tasks
+from stepfs_producer.plan.draw import ONE
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import Rules
 from stepfs_producer.plan.samples import Ahead
-from stepfs_producer.plan.schedule import ONE
-from stepfs_producer.plan.state import State
-from stepfs_producer.plan.step import End, Need, StepPlan
-from stepfs_producer.run.measured.bottleneck import Cause, Waits
-from stepfs_producer.run.measured.work import STEPS_AHEAD, marks_of
-from stepfs_producer.run.source_loader import SourceLoader
+from stepfs_producer.plan.step import End, Need, State, StepPlan
+from stepfs_producer.run.load import SourceLoader
+from stepfs_producer.run.measured import STEPS_AHEAD, Cause, Waits, marks_of
 
 _log = logging.getLogger("stepfs.producer")
 

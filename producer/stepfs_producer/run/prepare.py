@@ -33,11 +33,11 @@ from stepfs_producer.plan.file.schema import Plan
 from stepfs_producer.plan.file.yaml_file import PlanFile, read_plan
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import Rules
-from stepfs_producer.plan.state import POSITION_BYTES_MAX, State, position_bytes_max, read_position
+from stepfs_producer.plan.step import POSITION_BYTES_MAX, State, position_bytes_max, read_position
 from stepfs_producer.run.compile import compile_plan, grid_of, modules_of, payload_spec, source_specs, tokenizer_spec
 from stepfs_producer.run.lake import committed_positions, keep, keep_listing
+from stepfs_producer.run.load import LoadedSource
 from stepfs_producer.run.options import RunOptions
-from stepfs_producer.run.source_loader import LoadedSource
 from stepfs_producer.sources.corpus import list_corpus, located
 from stepfs_producer.sources.layout import Layout
 from stepfs_producer.sources.spec import SourceSpec

@@ -11,18 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepfs.format.ids import JSON_SCHEMA
+from stepfs_producer.plan.draw import ONE
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import Rules
-from stepfs_producer.plan.schedule import ONE
-from stepfs_producer.plan.state import State, read_position
-from stepfs_producer.plan.step import StepPlan
+from stepfs_producer.plan.step import State, StepPlan, read_position
 from stepfs_producer.run.conductor import EndReason, RunCallbacks
-from stepfs_producer.run.measured.bottleneck import Bottleneck
+from stepfs_producer.run.measured import Bottleneck
 from stepfs_producer.run.prepare import PreparedPlan
 
 _BAD_LINES: Final = 10
-_BAD_SHOWN: Final = 100  # in JSON documents
-_BAD_KEPT: Final = 10_000  # a hundred bytes each
+_BAD_KEPT: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +148,6 @@ class RunResult:
     bottleneck: Bottleneck | None
     seconds: float
     sealed: bool
-    skip_log: str | None  # its object in the lake
 
     def document(self) -> dict[str, Any]:
         """As `stepfs-produce run --json` prints it (fs/JSON.md)."""
@@ -169,7 +166,6 @@ class RunResult:
             "run": {"steps": totals.steps, "tokens": totals.tokens},
             "total": {"steps": totals.state.step, "tokens": totals.state.tokens},
             **_measures(totals),
-            "skip_log": self.skip_log,
         }
 
 
@@ -199,7 +195,7 @@ def _measures(totals: PlanTotals) -> Mapping[str, Any]:
     return {
         "sources": totals.sources(),
         **totals.measures(),
-        "bad_records": [asdict(one) for one in totals.bad[:_BAD_SHOWN]],
+        "bad_records": [asdict(one) for one in totals.bad],
     }
 
 

@@ -17,7 +17,6 @@ import trio
 from stepfs.clock import SystemClock
 from stepfs.errors import SealedError
 from stepfs.format.ids import Epoch
-from stepfs.format.keys import skips_key
 from stepfs.format.records import LakeIdentity
 from stepfs.lake.log.append import seal
 from stepfs.lake.log.reader import LogReader
@@ -30,9 +29,9 @@ from stepfs_producer.producer import AsyncProducer
 from stepfs_producer.run.compile import grid_of
 from stepfs_producer.run.conductor import Conductor, EndReason, RunConfig
 from stepfs_producer.run.lake import ensure_lake, keep_libraries, notice_silence
-from stepfs_producer.run.machines.needs import look_of
-from stepfs_producer.run.machines.opening import as_nodes_see, open_engine
-from stepfs_producer.run.measured.bottleneck import Bottleneck
+from stepfs_producer.run.load import LoadedSource
+from stepfs_producer.run.machines import as_nodes_see, look_of, open_engine
+from stepfs_producer.run.measured import Bottleneck
 from stepfs_producer.run.memory import Memory, memory_of
 from stepfs_producer.run.options import RunOptions
 from stepfs_producer.run.prepare import (
@@ -52,8 +51,6 @@ from stepfs_producer.run.results import (
     show_nothing,
     totals_from,
 )
-from stepfs_producer.run.skip_log import SkipLog
-from stepfs_producer.run.source_loader import LoadedSource
 from stepfs_producer.run.step_builder import StepSink
 from stepfs_producer.run.stopping import Stopping
 from stepfs_producer.run.workers.upload import Destination, put_step
@@ -126,16 +123,13 @@ class _RunSession:
                 await look(prepared, say=lambda _: None)  # others may have begun meanwhile
                 totals = totals_from(producer.position, prepared.rules)
                 incarnation = (identity.lake_id, prepared.digest, options.producer_id, Epoch(producer.epoch))
-                key = skips_key(*incarnation)
                 await keep_libraries(store, *incarnation)
-                skip_log = SkipLog(store, key, totals)
                 with bad_records_named(totals, self.say):
-                    conductor, ending = await self._conduct(producer, engine, prepared, totals, skip_log, registry)
-                logged = await skip_log.write()
+                    conductor, ending = await self._conduct(producer, engine, prepared, totals, store, registry)
             sealed = options.seal and ending is EndReason.COMPLETE
             if sealed:
                 await seal(await LogReader.open(store, identity), SystemClock())
-        return self._result(identity, prepared, totals, ending, conductor.reason, sealed=sealed, skip_log=logged)
+        return self._result(identity, prepared, totals, ending, conductor.reason, sealed=sealed)
 
     async def _nothing_to_do(
         self, engine: Engine, identity: LakeIdentity, prepared: PreparedPlan, position: object
@@ -162,7 +156,6 @@ class _RunSession:
         reason: str,
         *,
         sealed: bool,
-        skip_log: str | None = None,
     ) -> RunResult:
         return RunResult(
             lake=self.options.lake,
@@ -175,7 +168,6 @@ class _RunSession:
             bottleneck=self.bottleneck,
             seconds=time.monotonic() - self.begun_s,
             sealed=sealed,
-            skip_log=skip_log,
         )
 
     @asynccontextmanager
@@ -226,7 +218,7 @@ class _RunSession:
         engine: Engine,
         prepared: PreparedPlan,
         totals: PlanTotals,
-        skip_log: SkipLog,
+        store: Store,
         registry: CollectorRegistry | None,
     ) -> tuple[Conductor, EndReason]:
         """Feed the producer to the end; everything appended is committed then."""
@@ -238,8 +230,7 @@ class _RunSession:
                 to = Destination(*at, options.producer_id, Epoch(producer.epoch))
                 sink = StepSink(producer, put_step, to)
                 conductor = Conductor(config, engine, sink, callbacks_of(prepared, totals, show))
-                nursery.start_soon(skip_log.run)
-                nursery.start_soon(notice_silence, skip_log.store, lambda: totals.steps)
+                nursery.start_soon(notice_silence, store, lambda: totals.steps)
                 if registry is not None:
                     info = {"lake": options.lake, "producer": options.producer_id, "plan": prepared.digest}
                     from stepfs_producer.run.metrics import PlanMetrics  # noqa: PLC0415

@@ -23,9 +23,9 @@ from stepfs_producer.engine.kept import KeptBody
 from stepfs_producer.payloads.step_task import PayloadSpec
 from stepfs_producer.pending import Ticket
 from stepfs_producer.plan.step import SPAN_COLUMNS, StepPlan
-from stepfs_producer.run.measured.bottleneck import Cause, Waits
+from stepfs_producer.run.load import Group, spans_of
+from stepfs_producer.run.measured import Cause, Waits
 from stepfs_producer.run.memory import STEPS_PER_WORKER, StepRoom
-from stepfs_producer.run.sample_buffer import Group, spans_of
 
 PAYLOAD_BYTES_PER_TOKEN: Final = 24  # of .safetensors; the others have fewer
 

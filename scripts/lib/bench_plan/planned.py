@@ -7,12 +7,11 @@ from fractions import Fraction
 from typing import Any
 
 from bench_plan.lengths import Integers
+from stepfs_producer.plan.draw import MixEntry, MixSchedule, Stages, normalise
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import Rules, SourceRule
 from stepfs_producer.plan.samples import Ahead, Piece
-from stepfs_producer.plan.schedule import MixEntry, MixSchedule, Stages, normalise
-from stepfs_producer.plan.state import SourceState, State
-from stepfs_producer.plan.step import End, Need, StepPlan
+from stepfs_producer.plan.step import End, Need, SourceState, State, StepPlan
 
 Weights = Mapping[str, int]
 

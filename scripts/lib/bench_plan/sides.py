@@ -31,15 +31,13 @@ from stepfs_producer.engine.worker import preload
 from stepfs_producer.payloads.encode import construct
 from stepfs_producer.payloads.step_task import SampleGroup, gathered
 from stepfs_producer.plan.planner import Planner
-from stepfs_producer.plan.state import State
-from stepfs_producer.plan.step import End, Need
+from stepfs_producer.plan.step import End, Need, State
 from stepfs_producer.run.compile import grid_of
 from stepfs_producer.run.conductor import Conductor, RunCallbacks, RunConfig
 from stepfs_producer.run.lake import ensure_lake
+from stepfs_producer.run.load import Group, LoadedSource, SampleBuffer, spans_of
 from stepfs_producer.run.memory import memory_of
 from stepfs_producer.run.prepare import PreparedPlan, looked_up, plan_at
-from stepfs_producer.run.sample_buffer import Group, SampleBuffer, spans_of
-from stepfs_producer.run.source_loader import LoadedSource
 from stepfs_producer.run.step_builder import StepSink
 from stepfs_producer.run.workers.tasks import BlockHead, GroupHead, read, transform
 from stepfs_producer.run.workers.upload import Destination, put_step

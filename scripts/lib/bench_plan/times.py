@@ -18,8 +18,7 @@ from bench.report import Report, at_most, load
 from bench_plan.corpora import parquet_plan, write_parquet
 from bench_plan.lengths import lognormal
 from bench_plan.planned import ahead, rules
-from stepfs_producer.plan.balance.deal import Over
-from stepfs_producer.plan.balance.partition import differencing
+from stepfs_producer.plan.balance import Over, differencing
 from stepfs_producer.plan.cost import Cost
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.step import StepPlan

@@ -22,9 +22,9 @@ from stepfs.histogram import SECONDS, Histogram
 from stepfs.mount.fuse.meter import Meter
 from stepfs.mount.status import metrics
 from stepfs.store.api import Counts
-from stepfs_producer.plan.state import SourceState, State
+from stepfs_producer.plan.step import SourceState, State
 from stepfs_producer.run import metrics as plan_metrics
-from stepfs_producer.run.measured.bottleneck import Cause, Waits
+from stepfs_producer.run.measured import Cause, Waits
 from stepfs_producer.run.results import PlanTotals
 
 DASHBOARD = json.loads(

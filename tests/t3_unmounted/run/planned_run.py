@@ -24,12 +24,12 @@ from stepfs_producer.engine.failover import WORKERS_MAX
 from stepfs_producer.payloads.columns import ColumnSpec
 from stepfs_producer.payloads.step_task import PayloadSpec
 from stepfs_producer.pending import Ticket
+from stepfs_producer.plan.draw import MixEntry, MixSchedule, Stages, normalise
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import Rules, SourceRule
-from stepfs_producer.plan.schedule import MixEntry, MixSchedule, Stages, normalise
-from stepfs_producer.plan.state import State, read_position
+from stepfs_producer.plan.step import State, read_position
 from stepfs_producer.run.conductor import Conductor, EndReason, RunCallbacks, RunConfig
-from stepfs_producer.run.source_loader import LoadedSource
+from stepfs_producer.run.load import LoadedSource
 from stepfs_producer.run.step_builder import StepSink
 from stepfs_producer.run.workers.upload import Destination, put_step
 from stepfs_producer.sources.corpus import list_corpus

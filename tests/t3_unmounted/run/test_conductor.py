@@ -27,10 +27,9 @@ from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import Exhausted, Packing, SourceRule
 from stepfs_producer.plan.samples import SkipBudget
 from stepfs_producer.plan.step import StepPlan
-from stepfs_producer.run import conductor, planner_task
+from stepfs_producer.run import conductor, measured, planner_task
 from stepfs_producer.run.conductor import Conductor, EndReason, RunCallbacks, RunConfig
-from stepfs_producer.run.measured import work
-from stepfs_producer.run.measured.workers_wanted import WorkersWanted
+from stepfs_producer.run.measured import WorkersWanted
 from stepfs_producer.run.memory import STEPS_PER_WORKER
 
 MIX = {"code": 30, "prose": 70}
@@ -57,7 +56,7 @@ async def test_steps_are_the_same_whoever_worked_when(corpus, packing, monkeypat
     expected = await steps(HereEngine(0, workers=1), corpus, chosen)
     assert len(expected) == 12
     for seed in range(1, 6):
-        monkeypatch.setattr(work, "GROUP_RECORDS_FIRST", seed * 5)
+        monkeypatch.setattr(measured, "GROUP_RECORDS_FIRST", seed * 5)
         assert await steps(HereEngine(seed, workers=seed, deaths=0.1), corpus, chosen) == expected
 
 
@@ -105,7 +104,7 @@ def test_marks_groups_late_answers_and_lost_bodies_do_not_show(corpus, seed, wor
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(planner_task, "marks_of", any_marks)
-        patch.setattr(work.Work, "note", any_group)
+        patch.setattr(measured.Work, "note", any_group)
         if spares:
             patch.setattr(failover, "LATE_S_MIN", 0)
             patch.setattr(failover, "LATE_TIMES_MEAN", 0)

@@ -23,7 +23,7 @@ from stepfs.format.tgb import Descriptor, SliceRef, pack_slices
 from stepfs.lake.lineage import LineageReader
 from stepfs_producer.plan.file.digest import plan_digest, plan_text
 from stepfs_producer.plan.file.schema import parsed_plan
-from stepfs_producer.plan.state import SourceState, State
+from stepfs_producer.plan.step import SourceState, State
 from stepfs_producer.run.compile import source_specs
 from stepfs_producer.run.history import find as rooms
 from stepfs_producer.run.history.find import Asked, Found, Holder, NotHeld, find_record

@@ -15,8 +15,8 @@ from stepfs.format.keys import data_prefix, parse_data_key
 from stepfs.format.records import Grid
 from stepfs.lake.identity import create_lake, open_lake
 from stepfs.store.opening import open_store
-from stepfs_producer.run.machines import opening
-from stepfs_producer.run.machines.needs import look_of
+from stepfs_producer.run import machines
+from stepfs_producer.run.machines import look_of
 from stepfs_producer.run.options import RunOptions
 
 MIX = {"code": 1, "prose": 1}
@@ -114,7 +114,7 @@ def test_a_store_that_is_away_says_nothing_about_the_machine(sources, lake, monk
         raise StoreUnreachableError("the server answers nothing")
 
     name = "open_lake" if store == "lake" else "format_of"
-    monkeypatch.setattr(f"stepfs_producer.run.machines.needs.{name}", away)
+    monkeypatch.setattr(f"stepfs_producer.run.machines.{name}", away)
     with pytest.raises(StoreUnreachableError, match="the server answers nothing"):
         lacks(sources, lake)
 
@@ -136,7 +136,7 @@ def test_what_the_look_puts_is_known_as_an_orphan(sources, lake) -> None:
 
 def test_the_directory_travels_without_the_files_of_sources(sources, tmp_path) -> None:
     (tmp_path / "prose" / "render.py").write_text("x")
-    assert opening.travelling(str(tmp_path), sources) == {
+    assert machines.travelling(str(tmp_path), sources) == {
         "working_dir": str(tmp_path),
         "excludes": [".?*", "__pycache__", "/code", "/prose/a.jsonl", "/prose/b.jsonl"],
     }
@@ -148,7 +148,7 @@ def test_nodes_find_the_tokenizer_in_the_directory_that_travels(sources, tmp_pat
     def named(file: str | None, directory: str) -> str | None:
         spec = replace(sources[0].transform.tokenizer, file=file)
         given = replace(sources[0], transform=replace(sources[0].transform, tokenizer=spec))
-        return opening.as_nodes_see((given,), directory)[0].transform.tokenizer.file
+        return machines.as_nodes_see((given,), directory)[0].transform.tokenizer.file
 
     assert named(None, "plans") is None
     assert named("plans/tokenizer.json", "plans") == "tokenizer.json"

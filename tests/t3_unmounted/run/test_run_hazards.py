@@ -23,8 +23,8 @@ from stepfs_producer.engine.kept import KeptBody
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import SourceRule
 from stepfs_producer.plan.samples import SkipBudget
-from stepfs_producer.plan.state import State, read_position
-from stepfs_producer.run import source_loader, step_builder
+from stepfs_producer.plan.step import State, read_position
+from stepfs_producer.run import load, step_builder
 from stepfs_producer.run.workers.tasks import read, transform
 from stepfs_producer.run.workers.upload import put_step
 from stepfs_producer.sources.block import BlockTask
@@ -116,7 +116,7 @@ def lengthening(*arguments):
 
 
 async def test_a_lost_body_whose_transform_gives_another_result_ends_the_run(corpus, monkeypatch) -> None:
-    monkeypatch.setattr(source_loader, "transform", lengthening)
+    monkeypatch.setattr(load, "transform", lengthening)
     with pytest.raises(ExceptionGroup) as caught:
         await steps(HereEngine(3, losses=0.3), corpus)
     assert caught.group_contains(RefusedError, match="done again, it has another result")
@@ -164,7 +164,7 @@ async def test_an_error_that_passes_costs_no_record(corpus, error, patient_clock
 
 
 async def test_a_reader_that_takes_it_for_bad_records_is_noticed(corpus, monkeypatch) -> None:
-    monkeypatch.setattr(source_loader, "read", sloppy_read)
+    monkeypatch.setattr(load, "read", sloppy_read)
     budget = SkipBudget(Fraction(1), 10_000)
     lenient = rules(
         MIX,

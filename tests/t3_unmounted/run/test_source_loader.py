@@ -8,7 +8,7 @@ import pytest
 import trio
 from planned_run import HereEngine, NotedProducer, rules, run, sources_in, write_corpus
 
-from stepfs_producer.run.measured import work
+from stepfs_producer.run import measured
 from stepfs_producer.run.workers.tasks import transform
 
 
@@ -31,7 +31,7 @@ class MeetingEngine(HereEngine):
 
 @pytest.mark.timeout(20)
 async def test_two_blocks_of_one_group_each_are_transformed_side_by_side(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(work, "GROUP_RECORDS_FIRST", 1000)  # a block is one group
+    monkeypatch.setattr(measured, "GROUP_RECORDS_FIRST", 1000)  # a block is one group
     write_corpus(tmp_path, "code", 200)
     producer = NotedProducer()
     chosen = rules({"code": 1}, micro_batch_tokens=512)

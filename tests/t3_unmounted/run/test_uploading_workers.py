@@ -17,7 +17,7 @@ from stepfs_producer.engine import failover
 from stepfs_producer.engine.api import WorkerDied
 from stepfs_producer.payloads.step_task import PayloadSpec
 from stepfs_producer.plan.planner import Planner
-from stepfs_producer.plan.state import read_position
+from stepfs_producer.plan.step import read_position
 from stepfs_producer.run.conductor import Conductor, EndReason, RunCallbacks, RunConfig
 from stepfs_producer.run.memory import STEPS_PER_WORKER
 from stepfs_producer.run.workers.upload import put_step

@@ -17,13 +17,13 @@ from stepfs.cli.failure import announce, say
 from stepfs.format.ids import JSON_SCHEMA
 from stepfs.limits import usable_cpus
 from stepfs_producer.engine.worker import find_modules_in
+from stepfs_producer.plan.draw import ONE, MixEntry
 from stepfs_producer.plan.file.checks import position_bytes
 from stepfs_producer.plan.file.digest import micro_batch_tokens, plan_digest, stages_of, with_defaults
 from stepfs_producer.plan.file.schema import Plan, Stage
 from stepfs_producer.plan.file.yaml_file import PlanFile
 from stepfs_producer.plan.rules import Exhausted
-from stepfs_producer.plan.schedule import ONE, MixEntry
-from stepfs_producer.plan.state import POSITION_BYTES_MAX
+from stepfs_producer.plan.step import POSITION_BYTES_MAX
 from stepfs_producer.run.check.estimate import PlanEstimate, estimate_plan
 from stepfs_producer.run.check.inspection import Inspection, SourceFacts, inspect
 from stepfs_producer.run.compile import grid_of

@@ -37,8 +37,6 @@ def run_and_report(place: LocatedPlan, options: RunOptions, *, as_json: bool = F
             return stopping.exit_code
     for line in result.totals.bad_lines():
         say(f"skipped: {line}")
-    if result.skip_log is not None:
-        say(f"all skipped records are listed in {result.lake}, object {result.skip_log}")
     typer.echo(json.dumps(result.document()) if as_json else _line(result))
     return stopping.exit_code if result.ending is EndReason.STOPPED else 0
 

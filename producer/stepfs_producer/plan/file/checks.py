@@ -18,7 +18,7 @@ from stepfs_producer.plan.file.declared import AnySource, Defaults
 from stepfs_producer.plan.file.problems import Problem, Where, nearest
 from stepfs_producer.plan.file.settings import Mix, Output, Stage, Until
 from stepfs_producer.plan.rules import Exhausted
-from stepfs_producer.plan.state import POSITION_BYTES_MAX, SourceState, State, position_bytes_max
+from stepfs_producer.plan.step import POSITION_BYTES_MAX, SourceState, State, position_bytes_max
 
 TOKENS_MAX: Final = 1 << 30  # of a step, and of the rows that all sources may owe
 IDENTITY_CHARACTERS: Final = 16

@@ -10,8 +10,7 @@ from pydantic import Field
 
 from stepfs.format.mesh import Mesh, parse_mesh
 from stepfs_producer.plan import cost
-from stepfs_producer.plan.balance.deal import Over
-from stepfs_producer.plan.balance.partition import Method
+from stepfs_producer.plan.balance import Method, Over
 from stepfs_producer.plan.file.columns import NAMES, Column, problems_of_columns
 from stepfs_producer.plan.file.part import Part
 from stepfs_producer.plan.file.problems import Problem

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from stepfs_producer.plan.draw import ONE, MixEntry
 from stepfs_producer.plan.file.digest import micro_batch_tokens
 from stepfs_producer.plan.file.schema import Plan
-from stepfs_producer.plan.schedule import ONE, MixEntry
 from stepfs_producer.run.compile import schedule_of
 
 

@@ -23,7 +23,7 @@ from stepfs.payload import Spans
 from stepfs_producer.engine.worker import find_modules_in
 from stepfs_producer.plan.file.digest import plan_of_text
 from stepfs_producer.plan.file.schema import Plan
-from stepfs_producer.plan.state import State, read_position
+from stepfs_producer.plan.step import State, read_position
 from stepfs_producer.run.compile import source_specs
 from stepfs_producer.run.history.at_hand import require_files
 from stepfs_producer.run.history.positions import CommitBehind, Positions

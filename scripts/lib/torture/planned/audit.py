@@ -21,7 +21,7 @@ from stepfs.format.ids import SliceIndex, Step
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.store.opening import open_store
-from stepfs_producer.plan.state import State, read_position
+from stepfs_producer.plan.step import State, read_position
 from stepfs_producer.tgb_writer import unpack_position
 from torture.planned.corpus import FRACTIONAL, Address, Corpus
 

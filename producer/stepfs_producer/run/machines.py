@@ -1,0 +1,159 @@
+"""The machines that work for a run: the engine that its options name, and the lacks of each machine."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from stepfs.errors import RefusedError, StepfsError, StoreUnreachableError
+from stepfs.format.ids import Epoch
+from stepfs.format.keys import data_key
+from stepfs.lake.identity import open_lake
+from stepfs.limits import usable_cpus
+from stepfs.store.opening import open_store
+from stepfs_producer.engine.api import Engine, Look
+from stepfs_producer.engine.local import local_engine
+from stepfs_producer.engine.worker import preload
+from stepfs_producer.run.lake import libraries
+from stepfs_producer.run.load import LoadedSource
+from stepfs_producer.run.options import RunOptions, Workers
+from stepfs_producer.run.prepare import PreparedPlan
+from stepfs_producer.sources.block import FileRef
+from stepfs_producer.sources.files.opened import open_listed
+from stepfs_producer.sources.formats import format_of
+from stepfs_producer.sources.spec import SourceSpec
+from stepfs_producer.transforms.model_tokenizer import load_tokenizer
+from stepfs_producer.transforms.spec import TransformSpec
+from stepfs_producer.transforms.user import function_of
+
+_COMPARED: Final = ("stepfs", "python", "numpy", "tokenizers")
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """The needs of a run, of every machine."""
+
+    libraries: Mapping[str, str | None]
+    sources: Sequence[tuple[SourceSpec, TransformSpec, FileRef | None]]  # with their first files
+    lake_id: str
+    options: RunOptions
+
+
+def look_of(sources: Sequence[LoadedSource], lake_id: str, options: RunOptions) -> Look:
+    """A call that finds the lacks of another machine, there."""
+    firsts = [
+        (one.spec, one.transform, one.layout.fragment(0).ref if one.layout.fragments_count else None) for one in sources
+    ]
+    return partial(lacking, Needs({name: libraries()[name] for name in _COMPARED}, firsts, lake_id, options))
+
+
+def lacking(needs: Needs) -> list[str]:
+    """The lacks of this machine, each as the end of a sentence about it.
+
+    `StoreUnreachableError`: a store is away, which says nothing about the machine.
+    """
+    here = libraries()
+    lines = [
+        f"has {name} {here[name] or 'not'}, the command {version}; install the same"
+        for name, version in needs.libraries.items()
+        if here[name] != version
+    ]
+    for spec, transform, first in needs.sources:
+        try:
+            format_of(spec)
+            if transform.call is not None:
+                function_of(transform.call)
+            load_tokenizer(transform.tokenizer)
+            if first is not None:
+                with open_listed(spec, first) as file:
+                    file.read(0, min(first.size, 1))
+        except StoreUnreachableError:
+            raise
+        except (StepfsError, OSError) as error:
+            lines.append(f"cannot work for source {spec.name}: {error}")
+    try:
+        trio.run(_put, needs)
+    except StoreUnreachableError:
+        raise
+    except (StepfsError, OSError) as error:
+        lines.append(f"cannot put into the lake {needs.options.lake}: {error}")
+    return list(dict.fromkeys(line.replace("\n", " ") for line in lines))
+
+
+async def _put(needs: Needs) -> None:
+    """An object of no incarnation, which the next reclaim deletes like uploads of killed producers."""
+    options = needs.options
+    store = open_store(options.lake, options=options.store_options)
+    try:
+        if (await open_lake(store)).lake_id != needs.lake_id:
+            raise RefusedError("another lake stands there; it has to be the same storage on every machine")
+        await store.put(data_key(needs.lake_id, options.producer_id, Epoch(0), 0), [b"probe"])
+    finally:
+        await store.aclose()
+
+
+@asynccontextmanager
+async def open_engine(
+    options: RunOptions, directory: str, prepared: PreparedPlan, say: Callable[[str], None]
+) -> AsyncIterator[tuple[Engine, int]]:
+    """The engine, and how many workers it may reach. Its workers end with it."""
+    cores = usable_cpus()
+    if options.engine == "local":
+        workers = options.workers or Workers(cores, cores)
+        async with local_engine(workers.least, preload=partial(preload, directory, prepared.modules)) as engine:
+            yield engine, workers.most
+        return
+    from stepfs_producer.engine.ray import ray_engine  # noqa: PLC0415  (an extra, which few runs need)
+
+    sources, given = prepared.sources, options.workers
+    travels = any(
+        source.transform.call or source.transform.tokenizer.file or ":" in source.spec.format for source in sources
+    )
+    async with ray_engine(
+        options.ray_address or os.environ.get("RAY_ADDRESS") or "auto",
+        None if given is None else given.least,
+        preload=partial(preload, ".", prepared.modules),
+        environment=travelling(directory, sources) if travels else {},
+        say=say,
+    ) as engine:
+        yield engine, engine.workers if given is None else given.most
+
+
+def travelling(directory: str, sources: Sequence[LoadedSource]) -> dict[str, object]:
+    """Have Ray send the plan's directory to the nodes, without its sources' files and what is hidden."""
+    here = Path(directory).resolve()
+    names: dict[Path, set[str]] = defaultdict(set)
+    for file in (file for source in sources for file in source.layout.listing.files):
+        names[Path(file.location).parent].add(Path(file.location).name)
+    left_out: list[Path] = []
+    for parent, inside in names.items():
+        if parent.is_relative_to(here):
+            # One pattern for a directory of nothing else: Ray matches every name with every pattern.
+            whole = parent != here and inside.issuperset(path.name for path in parent.iterdir())
+            left_out += [parent] if whole else [parent / name for name in sorted(inside)]
+    patterns = [re.sub(r"([\\*?\[\]! ])", r"\\\1", path.relative_to(here).as_posix()) for path in left_out]
+    return {"working_dir": str(here), "excludes": [".?*", "__pycache__", *("/" + one for one in patterns)]}
+
+
+def as_nodes_see(sources: Sequence[LoadedSource], directory: str) -> tuple[LoadedSource, ...]:
+    """The sources as machines see them that have a copy of the plan's directory as their current one."""
+    here = Path(directory).resolve()
+
+    def moved(source: LoadedSource) -> LoadedSource:
+        tokenizer = source.transform.tokenizer
+        if tokenizer.file is None:
+            return source
+        file = Path(tokenizer.file).resolve()
+        name = str(file.relative_to(here)) if file.is_relative_to(here) else str(file)
+        return replace(source, transform=replace(source.transform, tokenizer=replace(tokenizer, file=name)))
+
+    return tuple(map(moved, sources))

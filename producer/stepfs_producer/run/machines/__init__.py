@@ -1,1 +1,0 @@
-"""The machines that work for a run: `opening` brings them, `needs` checks each of them."""
