@@ -17,7 +17,7 @@ from stepfs.format.grid.record import Grid
 from stepfs.format.ids import Epoch
 from stepfs.format.keys import data_key
 from stepfs.format.records import LakeIdentity
-from stepfs.store.options import StoreOptions
+from stepfs.store.api import StoreOptions
 from stepfs_producer.engine import failover
 from stepfs_producer.engine.api import WorkerDied
 from stepfs_producer.payloads.step_task import PayloadSpec

@@ -13,7 +13,7 @@ from stepfs.cli.given_schema import FromPayload, PayloadSchemaOption, schema_tex
 from stepfs.cli.options import EndpointUrl, Json, opt
 from stepfs.cli.target import opened_store
 from stepfs.errors import UsageError
-from stepfs.store.options import StoreOptions
+from stepfs.store.api import StoreOptions
 
 if TYPE_CHECKING:
     from stepfs.lake.fork import Cut

@@ -17,7 +17,7 @@ from stepfs.cli.options import EndpointUrl, Json, not_empty, opt
 from stepfs.cli.payload_bytes import PayloadBytes, ends_of, file_bytes, slice_bytes
 from stepfs.cli.target import is_lake, lake_of, opened_log, origin_stores, view_of
 from stepfs.errors import AbsentError, CorruptError, UsageError
-from stepfs.store.options import StoreOptions
+from stepfs.store.api import StoreOptions
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
