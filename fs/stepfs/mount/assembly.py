@@ -32,7 +32,7 @@ from stepfs.store.api import Store, StoreOptions
 from stepfs.store.opening import open_store
 from stepfs.store.silence import Silence
 from stepfs.view.file_names import FileNames
-from stepfs.view.inodes import Fixed
+from stepfs.view.names import Fixed
 from stepfs.view.ranks import rank_map
 from stepfs.view.selection import hinted_slices
 

@@ -35,7 +35,7 @@ from stepfs.reader.regroup import regrouped
 from stepfs.reader.sampler import Sampler
 from stepfs.reader.sharding import warn_if_sharded
 from stepfs.torch.need import need_torch
-from stepfs.view.naming import STEP_MAX
+from stepfs.view.names import STEP_MAX
 
 _turns = itertools.count()
 

@@ -27,7 +27,7 @@ from stepfs.reader.lake_step import LakeStep
 from stepfs.reader.options import DEADLINE_S, LakeOptions
 from stepfs.reader.place import slice_at
 from stepfs.reader.sampler import Sampler
-from stepfs.view.naming import STEP_MAX
+from stepfs.view.names import STEP_MAX
 from stepfs.view.ranks import RankMap
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from stepfs.format.arguments import INTERVAL_S_MIN, check_integer, check_text, p
 from stepfs.format.grid.record import Grid
 from stepfs.limits import MEMORY_BYTES_MIN, default_memory_bytes, local_ranks, read_memory
 from stepfs.store.api import StoreOptions
-from stepfs.view.naming import RANK_MAX, STEP_MAX
+from stepfs.view.names import RANK_MAX, STEP_MAX
 from stepfs.view.ranks import RankMap, as_keyword, rank_map
 from stepfs.view.selection import parse_ranks, parse_steps
 

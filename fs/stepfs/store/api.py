@@ -1,14 +1,8 @@
 """The object store protocol: verbs, names of objects, and options of the way to a store.
 
-The check of keys: bad ones are refused here, before any store turns a name into a path or a URL.
-
 Stores receive keys from decoded objects, too (descriptors contain them), so a hostile key must not leave the lake: no
 empty, '.' or '..' component, no hidden name (the local store keeps its temporary files in a hidden directory), no
 character that a URL or a file system would rewrite.
-
-How a store is reached, beside the lake's URL. Credentials are no part of it; they come from the environment.
-
-The store as the rest of stepfs sees it: six verbs on byte strings, async on trio.
 
 One primitive carries every guarantee: `create`, a single-request put that succeeds only if the key is absent. Its
 outcome is a value, because a lost race and an unknown result are normal (COMMIT.md). `If-Match`, conditional

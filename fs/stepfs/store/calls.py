@@ -1,9 +1,5 @@
 """Calls of a server's store: threads, silence, and ages by the clock of the store.
 
-Ages of objects by the store's clock alone: its time of an object against its own Date, both truncated to a second.
-
-Calls of a server's store: blocking work in threads, watched for silence, with the memory of what was allowed before.
-
 Threads have three budgets, so that the log and the floor never wait for bytes: creates, other control requests, data.
 """
 

@@ -13,8 +13,7 @@ from typing import Final
 
 from stepfs.format.ids import SEGMENT_STEPS, SliceIndex, Step
 from stepfs.format.snapshot import StepEntry
-from stepfs.view.inodes import Fixed, directory_inode, slice_inode
-from stepfs.view.naming import step_name
+from stepfs.view.names import Fixed, directory_inode, slice_inode, step_name
 from stepfs.view.tree import Presence, StepTable, Tree
 
 FOREVER_S: Final = 10.0 * 365 * 86400

@@ -10,7 +10,7 @@ from typing import Final
 
 from stepfs.format.ids import SliceIndex
 from stepfs.format.records import LakeIdentity
-from stepfs.view.naming import parse_rank, rank_name
+from stepfs.view.names import parse_rank, rank_name
 from stepfs.view.ranks import RankMap, rank_map
 
 _MICRO_DIGITS: Final = 4

@@ -11,7 +11,7 @@ from stepfs.errors import AbsentError
 from stepfs.format.ids import Step
 from stepfs.format.records import LakeIdentity
 from stepfs.view.file_names import FileNames
-from stepfs.view.naming import STEP_MAX
+from stepfs.view.names import STEP_MAX
 from stepfs.view.ranks import rank_map
 from stepfs.view.tree import StepTable, ViewOptions, listed_steps
 

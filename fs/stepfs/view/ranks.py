@@ -17,7 +17,7 @@ from stepfs.errors import UsageError
 from stepfs.format.grid.mesh import Mesh, parse_mesh
 from stepfs.format.grid.record import Grid
 from stepfs.format.ids import SliceIndex
-from stepfs.view.naming import RANK_MAX
+from stepfs.view.names import RANK_MAX
 
 Spelling = Callable[[str, object], str]  # a word of the caller and its value, as errors write them
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from stepfs.errors import RefusedError, UsageError
 from stepfs.format.ids import SliceIndex, Step
-from stepfs.view.naming import RANK_MAX, STEP_MAX
+from stepfs.view.names import RANK_MAX, STEP_MAX
 from stepfs.view.ranks import RankMap
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import pytest
 import trio
 from faketable import CREATED_MS, FakeSlices, FakeTable
 
-from stepfs.follow.changes import Changes
+from stepfs.follow.follower import Changes
 from stepfs.follow.waits import Waits
 from stepfs.format.grid.record import Grid
 from stepfs.format.ids import Step
@@ -23,7 +23,7 @@ from stepfs.mount.fuse.meter import Meter
 from stepfs.mount.fuse.operations import StepOperations
 from stepfs.mount.fuse.pending_sizes import PendingSizes
 from stepfs.view.file_names import FileNames
-from stepfs.view.inodes import Fixed
+from stepfs.view.names import Fixed
 from stepfs.view.ranks import rank_map
 from stepfs.view.tree import Tree, ViewOptions
 

@@ -12,7 +12,7 @@ from fakemount import Caller, fails, mounted
 from faketable import payload
 
 from stepfs.format.ids import SEGMENT_STEPS, Step
-from stepfs.view.inodes import directory_inode, slice_inode
+from stepfs.view.names import directory_inode, slice_inode
 
 
 async def test_a_step_that_the_group_no_longer_needs_is_stale():

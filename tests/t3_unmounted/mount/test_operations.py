@@ -11,7 +11,7 @@ from fakemount import ROOT, Caller, facts, fails, mounted
 from faketable import CREATED_MS, payload
 
 from stepfs.format.grid.record import Grid
-from stepfs.view.inodes import Fixed, directory_inode, slice_inode
+from stepfs.view.names import Fixed, directory_inode, slice_inode
 
 
 async def test_a_committed_step_is_a_directory_with_one_file_per_slice():

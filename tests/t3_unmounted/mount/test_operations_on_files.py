@@ -12,7 +12,7 @@ from faketable import payload
 
 from stepfs.errors import ArchivedError, CorruptError, StoreUnreachableError
 from stepfs.mount.fuse.guard import CHANGES
-from stepfs.view.inodes import directory_inode
+from stepfs.view.names import directory_inode
 
 
 async def test_the_root_never_waits_even_when_no_segment_is_loaded():

@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepfs.format.ids import SliceIndex, Step
-from stepfs.view.inodes import (
+from stepfs.view.names import (
+    RANK_MAX,
     SLICES_SERVED_MAX,
+    STEP_MAX,
     Fixed,
     SliceFile,
     StepDirectory,
@@ -16,18 +18,14 @@ from stepfs.view.inodes import (
     WaitFile,
     directory_inode,
     node_of,
-    slice_inode,
-    step_file_inode,
-    wait_file_inode,
-)
-from stepfs.view.naming import (
-    RANK_MAX,
-    STEP_MAX,
     parse_number,
     parse_rank,
     parse_step,
     rank_name,
+    slice_inode,
+    step_file_inode,
     step_name,
+    wait_file_inode,
 )
 
 steps = st.integers(0, STEP_MAX).map(Step)

@@ -47,7 +47,7 @@ def ls(
 
 
 def _step_names(view: View) -> Iterator[str]:
-    from stepfs.view.naming import step_name
+    from stepfs.view.names import step_name
 
     for number in view.listed():
         yield f"{step_name(Step(number)).decode()}\n"

@@ -117,7 +117,7 @@ async def _slice(
     log: LogReader, lake: str, view: View, origins: OriginStores, step: int | None, rank: int, micro: int, beside: str
 ) -> _Payload:
     from stepfs.lake.identity import payload_schema
-    from stepfs.view.naming import step_name
+    from stepfs.view.names import step_name
 
     identity, names = log.identity, view.names(log.identity)
     ranks = names.ranks

@@ -19,8 +19,7 @@ from stepfs.mount.fuse.lookup_counts import LookupCounts
 from stepfs.view import attributes
 from stepfs.view.attributes import Attributes
 from stepfs.view.file_names import FileNames
-from stepfs.view.inodes import INODES_PER_STEP, directory_inode, step_file_inode
-from stepfs.view.naming import CONTROL_DIRECTORY, LATEST, step_name
+from stepfs.view.names import CONTROL_DIRECTORY, INODES_PER_STEP, LATEST, directory_inode, step_file_inode, step_name
 from stepfs.view.tree import StepTable, Tree
 
 _FIRST_STEP_ID: Final = 3

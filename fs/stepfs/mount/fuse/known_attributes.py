@@ -12,8 +12,18 @@ from stepfs.mount.fuse.files import FileTable
 from stepfs.mount.fuse.pending_sizes import PendingSizes
 from stepfs.view import attributes
 from stepfs.view.attributes import Attributes
-from stepfs.view.inodes import Fixed, SliceFile, StepDirectory, StepFile, WaitFile, directory_inode, node_of
-from stepfs.view.naming import CONTROL_DIRECTORY, LATEST, parse_step
+from stepfs.view.names import (
+    CONTROL_DIRECTORY,
+    LATEST,
+    Fixed,
+    SliceFile,
+    StepDirectory,
+    StepFile,
+    WaitFile,
+    directory_inode,
+    node_of,
+    parse_step,
+)
 from stepfs.view.ranks import RankMap
 from stepfs.view.tree import Presence, Tree
 

@@ -21,8 +21,7 @@ from stepfs.format.ids import SliceIndex, Step
 from stepfs.mount.fuse.lookup_counts import LookupCounts
 from stepfs.mount.fuse.meter import Meter
 from stepfs.view.file_names import FileNames
-from stepfs.view.inodes import Fixed
-from stepfs.view.naming import step_name
+from stepfs.view.names import Fixed, step_name
 from stepfs.view.tree import Tree
 
 _log = logging.getLogger("stepfs.mount")

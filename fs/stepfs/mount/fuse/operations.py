@@ -36,8 +36,7 @@ from stepfs.mount.fuse.meter import Meter
 from stepfs.mount.fuse.pending_sizes import PendingSizes
 from stepfs.view.attributes import Attributes
 from stepfs.view.file_names import FileNames
-from stepfs.view.inodes import Fixed, SliceFile, StepDirectory, StepFile, WaitFile, node_of
-from stepfs.view.naming import step_name
+from stepfs.view.names import Fixed, SliceFile, StepDirectory, StepFile, WaitFile, node_of, step_name
 from stepfs.view.tree import Presence, Tree
 
 _WRITING: Final = os.O_WRONLY | os.O_RDWR | os.O_APPEND | os.O_TRUNC | os.O_CREAT

@@ -1,16 +1,7 @@
 """Google's and Azure's stores, by obstore.
 
-The meaning of a failed request. obstore tells classes, not codes, and not the same ones in each version; but the text of
-an error holds the server's status and body. So the text decides, and anything else is unknown.
-
 object_store resends a 307 by itself, and 409 and 412 may be answers to its own first attempt. Both cost time, not
 safety: `lake/slots.py` reads the slot.
-
-The store's own clock: ages by the caller's are forbidden, and obstore does not pass an answer's Date on.
-
-Requests to one place, in threads: each attempt is one of ours, counted, with the answer that its error tells.
-
-A lake in Google Cloud Storage or in Azure: six verbs on obstore in threads, each attempt one request of ours.
 
 Cancellation abandons everything but `create` at once. An abandoned thread ends at the latest with its timeout and does
 not touch the caller's memory: a read lands under a lock that a cancelled caller takes first, an upload sends a copy.

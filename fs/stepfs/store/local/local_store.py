@@ -1,17 +1,9 @@
 """A store in a directory of a POSIX file system.
 
-From a failed system call to an error for the user: errno to one line and one error class.
-
-Whole reads, durable writes: the file primitives of the local store.
-
-Listing a directory tree in the order of an S3 LIST: by bytes of the whole key, lazily, from any point.
-
-Sorting the children of one directory by name, with '/' appended to directories, gives exactly that order, so a
+Sorting the children of one directory by name, with '/' appended to directories, gives the order of keys, so a
 depth-first walk never needs the whole tree. A directory of 10^6 names costs one pass over its names; files are
 `stat`ed only when they are part of the answer. Rejected: remembering a directory's sorted names by its mtime (a
 change within one timestamp tick would go unseen).
-
-A lake in a directory (file://): the guarantees of an object store from a local or shared POSIX file system.
 
 Create-if-absent is `link(2)` of a fully written, fsynced temporary file: the name appears at once with all its
 bytes, for exactly one of any number of racing processes or hosts. A network file system may send a link twice and

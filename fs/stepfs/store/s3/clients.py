@@ -1,13 +1,9 @@
 """boto3's clients of S3, made of the user's profile.
 
-The AWS profile that a lake's URL chooses: one that is named like the beginning of the URL.
-
 So one process reaches several S3 servers, each with credentials of its own, and the AWS files stay the only place for them.
 
 All sessions of a process, and of the processes forked from it, share one loader of botocore's models: to parse them took
 three quarters of a DataLoader worker's first read.
-
-Botocore clients of one S3 store: made late, in a worker thread, never used across a fork, every request counted.
 
 Two of them, because botocore's retries resend a create that already succeeded and then report 412 for the caller's own
 success (hazard 2). `commit` sends exactly once and waits longer than the queue of losers on the slowest measured

@@ -1,11 +1,6 @@
 """A store on S3.
 
-Single requests through boto3, in a thread: a range into the caller's buffer, a whole object, a page of names, a batch of
-deletes.
-
 Bytes go from the socket through one cache-sized piece into the buffer (measured: as cheap as urllib3's own `readinto`).
-
-A lake in an S3-compatible bucket (s3://): six verbs with few requests, on boto3 in threads; data ranges beside it.
 
 Cancellation abandons `get`, `read_into`, `list`, `delete` and `put` at once, `create` never. An abandoned thread ends
 at the latest with its timeout and does not touch the caller's memory: a read writes under a lock that a cancelled

@@ -22,7 +22,7 @@ from stepfs.format.snapshot import StepEntry
 from stepfs.format.tgb import checksum_slice
 from stepfs.lake.lineage import LineageReader
 from stepfs.view.file_names import names_of
-from stepfs.view.naming import step_name
+from stepfs.view.names import step_name
 from stepfs_producer.plan.state import State
 
 _SHOWN_MAX: Final = 100  # differences in words; all are counted

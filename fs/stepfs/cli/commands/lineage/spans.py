@@ -43,7 +43,7 @@ class Wanted:
     @classmethod
     def of_path(cls, path: str, options: StoreOptions, micro: int | None, token: int | None) -> Wanted:
         """The spans of a step or a file of a mount, which its inode identifies under any name."""
-        from stepfs.view.inodes import SliceFile, StepDirectory, node_of
+        from stepfs.view.names import SliceFile, StepDirectory, node_of
 
         full = Path(os.path.abspath(path))  # noqa: PTH100 (resolve() would follow `latest` of a mount that hangs)
         status = answer_within(full.stat)

@@ -1,6 +1,10 @@
-"""Inode numbers as a pure function of names: equal after a remount and on every node.
+"""Names of steps and files, and their inode numbers.
 
-    1 … 15                        the root, `latest`, and the fixed files of `.stepfs/`
+A step or rank has exactly one name: padded to a fixed width while it fits, wider beyond it. Parsing accepts only that
+name, because an alias (a leading '+', extra zeros, digits of another script) would be a second path to the same
+inode, and caches, `diff -r` and the kernel's dentries would disagree about it.
+
+1 … 15                        the root, `latest`, and the fixed files of `.stepfs/`
     (step + 1) << 20              a step directory
     (step + 1) << 20 | slice + 1  a slice; ranks that read the same slice are hard links to it
     1 << 62 | step                `.stepfs/steps/<step>.json`
@@ -12,11 +16,57 @@ There is no table that would have to be rebuilt, bounded, or kept right when the
 from __future__ import annotations
 
 import enum
+import re
 from dataclasses import dataclass
 from typing import Final
 
-from stepfs.format.ids import SliceIndex, Step
-from stepfs.view.naming import STEP_MAX
+from stepfs.format.ids import RANKS_MAX, SliceIndex, Step
+
+STEP_MAX: Final = Step(2**41 - 2)  # the limit of inode numbers: 70 years at 1000 steps per second
+RANK_MAX: Final = RANKS_MAX - 1
+CONTROL_DIRECTORY: Final = b".stepfs"
+LATEST: Final = b"latest"
+
+_STEP: Final = re.compile(rb"step-([0-9]{9,13})")
+_RANK: Final = re.compile(rb"rank-([0-9]{5,7})")
+_NUMBER: Final = re.compile(rb"0|[1-9][0-9]{0,12}")
+
+
+def step_name(step: Step) -> bytes:
+    """The directory of a step: `step-000000042`."""
+    return b"step-%09d" % step
+
+
+def parse_step(name: bytes) -> Step | None:
+    """Inverse of `step_name`; None for every other name."""
+    match = _STEP.fullmatch(name)
+    if match is None:
+        return None
+    step = Step(int(match[1]))
+    return step if step <= STEP_MAX and step_name(step) == name else None
+
+
+def rank_name(rank: int, rest: bytes) -> bytes:
+    """The file of a rank: `rank-00003.pt`."""
+    return b"rank-%05d%b" % (rank, rest)
+
+
+def parse_rank(name: bytes) -> tuple[int, bytes] | None:
+    """Inverse of `rank_name`; None for every other name."""
+    match = _RANK.match(name)
+    if match is None:
+        return None
+    rank, rest = int(match[1]), name[match.end() :]
+    return (rank, rest) if rank <= RANK_MAX and rank_name(rank, rest) == name else None
+
+
+def parse_number(name: bytes) -> Step | None:
+    """An unpadded step number, as in `.stepfs/wait/42`; None for every other name."""
+    if _NUMBER.fullmatch(name) is None:
+        return None
+    step = Step(int(name))
+    return step if step <= STEP_MAX else None
+
 
 _SLICE_BITS: Final = 20
 _SLICE_MASK: Final = (1 << _SLICE_BITS) - 1
