@@ -32,7 +32,7 @@ import trio
 
 from stepfs.errors import UsageError, leading_error
 from stepfs.format.arguments import parse_size
-from stepfs.store.options import StoreOptions
+from stepfs.store.api import StoreOptions
 from stepfs_producer.plan.packages import plan_packages
 
 with plan_packages():

@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from stepfs.format import commit, control, keys, snapshot
-from stepfs.store import names
+from stepfs.store import api
 
 _PURE: Final[tuple[Callable[..., Any], ...]] = (
     commit.decode_commit, control.decode_control, snapshot.decode_segment, snapshot.decode_snapshot, keys.number_of,
-    keys.numbered, names.check_key, names.check_prefix,
+    keys.numbered, api.check_key, api.check_prefix,
 )  # fmt: skip
 
 

@@ -31,7 +31,7 @@ QUESTIONS = {  # of a newcomer, to be answered from folder and file names alone
     "What does the daemon do when its loop is stuck?": "mount/health/watchdog.py",
     "Which records do the tokens of a step come from?": "lake/lineage.py",
     "Which objects may a reclaim delete?": "lake/reclaim/sweep.py",
-    "How often does a mount look for new steps?": "follow/poll_interval.py",
+    "How often does a mount look for new steps?": "follow/follower.py",
     "Who decides how many GETs run at once?": "data/get.py",
     "Which steps hold a record?": "stepfs_producer/run/history/find.py",
     "What clears the mount point of a killed daemon?": "mount/host/dead_mount.py",

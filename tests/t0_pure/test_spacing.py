@@ -7,7 +7,7 @@ from statistics import fmean
 import pytest
 import trio
 
-from stepfs.follow.poll_interval import MOUNTS_MIN, SLOWER_MAX, Spacing
+from stepfs.follow.follower import MOUNTS_MIN, SLOWER_MAX, Spacing
 from stepfs.mount.health.suspend_clock import RunningTime
 
 

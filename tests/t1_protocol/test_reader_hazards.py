@@ -18,8 +18,7 @@ from scenarios import scenario
 from small_world import SEGMENT, STEPS, checkpoint, clean, grow, inside_everywhere, process, small
 
 from stepfs.errors import AbsentError, CorruptError, OtherHistoryError, RefusedError, StepfsError
-from stepfs.follow.changes import Changes
-from stepfs.follow.follower import IDENTITY_CHECK_S, Follower
+from stepfs.follow.follower import IDENTITY_CHECK_S, Changes, Follower
 from stepfs.follow.waits import Waits
 from stepfs.format.commit import CommitKind, encode_commit
 from stepfs.format.ids import SegmentIndex, Step, Version

@@ -14,8 +14,7 @@ from faultproxy import FaultProxy
 from stubs3 import StubS3
 
 from stepfs.store.api import Store
-from stepfs.store.cloud.cloud_store import CloudStore
-from stepfs.store.cloud.requests import Timeouts
+from stepfs.store.cloud.cloud_store import CloudStore, Timeouts
 from stepfs.store.opening import open_store
 from stepfs.store.s3.s3_store import S3Store
 

@@ -13,9 +13,9 @@ import servers
 import trio
 from stubs3 import Answer, stub_s3
 
-from stepfs.store.cloud.store_clock import StoreClock
+from stepfs.store.cloud.cloud_store import StoreClock
 from stepfs.store.local.local_store import LocalStore
-from stepfs.store.s3.requests import page_entries
+from stepfs.store.s3.s3_store import page_entries
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 
@@ -97,7 +97,7 @@ async def test_asking_the_file_system_for_its_time_leaves_nothing_and_needs_no_r
 class TestStoreClock:
     def test_one_head_lasts_ten_minutes(self, monkeypatch):
         now_s = [1000.0]
-        monkeypatch.setattr("stepfs.store.cloud.store_clock.time.monotonic", lambda: now_s[0])
+        monkeypatch.setattr("stepfs.store.cloud.cloud_store.time.monotonic", lambda: now_s[0])
         with stub_s3() as stub:
             stub.answer = lambda _method, _path: Answer(400)
             clock = StoreClock(stub.endpoint_url)
@@ -116,7 +116,7 @@ class TestStoreClock:
 
     def test_a_server_that_tells_none_is_asked_once_a_minute(self, monkeypatch):
         now_s = [1000.0]
-        monkeypatch.setattr("stepfs.store.cloud.store_clock.time.monotonic", lambda: now_s[0])
+        monkeypatch.setattr("stepfs.store.cloud.cloud_store.time.monotonic", lambda: now_s[0])
         with stub_s3() as stub:
             stub.answer = lambda _method, _path: Answer(200, headers={f"X-{n}": "" for n in range(101)})
             clock = StoreClock(stub.endpoint_url)  # more headers than http.client takes: no answer

@@ -147,7 +147,7 @@ def test_forked_workers_begin_with_the_parents_credentials(imds: Imds, bucket: S
 
 
 def test_copied_credentials_are_renewed_by_a_session_of_their_own(imds: Imds) -> None:
-    from stepfs.store.s3.profiles import choose  # noqa: PLC0415
+    from stepfs.store.s3.clients import choose  # noqa: PLC0415
 
     def session():
         return choose(None, None).session

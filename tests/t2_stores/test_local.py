@@ -18,10 +18,8 @@ from hypothesis import strategies as st
 
 from stepfs.errors import AbsentError, RefusedError, StoreUnreachableError, UsageError
 from stepfs.store.api import Put
-from stepfs.store.local.listing import list_keys
-from stepfs.store.local.local_store import LocalStore
+from stepfs.store.local.local_store import LocalStore, explain, list_keys
 from stepfs.store.opening import open_store
-from stepfs.store.os_errors import explain
 
 COMPONENT = st.text("ab0-._", min_size=1, max_size=3).filter(lambda name: name[0] != ".")
 TREES = st.lists(st.lists(COMPONENT, min_size=1, max_size=3).map("/".join), max_size=12, unique=True)
@@ -59,7 +57,7 @@ async def test_listing_a_large_directory_from_its_end_stats_only_the_answer(stor
         (store.root / f"log/{number:020}").touch()
     stats = []
     real = os.stat
-    monkeypatch.setattr("stepfs.store.local.listing.os.stat", lambda *a, **k: stats.append(a) or real(*a, **k))
+    monkeypatch.setattr("stepfs.store.local.local_store.os.stat", lambda *a, **k: stats.append(a) or real(*a, **k))
     found = await store.list("log/", after=f"log/{19_990:020}", limit=5)
     assert [entry.key for entry in found] == [f"log/{number:020}" for number in range(19_991, 19_996)]
     assert len(stats) == 5
@@ -216,7 +214,7 @@ async def test_a_full_disk_is_named(store, monkeypatch):
     def full(*_args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("stepfs.store.local.files.os.writev", full)
+    monkeypatch.setattr("stepfs.store.local.local_store.os.writev", full)
     with pytest.raises(StoreUnreachableError, match=r"of .*/lake: no space left on device; free space and retry"):
         await store.create("log/1", b"x")
 
@@ -239,7 +237,7 @@ async def test_a_dead_disk_is_unreachable(store, monkeypatch):
     def fail(*_args):
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("stepfs.store.local.files.os.preadv", fail)
+    monkeypatch.setattr("stepfs.store.local.local_store.os.preadv", fail)
     with pytest.raises(StoreUnreachableError, match=r"cannot read a .*input/output error \(errno 5\)"):
         await store.get("a")
 

@@ -13,9 +13,9 @@ from stubs3 import ABSENT, stub_s3, xml_error
 from stepfs.doctor.lakes import check_lake
 from stepfs.errors import RefusedError
 from stepfs.lake.origins import OriginStores
+from stepfs.store.api import StoreOptions
 from stepfs.store.opening import open_store
-from stepfs.store.options import StoreOptions
-from stepfs.store.s3.profiles import choose, profile_of
+from stepfs.store.s3.clients import choose, profile_of
 from stepfs.store.s3.s3_store import S3Store
 
 

@@ -21,7 +21,7 @@ def store_requests(mount) -> int:
 
 
 def test_an_unchanged_lake_costs_one_request_per_poll_interval_at_most(lake_url, tmp_path, monkeypatch):
-    change_constants(monkeypatch, {"stepfs.follow.poll_interval:INTERVAL_S_MAX": SELDOM_S})
+    change_constants(monkeypatch, {"stepfs.follow.follower:INTERVAL_S_MAX": SELDOM_S})
     lake_with(lake_url, 5)
     with mounted(lake_url, tmp_path / "m", "--poll", "100ms", "--no-prime") as mount:
         began, before = time.monotonic(), store_requests(mount)

@@ -16,7 +16,7 @@ import trio
 from lakes import SLICES, commit, produce, stepfs
 
 from stepfs.cli.commands.lineage.spans import Wanted, shown_spans
-from stepfs.store.options import StoreOptions
+from stepfs.store.api import StoreOptions
 from torture.planned.audit import Piece, read_lake
 from torture.planned.corpus import Corpus, write_corpus
 

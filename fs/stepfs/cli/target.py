@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from stepfs.lake.lineage import LineageReader
     from stepfs.lake.log.reader import LogReader
     from stepfs.lake.origins import OriginStores
-    from stepfs.store.api import Store
-    from stepfs.store.options import StoreOptions
+    from stepfs.store.api import Store, StoreOptions
     from stepfs.view.mounted import View
 
 

@@ -29,7 +29,7 @@ from stepfs.format.ids import BLOCK_BYTES, SliceIndex, SliceKey, Step
 from stepfs.format.tgb import SliceRef
 from stepfs.own_directory import make_own
 from stepfs.store.api import Progress
-from stepfs.store.local.files import write_all
+from stepfs.store.local.local_store import write_all
 
 _NAME: Final = re.compile(r"^([0-9a-f]{32})-(\d{20})-(\d{7})-(\d{1,13})-([0-9a-f]{8})\.slice$")
 _WRITE: Final = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -13,7 +13,7 @@ from stepfs.checkpoints.formats import Place
 from stepfs.checkpoints.next_step import NextStep
 from stepfs.checkpoints.watch import Progress, Watch
 from stepfs.errors import StepfsError
-from stepfs.follow.poll_interval import Spacing
+from stepfs.follow.follower import Spacing
 from stepfs.format.control import GroupRecord
 from stepfs.format.ids import Step
 from stepfs.lake.control import Group

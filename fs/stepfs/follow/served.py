@@ -14,10 +14,8 @@ from stepfs.data.get import CONNECTIONS_MAX, ConcurrencyLimit
 from stepfs.data.memory import MemoryGovernor
 from stepfs.data.prefetch import Prefetcher
 from stepfs.data.slices import Slices
-from stepfs.follow.changes import Changes
 from stepfs.follow.consumer_group import GroupFollower
-from stepfs.follow.follower import Follower
-from stepfs.follow.poll_interval import Spacing
+from stepfs.follow.follower import Changes, Follower, Spacing
 from stepfs.follow.waits import HasPendingSignal, Waits
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.format.tgb import Descriptor

@@ -18,7 +18,7 @@ from typing import Final
 import trio
 
 from stepfs.errors import AbsentError, OtherHistoryError, ReclaimedError, StepfsError, StoreUnreachableError
-from stepfs.follow.changes import Changes
+from stepfs.follow.follower import Changes
 from stepfs.format.ids import Step
 from stepfs.format.snapshot import StepEntry
 from stepfs.histogram import Histogram

@@ -28,9 +28,8 @@ from stepfs.mount.host.procfs import has_pending_signal
 from stepfs.mount.options import MountOptions
 from stepfs.mount.status.heartbeat import Heartbeat
 from stepfs.mount.status.reports import Machine, Reports
-from stepfs.store.api import Store
+from stepfs.store.api import Store, StoreOptions
 from stepfs.store.opening import open_store
-from stepfs.store.options import StoreOptions
 from stepfs.store.silence import Silence
 from stepfs.view.names import Fixed
 from stepfs.view.ranks import FileNames, hinted_slices, rank_map

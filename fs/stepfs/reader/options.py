@@ -15,7 +15,7 @@ from stepfs.errors import UsageError, WrongTypeError
 from stepfs.format.arguments import INTERVAL_S_MIN, check_integer, check_text, parse_duration, parse_size
 from stepfs.format.records import Grid
 from stepfs.limits import MEMORY_BYTES_MIN, default_memory_bytes, local_ranks, read_memory
-from stepfs.store.options import StoreOptions
+from stepfs.store.api import StoreOptions
 from stepfs.view.names import RANK_MAX, STEP_MAX
 from stepfs.view.ranks import RankMap, as_keyword, parse_ranks, parse_steps, rank_map
 

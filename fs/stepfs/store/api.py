@@ -1,4 +1,8 @@
-"""The store as the rest of stepfs sees it: six verbs on byte strings, async on trio.
+"""The object store protocol: verbs, names of objects, and options of the way to a store.
+
+Stores receive keys from decoded objects, too (descriptors contain them), so a hostile key must not leave the lake: no
+empty, '.' or '..' component, no hidden name (the local store keeps its temporary files in a hidden directory), no
+character that a URL or a file system would rewrite.
 
 One primitive carries every guarantee: `create`, a single-request put that succeeds only if the key is absent. Its
 outcome is a value, because a lost race and an unknown result are normal (COMMIT.md). `If-Match`, conditional
@@ -13,10 +17,49 @@ and never start with it.
 from __future__ import annotations
 
 import enum
+import re
 import threading
 from collections.abc import Callable, Iterable, MutableSequence, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol
+
+from stepfs.errors import UsageError
+
+_KEY: Final = re.compile(r"(?:[A-Za-z0-9_=-][A-Za-z0-9_=.-]*/)*[A-Za-z0-9_=-][A-Za-z0-9_=.-]*")
+_PREFIX: Final = re.compile(r"(?:[A-Za-z0-9_=-][A-Za-z0-9_=.-]*/)*(?:[A-Za-z0-9_=-][A-Za-z0-9_=.-]*)?")
+KEY_BYTES_MAX: Final = 512
+
+
+def check_key(key: str) -> str:
+    """Returns `key`; `UsageError` if it is not a relative object name."""
+    if len(key) > KEY_BYTES_MAX or _KEY.fullmatch(key) is None:
+        raise UsageError(f"not an object key: {key[:80]!r}; keys are relative paths of plain components")
+    return key
+
+
+def check_prefix(prefix: str) -> str:
+    """Returns `prefix` ('' lists everything); `UsageError` if no key could start with it."""
+    if len(prefix) > KEY_BYTES_MAX or _PREFIX.fullmatch(prefix) is None:
+        raise UsageError(f"not a key prefix: {prefix[:80]!r}; prefixes are relative paths of plain components")
+    return prefix
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOptions:
+    """Options of every kind of store; each kind ignores options that it does not know. The one place to add another."""
+
+    endpoint_url: str | None = None  # an S3-compatible server; None: the AWS chain decides
+    connections: int | None = None  # ranged reads under way at a time; None: the store's own limit
+    of_origin: bool = False  # a fork's parent: the server of its own profile beats `endpoint_url`
+
+    def at_endpoint(self, endpoint_url: str | None) -> StoreOptions:
+        """These options, at that server unless they name one."""
+        return replace(self, endpoint_url=self.endpoint_url or endpoint_url)
+
+    def for_origin(self) -> StoreOptions:
+        """The same for the lake that a fork was made of."""
+        return replace(self, of_origin=True)
+
 
 Buffer = bytes | bytearray | memoryview
 Progress = Callable[[int], None]  # called with the bytes of a read that are in its buffer so far

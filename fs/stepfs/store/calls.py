@@ -1,4 +1,4 @@
-"""Calls of a server's store: blocking work in threads, watched for silence, with the memory of what was allowed before.
+"""Calls of a server's store: threads, silence, and ages by the clock of the store.
 
 Threads have three budgets, so that the log and the floor never wait for bytes: creates, other control requests, data.
 """
@@ -6,6 +6,8 @@ Threads have three budgets, so that the log and the floor never wait for bytes: 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import Final, TypeVar
 
@@ -15,6 +17,25 @@ from stepfs.errors import StepfsError
 from stepfs.store.answers import MAY_COME_LATE, Answer, Verdict, explain, not_yet
 from stepfs.store.settings import COMMIT_THREADS_MAX, CONTROL_THREADS_MAX, DATA_THREADS_MAX, Words
 from stepfs.store.silence import Silence, unwatched
+
+_RESOLUTION_S: Final = 1.0
+
+
+def http_date(said: str | None) -> datetime | None:
+    """A Date header; None if there is none that can be read."""
+    try:
+        when = parsedate_to_datetime(said or "")
+    except (TypeError, ValueError):
+        return None
+    return when if when.tzinfo is not None else when.replace(tzinfo=UTC)
+
+
+def age_s(modified: datetime | None, now: datetime | None) -> float:
+    """The least age; 0 where either time is unknown."""
+    if now is None or modified is None:
+        return 0.0
+    return max(0.0, (now - modified).total_seconds() - _RESOLUTION_S)
+
 
 T = TypeVar("T")
 _DEPTH: Final = 2  # <lake id>/log, <lake id>/data, …: policies do not go deeper

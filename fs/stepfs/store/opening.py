@@ -9,10 +9,8 @@ from urllib.parse import unquote
 
 from stepfs.errors import MissingPackageError, UsageError
 from stepfs.format.arguments import check_text
-from stepfs.store.api import Store
+from stepfs.store.api import Store, StoreOptions, check_key
 from stepfs.store.local.local_store import LocalStore
-from stepfs.store.names import check_key
-from stepfs.store.options import StoreOptions
 from stepfs.store.settings import AZURE, GOOGLE, S3
 from stepfs.store.silence import Silence
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from stepfs.cli.options import EndpointUrl, Json, not_empty, opt
-from stepfs.store.options import StoreOptions
+from stepfs.store.api import StoreOptions
 from stepfs_producer.cli.options import Holdout
 from stepfs_producer.run.options import RunOptions
 

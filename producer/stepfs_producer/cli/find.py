@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from stepfs.cli.options import EndpointUrl, Json, Lake, PlanDirectory, opt
-from stepfs.store.options import StoreOptions
+from stepfs.store.api import StoreOptions
 
 
 def find(

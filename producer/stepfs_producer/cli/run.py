@@ -8,7 +8,7 @@ import typer
 
 from stepfs.cli.declared_options import takes
 from stepfs.cli.options import EndpointUrl, Json, Lake
-from stepfs.store.options import StoreOptions
+from stepfs.store.api import StoreOptions
 from stepfs_producer.cli.options import Holdout, PlanFile
 from stepfs_producer.run.options import RunOptions
 

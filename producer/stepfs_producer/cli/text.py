@@ -8,7 +8,7 @@ import typer
 
 from stepfs.cli.declared_options import takes
 from stepfs.cli.options import EndpointUrl, Lake, opt
-from stepfs.store.options import StoreOptions
+from stepfs.store.api import StoreOptions
 from stepfs_producer.cli.plans.text_options import TextOptions
 from stepfs_producer.run.options import RunOptions
 

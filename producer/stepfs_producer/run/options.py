@@ -8,7 +8,7 @@ from typing import Annotated
 from stepfs.declared_option import Opt
 from stepfs.errors import UsageError
 from stepfs.format.arguments import parse_size
-from stepfs.store.options import StoreOptions
+from stepfs.store.api import StoreOptions
 
 LimitSteps = Annotated[
     int | None,

@@ -22,8 +22,8 @@ import trio
 
 from bench.machine import cpu_s, family
 from stepfs.format.ids import Epoch
+from stepfs.store.api import StoreOptions
 from stepfs.store.opening import open_store
-from stepfs.store.options import StoreOptions
 from stepfs_producer import AsyncProducer
 from stepfs_producer.engine.kept import KeptBody
 from stepfs_producer.engine.local import local_engine

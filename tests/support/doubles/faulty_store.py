@@ -19,8 +19,7 @@ import trio
 from doubles.faults import THROTTLED_503, Fault, Plan, Told, no_faults
 from doubles.object_map import Event, Listing, ObjectMap
 from stepfs.errors import CorruptError, StoreUnreachableError
-from stepfs.store.api import Buffer, Counts, Progress, Put, ignore_progress
-from stepfs.store.names import check_key, check_prefix
+from stepfs.store.api import Buffer, Counts, Progress, Put, check_key, check_prefix, ignore_progress
 
 __all__ = ["ATTEMPTS_MAX", "DELETE_BATCH", "Event", "FaultyStore", "ObjectMap", "usual_latency"]
 

@@ -12,7 +12,7 @@ import pytest
 import trio
 from faketable import CREATED_MS, FakeSlices, FakeTable
 
-from stepfs.follow.changes import Changes
+from stepfs.follow.follower import Changes
 from stepfs.follow.waits import Waits
 from stepfs.format.ids import Step
 from stepfs.format.records import Grid

@@ -13,10 +13,8 @@ from doubles.faulty_store import FaultyStore
 from doubles.trio_clock import TrioClock
 
 from stepfs.errors import StoreUnreachableError
-from stepfs.follow.changes import Changes
 from stepfs.follow.consumer_group import GroupFollower
-from stepfs.follow.follower import Follower
-from stepfs.follow.poll_interval import Spacing
+from stepfs.follow.follower import Changes, Follower, Spacing
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import LogState
 from stepfs.lake.control import Control, Group

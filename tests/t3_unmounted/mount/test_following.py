@@ -13,9 +13,15 @@ from faketable import FakeTable
 
 from stepfs.clock import SystemClock
 from stepfs.errors import CorruptError, StoreUnreachableError
-from stepfs.follow.changes import Changes
-from stepfs.follow.follower import IDENTITY_CHECK_S, SILENCE_S, Follower, ReplacedError
-from stepfs.follow.poll_interval import INTERVAL_S_MAX, PollInterval
+from stepfs.follow.follower import (
+    IDENTITY_CHECK_S,
+    INTERVAL_S_MAX,
+    SILENCE_S,
+    Changes,
+    Follower,
+    PollInterval,
+    ReplacedError,
+)
 from stepfs.format.ids import Step
 from stepfs.mount.fuse.lookup_counts import LookupCounts
 from stepfs.mount.fuse.notify import Withdrawal

@@ -18,7 +18,7 @@ from stepfs.format.ids import Epoch, SliceIndex
 from stepfs.format.keys import data_key
 from stepfs.format.records import Grid, LakeIdentity
 from stepfs.format.tgb import Descriptor
-from stepfs.store.options import StoreOptions
+from stepfs.store.api import StoreOptions
 from stepfs_producer.engine.api import Kept, Lost, WorkerDied
 from stepfs_producer.engine.failover import WORKERS_MAX
 from stepfs_producer.payloads.columns import ColumnSpec

@@ -12,7 +12,7 @@ from stepfs.cli.columns import json_text
 from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory, opt
 from stepfs.cli.target import is_lake, opened_log
 from stepfs.errors import NoSuchGroupError, UsageError
-from stepfs.store.options import StoreOptions
+from stepfs.store.api import StoreOptions
 
 if TYPE_CHECKING:
     from stepfs.format.control import GroupRecord

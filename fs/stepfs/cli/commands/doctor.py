@@ -13,7 +13,7 @@ from stepfs.cli.columns import json_text
 from stepfs.cli.failure import say
 from stepfs.cli.options import EndpointUrl, Json, not_empty, opt
 from stepfs.cli.target import is_lake, opened_store, origin_stores
-from stepfs.store.options import StoreOptions
+from stepfs.store.api import StoreOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

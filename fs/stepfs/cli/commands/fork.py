@@ -12,7 +12,7 @@ from stepfs.cli.columns import json_text, printable
 from stepfs.cli.options import EndpointUrl, Json, opt
 from stepfs.cli.target import opened_store
 from stepfs.errors import UsageError
-from stepfs.store.options import StoreOptions
+from stepfs.store.api import StoreOptions
 
 if TYPE_CHECKING:
     from stepfs.lake.fork import Cut

@@ -11,7 +11,7 @@ from stepfs.cli.failure import say
 from stepfs.cli.options import EndpointUrl, Lake, opt
 from stepfs.cli.target import opened_store
 from stepfs.errors import UsageError
-from stepfs.store.options import StoreOptions
+from stepfs.store.api import StoreOptions
 
 
 def init(

@@ -11,7 +11,7 @@ from stepfs import interruption
 from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory, opt
 from stepfs.cli.target import lake_of, opened_log, view_of
 from stepfs.format.ids import JSON_SCHEMA, Step
-from stepfs.store.options import StoreOptions
+from stepfs.store.api import StoreOptions
 
 if TYPE_CHECKING:
     from stepfs.format.snapshot import StepEntry

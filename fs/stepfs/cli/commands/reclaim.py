@@ -12,7 +12,7 @@ from stepfs.cli.failure import say
 from stepfs.cli.options import EndpointUrl, Json, Lake, opt
 from stepfs.cli.target import opened_store, origin_stores
 from stepfs.errors import StoreUnreachableError, UsageError
-from stepfs.store.options import StoreOptions
+from stepfs.store.api import StoreOptions
 
 if TYPE_CHECKING:
     from stepfs.lake.reclaim.run import Report

@@ -10,7 +10,7 @@ from stepfs import interruption
 from stepfs.cli.columns import json_text
 from stepfs.cli.options import EndpointUrl, Json, Lake
 from stepfs.cli.target import opened_log
-from stepfs.store.options import StoreOptions
+from stepfs.store.api import StoreOptions
 
 if TYPE_CHECKING:
     from stepfs.format.snapshot import ProducerState

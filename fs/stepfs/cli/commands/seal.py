@@ -7,7 +7,7 @@ import typer
 from stepfs import interruption
 from stepfs.cli.options import EndpointUrl, Lake
 from stepfs.cli.target import opened_log
-from stepfs.store.options import StoreOptions
+from stepfs.store.api import StoreOptions
 
 
 def seal(lake: Lake, endpoint_url: EndpointUrl = None) -> None:

@@ -18,7 +18,7 @@ from stepfs.cli.columns import json_text, printable, size_text, table
 from stepfs.cli.options import EndpointUrl, Json, not_empty, opt
 from stepfs.cli.target import is_lake, lake_of, opened_lineage, view_of
 from stepfs.errors import AbsentError, CorruptError, RefusedError, UsageError
-from stepfs.store.options import StoreOptions
+from stepfs.store.api import StoreOptions
 
 if TYPE_CHECKING:
     from stepfs.lake.lineage import LineageReader

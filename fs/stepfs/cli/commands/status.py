@@ -13,7 +13,7 @@ from stepfs import interruption
 from stepfs.cli.columns import age_text, printable, size_text, state_text, table, time_text
 from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory, opt
 from stepfs.cli.target import is_lake
-from stepfs.store.options import StoreOptions
+from stepfs.store.api import StoreOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

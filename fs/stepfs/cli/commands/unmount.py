@@ -10,7 +10,7 @@ from stepfs.cli.options import Directory, opt
 from stepfs.cli.target import opened_log
 from stepfs.command_hint import command
 from stepfs.errors import RefusedError, StepfsError
-from stepfs.store.options import StoreOptions
+from stepfs.store.api import StoreOptions
 
 
 def unmount(

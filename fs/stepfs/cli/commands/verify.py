@@ -16,7 +16,7 @@ from stepfs.cli.failure import explain, say
 from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory, opt
 from stepfs.cli.target import lake_of, opened_store, origin_stores
 from stepfs.errors import CorruptError, StepfsError, UsageError
-from stepfs.store.options import StoreOptions
+from stepfs.store.api import StoreOptions
 
 if TYPE_CHECKING:
     from stepfs.format.records import LakeIdentity

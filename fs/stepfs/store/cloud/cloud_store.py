@@ -1,4 +1,7 @@
-"""A lake in Google Cloud Storage or in Azure: six verbs on obstore in threads, each attempt one request of ours.
+"""Google's and Azure's stores, by obstore.
+
+object_store resends a 307 by itself, and 409 and 412 may be answers to its own first attempt. Both cost time, not
+safety: `lake/slots.py` reads the slot.
 
 Cancellation abandons everything but `create` at once. An abandoned thread ends at the latest with its timeout and does
 not touch the caller's memory: a read lands under a lock that a cancelled caller takes first, an upload sends a copy.
@@ -6,24 +9,27 @@ not touch the caller's memory: a read lands under a lock that a cancelled caller
 
 from __future__ import annotations
 
+import re
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import datetime
-from typing import TYPE_CHECKING, Final, TypeVar
+from datetime import datetime, timedelta
+from http import HTTPStatus
+from http.client import HTTPException
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import obstore
 import trio
+from obstore.exceptions import BaseError
 
+from stepfs import entropy
 from stepfs.errors import StepfsError
-from stepfs.store.ages import age_s
-from stepfs.store.answers import PASSING, Verdict, create_outcome
-from stepfs.store.api import Buffer, Counts, Entry, Progress, Put, byte_views, ignore_progress
-from stepfs.store.calls import Calls
-from stepfs.store.cloud.answers import UNSIGNED
+from stepfs.store.answers import PASSING, Answer, Verdict, create_outcome, verdict_of
+from stepfs.store.api import Buffer, Counts, Entry, Progress, Put, byte_views, check_key, check_prefix, ignore_progress
+from stepfs.store.calls import Calls, age_s, http_date
 from stepfs.store.cloud.place import Place
-from stepfs.store.cloud.requests import TIMEOUTS, RequestError, Requests, Timeouts
-from stepfs.store.cloud.store_clock import StoreClock
-from stepfs.store.names import check_key, check_prefix
 from stepfs.store.read_target import PIECE_BYTES, AbandonedReadError, ReadTarget, whole_body
 from stepfs.store.silence import Silence
 
@@ -32,7 +38,191 @@ if TYPE_CHECKING:
 
     from stepfs.store.cloud.place import Client
 
+
+_STATUS: Final = re.compile(r"Error performing [A-Z]+ \S+ in \S+ - Server returned non-2xx status code: (\d{3})\b")
+_DELETED: Final = re.compile(r"Bulk delete request failed for key \S+: .*\(code: (\d{3})\)", re.DOTALL)
+_CODE: Final = re.compile(r"<Code>(\w{1,80})</Code>")
+_REASON: Final = re.compile(r'(?:message|error): "([^"]+)"|\b(TimedOut|Incomplete\w+)\b')
+_OF_PROVIDER: Final = re.compile(r"credential provider: (.+?)(?:\.\s|$)")  # its first sentence
+_QUOTED: Final = re.compile(r'"(?:[^"\\]|\\.)*"?', re.DOTALL)
+_NO_TOKEN: Final = re.compile(r"performing token request|credential error|credential provider")
+_SKEWED: Final = re.compile(r"date header too old|in a reasonable timeframe", re.IGNORECASE)
+_EXPIRED: Final = re.compile(r"not valid in the specified time frame", re.IGNORECASE)
+
+UNSIGNED: Final = Answer(Verdict.UNREACHABLE, "the answer to a write is not the store's; look for a proxy in between")
+
+
+def read_answer(text: str) -> Answer:
+    head, _, cause = text.partition("\n\nDebug source:")
+    found = _STATUS.search(head)
+    lead = head[: found.start()] if found else head
+    status = int(found[1]) if found else 0
+    named = _CODE.search(head, found.end()) if found else None
+    code = named[1] if named else ""
+    said = f"{status} {code}".strip() if found else _reason(head, cause)
+    if not found and (deleted := _DELETED.search(head)):
+        status = int(deleted[1])  # of one blob of a batch, whose answer has a status alone
+        absent = status == HTTPStatus.NOT_FOUND
+        verdict = Verdict.ABSENT if absent else verdict_of(status, "")
+        return Answer(verdict, f"{status} in a batch", status)
+    if head.endswith("bytes long") and "Wanted range starting at" in head:
+        return Answer(Verdict.PAST_END, said)
+    if _SKEWED.search(head):
+        return Answer(Verdict.SKEWED, said, status)
+    if _NO_TOKEN.search(lead):
+        return Answer(Verdict.EXPIRED, f"no token: {said}")
+    if not found:
+        distrusted = "InvalidCertificate" in cause
+        return Answer(Verdict.DISTRUSTED if distrusted else Verdict.UNREACHABLE, said)
+    return Answer(Verdict.EXPIRED if _EXPIRED.search(head) else verdict_of(status, code), said, status)
+
+
+def unusable(text: str) -> Answer:
+    """The reason why no client can be made: wrong settings, of which nothing is quoted."""
+    said = _QUOTED.sub("…", text.partition("\n\nDebug source:")[0])
+    return Answer(Verdict.EXPIRED, " ".join(said.split())[:300])
+
+
+def _reason(head: str, cause: str) -> str:
+    if provided := _OF_PROVIDER.search(head):
+        return provided[1][:300]
+    found = _REASON.findall(cause)
+    return ("; ".join(message or word for message, word in found) or " ".join(head.split()))[:300]
+
+
+_KEEP_S: Final = 600.0  # clocks drift, if slowly
+_ASK_AGAIN_S: Final = 60.0  # a store that did not tell
+_ANSWER_S: Final = 5.0
+
+
+class StoreClock:
+    """The Date of one unsigned HEAD to `endpoint`, kept as an offset to the monotonic clock. Thread-safe, blocking."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._endpoint = endpoint
+        self._lock = threading.Lock()
+        self._asked_s = -_KEEP_S
+        self._date: datetime | None = None
+
+    def now(self) -> datetime | None:
+        """Not later than the store's present time; None if it does not tell."""
+        with self._lock:
+            if time.monotonic() - self._asked_s >= (_KEEP_S if self._date else _ASK_AGAIN_S):
+                self._date = self._ask()
+                self._asked_s = time.monotonic()  # when it was told: later than the store said so
+            return self._date and self._date + timedelta(seconds=time.monotonic() - self._asked_s)
+
+    def _ask(self) -> datetime | None:
+        request = Request(self._endpoint, method="HEAD")  # noqa: S310 - an endpoint is http or https
+        try:
+            with urlopen(request, timeout=_ANSWER_S) as answer:  # noqa: S310
+                said = answer.headers["Date"]
+        except HTTPError as error:  # the usual answer to an unsigned request
+            said = error.headers["Date"]
+        except (OSError, HTTPException):
+            return None
+        return http_date(said)
+
+
 T = TypeVar("T")
+_ATTEMPTS_MAX: Final = 4
+_RETRIED: Final = PASSING | {Verdict.CONFLICT}
+_PAUSE_S: Final = 0.25  # at most, before the second attempt
+
+
+class Timeouts(NamedTuple):
+    """Seconds without a byte; `upload`: for a whole body, since obstore's time begins with the request."""
+
+    commit: float = 15.0
+    data: float = 20.0
+    upload: float = 120.0
+
+
+TIMEOUTS: Final = Timeouts()
+
+
+class RequestError(Exception):
+    """A request failed; `answer` says how."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(answer.said)
+        self.answer = answer
+
+
+class Requests:
+    """Of one store. Requests of a verb share a client with that verb's timeout."""
+
+    def __init__(
+        self,
+        place: Place,
+        counts: Counts,
+        timeouts: Timeouts,
+        calls: Calls,
+    ) -> None:
+        self._place = place
+        self._counts = counts
+        self._calls = calls
+        self._timeouts_s = {"create": timeouts.commit, "put": timeouts.upload}
+        self._data_timeout_s = timeouts.data
+        self._clients: dict[tuple[float, int], Client] = {}
+        self._making = threading.Lock()
+
+    async def call(
+        self,
+        verb: str,
+        keys: tuple[str, ...],
+        work: Callable[[Client], T],
+        *,
+        data: bool = False,
+        retries: int = 0,
+    ) -> T:
+        """Run `work` in a thread, again while its failures pass; a create once, and to its end.
+
+        `data`: it moves a body of any size. `retries` of obstore itself, within one attempt.
+        """
+
+        def attempt() -> T:
+            try:
+                client = self._client(verb, retries)
+            except BaseError as error:  # settings that make no sense, in a text that may quote them
+                raise RequestError(unusable(str(error))) from None
+            try:
+                self._counts.note(verb, *keys)
+                return work(client)
+            except (BaseError, OSError) as error:
+                raise self._failed(str(error)) from error
+
+        once = verb == "create"
+        for number in range(_ATTEMPTS_MAX):
+            try:
+                result = await self._calls.run(verb, attempt, data=data, abandon=not once)
+            except RequestError as error:
+                if once or error.answer.verdict not in _RETRIED or number == _ATTEMPTS_MAX - 1:
+                    raise
+            else:
+                self._calls.rights.prove(verb, keys)
+                return result
+            await trio.sleep(entropy.uniform(0.0, _PAUSE_S * 2**number))
+        raise AssertionError
+
+    def _client(self, verb: str, retries: int) -> Client:
+        timeout_s = self._timeouts_s.get(verb, self._data_timeout_s)
+        with self._making:
+            if (timeout_s, retries) not in self._clients:
+                self._clients[timeout_s, retries] = self._place.client(timeout_s, retries=retries)
+            return self._clients[timeout_s, retries]
+
+    def _failed(self, text: str) -> RequestError:
+        answer = read_answer(text)
+        if answer.status:
+            self._calls.sign_of_life()
+        self._counts.add(throttled=answer.verdict is Verdict.THROTTLED)
+        return RequestError(answer)
+
+    def close(self) -> None:
+        self._clients.clear()
+
+
 Listing = list[Entry]  # inside the class `list` is the verb
 Failures = list[StepfsError]
 SINGLE_BYTES_MAX: Final = 96 << 20

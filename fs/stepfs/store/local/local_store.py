@@ -1,4 +1,9 @@
-"""A lake in a directory (file://): the guarantees of an object store from a local or shared POSIX file system.
+"""A store in a directory of a POSIX file system.
+
+Sorting the children of one directory by name, with '/' appended to directories, gives the order of keys, so a
+depth-first walk never needs the whole tree. A directory of 10^6 names costs one pass over its names; files are
+`stat`ed only when they are part of the answer. Rejected: remembering a directory's sorted names by its mtime (a
+change within one timestamp tick would go unseen).
 
 Create-if-absent is `link(2)` of a fully written, fsynced temporary file: the name appears at once with all its
 bytes, for exactly one of any number of racing processes or hosts. A network file system may send a link twice and
@@ -15,22 +20,196 @@ for its system call, so a buffer is never written to after its owner went on, an
 from __future__ import annotations
 
 import errno
+import heapq
 import os
 import secrets
 import stat
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Final, TypeVar, TypeVarTuple
 
 import trio
 
-from stepfs.errors import AbsentError, CorruptError, RefusedError
-from stepfs.store.api import Buffer, Counts, Entry, Progress, Put, ignore_progress
-from stepfs.store.local.files import collect_stale, file_system_time_s, fill, links, sync_directory, write_all
-from stepfs.store.local.listing import list_keys
-from stepfs.store.names import check_key, check_prefix
-from stepfs.store.os_errors import explained
+from stepfs.errors import AbsentError, CorruptError, RefusedError, StepfsError, StoreUnreachableError, UsageError
+from stepfs.store.api import Buffer, Counts, Entry, Progress, Put, byte_views, check_key, check_prefix, ignore_progress
+
+_RIGHT: Final = "; check owner, mode and mount options"
+_LINKS: Final = "; file:// lakes need a file system with hard links, use another"
+_FILES: Final = "; raise ulimit -n"
+_REFUSALS: Final = {
+    errno.EFBIG: "; raise ulimit -f",
+    errno.EACCES: _RIGHT,
+    errno.EPERM: _RIGHT,
+    errno.EROFS: _RIGHT,
+    errno.EMFILE: _FILES,
+    errno.ENFILE: _FILES,
+    errno.ELOOP: "; remove the symbolic link that stands in its place",
+    errno.ENOTDIR: "; move away the file that stands where a directory belongs",
+    errno.EXDEV: _LINKS,
+    errno.EOPNOTSUPP: _LINKS,
+    errno.EMLINK: _LINKS,
+    errno.ENOSYS: _LINKS,
+}
+
+
+def explain(error: OSError, root: Path, doing: str) -> StepfsError:
+    """The error to raise (from `error`) when `doing` ('write a/b', …) failed below `root`."""
+    what = f"cannot {doing} on the file system of {root}: {(error.strerror or str(error)).lower()}"
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:  # producers and reclaimers wait for space, too
+        return StoreUnreachableError(f"{what}; free space and retry")
+    if error.errno in _REFUSALS:
+        return RefusedError(what + _REFUSALS[error.errno])
+    if error.errno == errno.ENAMETOOLONG:
+        return UsageError(f"{what}; use a shorter directory")
+    return StoreUnreachableError(f"{what} (errno {error.errno}); check the file system and retry")
+
+
+@contextmanager
+def explained(root: Path, doing: str) -> Iterator[None]:
+    """Convert an `OSError` of the body with `explain`."""
+    try:
+        yield
+    except OSError as error:
+        raise explain(error, root, doing) from error
+
+
+STALE_TEMPORARY_S: Final = 24 * 3600
+_VECTORS_MAX: Final = 1024  # IOV_MAX
+
+
+def links(path: Path) -> int:
+    """The number of names of the file; opening it first makes a network file system ask its server (close-to-open)."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.fstat(handle).st_nlink
+    finally:
+        os.close(handle)
+
+
+def fill(handle: int, offset: int, buffer: memoryview) -> int:
+    """Read into `buffer` from byte `offset`; returns the number of bytes, fewer than the buffer's at the end of the
+    file."""
+    done = 0
+    while done < len(buffer):
+        got = os.preadv(handle, [buffer[done:]], offset + done)
+        if got == 0:
+            break
+        done += got
+    return done
+
+
+def write_all(handle: int, parts: Sequence[Buffer]) -> None:
+    """Write the concatenation of `parts`, gathered by the kernel, not here."""
+    views = byte_views(parts)
+    while views:
+        written = os.writev(handle, views[:_VECTORS_MAX])
+        done = 0
+        while done < len(views) and written >= views[done].nbytes:
+            written -= views[done].nbytes
+            done += 1
+        del views[:done]
+        if written:
+            views[0] = views[0][written:]
+
+
+def sync_directory(directory: Path) -> None:
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def collect_stale(place: Path, now_s: float) -> None:
+    """Delete the leftovers of crashed writers; `now_s` is this file system's time, from a file just written."""
+    with suppress(OSError), os.scandir(place) as scan:
+        for entry in scan:
+            with suppress(OSError):
+                if entry.stat(follow_symlinks=False).st_mtime < now_s - STALE_TEMPORARY_S:
+                    os.unlink(entry.path)  # noqa: PTH108 (already a str)
+
+
+def file_system_time_s(place: Path) -> float:
+    """The time of the file system that holds `place`: its server stamps inodes, and may disagree with our clock.
+
+    Found by creating a file in `place` and removing it. If that is refused, or there is no space, our own clock is
+    used: on a local file system it is the same clock.
+    """
+    name = place / f"{os.getpid()}-{secrets.token_hex(8)}"
+    try:
+        place.mkdir(exist_ok=True)
+        handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    except OSError:
+        return time.time()
+    try:
+        return os.fstat(handle).st_ctime
+    finally:
+        os.close(handle)
+        with suppress(OSError):
+            name.unlink()
+
+
+def list_keys(root: Path, prefix: str, after: str, limit: int | None, *, now_s: float | None = None) -> list[Entry]:
+    """Regular files under `root` whose relative path starts with `prefix` and is > `after`.
+
+    `now_s` is the file system's time, for ages: the seconds since the inode last changed. That is when the name was
+    linked, or later. Not the mtime: it is old if a writer was stopped between writing and linking, and any process can
+    set it. Hidden names, symbolic links and files that vanish meanwhile are left out. OSErrors other than absence
+    pass.
+    """
+    base, _, rest = prefix.rpartition("/")
+    start = f"{base}/" if base else ""
+    return list(islice(_walk(root, start, rest, after, limit, now_s), limit))
+
+
+def _walk(root: Path, base: str, starts: str, after: str, limit: int | None, now_s: float | None) -> Iterator[Entry]:
+    for child in _in_order(_children(root / base, base, starts, after), limit):
+        if child.endswith("/"):
+            yield from _walk(root, child, "", after, limit, now_s)
+            continue
+        try:
+            found = os.stat(root / child, follow_symlinks=False)  # noqa: PTH116 (a Path costs 2 x here)
+        except FileNotFoundError:
+            continue
+        yield Entry(child, found.st_size, 0.0 if now_s is None else max(0.0, now_s - found.st_ctime))
+
+
+def _in_order(children: list[str], limit: int | None) -> Iterator[str]:
+    """A heap when the answer is short (it may need more than `limit`: files vanish, directories are empty)."""
+    if limit is None:
+        children.sort()
+        yield from children
+        return
+    heapq.heapify(children)
+    while children:
+        yield heapq.heappop(children)
+
+
+def _children(directory: Path, base: str, starts: str, after: str) -> list[str]:
+    """Keys of files, and prefixes ('…/') of directories, that can contribute."""
+    found: list[str] = []
+    try:
+        scan = os.scandir(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return found
+    with scan:
+        for child in scan:
+            name = child.name
+            if name[0] == "." or not name.startswith(starts):
+                continue
+            key = base + name
+            if child.is_file(follow_symlinks=False):
+                if key > after:
+                    found.append(key)
+            elif child.is_dir(follow_symlinks=False):
+                key += "/"
+                if key > after or after.startswith(key):
+                    found.append(key)
+    return found
+
 
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")

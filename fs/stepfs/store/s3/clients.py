@@ -1,4 +1,9 @@
-"""Botocore clients of one S3 store: made late, in a worker thread, never used across a fork, every request counted.
+"""boto3's clients of S3, made of the user's profile.
+
+So one process reaches several S3 servers, each with credentials of its own, and the AWS files stay the only place for them.
+
+All sessions of a process, and of the processes forked from it, share one loader of botocore's models: to parse them took
+three quarters of a DataLoader worker's first read.
 
 Two of them, because botocore's retries resend a create that already succeeded and then report 412 for the caller's own
 success (hazard 2). `commit` sends exactly once and waits longer than the queue of losers on the slowest measured
@@ -11,22 +16,25 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
 from ssl import SSLContext
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
+import botocore.session
+from boto3.session import Session
 from botocore.config import Config
+from botocore.configprovider import ConfiguredEndpointProvider
 from botocore.exceptions import BotoCoreError
 from botocore.httpsession import create_urllib3_context, get_cert_path
+from botocore.loaders import Loader, create_loader
 
 from stepfs.errors import RefusedError, UsageError
 from stepfs.store.answers import is_throttled
 from stepfs.store.s3 import roles
 from stepfs.store.s3.direct import CONNECT_S, DirectReads
-from stepfs.store.s3.profiles import Chosen, choose
 from stepfs.store.settings import (
     COMMIT_THREADS_MAX,
     CONTROL_THREADS_MAX,
@@ -37,6 +45,50 @@ from stepfs.store.settings import (
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The settings that a client takes from a profile. The environment of other servers beats none of it; None: not set there."""
+
+    session: Session
+    profile: str | None = None  # of the URL; None: the AWS chain's, whose settings botocore finds by itself
+    endpoint_url: str | None = None
+    region: str | None = None
+    ca_bundle: str | None = None
+
+
+def profile_of(url: str, names: Iterable[str]) -> str | None:
+    """The longest name that is `url`, or a beginning of it at a '/'."""
+    fitting = [name for name in names if f"{url}/".startswith(f"{name.rstrip('/')}/") and "://" in name]
+    return max(fitting, key=len, default=None)
+
+
+def choose(profile: str | None, url: str | None) -> Chosen:
+    """The session for a lake at `url`, or for a source with a profile of its own. Raises botocore's errors."""
+    usual = _session(profile)
+    named = None if url is None else profile_of(url, usual.available_profiles)
+    if named is None:
+        return Chosen(usual)
+    session = _session(named)
+    core = session._session  # noqa: SLF001 - boto3 passes only a part of it on
+    scoped = core.get_scoped_config()
+    endpoint = ConfiguredEndpointProvider(core.full_config, scoped, "s3", environ={}).provide()
+    return Chosen(session, named, endpoint, scoped.get("region"), scoped.get("ca_bundle"))
+
+
+def _session(profile: str | None) -> Session:
+    core = botocore.session.Session(profile=profile)
+    loader = _loader(core.get_config_variable("data_path"))
+    core.register_component("data_loader", loader)
+    session = Session(botocore_session=core)
+    loader.search_paths[:] = dict.fromkeys(loader.search_paths)  # each session adds boto3's own
+    return session
+
+
+@cache
+def _loader(data_path: str | None) -> Loader:
+    return create_loader(data_path)
 
 
 @dataclass(eq=False)

@@ -12,7 +12,7 @@ from stepfs.cli.columns import printable, table
 from stepfs.cli.target import opened_lineage
 from stepfs.errors import AbsentError
 from stepfs.format.ids import JSON_SCHEMA
-from stepfs.store.options import StoreOptions
+from stepfs.store.api import StoreOptions
 from stepfs_producer.run.history.find import Asked, Found, Holder, NotHeld, NotSearched, find_record
 
 

@@ -14,7 +14,7 @@ from stepfs.cli.columns import printable
 from stepfs.cli.target import opened_lineage
 from stepfs.errors import StepfsError
 from stepfs.format.ids import JSON_SCHEMA
-from stepfs.store.options import StoreOptions
+from stepfs.store.api import StoreOptions
 from stepfs_producer.cli.plans.run_report import say, showing_plan
 from stepfs_producer.run.history.replay import Replay, ReplayOptions, replay
 

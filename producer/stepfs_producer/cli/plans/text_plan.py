@@ -10,7 +10,7 @@ from stepfs.cli.target import opened_store
 from stepfs.errors import AbsentError, RefusedError, UsageError
 from stepfs.format.records import LakeIdentity
 from stepfs.lake.identity import open_lake
-from stepfs.store.options import StoreOptions
+from stepfs.store.api import StoreOptions
 from stepfs_producer.cli.plans.text_options import TextOptions
 from stepfs_producer.plan.file.scalars import parse_shard
 from stepfs_producer.plan.file.schema import Plan, parsed_plan

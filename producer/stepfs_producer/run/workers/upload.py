@@ -15,7 +15,7 @@ from stepfs.errors import UsageError
 from stepfs.format.ids import Epoch
 from stepfs.format.records import LakeIdentity
 from stepfs.format.tgb import Descriptor
-from stepfs.store.options import StoreOptions
+from stepfs.store.api import StoreOptions
 from stepfs_producer.payloads.step_task import PayloadSpec, SampleGroup, StepSpans
 from stepfs_producer.pending import Ticket
 from stepfs_producer.run.workers.tasks import make_step

@@ -10,7 +10,7 @@ import typer
 from stepfs import interruption
 from stepfs.cli.options import EndpointUrl, Json, PlanDirectory, not_empty, opt
 from stepfs.errors import AbsentError, UsageError
-from stepfs.store.options import StoreOptions
+from stepfs.store.api import StoreOptions
 
 _PLACE: Final = re.compile(r"(.*?)(?::([0-9]{1,9})(?::([0-9]{1,9}))?)?", re.DOTALL)
 

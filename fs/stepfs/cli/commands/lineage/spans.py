@@ -14,7 +14,7 @@ from stepfs.control_files import answer_within
 from stepfs.errors import AbsentError, StepfsError, UsageError
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.format.planned import NoText, RecordPart, RecordTexts
-from stepfs.store.options import StoreOptions
+from stepfs.store.api import StoreOptions
 
 if TYPE_CHECKING:
     from stepfs.format.planned import Listing, PlanStanding
