@@ -94,7 +94,7 @@ def test_an_unknown_format_is_refused(root) -> None:
 
 
 def test_a_listing_is_stored_in_shards_and_read_back(root, monkeypatch) -> None:
-    monkeypatch.setattr("stepfs.format.planned.listing.SHARD_FILES_MAX", 2)
+    monkeypatch.setattr("stepfs.format.planned.SHARD_FILES_MAX", 2)
     listing = list_corpus(source(root / "more", root / "web", root / "web/README.md"))
     shards = listing.to_shards()
     assert len(shards) == shard_count(shards[0]) == 3

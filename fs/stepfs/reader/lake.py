@@ -18,8 +18,8 @@ from stepfs.background import BackgroundLoop, generation
 from stepfs.data.prefetch.order_hint import Hint
 from stepfs.errors import ClosedError, NoSuchStepError, StepfsError
 from stepfs.format.arguments import check_integer
+from stepfs.format.grid import Grid
 from stepfs.format.ids import Step
-from stepfs.format.records import Grid
 from stepfs.format.snapshot import LogState
 from stepfs.format.tgb import SLICE_ENTRY_BYTES
 from stepfs.reader.assembly import Assembly, open_reader

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from stepfs.errors import UsageError
+from stepfs.format.grid import Grid
 from stepfs.format.ids import SliceIndex
 from stepfs.format.mesh import Mesh, parse_mesh
-from stepfs.format.records import Grid
 from stepfs.view.naming import RANK_MAX
 
 Spelling = Callable[[str, object], str]  # a word of the caller and its value, as errors write them

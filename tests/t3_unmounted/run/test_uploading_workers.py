@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from planned_run import HereEngine, NotedProducer, rules, run, sources_in, write_corpus
 
 from stepfs.errors import UsageError
+from stepfs.format.grid import Grid
 from stepfs.format.ids import Epoch
 from stepfs.format.keys import data_key
-from stepfs.format.records import Grid, LakeIdentity
+from stepfs.format.records import LakeIdentity
 from stepfs.format.tgb import Descriptor
 from stepfs.store.options import StoreOptions
 from stepfs_producer.engine import failover

@@ -42,7 +42,7 @@ _RECORDS_KEPT: Final = 64
 def record_texts(
     plan_text: str, listings: Mapping[str, Listing], parts: Sequence[RecordPart], directory: str
 ) -> Sequence[str | NoText]:
-    """See `stepfs.format.planned.records.RecordTexts`."""
+    """See `stepfs.format.planned.RecordTexts`."""
     find_modules_in(directory)
     plan = plan_of_text(plan_text)
     specs = source_specs(plan, directory=directory)
