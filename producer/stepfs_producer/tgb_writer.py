@@ -16,9 +16,10 @@ import trio
 
 from stepfs.errors import CorruptError, PayloadTypeError, UsageError
 from stepfs.format.codec import unpack
+from stepfs.format.grid import Grid
 from stepfs.format.ids import DESCRIPTOR_BYTES_MAX, POSITION_BYTES_MAX, RECORDS_MAX
 from stepfs.format.keys import data_key
-from stepfs.format.records import HEAD_BYTES, Grid, LakeIdentity, payload_problem
+from stepfs.format.records import HEAD_BYTES, LakeIdentity, payload_problem
 from stepfs.format.tgb import Descriptor, TgbImage, build, descriptor_bytes
 from stepfs.store.api import Store
 from stepfs_producer.pending import Item

@@ -32,9 +32,10 @@ from scenario import Life, Scenario
 from trainers import TrainerActor
 from watched_run import NodeActor, WatchedRun, WatchedTrainer
 
+from stepfs.format.grid import Grid
 from stepfs.format.ids import Step
 from stepfs.format.keys import LAKE
-from stepfs.format.records import Grid, LakeIdentity, encode_lake
+from stepfs.format.records import LakeIdentity, encode_lake
 from stepfs.lake.control import Group
 from stepfs.lake.log.reader import LogReader
 

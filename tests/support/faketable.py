@@ -8,8 +8,9 @@ import trio
 from crc32c import crc32c
 
 from stepfs.errors import AbsentError, OtherHistoryError
+from stepfs.format.grid import Grid
 from stepfs.format.ids import SEGMENT_STEPS, Epoch, SegmentIndex, SliceIndex, Step, Version
-from stepfs.format.records import Grid, LakeIdentity
+from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import REF_BYTES, StepEntry, genesis
 from stepfs.format.tgb import Descriptor, SliceRef, pack_slices
 

@@ -21,7 +21,7 @@ import pytest
 import trio
 from finished import ran
 
-from stepfs.format.records import Grid
+from stepfs.format.grid import Grid
 from stepfs.lake.identity import create_lake
 from stepfs.mount.daemon import log_file
 from stepfs.mount.host import mountinfo

@@ -13,6 +13,7 @@ from stepfs.format import codec
 from stepfs.format.codec import Kind
 from stepfs.format.commit import Commit, decode_commit, encode_commit
 from stepfs.format.control import ControlRecord, decode_control, encode_control
+from stepfs.format.grid import Grid
 from stepfs.format.ids import (
     DESCRIPTOR_BYTES_MAX,
     ID_BYTES_MAX,
@@ -26,7 +27,6 @@ from stepfs.format.ids import (
     Step,
     Version,
 )
-from stepfs.format.records import Grid
 from stepfs.format.snapshot import LogState, ProducerState, decode_snapshot, encode_snapshot, genesis
 from stepfs.format.tgb import Descriptor, SliceRef, descriptor_body, pack_slices
 from stepfs.lake.log.apply import rehearsed

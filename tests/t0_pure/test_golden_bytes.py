@@ -18,9 +18,10 @@ from stepfs.format.control import (
     decode_control,
     encode_control,
 )
+from stepfs.format.grid import Grid
 from stepfs.format.ids import SEGMENT_STEPS, Epoch, SegmentIndex, SliceIndex, Step, Version
 from stepfs.format.node import NodeRecord, decode_node, encode_node
-from stepfs.format.records import Grid, LakeIdentity, decode_lake, encode_lake
+from stepfs.format.records import LakeIdentity, decode_lake, encode_lake
 from stepfs.format.snapshot import (
     LogState,
     ProducerState,

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from stepfs.errors import CorruptError
 from stepfs.format.codec import HEADER_BYTES, Kind, decode, encode
+from stepfs.format.grid import Grid
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.format.node import NodeRecord, encode_node
-from stepfs.format.records import Grid, LakeIdentity, decode_lake, encode_lake
+from stepfs.format.records import LakeIdentity, decode_lake, encode_lake
 
 PLAIN = LakeIdentity("a" * 32, Grid(2), ".npy", 7)
 

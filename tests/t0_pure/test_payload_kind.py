@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from stepfs.format.grid import Grid
 from stepfs.format.records import (
     CHECKED_EXTENSIONS,
     HEAD_BYTES,
-    Grid,
     LakeIdentity,
     decode_lake,
     encode_lake,

@@ -14,9 +14,10 @@ from doubles.trio_clock import TrioClock
 from lakework import reclaim
 
 from stepfs.errors import AbsentError, RefusedError, StoreUnreachableError, WithdrawnError
+from stepfs.format.grid import Grid
 from stepfs.format.ids import Step, Version
 from stepfs.format.keys import log_prefix
-from stepfs.format.records import Grid, LakeIdentity
+from stepfs.format.records import LakeIdentity
 from stepfs.lake.control import Control, Group
 from stepfs.lake.decisions import Advance
 from stepfs.lake.identity import create_lake

@@ -9,7 +9,7 @@ import pytest
 from payload_samples import npy
 from realmount import make_lake, mounted, produce, stepfs, until
 
-from stepfs.format.records import Grid
+from stepfs.format.grid import Grid
 from stepfs_producer import Producer
 
 GRID = Grid(2, micro=4)

@@ -15,7 +15,7 @@ import pytest
 from finished import ran
 from realmount import lake_with, make_lake, mounted, produce
 
-from stepfs.format.records import Grid
+from stepfs.format.grid import Grid
 
 STEPS, SLICES = 12, 3
 

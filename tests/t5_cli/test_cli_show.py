@@ -12,7 +12,7 @@ from lakes import stepfs
 from payload_samples import bomb, framed, npy, pt, safetensors
 from realmount import make_lake
 
-from stepfs.format.records import Grid
+from stepfs.format.grid import Grid
 from stepfs_producer import Producer
 
 IDS = np.arange(36).reshape(2, 18)

@@ -18,8 +18,8 @@ from stepfs.background import BackgroundLoop, generation
 from stepfs.data.hints import Hint, ShuffledOrder
 from stepfs.errors import ClosedError, NoSuchStepError, StepfsError, UsageError, WrongTypeError
 from stepfs.format.arguments import check_integer
+from stepfs.format.grid import Grid
 from stepfs.format.ids import SliceIndex, Step
-from stepfs.format.records import Grid
 from stepfs.format.snapshot import LogState
 from stepfs.format.tgb import SLICE_ENTRY_BYTES
 from stepfs.reader.assembly import Assembly, open_reader

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, get_type_hints
 from stepfs.data.get import CONNECTIONS_MAX
 from stepfs.errors import UsageError, WrongTypeError
 from stepfs.format.arguments import INTERVAL_S_MIN, check_integer, check_text, parse_duration, parse_size
-from stepfs.format.records import Grid
+from stepfs.format.grid import Grid
 from stepfs.limits import MEMORY_BYTES_MIN, default_memory_bytes, local_ranks, read_memory
 from stepfs.store.api import StoreOptions
 from stepfs.view.names import RANK_MAX, STEP_MAX

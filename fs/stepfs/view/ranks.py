@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from stepfs.errors import RefusedError, UsageError
+from stepfs.format.grid import Grid
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.format.mesh import Mesh, parse_mesh
-from stepfs.format.records import Grid
 from stepfs.view.names import RANK_MAX, STEP_MAX, parse_rank, rank_name
 
 if TYPE_CHECKING:  # the codec, for those who read a lake

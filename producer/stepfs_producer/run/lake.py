@@ -17,10 +17,11 @@ from typing import Final
 import trio
 
 from stepfs.errors import AbsentError, CorruptError, RefusedError, StoreSilentError, StoreUnreachableError
+from stepfs.format.grid import Grid
 from stepfs.format.ids import Epoch
 from stepfs.format.keys import LAKE, libraries_key, source_listing_key
 from stepfs.format.planned import Listing
-from stepfs.format.records import Grid, LakeIdentity
+from stepfs.format.records import LakeIdentity
 from stepfs.lake.identity import create_lake, open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.planned import kept_listing

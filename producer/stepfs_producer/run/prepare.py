@@ -16,9 +16,10 @@ from typing import Any, Final
 import trio
 
 from stepfs.errors import AbsentError, RefusedError, UsageError
+from stepfs.format.grid import Grid
 from stepfs.format.keys import plan_key
 from stepfs.format.planned import Listing
-from stepfs.format.records import Grid, LakeIdentity
+from stepfs.format.records import LakeIdentity
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.planned import kept_listing, kept_plan

@@ -10,8 +10,8 @@ from data_doubles import processor, world_of
 
 from stepfs.data.prefetch import Prefetcher
 from stepfs.data.slices import Slices
+from stepfs.format.grid import Grid
 from stepfs.format.ids import SliceIndex
-from stepfs.format.records import Grid
 from stepfs.view.ranks import rank_map
 
 MIB = 1 << 20

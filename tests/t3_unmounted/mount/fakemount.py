@@ -14,8 +14,8 @@ from faketable import CREATED_MS, FakeSlices, FakeTable
 
 from stepfs.follow.follower import Changes
 from stepfs.follow.waits import Waits
+from stepfs.format.grid import Grid
 from stepfs.format.ids import Step
-from stepfs.format.records import Grid
 from stepfs.mount.fuse.control import Control
 from stepfs.mount.fuse.files import FileTable
 from stepfs.mount.fuse.lookup_counts import LookupCounts

@@ -10,7 +10,7 @@ import pytest
 from fakemount import ROOT, Caller, facts, fails, mounted
 from faketable import CREATED_MS, payload
 
-from stepfs.format.records import Grid
+from stepfs.format.grid import Grid
 from stepfs.view.names import Fixed, directory_inode, slice_inode
 
 

@@ -12,8 +12,9 @@ from doubles.trio_clock import TrioClock
 from lakework import reclaim
 
 from stepfs.clock import SystemClock
+from stepfs.format.grid import Grid
 from stepfs.format.ids import SliceIndex, Step
-from stepfs.format.records import Grid, LakeIdentity
+from stepfs.format.records import LakeIdentity
 from stepfs.lake.control import Group
 from stepfs.lake.identity import create_lake, open_lake
 from stepfs.lake.log.append import seal

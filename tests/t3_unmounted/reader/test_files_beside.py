@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from stepfs import Lake, StepDataset
 from stepfs.errors import NoSuchStepError, UsageError
-from stepfs.format.records import Grid
+from stepfs.format.grid import Grid
 from stepfs_producer import Producer
 from stepfs_producer.payloads.columns import Columns, ColumnSpec
 from stepfs_producer.payloads.encode import construct

@@ -14,9 +14,10 @@ from random import Random
 
 import trio
 
+from stepfs.format.grid import Grid
 from stepfs.format.ids import Epoch, SliceIndex
 from stepfs.format.keys import data_key
-from stepfs.format.records import Grid, LakeIdentity
+from stepfs.format.records import LakeIdentity
 from stepfs.format.tgb import Descriptor
 from stepfs.store.api import StoreOptions
 from stepfs_producer.engine.api import Kept, Lost, WorkerDied

@@ -15,9 +15,9 @@ from payload_samples import framed
 
 from stepfs.errors import AbsentError
 from stepfs.format.commit import COMMIT_ID_BYTES, DIGEST_BYTES, Commit, CommitKind, encode_commit
+from stepfs.format.grid import Grid
 from stepfs.format.ids import SEGMENT_STEPS, Epoch, Step, Version
 from stepfs.format.keys import log_prefix, number_of, plan_key, plans_prefix, source_listing_key
-from stepfs.format.records import Grid
 from stepfs.format.snapshot import StepEntry
 from stepfs.format.tgb import Descriptor, SliceRef, pack_slices
 from stepfs.lake.lineage import LineageReader

@@ -11,8 +11,8 @@ import trio
 from planned_run import sources_in, write_corpus
 
 from stepfs.errors import StoreUnreachableError
+from stepfs.format.grid import Grid
 from stepfs.format.keys import data_prefix, parse_data_key
-from stepfs.format.records import Grid
 from stepfs.lake.identity import create_lake, open_lake
 from stepfs.store.opening import open_store
 from stepfs_producer.run import machines

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepfs.format.grid import Grid
 from stepfs.format.mesh import parse_mesh
-from stepfs.format.records import Grid
 from stepfs.view.ranks import FileNames, rank_map
 
 PEERS = [("tp", 2), ("pp", 3), ("ep", 1)]

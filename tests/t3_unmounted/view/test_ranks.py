@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepfs.errors import UsageError
-from stepfs.format.records import Grid
+from stepfs.format.grid import Grid
 from stepfs.view.ranks import as_keyword, rank_map
 
 

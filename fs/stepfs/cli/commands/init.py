@@ -46,7 +46,8 @@ def init(
     created, a bucket never is.
     """
     from stepfs.doctor.lakes import note_versions
-    from stepfs.format.records import Grid, check_ext
+    from stepfs.format.grid import Grid
+    from stepfs.format.records import check_ext
     from stepfs.lake.identity import create_lake
     from stepfs.store.probe import keeps_versions
     from stepfs.view.ranks import names_of

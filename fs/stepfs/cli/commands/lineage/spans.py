@@ -17,8 +17,8 @@ from stepfs.format.planned import NoText, RecordPart, RecordTexts
 from stepfs.store.api import StoreOptions
 
 if TYPE_CHECKING:
-    from stepfs.format.planned import Listing, PlanStanding
-    from stepfs.format.records import Grid
+    from stepfs.format.grid import Grid
+    from stepfs.format.planned import Listing, NoText, PlanStanding, RecordPart, RecordTexts
     from stepfs.format.snapshot import StepEntry
     from stepfs.lake.lineage import LineageReader
     from stepfs.lake.log.reader import LogReader
@@ -134,6 +134,8 @@ async def _found(
     placed = _slices(grid, wanted)
     of_one_each = grid.micro > 1 and wanted.slice is None and wanted.micro is not None
     found: list[ShownSpan] = []
+    from stepfs.format.planned import RecordPart
+
     parts: list[RecordPart] = []
 
     def take(index: SliceIndex, spans: Spans) -> None:
@@ -215,6 +217,7 @@ async def _texts(
 ) -> Sequence[str | NoText]:
     import trio
 
+    from stepfs.format.planned import NoText
     from stepfs.lake.planned import kept_plan
 
     plan = await kept_plan(log.store, log.identity.lake_id, digest) if digest else None
