@@ -10,6 +10,7 @@ import trio
 from controlled import newest_control
 from doubles.faulty_store import FaultyStore
 from doubles.trio_clock import TrioClock
+from fakemount import facts_of
 from faketable import FakeTable
 
 from stepfs.checkpoints.formats import Place
@@ -23,9 +24,9 @@ from stepfs.format.node import NodeRecord, node_name
 from stepfs.lake.control import Group
 from stepfs.lake.fleet import BEAT_S, list_nodes, write_node
 from stepfs.lake.identity import create_lake
-from stepfs.mount.fuse.meter import Meter
+from stepfs.mount.fuse.guard import Meter
 from stepfs.mount.options import MountOptions
-from stepfs.mount.status.heartbeat import Heartbeat
+from stepfs.mount.status import Heartbeat
 from stepfs.view.tree import Tree, ViewOptions
 
 
@@ -185,7 +186,7 @@ class Beating:
 
     def heartbeat(self, identity) -> Heartbeat:
         return Heartbeat(
-            self.store, identity, "run", directory=self.options.directory, meter=self.meter, follower=self.follower,
+            self.store, identity, "run", directory=self.options.directory, facts=lambda: facts_of(self.follower, self.meter),
         )  # fmt: skip
 
 
