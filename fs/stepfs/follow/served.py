@@ -7,8 +7,7 @@ from typing import Protocol
 
 import trio
 
-from stepfs.checkpoints.formats import Place
-from stepfs.checkpoints.next_step import NextStep
+from stepfs.checkpoints.formats import NextStep, Place
 from stepfs.data.disk import DiskCache
 from stepfs.data.get import CONNECTIONS_MAX, ConcurrencyLimit
 from stepfs.data.memory import MemoryGovernor

@@ -19,8 +19,7 @@ import sdnotify
 import trio
 
 from stepfs import interruption
-from stepfs.checkpoints.formats import Place
-from stepfs.checkpoints.next_step import NextStep
+from stepfs.checkpoints.formats import NextStep, Place
 from stepfs.clock import SystemClock
 from stepfs.data.disk import DiskCache
 from stepfs.data.get import CONNECTIONS_MAX

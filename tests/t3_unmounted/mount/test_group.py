@@ -13,8 +13,7 @@ from doubles.trio_clock import TrioClock
 from fakemount import facts_of
 from faketable import FakeTable
 
-from stepfs.checkpoints.formats import Place
-from stepfs.checkpoints.next_step import NextStep
+from stepfs.checkpoints.formats import NextStep, Place
 from stepfs.errors import StoreUnreachableError
 from stepfs.follow.consumer_group import INTERVAL_S, GroupFollower
 from stepfs.follow.follower import Follower
