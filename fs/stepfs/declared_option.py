@@ -1,8 +1,8 @@
-"""An option, declared once: as the annotation of a dataclass's field.
+"""An option, declared once: as the annotation of a command's parameter or of a dataclass's field.
 
     ranks: Annotated[tuple[int, ...] | None, Opt("--ranks", "ranks of this node", "0-7", parse=parse_ranks)] = None
 
-The command's option, its help, its variable `STEPFS_RANKS` and the value's type derive from it (`cli.declared_options`);
+The command's option, its help, its variable `STEPFS_RANKS` and the value's type derive from it (`cli.options`);
 tests hold the manual's tables against it.
 """
 
@@ -22,8 +22,9 @@ class Opt:
     metavar: str | None = None
     parse: Callable[[str], Any] | None = None  # from text to the field's value; None: by the field's type
     given: str | None = None
-    least: int | None = None
-    most: int | None = None
+    least: float | None = None
+    most: float | None = None
+    short: str | None = None  # such as `-i`
 
 
 def variable(flag: str) -> str:

@@ -54,7 +54,8 @@ def test_help_of_a_command_is_as_light(command):
     assert not modules_after(script) & (HEAVY | {"trio"})
 
 
-def test_a_command_on_a_directory_loads_no_other_store_no_second_parser_and_no_other_command(tmp_path):
+def test_a_command_on_a_directory_loads_no_other_store_no_second_parser_and_no_other_command(tmp_path, monkeypatch):
+    monkeypatch.delenv("STEPFS_GRACE")  # for a variable of another command all are asked
     lake = (tmp_path / "lake").as_uri()
     script = f"import stepfs.cli\nsys.argv = ['stepfs', 'init', {lake!r}, '--slices', '2']\n"
     loaded = all_modules_after(script + HELP.format(module="stepfs.cli"))

@@ -7,30 +7,39 @@ import re
 from pathlib import Path
 
 import pytest
+import typer
 from lakes import stepfs
 from programs import commands_of
 from typer.testing import CliRunner
 
-from stepfs.cli import variables
+from stepfs.cli import program
 from stepfs.cli.app import app
 from stepfs_producer.cli.app import app as produce
 
 TREE = Path(__file__).parents[2]
 
 
-def test_the_list_is_what_is_read():
+def unknown(names):
+    return list(program.unknown(names, typer.Context(typer.main.get_command(app))))
+
+
+def test_every_variable_that_is_read_is_known():
     read = set()
     for each in (app, produce):
         read |= {p.envvar for sub in commands_of(each).values() for p in sub.params if p.envvar}
+    assert {"STEPFS_RANKS", "STEPFS_LIMIT_STEPS", "STEPFS_ORPHANS"} <= read
     for package in ("fs/stepfs", "producer/stepfs_producer"):
         for file in (TREE / package).rglob("*.py"):
             read |= set(re.findall(r"environ(?:\.get\(|\[)\"(STEPFS_\w+)\"", file.read_text()))
     unit = (TREE / "scripts/deploy/stepfs@.service").read_text()
     read |= set(re.findall(r"\$\{(STEPFS_\w+)\}", unit))
-    assert read - {"STEPFS_SSE", "STEPFS_SSE_KMS_KEY_ID"} == variables.KNOWN - {
-        "STEPFS_SSE",
-        "STEPFS_SSE_KMS_KEY_ID",
-    }
+    assert unknown(read | {"STEPFS_SSE", "STEPFS_SSE_KMS_KEY_ID"}) == []
+
+
+def test_every_setting_that_is_no_option_is_read():
+    sources = "".join(file.read_text() for file in (TREE / "fs/stepfs").rglob("*.py") if file.name != "program.py")
+    sources += (TREE / "scripts/deploy/stepfs@.service").read_text()
+    assert {name for name in program._SETTINGS if name not in sources} == set()
 
 
 @pytest.mark.parametrize(
@@ -40,7 +49,7 @@ def test_the_list_is_what_is_read():
     ],
 )  # fmt: skip
 def test_the_nearest_name_is_offered(name, near):
-    (line,) = variables.unknown([name, "STEPFS_GROUP", "PATH", "MY_STEPFS_X"])
+    (line,) = unknown([name, "STEPFS_GROUP", "PATH", "MY_STEPFS_X"])
     assert line.startswith(f"{name} is set and means nothing")
     assert line.endswith(f"do you mean {near}?") if near else line.endswith("nothing")
 
@@ -48,7 +57,7 @@ def test_the_nearest_name_is_offered(name, near):
 def test_what_kubernetes_sets_for_a_service_is_not_meant():
     names = ["STEPFS_SERVICE_HOST", "STEPFS_SERVICE_PORT", "STEPFS_SERVICE_PORT_HTTP", "STEPFS_PORT"]
     names += ["STEPFS_PORT_9464_TCP", "STEPFS_PORT_9464_TCP_ADDR", "STEPFS_READER_SERVICE_HOST"]
-    assert list(variables.unknown(names)) == []
+    assert unknown(names) == []
 
 
 def test_every_command_says_it_once_and_prints_the_same(file_url):

@@ -1,30 +1,78 @@
-"""Arguments and options that several commands share: one spelling, one help text, one environment variable each.
+"""Options of commands, each declared once by an `Opt`, and arguments that several commands share.
 
-The variable of option `--some-name` is always `STEPFS_SOME_NAME`; a test checks that for every command. A LAKE is
-recognised by its scheme (`file://`, `s3://`); an argument without a scheme is a directory.
+A parameter of a command's function may carry an `Opt`, or a dataclass whose fields do: `values: Annotated[dict[str, Any],
+MountOptions]` gets its fields. A LAKE is recognised by its scheme (`file://`, `s3://`); an argument without one is a
+directory.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
+from collections.abc import Callable
+from inspect import Parameter
 from typing import Annotated, Any
 
 import typer
 
-from stepfs.declared_option import variable
+from stepfs.declared_option import Opt, declared, variable
 
 
-def opt(  # typer's own return type is Any, too
-    flag: str,
-    text: str,
-    metavar: str | None = None,
-    *,
-    short: str | None = None,
-    least: float | None = None,
-    most: float | None = None,
-) -> Any:
-    """The option `--some-name` with its help `text`, and its variable."""
-    flags = [flag, short] if short else [flag]
-    return typer.Option(*flags, envvar=variable(flag), metavar=metavar, help=text, min=least, max=most)
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The command as typer reads it. Texts are parsed when it runs, so that a wrong one is reported as any other error."""
+    parameters: list[Parameter] = []
+    parsed: dict[str, Callable[[str], Any]] = {}
+    groups: dict[str, list[str]] = {}
+    for each in inspect.signature(command, eval_str=True).parameters.values():
+        found = [(each, one) for one in getattr(each.annotation, "__metadata__", ())]
+        if found and dataclasses.is_dataclass(options := found[0][1]) and isinstance(options, type):
+            found = [*_fields(options)]
+            groups[each.name] = [parameter.name for parameter, _ in found]
+        for parameter, one in found:
+            if not isinstance(one, Opt):
+                parameters.append(parameter)
+                continue
+            if one.parse is not None:
+                parsed[parameter.name] = one.parse
+            parameters.append(_typed(parameter, one))
+        if not found:
+            parameters.append(each)
+
+    def called(**given: Any) -> None:
+        for name, parse in parsed.items():
+            given[name] = None if given[name] is None else parse(given[name])
+        for name, fields in groups.items():
+            given[name] = {field: given.pop(field) for field in fields}
+        command(**given)
+
+    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # which typer reads
+    called.__annotations__ = {}
+    called.__name__, called.__doc__ = command.__name__, command.__doc__
+    return called
+
+
+def _fields(options: type) -> list[tuple[Parameter, Opt]]:
+    defaults = {field.name: field.default for field in dataclasses.fields(options)}
+    return [
+        (Parameter(name, Parameter.KEYWORD_ONLY, default=defaults[name], annotation=Annotated[kind, each]), each)
+        for name, (kind, each) in declared(options).items()
+    ]
+
+
+def _typed(parameter: Parameter, option: Opt) -> Parameter:
+    flags = [option.flag, option.short] if option.short else [option.flag]
+    shown = typer.Option(
+        *flags,
+        envvar=variable(option.flag),
+        metavar=option.metavar,
+        help=option.help,
+        min=option.least,
+        max=option.most,
+    )
+    kind = parameter.annotation.__origin__
+    if option.parse is None:
+        return parameter.replace(annotation=Annotated[kind, shown])
+    return parameter.replace(annotation=Annotated[str | None, shown], default=option.given)
 
 
 def not_empty(name: str | None) -> str | None:
@@ -48,16 +96,16 @@ Directory = Annotated[
 ]
 EndpointUrl = Annotated[
     str | None,
-    opt(
+    Opt(
         "--endpoint-url",
         "S3-compatible server to use instead of what the AWS settings say (AWS_ENDPOINT_URL_S3, profile).",
         "URL",
     ),
 ]
-Json = Annotated[bool, opt("--json", "Print one JSON document.")]
+Json = Annotated[bool, Opt("--json", "Print one JSON document.")]
 PlanDirectory = Annotated[
     str,
-    opt(
+    Opt(
         "--plan-dir",
         "Where the plan's file was: relative names in it are below, and modules of yours.",
         "DIR",

@@ -7,15 +7,25 @@ typer's parameters of them costs more than most commands take to run.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
-from typing import Annotated, Any
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperGroup
 
 from stepfs import __version__
-from stepfs.cli.failure import reported
-from stepfs.cli.variables import warn_of_unknown
+from stepfs.cli.columns import printable
+from stepfs.cli.failure import reported, say
+from stepfs.cli.options import with_options
+
+_PREFIX: Final = "STEPFS_"
+_SETTINGS: Final = frozenset(  # variables that are no option: of the log, the stores, the systemd unit
+    f"{_PREFIX}{name}" for name in ("DEBUG", "DIR", "LAKE", "LOG_DIR", "LOG_FORMAT", "SSE", "SSE_KMS_KEY_ID")
+)
+# Kubernetes sets these for a service called stepfs, or stepfs-something.
+_SERVICE: Final = re.compile(r"STEPFS_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)")
 
 
 def _print_version(context: typer.Context, wanted: bool) -> None:
@@ -43,8 +53,9 @@ def new_program(name: str, about: str, exit_codes: str, group: type[TyperGroup] 
     )
 
     @app.callback(help=about)
-    def before_each_command(*, _version: _Version = False) -> None:
-        warn_of_unknown()
+    def before_each_command(context: typer.Context, *, _version: _Version = False) -> None:
+        for line in unknown(os.environ, context):
+            say(f"stepfs: {printable(line)}")
 
     return app
 
@@ -67,8 +78,38 @@ def lazy_group(package: str, summaries: Mapping[str, str]) -> type[TyperGroup]:
                 attribute = cmd_name.replace("-", "_")
                 function = getattr(importlib.import_module(f"{package}.{attribute}"), attribute)
                 one = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-                one.command(cmd_name, short_help=summaries[cmd_name])(reported()(function))
+                one.command(cmd_name, short_help=summaries[cmd_name])(reported()(with_options(function)))
                 self.commands[cmd_name] = typer.main.get_command(one)
             return self.commands.get(cmd_name)
 
     return LazyGroup
+
+
+def unknown(names: Iterable[str], context: typer.Context) -> Iterator[str]:
+    """A message for each STEPFS_… variable that no command reads, with the nearest name. Values are not shown.
+
+    A misspelt one would be ignored silently. The other commands are asked only for what this one does not know.
+    """
+    asked = {name for name in names if name.startswith(_PREFIX) and not _SERVICE.fullmatch(name)} - _SETTINGS
+    if not asked or not (asked := asked - _variables(context.command, context, context.invoked_subcommand)):
+        return
+    known = _SETTINGS.union(*(_variables(group, context) for group in _programs()))
+    for name in sorted(asked - known):
+        from difflib import get_close_matches
+
+        near = get_close_matches(name, known, n=1)
+        yield f"{name} is set and means nothing" + (f"; do you mean {near[0]}?" if near else "")
+
+
+def _programs() -> Iterator[Any]:
+    """The programs that are installed together, which read the same variables."""
+    from importlib import metadata
+
+    for point in metadata.distribution("stepfs").entry_points.select(group="console_scripts"):
+        yield typer.main.get_command(importlib.import_module(f"{point.module}.app").app)
+
+
+def _variables(group: Any, context: typer.Context, only: str | None = None) -> set[str]:
+    """The variables of a program's commands, or of one of them."""
+    commands = [group.get_command(context, name) for name in ([only] if only else group.list_commands(context))]
+    return {parameter.envvar for command in commands if command for parameter in command.params if parameter.envvar}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stepfs.cli.failure import reported
+from stepfs.cli.options import with_options
 from stepfs.cli.program import new_program
 from stepfs_producer.cli.check import check
 from stepfs_producer.cli.find import find
@@ -20,4 +21,4 @@ app = new_program(
     "unreachable, 7 fenced (do not restart), 130 or 143 stopped by SIGINT or SIGTERM (restart to continue)",
 )
 for command in (run, check, simulate, lineage, find, replay, text):
-    app.command(command.__name__)(reported("stepfs-produce")(plan_packages()(command)))
+    app.command(command.__name__)(reported("stepfs-produce")(plan_packages()(with_options(command))))

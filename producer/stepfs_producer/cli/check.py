@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from stepfs.cli.options import EndpointUrl, Json, not_empty, opt
+from stepfs.cli.options import EndpointUrl, Json, not_empty
+from stepfs.declared_option import Opt
 from stepfs.store.api import StoreOptions
 from stepfs_producer.cli.options import Holdout
 from stepfs_producer.run.options import RunOptions
@@ -25,13 +26,13 @@ def check(
     ] = None,
     *,
     producer_id: Annotated[
-        str, opt("--producer-id", "The producer id of the run to compare with LAKE.", "ID")
+        str, Opt("--producer-id", "The producer id of the run to compare with LAKE.", "ID")
     ] = "plan",
-    accept_changes: Annotated[bool, opt("--accept-changes", "Compare as a run with this option does.")] = False,
+    accept_changes: Annotated[bool, Opt("--accept-changes", "Compare as a run with this option does.")] = False,
     holdout: Holdout = False,
-    schema: Annotated[bool, opt("--schema", "Print the JSON Schema of plan files, for editors.")] = False,
+    schema: Annotated[bool, Opt("--schema", "Print the JSON Schema of plan files, for editors.")] = False,
     no_sources: Annotated[
-        bool, opt("--no-sources", "Look at the text of the plan alone: open no file, import no function.")
+        bool, Opt("--no-sources", "Look at the text of the plan alone: open no file, import no function.")
     ] = False,
     endpoint_url: EndpointUrl = None,
     as_json: Json = False,

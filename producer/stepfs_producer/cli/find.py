@@ -6,17 +6,18 @@ from typing import Annotated
 
 import typer
 
-from stepfs.cli.options import EndpointUrl, Json, Lake, PlanDirectory, opt
+from stepfs.cli.options import EndpointUrl, Json, Lake, PlanDirectory
+from stepfs.declared_option import Opt
 from stepfs.store.api import StoreOptions
 
 
 def find(
     lake: Lake,
-    source: Annotated[str, opt("--source", "Name of the source in the plan.", "NAME")],
-    file: Annotated[str, opt("--file", "The file, as `stepfs-produce lineage` prints it.", "FILE")],
+    source: Annotated[str, Opt("--source", "Name of the source in the plan.", "NAME")],
+    file: Annotated[str, Opt("--file", "The file, as `stepfs-produce lineage` prints it.", "FILE")],
     record: Annotated[
         int,
-        opt(
+        Opt(
             "--record",
             "Where the record begins: byte of the file, row of Parquet, number of a document.",
             "N",

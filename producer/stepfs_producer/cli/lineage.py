@@ -7,8 +7,9 @@ from typing import Annotated, Final
 
 import typer
 
-from stepfs.cli.options import EndpointUrl, Json, PlanDirectory, not_empty, opt
+from stepfs.cli.options import EndpointUrl, Json, PlanDirectory, not_empty
 from stepfs.cli.target import is_lake
+from stepfs.declared_option import Opt
 from stepfs.errors import AbsentError, UsageError
 from stepfs.store.api import StoreOptions
 
@@ -24,16 +25,16 @@ def lineage(
             callback=not_empty,
         ),
     ],
-    step: Annotated[int | None, opt("--step", "Of a lake; the newest by default.", "N", least=0)] = None,
+    step: Annotated[int | None, Opt("--step", "Of a lake; the newest by default.", "N", least=0)] = None,
     rank: Annotated[
         str | None,
-        opt(
+        Opt(
             "--rank",
             "Of a lake: a data rank, one of its micro-batches, or a token; by default the whole step.",
             "R[:MICRO[:TOKEN]]",
         ),
     ] = None,
-    text: Annotated[bool, opt("--text", "Show the records, where their files are at hand and the same.")] = False,
+    text: Annotated[bool, Opt("--text", "Show the records, where their files are at hand and the same.")] = False,
     plan_dir: PlanDirectory = ".",
     as_json: Json = False,
     endpoint_url: EndpointUrl = None,

@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from stepfs.cli.options import opt
+from stepfs.declared_option import Opt
 
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="The plan: a YAML file.")]
 Holdout = Annotated[
-    bool, opt("--holdout", "Take the records that the plan holds out; a run needs a lake of their own.")
+    bool, Opt("--holdout", "Take the records that the plan holds out; a run needs a lake of their own.")
 ]
 Workers = Annotated[
-    int | None, opt("--workers", "Processes that read and tokenise; one per core by default.", "N", least=1)
+    int | None, Opt("--workers", "Processes that read and tokenise; one per core by default.", "N", least=1)
 ]

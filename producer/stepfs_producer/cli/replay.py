@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from stepfs.cli.options import EndpointUrl, Json, Lake, PlanDirectory, opt
+from stepfs.cli.options import EndpointUrl, Json, Lake, PlanDirectory
+from stepfs.declared_option import Opt
 from stepfs.store.api import StoreOptions
 from stepfs_producer.cli.options import Workers
 
@@ -16,14 +17,14 @@ def replay(
     lake: Lake,
     # Without variables: STEPFS_STEPS and STEPFS_RANKS are what a mount shows, and fetches ahead.
     steps: Annotated[str, typer.Option("--steps", help="Steps A to B-1, by the lake's numbers.", metavar="A:B")],
-    compare: Annotated[bool, opt("--compare", "Compare them with those of the lake; the default.")] = False,
-    to: Annotated[Path | None, opt("--to", "Write them there instead, named as in a mount.", "DIR")] = None,
+    compare: Annotated[bool, Opt("--compare", "Compare them with those of the lake; the default.")] = False,
+    to: Annotated[Path | None, Opt("--to", "Write them there instead, named as in a mount.", "DIR")] = None,
     ranks: Annotated[
         str | None,
         typer.Option("--ranks", help="Make the files of these data ranks only; all are planned.", metavar="R,S-T"),
     ] = None,
     producer_id: Annotated[
-        str | None, opt("--producer-id", "Only the steps of this producer, where several made them.", "ID")
+        str | None, Opt("--producer-id", "Only the steps of this producer, where several made them.", "ID")
     ] = None,
     plan_dir: PlanDirectory = ".",
     workers: Workers = None,

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
-from stepfs.cli.declared_options import takes
 from stepfs.cli.options import EndpointUrl, Json, Lake
 from stepfs.store.api import StoreOptions
 from stepfs_producer.cli.options import Holdout, PlanFile
 from stepfs_producer.run.options import RunOptions
 
 
-@takes(RunOptions)
 def run(
     plan: PlanFile,
     lake: Lake,
@@ -21,7 +19,7 @@ def run(
     holdout: Holdout = False,
     endpoint_url: EndpointUrl = None,
     as_json: Json = False,
-    values: dict[str, Any],
+    values: Annotated[dict[str, Any], RunOptions],
 ) -> None:
     """Run PLAN into LAKE, created when absent; run again after any ending, it continues exactly."""
     from stepfs_producer.cli.plans.run_report import run_and_report

@@ -6,20 +6,19 @@ from typing import Annotated, Any
 
 import typer
 
-from stepfs.cli.declared_options import takes
-from stepfs.cli.options import EndpointUrl, Lake, opt
+from stepfs.cli.options import EndpointUrl, Lake
+from stepfs.declared_option import Opt
 from stepfs.store.api import StoreOptions
 from stepfs_producer.cli.plans.text_options import TextOptions
 from stepfs_producer.run.options import RunOptions
 
 
-@takes(TextOptions)
 def text(
     lake: Lake,
     *,
     inputs: Annotated[
         list[str],
-        opt(
+        Opt(
             "--input",
             "File, directory, glob or s3:// URL of text or of .jsonl (.gz, .zst too); repeatable. Separated by spaces in "
             "the variable.",
@@ -28,7 +27,7 @@ def text(
         ),
     ],
     endpoint_url: EndpointUrl = None,
-    values: dict[str, Any],
+    values: Annotated[dict[str, Any], TextOptions],
 ) -> None:
     """Pack text into steps of LAKE, created when absent; run again after any ending, it continues exactly.
 

@@ -9,8 +9,9 @@ import typer
 
 from stepfs import interruption
 from stepfs.cli.columns import json_text
-from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory, opt
+from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory
 from stepfs.cli.target import is_lake, opened_log
+from stepfs.declared_option import Opt
 from stepfs.errors import NoSuchGroupError, UsageError
 from stepfs.store.api import StoreOptions
 
@@ -25,23 +26,23 @@ def checkpoint(
         typer.Argument(metavar="NEXT", min=0, help="First step still needed when resuming from the checkpoint."),
     ] = None,
     *,
-    group: Annotated[str, opt("--group", "The training run.", "NAME")],
+    group: Annotated[str, Opt("--group", "The training run.", "NAME")],
     keep: Annotated[
         int | None,
-        opt("--keep", "Of the checkpoints at or below NEXT, keep the K recorded last.", "K", least=1),
+        Opt("--keep", "Of the checkpoints at or below NEXT, keep the K recorded last.", "K", least=1),
     ] = None,
     resumed: Annotated[
         bool,
-        opt(
+        Opt(
             "--resumed",
             "Training goes on from the checkpoint at NEXT, which is kept; greater ones stay until it has passed them.",
         ),
     ] = False,
-    drop: Annotated[bool, opt("--drop", "The checkpoint at NEXT is gone.")] = False,
+    drop: Annotated[bool, Opt("--drop", "The checkpoint at NEXT is gone.")] = False,
     new_group: Annotated[
-        bool, opt("--new-group", "Make the group if it does not exist; it then keeps data until it is retired.")
+        bool, Opt("--new-group", "Make the group if it does not exist; it then keeps data until it is retired.")
     ] = False,
-    retire: Annotated[bool, opt("--retire", "The run is over; it holds nothing back.")] = False,
+    retire: Annotated[bool, Opt("--retire", "The run is over; it holds nothing back.")] = False,
     as_json: Json = False,
     endpoint_url: EndpointUrl = None,
 ) -> None:

@@ -11,8 +11,9 @@ import typer
 from stepfs import interruption
 from stepfs.cli.columns import json_text
 from stepfs.cli.failure import say
-from stepfs.cli.options import EndpointUrl, Json, not_empty, opt
+from stepfs.cli.options import EndpointUrl, Json, not_empty
 from stepfs.cli.target import is_lake, opened_store, origin_stores
+from stepfs.declared_option import Opt
 from stepfs.store.api import StoreOptions
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def doctor(
     ] = None,
     bundle: Annotated[
         str | None,
-        opt(
+        Opt(
             "--bundle",
             "Also write all that helps to understand this machine's mounts into one file, without credentials.",
             "FILE.tar.gz",

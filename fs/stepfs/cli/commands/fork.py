@@ -9,8 +9,9 @@ import typer
 
 from stepfs import interruption
 from stepfs.cli.columns import json_text, printable
-from stepfs.cli.options import EndpointUrl, Json, opt
+from stepfs.cli.options import EndpointUrl, Json
 from stepfs.cli.target import opened_store
+from stepfs.declared_option import Opt
 from stepfs.errors import UsageError
 from stepfs.store.api import StoreOptions
 
@@ -33,18 +34,18 @@ def fork(
     ],
     new: Annotated[str, typer.Argument(metavar="NEW", help="URL of the new lake.")],
     skip: Annotated[
-        str | None, opt("--skip", "Leave out steps A to B - 1; `STEP:` leaves out all that follow.", "A:B")
+        str | None, Opt("--skip", "Leave out steps A to B - 1; `STEP:` leaves out all that follow.", "A:B")
     ] = None,
     until: Annotated[
         int | None,
-        opt("--until", "Leave out this step and all after it; no producer makes them again.", "STEP", least=0),
+        Opt("--until", "Leave out this step and all after it; no producer makes them again.", "STEP", least=0),
     ] = None,
     rewind: Annotated[
-        bool, opt("--rewind", "With --until: producers go back to STEP, too, and make the steps from there on again.")
+        bool, Opt("--rewind", "With --until: producers go back to STEP, too, and make the steps from there on again.")
     ] = False,
     until_damage: Annotated[
         bool,
-        opt(
+        Opt(
             "--until-damage",
             "Of a lake whose log cannot be read to its end, take all steps before the damage.",
         ),

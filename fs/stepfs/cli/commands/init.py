@@ -8,15 +8,16 @@ import typer
 
 from stepfs import interruption
 from stepfs.cli.failure import say
-from stepfs.cli.options import EndpointUrl, Lake, opt
+from stepfs.cli.options import EndpointUrl, Lake
 from stepfs.cli.target import opened_store
+from stepfs.declared_option import Opt
 from stepfs.errors import UsageError
 from stepfs.store.api import StoreOptions
 
 
 def init(
     lake: Lake,
-    slices: Annotated[int | None, opt("--slices", "Files per step: one per data-parallel rank.", "N")] = None,
+    slices: Annotated[int | None, Opt("--slices", "Files per step: one per data-parallel rank.", "N")] = None,
     ranks: Annotated[
         int | None,
         typer.Option(
@@ -25,15 +26,15 @@ def init(
             help="Data-parallel ranks, where each has several files.",
         ),
     ] = None,
-    micro_batches: Annotated[int, opt("--micro-batches", "Files of each rank, one per micro-batch.", "N")] = 1,
+    micro_batches: Annotated[int, Opt("--micro-batches", "Files of each rank, one per micro-batch.", "N")] = 1,
     cp: Annotated[
         int,
-        opt("--cp", "Files of each of these: pieces that the producer cuts for context parallelism.", "N"),
+        Opt("--cp", "Files of each of these: pieces that the producer cuts for context parallelism.", "N"),
     ] = 1,
-    ext: Annotated[str, opt("--ext", "Extension of the files.", ".EXT")] = ".safetensors",
+    ext: Annotated[str, Opt("--ext", "Extension of the files.", ".EXT")] = ".safetensors",
     check_payload: Annotated[
         bool,
-        opt(
+        Opt(
             "--check-payload",
             "Record that slices are files of this extension; producers check their first batch.",
         ),

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 from stepfs import interruption
-from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory, opt
+from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory
 from stepfs.cli.target import lake_of, opened_log, view_of
+from stepfs.declared_option import Opt
 from stepfs.format.ids import JSON_SCHEMA, Step
 from stepfs.store.api import StoreOptions
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 def ls(
     target: LakeOrDirectory,
-    step: Annotated[int | None, opt("--step", "List the files of this step.", "N", least=0)] = None,
+    step: Annotated[int | None, Opt("--step", "List the files of this step.", "N", least=0)] = None,
     as_json: Json = False,
     endpoint_url: EndpointUrl = None,
 ) -> None:

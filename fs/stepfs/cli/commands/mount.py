@@ -8,26 +8,25 @@ from typing import Annotated, Any
 import typer
 
 from stepfs.cli.columns import size_text
-from stepfs.cli.declared_options import takes
 from stepfs.cli.failure import say
-from stepfs.cli.options import Directory, Lake, opt
+from stepfs.cli.options import Directory, Lake
+from stepfs.declared_option import Opt
 from stepfs.errors import UsageError
 from stepfs.mount.options import MountOptions
 
 
-@takes(MountOptions)
 def mount(
     lake: Lake,
     directory: Directory,
     *,
     foreground: Annotated[
         bool,
-        opt(
+        Opt(
             "--foreground/--daemon",
             "Serve in this process, or in the background and return once the mount answers.",
         ),
     ] = False,
-    values: dict[str, Any],
+    values: Annotated[dict[str, Any], MountOptions],
 ) -> None:
     """Mount a lake on a directory: one directory per committed step, one read-only file per rank."""
     from stepfs.mount.host.mounts import real_directory

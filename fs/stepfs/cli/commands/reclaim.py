@@ -9,8 +9,9 @@ import typer
 from stepfs import interruption
 from stepfs.cli.columns import json_text, size_text
 from stepfs.cli.failure import say
-from stepfs.cli.options import EndpointUrl, Json, Lake, opt
+from stepfs.cli.options import EndpointUrl, Json, Lake
 from stepfs.cli.target import opened_store, origin_stores
+from stepfs.declared_option import Opt
 from stepfs.errors import StoreUnreachableError, UsageError
 from stepfs.store.api import StoreOptions
 
@@ -23,11 +24,11 @@ _GRACE_S_MAX: Final = 365 * 24 * 3600.0
 
 def reclaim(
     lake: Lake,
-    dry_run: Annotated[bool, opt("--dry-run", "Count what would be deleted; change nothing.")] = False,
-    every: Annotated[str | None, opt("--every", "Again and again, such as 60s.", "DURATION")] = None,
+    dry_run: Annotated[bool, Opt("--dry-run", "Count what would be deleted; change nothing.")] = False,
+    every: Annotated[str | None, Opt("--every", "Again and again, such as 60s.", "DURATION")] = None,
     max_percent: Annotated[
         float,
-        opt(
+        Opt(
             "--max-percent",
             "Refuse if more than P % of the live steps would go at once.",
             "P",
@@ -37,7 +38,7 @@ def reclaim(
     ] = 100.0,
     grace: Annotated[
         str,
-        opt(
+        Opt(
             "--grace",
             "A group's need of this long ago still counts: the time to take back a wrong checkpoint.",
             "DURATION",
@@ -45,7 +46,7 @@ def reclaim(
     ] = "1h",
     orphans: Annotated[
         bool,
-        opt(
+        Opt(
             "--orphans", "Search all data for uploads that arrived late, as a new process does, and --every once a day."
         ),
     ] = False,

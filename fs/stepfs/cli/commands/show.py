@@ -15,8 +15,9 @@ import typer
 
 from stepfs import interruption
 from stepfs.cli.columns import json_text, printable, size_text, table
-from stepfs.cli.options import EndpointUrl, Json, not_empty, opt
+from stepfs.cli.options import EndpointUrl, Json, not_empty
 from stepfs.cli.target import is_lake, lake_of, opened_lineage, view_of
+from stepfs.declared_option import Opt
 from stepfs.errors import AbsentError, CorruptError, RefusedError, UsageError
 from stepfs.store.api import StoreOptions
 
@@ -47,10 +48,10 @@ def show(
             metavar="LAKE|DIR|FILE", help="A lake, the directory it is mounted on, or a payload.", callback=not_empty
         ),
     ],
-    step: Annotated[int | None, opt("--step", "Of a lake or mount; the newest by default.", "N", least=0)] = None,
-    rank: Annotated[int | None, opt("--rank", "Of a lake or mount: whose file; 0 by default.", "R", least=0)] = None,
-    micro: Annotated[int, opt("--micro", "Of a lake or mount: which micro-batch of the rank.", "M", least=0)] = 0,
-    beside: Annotated[str, opt("--beside", "Of a lake or mount: the file NAME beside the rank's.", "NAME")] = "",
+    step: Annotated[int | None, Opt("--step", "Of a lake or mount; the newest by default.", "N", least=0)] = None,
+    rank: Annotated[int | None, Opt("--rank", "Of a lake or mount: whose file; 0 by default.", "R", least=0)] = None,
+    micro: Annotated[int, Opt("--micro", "Of a lake or mount: which micro-batch of the rank.", "M", least=0)] = 0,
+    beside: Annotated[str, Opt("--beside", "Of a lake or mount: the file NAME beside the rank's.", "NAME")] = "",
     as_json: Json = False,
     endpoint_url: EndpointUrl = None,
 ) -> None:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from stepfs import interruption
 from stepfs.cli.columns import age_text, printable, size_text, state_text, table, time_text
-from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory, opt
+from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory
 from stepfs.cli.target import is_lake
+from stepfs.declared_option import Opt
 from stepfs.store.api import StoreOptions
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ Report = tuple[dict[str, object], list[str]]  # the document, and the same in li
 def status(
     target: LakeOrDirectory,
     as_json: Json = False,
-    watch: Annotated[bool, opt("--watch", "Show it again every second until interrupted.")] = False,
+    watch: Annotated[bool, Opt("--watch", "Show it again every second until interrupted.")] = False,
     endpoint_url: EndpointUrl = None,
 ) -> None:
     """Show the state of a lake or of a mount.

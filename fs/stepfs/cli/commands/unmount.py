@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 from stepfs import interruption
-from stepfs.cli.options import Directory, opt
+from stepfs.cli.options import Directory
 from stepfs.cli.target import opened_log
 from stepfs.command_hint import command
+from stepfs.declared_option import Opt
 from stepfs.errors import RefusedError, StepfsError
 from stepfs.store.api import StoreOptions
 
@@ -18,7 +19,7 @@ def unmount(
     *,
     checkpoint: Annotated[
         int | None,
-        opt(
+        Opt(
             "--checkpoint",
             "Record, for the mount's group, a durable checkpoint that resumes at step NEXT.",
             "NEXT",

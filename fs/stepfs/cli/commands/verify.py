@@ -13,8 +13,9 @@ import typer
 from stepfs import interruption
 from stepfs.cli.columns import json_text, printable, size_text
 from stepfs.cli.failure import explain, say
-from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory, opt
+from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory
 from stepfs.cli.target import lake_of, opened_store, origin_stores
+from stepfs.declared_option import Opt
 from stepfs.errors import CorruptError, StepfsError, UsageError
 from stepfs.store.api import StoreOptions
 
@@ -29,11 +30,11 @@ def verify(
     target: LakeOrDirectory,
     content: Annotated[
         bool,
-        opt("--content", "Check too that each slice begins like a file of its extension."),
+        Opt("--content", "Check too that each slice begins like a file of its extension."),
     ] = False,
     repair: Annotated[
         bool,
-        opt(
+        Opt(
             "--repair",
             "First write a sound control record after one that is damaged, if that is the newest. Stop reclaims before.",
         ),
