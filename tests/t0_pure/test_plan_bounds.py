@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from stepfs_producer.plan.balance.deal import Over
+from stepfs_producer.plan.balance.partition import Method
+from stepfs_producer.plan.schedule import MixEntry
 
 from bench_plan.lengths import lognormal
 from bench_plan.planned import rules, shares, slowdown, steps
-from stepfs_producer.plan.balance.deal import Over
-from stepfs_producer.plan.balance.partition import Method
 from stepfs_producer.plan.cost import Cost
 from stepfs_producer.plan.rules import Packing
-from stepfs_producer.plan.schedule import MixEntry
 
 ROWS = 8  # of a rank
 CHEAP, QUADRATIC = Cost.of_hidden_size(4096), Cost(0, 1)

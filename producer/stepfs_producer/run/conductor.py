@@ -15,6 +15,7 @@ from typing import Any
 import trio
 
 from stepfs.limits import usable_cpus
+from stepfs_producer.commit.producer import GIVE_UP_AFTER_S
 from stepfs_producer.engine.api import Engine
 from stepfs_producer.engine.failover import Tasks
 from stepfs_producer.engine.local import local_engine
@@ -28,7 +29,6 @@ from stepfs_producer.run.memory import memory_here
 from stepfs_producer.run.planner_task import PlannerTask
 from stepfs_producer.run.prepare import PreparedPlan
 from stepfs_producer.run.step_builder import StepBuilder, StepSink
-from stepfs_producer.settings import GIVE_UP_AFTER_S
 
 
 class EndReason(enum.StrEnum):

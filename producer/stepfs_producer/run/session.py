@@ -23,9 +23,9 @@ from stepfs.lake.log.reader import LogReader
 from stepfs.store.api import Store
 from stepfs.store.opening import open_store
 from stepfs.store.silence import Silence
+from stepfs_producer.commit.producer import GIVE_UP_AFTER_S, AsyncProducer
 from stepfs_producer.engine.api import Engine
 from stepfs_producer.payloads.encode import encoder_for
-from stepfs_producer.producer import AsyncProducer
 from stepfs_producer.run.compile import grid_of
 from stepfs_producer.run.conductor import Conductor, EndReason, RunConfig
 from stepfs_producer.run.lake import ensure_lake, keep_libraries, notice_silence
@@ -54,7 +54,6 @@ from stepfs_producer.run.results import (
 from stepfs_producer.run.step_builder import StepSink
 from stepfs_producer.run.stopping import Stopping
 from stepfs_producer.run.workers.upload import Destination, put_step
-from stepfs_producer.settings import GIVE_UP_AFTER_S
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry

@@ -18,10 +18,10 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 import trio
 
+from stepfs_producer.commit.uploads import Ticket
 from stepfs_producer.engine.failover import PerAttempt, Tasks
 from stepfs_producer.engine.kept import KeptBody
 from stepfs_producer.payloads.step_task import PayloadSpec
-from stepfs_producer.pending import Ticket
 from stepfs_producer.plan.step import SPAN_COLUMNS, StepPlan
 from stepfs_producer.run.load import Group, spans_of
 from stepfs_producer.run.measured import Cause, Waits

@@ -20,11 +20,11 @@ from stepfs.format.keys import data_key
 from stepfs.format.records import LakeIdentity
 from stepfs.format.tgb import Descriptor
 from stepfs.store.api import StoreOptions
+from stepfs_producer.commit.uploads import Ticket
 from stepfs_producer.engine.api import Kept, Lost, WorkerDied
 from stepfs_producer.engine.failover import WORKERS_MAX
 from stepfs_producer.payloads.columns import ColumnSpec
 from stepfs_producer.payloads.step_task import PayloadSpec
-from stepfs_producer.pending import Ticket
 from stepfs_producer.plan.draw import MixEntry, MixSchedule, Stages, normalise
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import Rules, SourceRule

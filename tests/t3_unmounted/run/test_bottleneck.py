@@ -13,8 +13,8 @@ import pytest
 import trio
 from planned_run import HereEngine, NotedProducer, rules, run, sources_in, write_corpus
 
+from stepfs_producer.commit.uploads import Ticket
 from stepfs_producer.engine.failover import Tasks
-from stepfs_producer.pending import Ticket
 from stepfs_producer.plan.step import State
 from stepfs_producer.run.measured import Bottleneck, Cause, Waits, bottleneck_of
 from stepfs_producer.run.planner_task import PlannerTask

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from planned_run import HereEngine, NotedProducer, rules, run, sources_in, write_corpus
 
 from stepfs.errors import RefusedError, StepfsError
+from stepfs_producer.commit.uploads import Ticket
 from stepfs_producer.engine import failover
 from stepfs_producer.engine.local import local_engine
 from stepfs_producer.payloads.step_task import PayloadSpec
-from stepfs_producer.pending import Ticket
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import Exhausted, Packing, SourceRule
 from stepfs_producer.plan.samples import SkipBudget

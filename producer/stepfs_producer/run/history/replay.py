@@ -27,8 +27,8 @@ from stepfs.lake.planned import kept_plan
 from stepfs.payload import COLUMNS, Spans, UnreadablePayloadError, read_spans
 from stepfs.view.names import step_name
 from stepfs.view.ranks import names_of
+from stepfs_producer.commit.uploads import Ticket
 from stepfs_producer.engine.worker import find_modules_in
-from stepfs_producer.pending import Ticket
 from stepfs_producer.plan.file.digest import plan_of_text
 from stepfs_producer.plan.planner import REVISION, Planner
 from stepfs_producer.plan.step import State

@@ -1,35 +1,7 @@
 """Decentralized Adaptive Commit: the time of the next commit, from facts that every producer sees for free.
 
-Source: BatchWeave (arXiv 2605.09994), "Decentralized Adaptive Commit"; its constants are not public, these are ours.
-
-Model. The log is one serial resource. An attempt is *exposed* for v seconds: from the head it was based on until its
-create is answered; it is lost if another producer's create lands in between. With N producers that each try every
-T seconds, an attempt meets about (N - 1) v / T others. Holding that load at `LOAD` gives
-
-    T = (N̂ - 1) v̂ / LOAD            seconds between the starts of two attempts of one producer
-
-so the expected share of lost attempts is about 1 - exp(-LOAD), for any N and v; when v rises (slow store, contention
-inside it), commits get rarer and bigger and throughput holds. A lone producer meets no other; nevertheless T is never
-less than `INTERVAL_S_MIN`, because every version costs its writer three requests and each reader one.
-
-N̂  distinct producers in the recent log, from the versions of their newest commits (in the state, no request). The n
-    most recent count if the n-th is at most `AGE_FACTOR` n + `AGE_SLACK` versions old, so the window grows with what it
-    finds. Counting commits instead is only neutrally stable: slow producers see fast ones, slow down further, and
-    stay slow.
-v̂  the lower of two lower medians of own exposures. The longer one forgives a server that makes losers wait for
-    seconds; the shorter one forgets an outage after two attempts. It at most doubles per attempt, so T after an
-    outage lasts no longer than the outage did. The first one counts as a second at most: a start that was frozen for
-    minutes would else wait for hours.
-
-Fairness. T wins over `delay_max_s`: a bound shorter than T makes producers collide, and then all wait longer. A
-*turn* is N̂ versions, and the log shows how long the others take for one. T is at most `TURNS_MAX` turns, so a producer
-with longer exposures than the others tries about as often as they do. A loser retries after a random pause that
-doubles per loss, up to T. Once its own turn is over, the limit falls with the square of the overdue turns: losing
-raises priority. Only few can be overdue at a time, because a turn contains a commit of every producer that is not. For those
-whose attempts take longer than the others' gaps, the log pauses when one of them asks (`stepfs.lake.log.pause`); T stops
-meanwhile.
-
-Times are seconds on one monotonic clock that the caller reads; this module reads no clock.
+COMMIT.md has the rule, producer/DESIGN.md its reasons. Times are seconds on one monotonic clock that the caller reads;
+this module reads no clock.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
-"""The commit that this producer may write on top of a head: pure functions from (state, pending, incarnation).
+"""A commit on top of the head, as a pure function of the head and of what is pending; or why there can be none.
 
 Every safety rule of a writer that can be decided without I/O is here, and only here: which producers are fenced, which
-appends are already in the log, where the next steps start. The cost depends on pending appends, never on history.
-
-The guard compares `seq`, which this protocol owns and keeps dense, and never `position`, which belongs to the user:
-sources may be rewound, reshuffled or renamed at will (hazard 6). After a commit that succeeded without a reply, the
-head's `next_seq` has moved: the appends that it covered are dropped, later ones stay (hazard 5).
+appends are already in the log, where the next steps start. The guard compares `seq`, which this protocol keeps dense, and
+never `position`, which belongs to the user (hazard 6).
 """
 
 from __future__ import annotations

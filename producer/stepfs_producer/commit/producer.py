@@ -1,53 +1,124 @@
 """The producer: append batches, flush, resume from `position`. Exactly once across any crash (COMMIT.md).
 
-Its tasks are an upload per append (bounded by `TgbWriter`), the commit loop and the snapshot writer. They never raise: the
-first failure is kept, cancels the rest, and wakes all waiters; the caller's own `append` or `flush` raises it. `_changed`
-is unparked at every change that a waiter may wait for.
+Its tasks never raise: the first failure is kept, cancels the rest, and wakes all waiters; the caller's own `append` or
+`flush` raises it. A process that ends without leaving the `with` block loses unflushed appends, as in a crash.
 """
 
 from __future__ import annotations
 
+import inspect
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar
 
 import trio
 
 from stepfs import entropy
+from stepfs.background import BackgroundLoop, generation
 from stepfs.clock import Clock, SystemClock
 from stepfs.errors import RefusedError, StepfsError, UsageError
-from stepfs.format.arguments import check_text
+from stepfs.format.arguments import check_integer, check_text
+from stepfs.format.keys import data_key
 from stepfs.format.records import LakeIdentity, check_id
-from stepfs.format.tgb import Descriptor
+from stepfs.format.tgb import Descriptor, TgbImage, build
 from stepfs.store.api import Store
 from stepfs.store.opening import open_store
 from stepfs_producer.backoff import Backoff, Outage
-from stepfs_producer.commit_loop import CommitLoop, CommitStats
-from stepfs_producer.lead.limit import Lead
-from stepfs_producer.pace import Pacer, Pacing
-from stepfs_producer.pending import Item, Pending, Ticket, refuse_misfit
-from stepfs_producer.recovery import START_GIVE_UP_S, Started, start
-from stepfs_producer.settings import (
-    GIVE_UP_AFTER_S,
-    MAX_DELAY_S,
-    MAX_PENDING_BYTES,
-    UPLOADS,
-    ProducerSettings,
-)
-from stepfs_producer.snapshots import SnapshotWriter
-from stepfs_producer.tgb_writer import (
+from stepfs_producer.commit.backpressure import Lead
+from stepfs_producer.commit.loop import START_GIVE_UP_S, CommitLoop, CommitStats, SnapshotWriter, Started, start
+from stepfs_producer.commit.pace import Pacer, Pacing
+from stepfs_producer.commit.rebase import Incarnation
+from stepfs_producer.commit.uploads import (
+    Item,
     Payload,
-    TgbWriter,
+    Pending,
+    Ticket,
     check_kind,
     check_records,
+    described,
     freeze,
     pack_position,
+    refuse_misfit,
     unpack_position,
 )
+
+MAX_PENDING_BYTES: Final = 512 << 20
+MAX_DELAY_S: Final = 5.0
+UPLOADS: Final = 8
+GIVE_UP_AFTER_S: Final = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerSettings:
+    """What `Producer` and `AsyncProducer` take as keywords; `UsageError` if a value makes no sense."""
+
+    # Payload bytes held in memory until they are committed; also the largest batch.
+    max_pending_bytes: int = MAX_PENDING_BYTES
+    # Seconds a durable batch waits at most for its first commit attempt, unless more producers share the log than can
+    # commit that often (logged once; see `AsyncProducer.pacing`).
+    max_delay: float = MAX_DELAY_S
+    # Steps that the lake may run ahead of its slowest consumer group: more than lie between two checkpoints. None: any.
+    max_lead: int | None = None
+    # Payload bytes that may be live in the lake: committed by anybody, and not reclaimed. None: any.
+    max_live_bytes: int | None = None
+    # Whether the bounds of the lead hold while no consumer group is registered. False: no bound then, and one warning.
+    max_lead_without_groups: bool = True
+    # Uploads under way at a time.
+    uploads: int = UPLOADS
+    # Seconds without an answer from the store until `StoreUnreachableError`.
+    give_up_after: float = GIVE_UP_AFTER_S
+
+    def __post_init__(self) -> None:
+        for name in ("max_pending_bytes", "uploads", "max_lead", "max_live_bytes"):
+            value = getattr(self, name)
+            if value is not None and check_integer(value, name) < 1:
+                raise UsageError(f"{name}={value}: use at least 1")
+        for name in ("max_delay", "give_up_after"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"{name}={getattr(self, name)}: use seconds from 0 on")
+
+
+_INLINE_BYTES_MAX: Final = 256 << 10  # checksumming this much takes less time than reaching a worker thread
+
+
+class TgbWriter:
+    """Builds and uploads TGBs of one incarnation, a bounded number at once."""
+
+    def __init__(self, store: Store, identity: LakeIdentity, me: Incarnation, *, at_once: int) -> None:
+        self._store = store
+        self._identity = identity
+        self._me = me
+        self._limiter = trio.CapacityLimiter(at_once)
+
+    async def write(self, item: Item, key: str) -> Descriptor:
+        """Upload one TGB under a name of its own; durable on return. May be repeated with the same key."""
+        async with self._limiter:
+            image = await self._build(item)
+            await self._store.put(key, image.parts, crc32c=image.crc32c)
+        return described(image, key, item.seq)
+
+    def new_key(self, item: Item) -> str:
+        """A fresh name, random in part: a forked or rewound process never overwrites another's (hazard 8)."""
+        return data_key(self._identity.lake_id, self._me.producer_id, self._me.epoch, item.seq)
+
+    async def _build(self, item: Item) -> TgbImage:
+        work = partial(
+            build,
+            lake_id=self._identity.lake_id,
+            producer_id=self._me.producer_id,
+            epoch=self._me.epoch,
+            seq=item.seq,
+            payloads=item.payloads,
+            records=item.records,
+        )
+        if item.payload_bytes <= _INLINE_BYTES_MAX:
+            return work()
+        return await trio.to_thread.run_sync(work)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +184,7 @@ class AsyncProducer(Readings):
     lake_url: an existing lake. producer_id: 1 to 256 bytes of printable text; the identity that survives restarts,
     unique among live processes. endpoint_url: an S3-compatible server. max_pending_bytes to give_up_after: see
     `stepfs_producer.settings.ProducerSettings`. store, clock, pacer: instead of the URL's, the machine's and
-    `stepfs_producer.pace`'s (simulations, benchmarks); a given pacer has its own `max_delay`.
+    `stepfs_producer.commit.pace`'s (simulations, benchmarks); a given pacer has its own `max_delay`.
 
     Entering starts the incarnation and fences all older ones; leaving flushes; leaving by an exception abandons
     uncommitted batches.
@@ -393,3 +464,91 @@ class AsyncProducer(Readings):
         self._changed.unpark_all()
         for scope in self._scopes:  # not the nursery's: that one holds the caller's own body too
             scope.cancel()
+
+
+_T = TypeVar("_T")
+_P = ParamSpec("_P")
+
+
+def _takes_what(
+    model: Callable[Concatenate[Any, _P], None],
+) -> Callable[[Callable[..., None]], Callable[Concatenate[Producer, _P], None]]:
+    """The decorated `__init__` has the parameters of `model`, for type checkers and for help()."""
+
+    def adopt(init: Callable[..., None]) -> Callable[Concatenate[Producer, _P], None]:
+        init.__signature__ = inspect.signature(model)  # type: ignore[attr-defined]
+        return init
+
+    return adopt
+
+
+class Producer(Readings):
+    """`AsyncProducer` with blocking calls; arguments, results and errors are the same.
+
+    May be used from several threads of one process; appends get their seqs in the order in which the thread takes
+    them.
+    """
+
+    @_takes_what(AsyncProducer.__init__)
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        self._made = AsyncProducer(*arguments, **settings)
+        self._made_by = os.getpid(), generation()
+        self._loop: BackgroundLoop[AsyncProducer] | None = None
+
+    def __enter__(self) -> Self:
+        producer_id = self._async.producer_id
+        if self._loop is not None:
+            raise UsageError("a producer runs once; make a new one")
+        self._loop = BackgroundLoop(
+            lambda: self._async,
+            name=f"stepfs-producer-{producer_id}",
+            closed=f"producer {producer_id!r} is closed; make a new one",
+        )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        del kind, traceback
+        assert self._loop is not None
+        try:
+            if error is None:
+                self._call(self._async.finish)
+        finally:
+            self._loop.stop()
+
+    def append(self, batch: Sequence[Payload], *, position: object, records: Sequence[int] | None = None) -> int:
+        """Append one global step; see `AsyncProducer.append`. Blocks only while too much is pending.
+
+        Ctrl-C ends the wait. `next_seq` then tells whether the batch was appended nevertheless, at the last moment.
+        """
+        return self._call(partial(self._async.append, batch, position=position, records=records))
+
+    def flush(self) -> None:
+        """Return when everything appended before the call is durable, committed and visible to readers."""
+        self._call(self._async.flush)
+
+    def retire(self) -> None:
+        """Flush, then commit the retirement; see `AsyncProducer.retire`."""
+        self._call(self._async.retire)
+
+    def _call(self, work: Callable[[], Awaitable[_T]]) -> _T:
+        if self._loop is None:
+            raise UsageError("the producer has not been started; use it as `with Producer(…) as producer:`")
+        return self._loop.call(work)
+
+    @property
+    def _async(self) -> AsyncProducer:
+        """The producer, unless this is a child of a fork."""
+        pid, made_in = self._made_by
+        if made_in != generation():
+            raise RefusedError(
+                f"producer {self._made.producer_id!r} belongs to process {pid}; after a fork, make a Producer of its own, "
+                "with an id of its own, in the child"
+            )
+        return self._made
+
+    @property
+    def running(self) -> Running:
+        """See `AsyncProducer.running`."""
+        return self._async.running

@@ -1,10 +1,7 @@
 """Back-pressure: a bound on the lead of producers over the slowest consumer group, and one on the bytes that are live.
 
-Without them a producer that is faster than training fills the bucket, because only steps below a checkpoint can be
-reclaimed. A bound is exact for a single producer; other producers may exceed it by their commits between two of our
-own reads of the log. Groups are read (one GET of the next control record) only when the last known need would stop an
-append, and sometimes to notice a roll-back; a run far from its bound costs nothing. While held back, the pauses between
-looks double and are jittered.
+A bound is exact for a single producer; other producers may exceed it by their commits between two of our own reads of
+the log. Groups are read only when the last known need would stop an append, and sometimes to notice a roll-back.
 """
 
 from __future__ import annotations
@@ -20,7 +17,7 @@ from stepfs.format.ids import Step
 from stepfs.format.snapshot import LogState
 from stepfs.lake.control import Control
 from stepfs.lake.fork_group import is_fork_group
-from stepfs_producer.pending import Pending
+from stepfs_producer.commit.uploads import Pending
 
 _log = logging.getLogger("stepfs.producer")
 
