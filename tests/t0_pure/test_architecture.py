@@ -40,7 +40,7 @@ QUESTIONS = {  # of a newcomer, to be answered from folder and file names alone
     "Where does a server's refusal become our error?": "store/answers.py",
     "What does a planned run wait for most?": "stepfs_producer/run/measured.py",
     "When may a group's change or an advance be recorded?": "lake/decisions.py",
-    "Who gives the task of a worker that hangs to another?": "stepfs_producer/engine/failover.py",
+    "Who gives the task of a worker that hangs to another?": "stepfs_producer/engine/tasks.py",
     "What pushes bytes into the page cache?": "data/pagecache.py",
     "When does a producer wait for trainers that are behind?": "stepfs_producer/commit/backpressure.py",
     "Where does a slice become idle, consumed or wanted again?": "data/blocks.py",

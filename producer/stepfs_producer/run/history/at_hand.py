@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 
 from stepfs.errors import AbsentError
 from stepfs_producer.plan.file.schema import Plan
-from stepfs_producer.run.compile import source_specs, tokenizer_spec
+from stepfs_producer.run.prepare import source_specs, tokenizer_spec
 from stepfs_producer.sources.formats import format_of
 
 

@@ -32,7 +32,7 @@ from stepfs_producer.engine.worker import find_modules_in
 from stepfs_producer.plan.file.digest import plan_of_text
 from stepfs_producer.plan.planner import REVISION, Planner
 from stepfs_producer.plan.step import State
-from stepfs_producer.run.conductor import conduct_here
+from stepfs_producer.run.conductor import StepSink, conduct_here
 from stepfs_producer.run.history.at_hand import require_files
 from stepfs_producer.run.history.positions import CommitBehind, Positions
 from stepfs_producer.run.history.texts import RESTORE
@@ -40,9 +40,8 @@ from stepfs_producer.run.lake import frozen_listing, kept_libraries, libraries
 from stepfs_producer.run.load import LoadedSource
 from stepfs_producer.run.prepare import LocatedPlan, PreparedPlan, list_sources, prepare_plan
 from stepfs_producer.run.results import PlanTotals, Progress, callbacks_of, show_nothing
-from stepfs_producer.run.step_builder import StepSink
 from stepfs_producer.run.workers.tasks import MadeStep, return_step
-from stepfs_producer.sources.corpus import located
+from stepfs_producer.sources.listing import located
 from stepfs_producer.transforms.images import library
 
 _SHOWN_MAX: Final = 100  # differences in words; all are counted

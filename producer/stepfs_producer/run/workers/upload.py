@@ -17,7 +17,7 @@ from stepfs.format.records import LakeIdentity
 from stepfs.format.tgb import Descriptor
 from stepfs.store.api import StoreOptions
 from stepfs_producer.commit.uploads import Ticket
-from stepfs_producer.payloads.step_task import PayloadSpec, SampleGroup, StepSpans
+from stepfs_producer.payloads.step import PayloadSpec, SampleGroup, StepSpans
 from stepfs_producer.run.workers.tasks import make_step
 
 if TYPE_CHECKING:

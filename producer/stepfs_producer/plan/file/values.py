@@ -1,22 +1,72 @@
-"""Single values of a plan. Each field parses its own text, exactly: no value passes through a float.
+"""The values of a plan: single ones, mappings of them, and problems with advice.
 
-In YAML every scalar arrives as text, so each field parses `no`, `on` and `1_000` itself. Python callers may also
-give integers, and floats, which count as the decimal that Python prints for them.
+In YAML every scalar arrives as text, and each field parses its own, exactly: no value passes through a float. Python
+callers may also give integers, and floats, which count as the decimal that Python prints for them.
 """
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
-from typing import Any, Final
+from typing import Any, ClassVar, Final, NamedTuple, Self
 
-from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
-from pydantic_core import CoreSchema, core_schema
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    ModelWrapValidatorHandler,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import CoreSchema, ErrorDetails, InitErrorDetails, PydanticCustomError, core_schema
 
-from stepfs_producer.plan.file.problems import nearest
+from stepfs.errors import UsageError
+
+Where = tuple[str | int, ...]  # keys and indices from the top of the plan
+
+
+class Problem(NamedTuple):
+    """One thing to mend. `what` is a line with the advice."""
+
+    where: Where
+    what: str
+    of_key: bool = False  # the key itself is wrong, not its value
+
+
+class PlanError(UsageError):
+    """The plan cannot be used. One line per problem; correct them all and try again."""
+
+    several_lines: ClassVar[bool] = True
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        self.lines = tuple(" ".join(line.split("\n")) for line in lines)  # names may hold anything
+        head = () if len(lines) == 1 else (f"the plan has {len(lines)} mistakes:",)
+        super().__init__("\n".join([*head, *self.lines]))
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """`; did you mean 'prose'?` if a known word is near; else the known words, if they are few."""
+    words = sorted(known)
+    near = difflib.get_close_matches(word, words, n=1)
+    if near:
+        return f"; did you mean {near[0]!r}?"
+    return f"; known: {', '.join(words)}" if 0 < len(words) <= 16 else ""
+
+
+def path_text(where: Where) -> str:
+    """`sources.code.files[1]`."""
+    text = ""
+    for part in where:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
 
 NONE: Final = "none"
 _WHOLE: Final = re.compile(r"\d+(_\d+)*", re.ASCII)
@@ -231,3 +281,99 @@ def _encodable(value: str) -> bool:
 
 def _text(pattern: re.Pattern[str]) -> dict[str, Any]:
     return {"type": "string", "pattern": f"^({pattern.pattern})$"}
+
+
+OF_KEY = "of_key"  # error type of problems that are about a key
+_OF_VALUE = "of_value"
+
+
+class Part(BaseModel):
+    """A mapping of the plan."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        validate_by_name=True,
+        validate_by_alias=True,
+        hide_input_in_errors=True,
+        use_attribute_docstrings=True,
+    )
+    short: ClassVar[str | None] = None  # the key that a bare word stands for
+    example: ClassVar[str] = "{…}"
+    refused: ClassVar[Mapping[str, str]] = {}  # keys that get an answer of their own
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _all_at_once(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        if cls.short is not None and isinstance(data, str):
+            data = {cls.short: data}
+        wrong: list[InitErrorDetails] = []
+        part: Self | None = None
+        try:
+            part = handler(data)
+        except ValidationError as error:
+            wrong = [cls._reworded(details) for details in error.errors()]
+        further = cls.problems_beside(data) if part is None else part.own_problems()
+        wrong += map(_details, further)
+        if wrong:
+            raise ValidationError.from_exception_data(cls.__name__, wrong) from None
+        assert part is not None
+        return part
+
+    def own_problems(self) -> list[Problem]:
+        """Problems between fields."""
+        return []
+
+    @classmethod
+    def problems_beside(cls, data: object) -> list[Problem]:  # noqa: ARG003
+        """The same while a field of `data` is wrong, as far as it can be known."""
+        return []
+
+    @classmethod
+    def known_keys(cls) -> list[str]:
+        """As YAML writes them."""
+        return [str(field.validation_alias or name) for name, field in cls.model_fields.items()]
+
+    @classmethod
+    def parsed_alone(cls, data: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields of `data` that can be parsed, also beside wrong ones; those that are absent have their default."""
+        found: dict[str, Any] = {}
+        for name, field in cls.model_fields.items():
+            key = str(field.validation_alias or name)
+            if key not in data:
+                if not field.is_required():
+                    found[name] = field.get_default(call_default_factory=True, validated_data={})
+                continue
+            with suppress(ValidationError):
+                found[name] = TypeAdapter(field.rebuild_annotation()).validate_python(data[key])
+        return found
+
+    @classmethod
+    def _reworded(cls, details: ErrorDetails) -> InitErrorDetails:
+        where, kind = details["loc"], details["type"]
+        if kind == "extra_forbidden" and len(where) == 1:
+            key = str(where[0])
+            what = cls.refused.get(key) or f"unknown key {key!r}{nearest(key, cls.known_keys())}"
+            return _details(Problem(where, what, of_key=True))
+        what = {
+            "missing": f"{where[-1] if where else cls.__name__!r} is missing",
+            "model_type": f"write keys and values, such as {cls.example}",
+            "dict_type": "write keys and values, such as {name: …}",
+            "tuple_type": "write a list, such as [a, b]",
+            "value_error": str(details.get("ctx", {}).get("error", "")),
+        }.get(kind, details["msg"])
+        return _details(Problem(where, what, of_key=kind == OF_KEY))
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        found = handler(schema)
+        if cls.short is None:
+            return found
+        inner = handler.resolve_ref_schema(found)
+        word = inner["properties"][cls.short]
+        return {"anyOf": [dict(inner), {key: word[key] for key in word if key != "default"}]}
+
+
+def _details(problem: Problem) -> InitErrorDetails:
+    kind = PydanticCustomError(OF_KEY if problem.of_key else _OF_VALUE, "{what}", {"what": problem.what})
+    return InitErrorDetails(type=kind, loc=problem.where, input=None)

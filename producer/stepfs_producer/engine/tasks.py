@@ -1,30 +1,198 @@
-"""Tasks are done although workers die or hang, stores are silent and bodies are lost: the same task has the same result.
+"""Tasks of workers: what an engine does, and how a task is done although workers die or hang and bodies are lost.
 
-A task may have killed its worker (out of memory, a fault in a library), so it gets three of them. It seldom costs a
-machine, but one that takes all memory may take machine after machine, so it gets eight. A hanging worker gives no sign:
-a task that is late, beside others of its kind, is given to a spare worker as well; if that is late, too, to another in
-its place. The first answer wins, and the other worker is ended, which is no death. An error of the operating system or
-of a store is never a property of the data, so it is waited out; any other error of a task ends the run.
+A function whose result is *kept* returns a head by value and a body that stays with the engine; a reference stands for it
+among the arguments of later tasks. A body may be lost: that is a result, not an error.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager
-from typing import Any, Final, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 
 import trio
 
 from stepfs.errors import RefusedError, StepfsError, StoreUnreachableError
 from stepfs_producer.backoff import Backoff
-from stepfs_producer.engine.api import Engine, Kept, Lost, Reference, WorkerDied
-from stepfs_producer.engine.kept import KeptBody
 
 T = TypeVar("T")
 H = TypeVar("H")
+Look = Callable[[], list[str]]  # on another machine: its lacks, each as the end of a sentence about it
+
+ANSWER_S: Final = 1.5  # that an idle worker has to answer
+_WORKERS_PER_SPARE: Final = 8  # a spare is warm: it takes over at once where a worker died or hangs
+
+
+class UnfitNodesError(RefusedError):
+    """Machines that should work lack something: a line for each. Install it, or take them out of the cluster."""
+
+    several_lines: ClassVar[bool] = True
+
+
+def spares_of(workers: int) -> int:
+    """Workers beyond those, for tasks whose worker died or is late."""
+    return -(-workers // _WORKERS_PER_SPARE)
+
+
+class Reference(Protocol):
+    """A body that the engine keeps until it is released. Each engine has a class of its own, compared by identity."""
+
+    @property
+    def nbytes(self) -> int: ...  # of the body in memory
+
+
+@dataclass(frozen=True, slots=True)
+class Kept(Generic[H]):
+    """A result of which only the head returned."""
+
+    head: H
+    reference: Reference
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDied:
+    """The worker ended before its task did. `with_machine`: its machine is lost, which is seldom the task's fault."""
+
+    reason: str
+    with_machine: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The task did not run, because these of its arguments are lost. There may be more of them."""
+
+    references: tuple[Reference, ...]
+
+
+class Engine(ABC):
+    """Runs tasks side by side, in no promised order. The exceptions of a task are raised where it was submitted.
+
+    Functions are found in the worker by their names. A `Reference` among the arguments of a task (not inside of one) is
+    replaced by its body there. Cancelling a call ends its worker.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self.died = 0  # workers, so far
+        self.kept_bytes = 0  # of bodies, now
+
+    @property
+    def workers(self) -> int:
+        """How many tasks should run at a time; `Tasks` keeps to it. May be set."""
+        return self._workers
+
+    @workers.setter
+    def workers(self, count: int) -> None:
+        self._workers = count
+        self._fit()
+
+    @property
+    def spares(self) -> int:
+        """Workers beyond those, for tasks whose worker died or is late."""
+        return spares_of(self._workers)
+
+    async def admit(self, look: Look) -> None:  # noqa: B027 - where there is no other machine, there is nothing to do
+        """Begin, once `look` has found nothing missing on each other machine; else `UnfitNodesError` has a line for each.
+
+        `StoreUnreachableError`: a store is away from a machine, now.
+        """
+
+    @abstractmethod
+    async def up(self) -> None:
+        """Return once a worker has come up, or has died at its start."""
+
+    @abstractmethod
+    async def submit(self, function: Callable[..., T], *arguments: object) -> T | WorkerDied | Lost:
+        """Run `function(*arguments)` in a worker, at once."""
+
+    @abstractmethod
+    async def keep(self, function: Callable[..., tuple[H, object]], *arguments: object) -> Kept[H] | WorkerDied | Lost:
+        """Run `function(*arguments)` in a worker, at once, and keep the second part of its result."""
+
+    @abstractmethod
+    def release(self, reference: Reference) -> None:
+        """The body is not needed any more. To a task that is submitted with it all the same, it is lost."""
+
+    @abstractmethod
+    async def end_stalled(self) -> None:
+        """Have idle workers answer, and end those that do not within `ANSWER_S`: one may stand still since its last task."""
+
+    @abstractmethod
+    def warm_spare(self) -> None:
+        """Start a worker in place of one that was ended; it is up before it is needed."""
+
+    @abstractmethod
+    def _fit(self) -> None:
+        """Start the workers that are missing, and end idle ones that are too many."""
+
+
+class KeptBody:
+    """The body of a kept task. Its first holder is the caller that got it; without a holder it is released.
+
+    Where it is lost, or was released and is held again, `make_again` repeats its task, once for all that wait.
+    """
+
+    def __init__(
+        self,
+        reference: Reference,
+        again: Callable[[], Awaitable[Reference]],
+        release: Callable[[Reference], None],
+    ) -> None:
+        self.nbytes = reference.nbytes
+        self._reference: Reference | None = reference
+        self._again = again
+        self._release = release
+        self._holders = 1
+        self._making = trio.Lock()
+
+    @property
+    def here(self) -> bool:
+        return self._reference is not None
+
+    @property
+    def reference(self) -> Reference:
+        """For a task, while it is `here` and held."""
+        assert self._reference is not None
+        return self._reference
+
+    def hold(self) -> None:
+        self._holders += 1
+
+    def let_go(self) -> None:
+        self._holders -= 1
+        assert self._holders >= 0
+        if not self._holders and self._reference is not None:
+            self._release(self._reference)
+            self._reference = None
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        self.hold()
+        try:
+            yield
+        finally:
+            self.let_go()
+
+    def note_lost(self, references: Collection[Reference]) -> bool:
+        """Whether it is one of these, and lost; another task may have noted it before, and have made it again."""
+        if self._reference is None or not any(one is self._reference for one in references):
+            return False
+        self._release(self._reference)
+        self._reference = None
+        return True
+
+    async def make_again(self) -> None:
+        """Return once it is there. The caller holds it."""
+        async with self._making:
+            if self._reference is None:
+                self._reference = await self._again()
+
+
 _log = logging.getLogger("stepfs.producer")
 
 WORKERS_MAX: Final = 3  # that one task may cost

@@ -1,36 +1,48 @@
-"""A plan's sources as they are now: every file listed, a few records of each source read, nothing written.
-
-All mistakes are reported at once, each with its place in the plan. How many tokens an epoch has is estimated from
-the records read: the length of the text in a compressed file is not known.
-"""
+"""A plan looked at before a run: inspected, estimated, simulated."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import Final, TypeVar
 
 import numpy as np
 
 from stepfs.errors import RefusedError, StepfsError
 from stepfs.format.planned import Listing
-from stepfs_producer.plan.file.digest import with_defaults
-from stepfs_producer.plan.file.problems import Problem, Where
+from stepfs_producer.plan.draw import ONE, MixEntry
+from stepfs_producer.plan.file.digest import micro_batch_tokens, with_defaults
 from stepfs_producer.plan.file.schema import Plan
-from stepfs_producer.run.compile import source_specs, tokenizer_spec, transform_spec
-from stepfs_producer.sources.block import BlockAddress, BlockTask, Kind
-from stepfs_producer.sources.compressed import is_compressed
-from stepfs_producer.sources.corpus import list_corpus
-from stepfs_producer.sources.layout import Layout
-from stepfs_producer.sources.lines import RECORD_BYTES_MAX
+from stepfs_producer.plan.file.values import Problem, Where
+from stepfs_producer.plan.planner import Planner
+from stepfs_producer.run.conductor import conduct_here
+from stepfs_producer.run.prepare import (
+    LocatedPlan,
+    looked_up,
+    schedule_of,
+    source_specs,
+    tokenizer_spec,
+    transform_spec,
+)
+from stepfs_producer.run.results import (
+    PlanTotals,
+    Progress,
+    SimulationResult,
+    bad_records_named,
+    callbacks_of,
+    show_nothing,
+)
+from stepfs_producer.sources.formats import is_compressed
+from stepfs_producer.sources.listing import Layout, list_corpus
 from stepfs_producer.sources.reading import read_block
-from stepfs_producer.sources.spec import SourceSpec
-from stepfs_producer.transforms.documents import BAD
+from stepfs_producer.sources.record import RECORD_BYTES_MAX, BlockAddress, BlockTask, Kind, SourceSpec
+from stepfs_producer.transforms.documents import BAD, TransformSpec
 from stepfs_producer.transforms.images import library
-from stepfs_producer.transforms.model_tokenizer import TEXT_BYTES_MAX, load_tokenizer, pinned
 from stepfs_producer.transforms.records import timed_transform
-from stepfs_producer.transforms.spec import TransformSpec
+from stepfs_producer.transforms.tokenizer import TEXT_BYTES_MAX, load_tokenizer, pinned
 from stepfs_producer.transforms.user import function_of
 
 T = TypeVar("T")
@@ -184,3 +196,70 @@ def _estimate(layout: Layout, listing: Listing, task: BlockTask, tokens: int, pa
         return None  # of a compressed file it is not known which part this block is
     listed = sum(fragment.end - fragment.begin for fragment in task.fragments)
     return round(of_block * layout.total_bytes / listed)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanEstimate:
+    """Figures that do not stand in the plan."""
+
+    mix: tuple[MixEntry, ...]
+    step_tokens: int
+    steps: int | None  # at most; None: `until` gives neither steps nor tokens
+    tokens: dict[str, int] | None  # that each source gives until then
+
+
+def estimate_plan(plan: Plan) -> PlanEstimate:
+    mix = schedule_of(plan).entries
+    step_tokens = plan.output.mesh.data_ranks * plan.output.micro_batches * micro_batch_tokens(plan)
+    steps = _steps(plan, step_tokens)
+    tokens = None if steps is None else _tokens(sorted(plan.sources), mix, steps, step_tokens)
+    return PlanEstimate(mix, step_tokens, steps, tokens)
+
+
+def _steps(plan: Plan, step_tokens: int) -> int | None:
+    bounds = [] if plan.until.steps is None else [plan.until.steps]
+    if plan.until.tokens is not None:
+        bounds.append(-(-plan.until.tokens // step_tokens))
+    return min(bounds, default=None)
+
+
+def _tokens(names: Sequence[str], mix: tuple[MixEntry, ...], steps: int, step_tokens: int) -> dict[str, int]:
+    """Tokens by source over full steps: shares are constant or linear between two entries."""
+    total = dict.fromkeys(names, Fraction(0))
+    ends = [entry.step for entry in mix[1:]] + [steps]
+    for number, (entry, end) in enumerate(zip(mix, ends, strict=True)):
+        after = mix[number + 1] if number + 1 < len(mix) else None
+        span = min(end, steps) - entry.step
+        if span <= 0:
+            break
+        for index, (name, begin) in enumerate(zip(names, entry.shares, strict=True)):
+            slope = Fraction(0)
+            if after is not None and after.ramp:
+                slope = Fraction(after.shares[index] - begin, after.step - entry.step)
+            total[name] += begin * span + slope * span * (span - 1) / 2
+    return {name: int(share * step_tokens / ONE) for name, share in total.items()}
+
+
+async def simulate_plan(
+    place: LocatedPlan,
+    steps: int,
+    workers: int | None = None,
+    *,
+    say: Callable[[str], None],
+    progress: Progress = show_nothing,
+) -> SimulationResult:
+    """Plan the first steps over the real records: no payload is made, no lake touched.
+
+    `say` gets lines for people: the bad records that may explain an error.
+    """
+    begun_s = time.monotonic()
+    prepared = await looked_up(place)
+    state = Planner(prepared.rules).begin()
+    totals = PlanTotals(state, state)
+    with progress("simulate", steps) as show, bad_records_named(totals, say):
+        callbacks = callbacks_of(prepared, totals, show)
+        reason = await conduct_here(
+            prepared, place.directory, workers, None, callbacks, state, steps_max=steps, of_step=0.0
+        )
+    reason = reason or "the limit is reached"
+    return SimulationResult(prepared.digest, totals, reason, time.monotonic() - begun_s)

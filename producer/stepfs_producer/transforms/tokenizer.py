@@ -1,37 +1,153 @@
 """The tokenizer of a plan: bytes, or a model's tokenizer.json as it comes.
 
-A model's file may have any normaliser, pre-tokenizer and vocabulary; text becomes the ids that the model was made for,
-without the template that its post-processor would add. See `model_file` for the changes, `special_tokens` for how
-the ends of documents are found, and `documents` for where they are put.
-
-Ids of a text do not depend on the texts beside it: workers get groups of any size.
+Ids of a text do not depend on the texts beside it: workers get groups of any size. Control tokens in a text are text.
 """
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from stepfs.errors import AbsentError, MissingPackageError, RefusedError, StepfsError, UsageError
-from stepfs_producer.sources.lines import RECORD_BYTES_MAX
-from stepfs_producer.transforms.documents import Documents, UnfitRecordError
-from stepfs_producer.transforms.model_file import prepared
-from stepfs_producer.transforms.spec import TokenizerSpec
-from stepfs_producer.transforms.special_tokens import NONE, Names
+from stepfs_producer.sources.record import RECORD_BYTES_MAX
+from stepfs_producer.transforms.documents import Documents, TokenizerSpec, UnfitRecordError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Model
+
+NONE: Final = ("", "none")
+_ENDS: Final = (
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<｜end▁of▁sentence｜>",
+    "</s>",
+    "<eos>",
+    "<EOS>",
+    "[EOS]",
+)
+_PADDINGS: Final = (
+    "<|pad|>",
+    "<pad>",
+    "[PAD]",
+    "<PAD>",
+    "<｜▁pad▁｜>",
+    "<|padding|>",
+    "<|finetune_right_pad_id|>",
+)
+_SHOWN: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The names of a tokenizer's tokens, to find ids by."""
+
+    file: str
+    vocabulary: Mapping[str, int]
+    special: Sequence[str]
+
+    def special_ids(self, *, eos: str | None, bos: str | None, pad: str | None) -> tuple[int | None, int | None, int]:
+        """Ids of EOS and BOS, None: no such token; and of padding, since rows must be filled up.
+
+        None: the end of a document by its usual names, no token at its beginning, padding by its usual names, else
+        the end, else 0. "" and `none`: no such token; padding is 0 then. `UsageError` names the nearest token.
+        """
+        end = self._end() if eos is None else self._id_of("eos", eos)
+        begin = None if bos is None else self._id_of("bos", bos)
+        if pad is None:
+            padding = next((self.vocabulary[name] for name in _PADDINGS if name in self.vocabulary), end)
+        else:
+            padding = self._id_of("pad", pad)
+        return end, begin, padding or 0
+
+    def _end(self) -> int:
+        found = [name for name in _ENDS if name in self.vocabulary]
+        if len(found) == 1:
+            return self.vocabulary[found[0]]
+        among = found or list(self.special)
+        shown = ", ".join(map(repr, among[:_SHOWN])) + (" …" if len(among) > _SHOWN else "")
+        raise UsageError(
+            f"{self.file} does not say which token ends a document; name it as eos, or give none"
+            + (f" (it has {shown})" if among else "")
+        )
+
+    def _id_of(self, role: str, name: str) -> int | None:
+        if name in NONE:
+            return None
+        if name in self.vocabulary:
+            return self.vocabulary[name]
+        nearest = _nearest(name, self.special) or _nearest(
+            name, [known for known in self.vocabulary if abs(len(known) - len(name)) <= 1]
+        )
+        hint = f"; did you mean {nearest!r}?" if nearest else ""
+        raise UsageError(f"{self.file}: the {role} token {name!r} is not in its vocabulary{hint}")
+
+
+def _nearest(name: str, known: Sequence[str]) -> str | None:
+    close: Callable[..., list[str]] = difflib.get_close_matches
+    return next(iter(close(name, known, n=1, cutoff=0.5)), None)
+
+
+_UNSPELLED: Final = "\0stepfs control token\0"
+_FOR_INFERENCE: Final = ("truncation", "padding")
+_RANDOM: Final = ("dropout", "alpha", "nbest_size")
+
+
+def prepared(model_json: str, named: Collection[str]) -> tuple[str, dict[str, str]]:
+    """The JSON for encoding documents, and the new names of its control tokens.
+
+    Control tokens are the added tokens that are special or `named`. `ValueError`, `TypeError`, `KeyError` or
+    `AttributeError` if the JSON is no tokenizer's.
+    """
+    data: dict[str, Any] = json.loads(model_json)
+    model: dict[str, Any] = data["model"]
+    for key in _FOR_INFERENCE:
+        data[key] = None
+    for key in _RANDOM:
+        if key in model:
+            model[key] = None
+    names: dict[str, str] = {}
+    for token in data.get("added_tokens") or ():
+        token["special"] = token["special"] or token["content"] in named
+        if token["special"] and token["content"] != _unknown(model):
+            names[token["content"]] = token["content"] = _UNSPELLED + token["content"]
+    _rename(model, names)
+    return json.dumps(data), names
+
+
+def _unknown(model: dict[str, Any]) -> str | None:
+    """The token for unknown characters, which the model looks up by its name."""
+    if model.get("unk_id") is not None:
+        name: str = model["vocab"][model["unk_id"]][0]
+        return name
+    return model.get("unk_token")
+
+
+def _rename(model: dict[str, Any], names: dict[str, str]) -> None:
+    vocabulary = model["vocab"]
+    if isinstance(vocabulary, dict):
+        model["vocab"] = {names.get(name, name): number for name, number in vocabulary.items()}
+    else:
+        model["vocab"] = [[names.get(name, name), score] for name, score in vocabulary]
+    if names and model.get("merges"):
+        model["merges"] = [merge for merge in model["merges"] if names.keys().isdisjoint(_parts(merge))]
+
+
+def _parts(merge: str | list[str]) -> tuple[str, str, str]:
+    left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
+    return left, right, left + right
+
 
 _BATCH_CHARACTERS: Final = 1 << 20  # per call of the library, whose results need a hundred bytes per token
 TEXT_BYTES_MAX: Final = 4 << 20  # of one text: a longer one alone needs gigabytes

@@ -1,21 +1,98 @@
-"""One planned step with the tokens it needs: everything that a constructor gets, gathered from the groups of its samples.
-
-Spans travel through the command; groups stay where they were made, and are mapped where the step is made.
-"""
+"""One planned step with its tokens and columns: all that a constructor gets."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stepfs_producer.payloads.columns import Columns, ColumnSpec, Taken
-from stepfs_producer.payloads.columns import gathered as gathered_columns
-
 Integers = NDArray[np.int64]
+
+COUNTS: Final = "_counts"  # behind a column's name: the array with its rows per span
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnSpec:
+    """A column as the plan declares it."""
+
+    name: str
+    dtype: str  # of numpy
+    shape: tuple[int, ...]  # of a row
+    own_file: bool = False  # it has a file beside the rank's
+
+    @property
+    def row_bytes(self) -> int:
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    def none(self) -> NDArray[Any]:
+        return np.empty((0, *self.shape), np.dtype(self.dtype).newbyteorder("<"))
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The columns of consecutive samples, in the order of their specs."""
+
+    counts: Integers  # [samples, columns]: rows
+    rows: tuple[NDArray[Any], ...]  # of each column: [rows, *shape], sample after sample
+
+    @classmethod
+    def of_samples(cls, specs: Sequence[ColumnSpec], given: Sequence[Mapping[str, NDArray[Any]]]) -> Self:
+        """Each sample gives some of the columns."""
+        counts = np.array([[len(one.get(spec.name, ())) for spec in specs] for one in given], np.int64)
+        rows = (np.concatenate([spec.none(), *(one[spec.name] for one in given if spec.name in one)]) for spec in specs)
+        return cls(counts.reshape(-1, len(specs)), tuple(rows))
+
+    @property
+    def nbytes(self) -> int:
+        return self.counts.nbytes + sum(rows.nbytes for rows in self.rows)
+
+    def part(self, first: int, last: int) -> Self:
+        """Samples `first` … `last` - 1, as views."""
+        begins, ends = self.counts[:first].sum(axis=0), self.counts[:last].sum(axis=0)
+        places = zip(self.rows, begins.tolist(), ends.tolist(), strict=True)
+        return type(self)(self.counts[first:last], tuple(rows[begin:end] for rows, begin, end in places))
+
+    def kept(self, samples: NDArray[np.bool_]) -> Self:
+        rows = (rows[np.repeat(samples, counts)] for rows, counts in zip(self.rows, self.counts.T, strict=True))
+        return type(self)(self.counts[samples], tuple(rows))
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Samples of `columns`, by number, and the spans that they become."""
+
+    columns: Columns
+    samples: Integers
+    spans: Integers
+
+
+def gathered_columns(spans: int, taken: Sequence[Taken]) -> Columns | None:
+    """The columns of so many spans; None if nothing is taken."""
+    if not taken:
+        return None
+    counts = np.zeros((spans, taken[0].columns.counts.shape[1]), np.int64)
+    for one in taken:
+        counts[one.spans] = one.columns.counts[one.samples]
+    return Columns(counts, tuple(_rows(taken, column) for column in range(counts.shape[1])))
+
+
+def _rows(taken: Sequence[Taken], column: int) -> NDArray[Any]:
+    pieces: dict[int, NDArray[Any]] = {}
+    for one in taken:
+        rows, counts = one.columns.rows[column], one.columns.counts[:, column]
+        ends = np.cumsum(counts)
+        some = counts[one.samples] > 0
+        samples = one.samples[some]
+        begins = (ends - counts)[samples]
+        places = zip(one.spans[some].tolist(), begins.tolist(), ends[samples].tolist(), strict=True)
+        pieces |= {span: rows[begin:end] for span, begin, end in places}
+    return np.concatenate([taken[0].columns.rows[column][:0], *(pieces[span] for span in sorted(pieces))])
+
+
 NO_TOKEN: Final = -1
 SPAN_COLUMNS: Final = (
     "rank",
