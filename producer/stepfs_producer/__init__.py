@@ -18,7 +18,7 @@ from stepfs.errors import FencedError as Fenced
 from stepfs.errors import SealedError as Sealed
 
 if TYPE_CHECKING:
-    from stepfs_producer.plan.file.problems import PlanError
+    from stepfs_producer.commit.producer import AsyncProducer, Producer
     from stepfs_producer.plan.file.schema import (
         Balance,
         Column,
@@ -39,10 +39,9 @@ if TYPE_CHECKING:
         Tokenizer,
         Until,
     )
+    from stepfs_producer.plan.file.values import PlanError
     from stepfs_producer.plans import Plan
-    from stepfs_producer.producer import AsyncProducer
-    from stepfs_producer.sources.fields import Bad
-    from stepfs_producer.sync import Producer
+    from stepfs_producer.sources.record import Bad
 
 __all__ = [
     "AsyncProducer", "Bad", "Balance", "Column", "Cost", "Defaults", "Fenced", "Images", "Jsonl", "Megatron", "Mix", "OnError",
@@ -51,11 +50,11 @@ __all__ = [
 ]  # fmt: skip
 
 _HOMES = {
-    "AsyncProducer": "stepfs_producer.producer",
-    "Bad": "stepfs_producer.sources.fields",
+    "AsyncProducer": "stepfs_producer.commit.producer",
+    "Bad": "stepfs_producer.sources.record",
     "Plan": "stepfs_producer.plans",
-    "PlanError": "stepfs_producer.plan.file.problems",
-    "Producer": "stepfs_producer.sync",
+    "PlanError": "stepfs_producer.plan.file.values",
+    "Producer": "stepfs_producer.commit.producer",
 }
 
 

@@ -37,11 +37,10 @@ from stepfs_producer.plan.packages import plan_packages
 
 with plan_packages():
     from stepfs_producer.plan.file import schema
-    from stepfs_producer.run.check.simulation import simulate_plan
+    from stepfs_producer.run.check import simulate_plan
     from stepfs_producer.run.options import RunOptions, parse_engine, parse_workers
     from stepfs_producer.run.prepare import LocatedPlan
-    from stepfs_producer.run.session import run_plan
-    from stepfs_producer.run.stopping import Stopping
+    from stepfs_producer.run.session import Stopping, run_plan
 
 _T = TypeVar("_T")
 

@@ -23,8 +23,7 @@ from stepfs.format.tgb import TgbImage, build
 from stepfs.lake.control import Control, Group
 from stepfs.lake.log.reader import LogReader
 from stepfs_producer import AsyncProducer
-from stepfs_producer.pending import Ticket
-from stepfs_producer.tgb_writer import described
+from stepfs_producer.commit.uploads import Ticket, described
 
 _PATIENCE_S = 40.0
 _FORKS = 0.3

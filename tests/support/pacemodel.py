@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from stepfs.lake.log.pause import ASKS_AFTER_S
-from stepfs_producer.pace import Pacer, contenders
+from stepfs_producer.commit.pace import Pacer, contenders
 
 Exposure = Callable[[float, random.Random], float]  # (now, randomness) → seconds an attempt is exposed
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import strategies as st
 
-from stepfs_producer.payloads.step_task import NO_TOKEN, StepTask
+from stepfs_producer.payloads.step import NO_TOKEN, StepTask
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from stepfs.format.planned import Listing
-from stepfs_producer.sources.block import Block, BlockAddress, Kind
-from stepfs_producer.sources.corpus import list_corpus
-from stepfs_producer.sources.layout import Layout
+from stepfs_producer.sources.listing import Layout, list_corpus
 from stepfs_producer.sources.reading import read_block
-from stepfs_producer.sources.spec import SourceSpec
+from stepfs_producer.sources.record import Block, BlockAddress, Kind, SourceSpec
 
 
 def source(*files: Path | str, form: str = "jsonl", name: str = "code", **fields: object) -> SourceSpec:

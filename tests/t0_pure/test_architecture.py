@@ -35,14 +35,14 @@ QUESTIONS = {  # of a newcomer, to be answered from folder and file names alone
     "Who decides how many GETs run at once?": "data/get.py",
     "Which steps hold a record?": "stepfs_producer/run/history/find.py",
     "What clears the mount point of a killed daemon?": "mount/host/mounts.py",
-    "When does a producer try its next commit?": "stepfs_producer/pace.py",
-    "Where is an old incarnation of a producer refused?": "stepfs_producer/rebase.py",
+    "When does a producer try its next commit?": "stepfs_producer/commit/pace.py",
+    "Where is an old incarnation of a producer refused?": "stepfs_producer/commit/rebase.py",
     "Where does a server's refusal become our error?": "store/answers.py",
     "What does a planned run wait for most?": "stepfs_producer/run/measured.py",
     "When may a group's change or an advance be recorded?": "lake/decisions.py",
-    "Who gives the task of a worker that hangs to another?": "stepfs_producer/engine/failover.py",
+    "Who gives the task of a worker that hangs to another?": "stepfs_producer/engine/tasks.py",
     "What pushes bytes into the page cache?": "data/pagecache.py",
-    "When does a producer wait for trainers that are behind?": "stepfs_producer/lead/limit.py",
+    "When does a producer wait for trainers that are behind?": "stepfs_producer/commit/backpressure.py",
     "Where does a slice become idle, consumed or wanted again?": "data/blocks.py",
 }
 
@@ -118,16 +118,17 @@ BREACHES = {
         ("stepfs.data.unnamed", ""),
     ],
     "rooms of stepfs_producer, highest first": [
-        ("stepfs_producer.sources.upwards", "stepfs_producer.rebase"),
+        ("stepfs_producer.sources.upwards", "stepfs_producer.commit.rebase"),
         ("stepfs_producer.unnamed", ""),
     ],
+    "rooms of stepfs_producer.commit, highest first": [("stepfs_producer.commit.unnamed", "")],
     "writing knows nothing of mounts": [("stepfs_producer.cli.mounts", "stepfs.mount")],
     "no library stands on a command": [
         ("stepfs_producer.run.prints", "stepfs.cli.failure"),
         ("stepfs_producer.plan.opens", "stepfs.cli"),
     ],
     "preparing data knows nothing of committing": [
-        (f"stepfs_producer.{room}.commits", "stepfs_producer.commit")
+        (f"stepfs_producer.{room}.commits", "stepfs_producer.commit.loop")
         for room in ("payloads", "plan", "sources", "transforms")
     ],
     "committing knows nothing of what it commits": [("stepfs_producer.packs", "stepfs_producer.plan")],

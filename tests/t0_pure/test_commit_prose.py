@@ -13,12 +13,11 @@ from stepfs.lake.control import _LIST_AFTER_S
 from stepfs.lake.log.append import _GIVE_UP_S
 from stepfs.lake.log.pause import _GIVES_WAY_EVERY_S, ASKS_AFTER_S, ASKS_EVERY_S, PAUSE_S, SAY_AFTER_S
 from stepfs.lake.log.snapshots import _VERSIONS_MAX
-from stepfs_producer import pace
-from stepfs_producer.commit_loop import IDENTITY_CHECK_S, LOSSES_WORTH_SAYING
-from stepfs_producer.lead.limit import LOOK_JITTER, LOOK_S_MAX, LOOK_S_MIN
-from stepfs_producer.pending import UNCOMMITTED_FACTOR, UNCOMMITTED_TGBS_MAX
-from stepfs_producer.rebase import COMMIT_DESCRIPTOR_BYTES_MAX, POSITIONS_BYTES_MAX
-from stepfs_producer.snapshots import SETTLE_S_MAX
+from stepfs_producer.commit import pace
+from stepfs_producer.commit.backpressure import LOOK_JITTER, LOOK_S_MAX, LOOK_S_MIN
+from stepfs_producer.commit.loop import IDENTITY_CHECK_S, LOSSES_WORTH_SAYING, SETTLE_S_MAX
+from stepfs_producer.commit.rebase import COMMIT_DESCRIPTOR_BYTES_MAX, POSITIONS_BYTES_MAX
+from stepfs_producer.commit.uploads import UNCOMMITTED_FACTOR, UNCOMMITTED_TGBS_MAX
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "producer/COMMIT.md").read_text()

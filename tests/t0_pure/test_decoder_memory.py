@@ -18,7 +18,7 @@ from stepfs.errors import CorruptError, StepfsError, UsageError
 from stepfs.format.codec import WEIGHT_FREE, WEIGHT_PER_BYTE, Kind, check_shape
 from stepfs.format.ids import POSITION_BYTES_MAX, SEGMENT_STEPS, Epoch, SegmentIndex, Step, Version
 from stepfs.format.snapshot import Segment, StepEntry, decode_segment, encode_segment
-from stepfs_producer.tgb_writer import pack_position, unpack_position
+from stepfs_producer.commit.uploads import pack_position, unpack_position
 
 MIB = 1 << 20
 BOUND_PER_BYTE = WEIGHT_PER_BYTE + 2  # msgpack's values, the strings in them, one copy

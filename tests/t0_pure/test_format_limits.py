@@ -30,8 +30,8 @@ from stepfs.format.ids import (
 from stepfs.format.snapshot import LogState, ProducerState, decode_snapshot, encode_snapshot, genesis
 from stepfs.format.tgb import Descriptor, SliceRef, descriptor_body, pack_slices
 from stepfs.lake.log.apply import rehearsed
-from stepfs_producer.rebase import POSITIONS_BYTES_MAX, NothingLeft, Stamp, rebase, rebase_start
-from stepfs_producer.tgb_writer import check_records, freeze
+from stepfs_producer.commit.rebase import POSITIONS_BYTES_MAX, NothingLeft, Stamp, rebase, rebase_start
+from stepfs_producer.commit.uploads import check_records, freeze
 
 CONTROL = ControlRecord(b"i" * 16, 1, Step(1), Version(1))
 
@@ -78,7 +78,7 @@ def test_what_one_append_may_count_is_bounded() -> None:
 
 
 def test_a_batch_whose_checksums_no_segment_could_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepfs_producer.tgb_writer.DESCRIPTOR_BYTES_MAX", 24 * 2 - 1)
+    monkeypatch.setattr("stepfs_producer.commit.uploads.DESCRIPTOR_BYTES_MAX", 24 * 2 - 1)
     with pytest.raises(UsageError, match="48 bytes of checksums in the log, at most 47 fit"):
         freeze([b"a", b"b"], grid=Grid(2), bytes_max=9)
     assert 24 * SLICES_MAX < DESCRIPTOR_BYTES_MAX

@@ -16,12 +16,10 @@ from hypothesis import strategies as st
 from PIL import Image as Pillow
 from test_transform import made, records_of
 
-from stepfs_producer.payloads.columns import ColumnSpec
-from stepfs_producer.sources.block import Kind
-from stepfs_producer.sources.fields import Bad, packed, unpacked
-from stepfs_producer.transforms.documents import UnfitRecordError
+from stepfs_producer.payloads.step import ColumnSpec
+from stepfs_producer.sources.record import Bad, Kind, packed, unpacked
+from stepfs_producer.transforms.documents import ImagesSpec, TokenizerSpec, TransformSpec, UnfitRecordError
 from stepfs_producer.transforms.images import library, size_of, with_images
-from stepfs_producer.transforms.spec import ImagesSpec, TokenizerSpec, TransformSpec
 
 SPEC = ImagesSpec(("jpg",))
 SMALL = ImagesSpec(("jpg",), patch=2, merge=2)
@@ -128,7 +126,7 @@ def test_the_same_image_gives_the_same_patches_in_another_process() -> None:
     data = encoded(Pillow.effect_noise((300, 211), 60).convert("RGB"), "JPEG")
     program = (
         "import sys; from stepfs_producer.transforms.images import with_images;"
-        "from stepfs_producer.transforms.spec import ImagesSpec;"
+        "from stepfs_producer.transforms.documents import ImagesSpec;"
         "data = sys.stdin.buffer.read(); assert 'PIL' not in sys.modules;"
         "sys.stdout.buffer.write(with_images({'jpg': data}, ImagesSpec(('jpg',)))['jpg'].pixels.tobytes())"
     )

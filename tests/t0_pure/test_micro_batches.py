@@ -18,8 +18,8 @@ from step_tasks import EXAMPLE, tasks
 
 from stepfs.errors import WrongTypeError
 from stepfs.torch import micro_batches
-from stepfs_producer.payloads.encode import construct
-from stepfs_producer.payloads.step_task import PayloadSpec
+from stepfs_producer.payloads.files import construct
+from stepfs_producer.payloads.step import PayloadSpec
 
 LOADERS = {
     ".safetensors": safetensors.torch.load,

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from stepfs.errors import AbsentError, RefusedError, UsageError
-from stepfs_producer.transforms import model_tokenizer
-from stepfs_producer.transforms.model_tokenizer import load_tokenizer, open_tokenizer, pinned
-from stepfs_producer.transforms.spec import TokenizerSpec
+from stepfs_producer.transforms import tokenizer as model_tokenizer
+from stepfs_producer.transforms.documents import TokenizerSpec
+from stepfs_producer.transforms.tokenizer import load_tokenizer, open_tokenizer, pinned
 
 KINDS = {"qwen": None, "gpt2": None, "llama": None, "bert": "[SEP]", "t5": None}
 FILES = {name: getattr(model_files, name)() for name in [*KINDS, "words"]}

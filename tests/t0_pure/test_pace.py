@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from stepfs.format.ids import Epoch, Version
 from stepfs.format.snapshot import LogState, ProducerState, genesis
 from stepfs.lake.log.pause import ASKS_EVERY_S, PAUSE_S, Pauses
-from stepfs_producer.pace import (
+from stepfs_producer.commit.pace import (
     CROWDED_SHARE_MIN,
     INTERVAL_S_MIN,
     LOAD,

@@ -10,7 +10,7 @@ import random
 import pytest
 from pacemodel import Model, Result, around
 
-from stepfs_producer.pace import LOAD, Pacer, interval_s
+from stepfs_producer.commit.pace import LOAD, Pacer, interval_s
 
 TEN_MS = around(0.01)
 

@@ -18,8 +18,8 @@ from payload_samples import safetensors as by_hand
 from step_tasks import EXAMPLE
 
 from stepfs.payload import UnreadablePayloadError, read_arrays
-from stepfs_producer.payloads.encode import construct
-from stepfs_producer.payloads.step_task import PayloadSpec
+from stepfs_producer.payloads.files import construct
+from stepfs_producer.payloads.step import PayloadSpec
 
 PAGE = (Path(__file__).resolve().parents[2] / "producer/PAYLOADS.md").read_text()
 TOKENS = EXAMPLE.shape[2] * EXAMPLE.sequence_length

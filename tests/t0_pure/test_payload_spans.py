@@ -12,9 +12,8 @@ from payload_samples import framed, npy, pt, safetensors
 from step_tasks import EXAMPLE, tasks
 
 from stepfs.payload import COLUMNS, NoSpansError, Spans, UnreadablePayloadError, read_spans
-from stepfs_producer.payloads.encode import construct
-from stepfs_producer.payloads.rank_arrays import rank_arrays
-from stepfs_producer.payloads.step_task import PayloadSpec, StepTask, cut_to
+from stepfs_producer.payloads.files import construct, rank_arrays
+from stepfs_producer.payloads.step import PayloadSpec, StepTask, cut_to
 
 FORMATS = (".safetensors", ".pt", ".tar")
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepfs.format.tgb import Descriptor, SliceRef, pack_slices
-from stepfs_producer.pending import UNCOMMITTED_FACTOR, UNCOMMITTED_TGBS_MAX, Item, Pending
+from stepfs_producer.commit.uploads import UNCOMMITTED_FACTOR, UNCOMMITTED_TGBS_MAX, Item, Pending
 
 
 def tgb(item: Item) -> Descriptor:

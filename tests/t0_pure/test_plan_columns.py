@@ -22,7 +22,7 @@ from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import SourceRule
 from stepfs_producer.plan.samples import Ahead, Long, Piece, samples_after
 from stepfs_producer.plan.step import SPAN_COLUMNS, End, SourceState, StepPlan
-from stepfs_producer.run.compile import CompiledPlan, compile_plan, grid_of, modules_of
+from stepfs_producer.run.prepare import CompiledPlan, compile_plan, grid_of, modules_of
 
 
 def piece(tokens, rows, first: int = 0, records: int | None = None) -> Piece:

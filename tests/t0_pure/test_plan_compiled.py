@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 from stepfs.errors import UsageError
-from stepfs_producer.payloads.step_task import PayloadSpec
+from stepfs_producer.payloads.step import PayloadSpec
 from stepfs_producer.plan.balance import Method
 from stepfs_producer.plan.draw import ONE
 from stepfs_producer.plan.file.schema import Jsonl, Megatron, Output, Parquet, Plan, Source, Text
 from stepfs_producer.plan.file.yaml_file import read_plan
 from stepfs_producer.plan.rules import Exhausted, Packing
 from stepfs_producer.plan.samples import Long, SkipBudget
-from stepfs_producer.run.compile import CompiledPlan, compile_plan, payload_spec
-from stepfs_producer.sources.spec import SourceSpec
-from stepfs_producer.transforms.spec import TokenizerSpec
+from stepfs_producer.run.prepare import CompiledPlan, compile_plan, payload_spec
+from stepfs_producer.sources.record import SourceSpec
+from stepfs_producer.transforms.documents import TokenizerSpec
 
 PLANS = Path(__file__).parent / "plans"
 OUTPUT = Output(mesh="dp=2", sequence_length=64)

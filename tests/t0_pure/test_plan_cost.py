@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from stepfs.errors import UsageError
 from stepfs_producer.plan.cost import EXACT_MAX, Cost, row_costs
 from stepfs_producer.plan.file.schema import Output, Plan, Text
-from stepfs_producer.run.compile import compile_plan
 from stepfs_producer.run.memory import memory_of
+from stepfs_producer.run.prepare import compile_plan
 
 
 def columns(*tokens: int) -> dict[str, np.ndarray]:

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepfs.errors import CorruptError
-from stepfs_producer.plan.file.diff import differences
-from stepfs_producer.plan.file.digest import normalised, plan_digest, plan_of_text, plan_text
+from stepfs_producer.plan.file.digest import differences, normalised, plan_digest, plan_of_text, plan_text
 from stepfs_producer.plan.file.schema import (
     Balance,
     Cost,
@@ -33,7 +32,7 @@ from stepfs_producer.plan.file.schema import (
     Until,
 )
 from stepfs_producer.plan.file.yaml_file import read_plan
-from stepfs_producer.run.compile import compile_plan
+from stepfs_producer.run.prepare import compile_plan
 
 PLANS = sorted((Path(__file__).parent / "plans").glob("*.yaml"))
 SHORT = Plan(

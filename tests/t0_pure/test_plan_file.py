@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from stepfs_producer.plan.file.problems import PlanError
 from stepfs_producer.plan.file.schema import Jsonl, Mix, Output, Parquet, Plan, Shuffle
+from stepfs_producer.plan.file.values import PlanError
 from stepfs_producer.plan.file.yaml_file import read_plan
 from stepfs_producer.plan.samples import Long, SkipBudget
 

@@ -13,7 +13,7 @@ from stepfs_producer.plan.file.digest import normalised, plan_digest, plan_of_te
 from stepfs_producer.plan.file.schema import Output, Plan, Stage, Text
 from stepfs_producer.plan.rules import Packing, Rules
 from stepfs_producer.plan.step import StepPlan
-from stepfs_producer.run.compile import compile_plan
+from stepfs_producer.run.prepare import compile_plan
 
 ROW = 32768
 OF_SOURCE = {"code": 4096, "long": ROW, "prose": 8192}

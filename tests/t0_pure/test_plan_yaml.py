@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stepfs_producer.plan.file import yaml_file
-from stepfs_producer.plan.file.problems import PlanError
+from stepfs_producer.plan.file.values import PlanError
 from stepfs_producer.plan.file.yaml_file import BYTES_MAX, read_plan
 
 START = b'output: {mesh: "dp=8", sequence_length: 4096}\n'

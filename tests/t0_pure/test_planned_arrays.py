@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from step_tasks import Part, task_of, tasks
 
-from stepfs_producer.payloads.rank_arrays import IGNORED, NO_DOCUMENT, rank_arrays
-from stepfs_producer.payloads.step_task import NO_TOKEN
+from stepfs_producer.payloads.files import IGNORED, NO_DOCUMENT, rank_arrays
+from stepfs_producer.payloads.step import NO_TOKEN
 
 N = IGNORED
 STEP = [

@@ -20,9 +20,8 @@ from hypothesis import given, settings
 from step_tasks import EXAMPLE, tasks
 
 from stepfs.errors import UsageError
-from stepfs_producer.payloads.encode import construct
-from stepfs_producer.payloads.rank_arrays import RankArrays, rank_arrays
-from stepfs_producer.payloads.step_task import PayloadSpec
+from stepfs_producer.payloads.files import RankArrays, construct, rank_arrays
+from stepfs_producer.payloads.step import PayloadSpec
 
 PAGE = (Path(__file__).resolve().parents[2] / "producer/PAYLOADS.md").read_text()
 TASK = EXAMPLE
@@ -99,8 +98,8 @@ def test_safetensors_of_any_step_are_read_by_the_library(drawn) -> None:
 @pytest.mark.parametrize("ext", [".safetensors", ".npy", ".pt", ".tar", ".bin"])
 def test_another_process_makes_the_same_bytes(ext: str) -> None:
     program = (
-        "import sys, hashlib; from step_tasks import EXAMPLE; from stepfs_producer.payloads.step_task import PayloadSpec;"
-        "from stepfs_producer.payloads.encode import construct;"
+        "import sys, hashlib; from step_tasks import EXAMPLE; from stepfs_producer.payloads.step import PayloadSpec;"
+        "from stepfs_producer.payloads.files import construct;"
         f"print(hashlib.sha256(b''.join(construct(PayloadSpec({ext!r}, True, 0, 11), EXAMPLE)[0])).hexdigest())"
     )
     other = ran([sys.executable, "-c", program], check=True, cwd=Path(step_tasks.__file__).parent)

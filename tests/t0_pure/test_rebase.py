@@ -14,8 +14,8 @@ from stepfs.format.ids import TOTAL_MAX, Epoch, Version
 from stepfs.format.snapshot import LogState, genesis
 from stepfs.format.tgb import Descriptor, SliceRef, pack_slices
 from stepfs.lake.log.apply import apply
-from stepfs_producer import rebase as room
-from stepfs_producer.rebase import (
+from stepfs_producer.commit import rebase as room
+from stepfs_producer.commit.rebase import (
     Durable,
     FencedRefusal,
     Incarnation,

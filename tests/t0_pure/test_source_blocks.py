@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from sourced import addresses, blocks, laid_out, source, values
 
 from stepfs.format.planned import CorpusFile, Listing
-from stepfs_producer.sources.block import BlockAddress
-from stepfs_producer.sources.layout import Layout, identity_text, range_bytes
-from stepfs_producer.sources.lines import lines_between, split_lines
+from stepfs_producer.sources.formats import lines_between, split_lines
+from stepfs_producer.sources.listing import Layout, identity_text, range_bytes
 from stepfs_producer.sources.reading import read_block
+from stepfs_producer.sources.record import BlockAddress
 
 LINES = st.lists(
     st.sampled_from(["", " \t", "a", "grüße", "日本語" * 7, "x" * 90, "\r", '{"text": "y"}', "\u2028z"]),

@@ -16,11 +16,11 @@ from pyarrow import parquet
 from sourced import blocks, laid_out, source, values
 
 from stepfs.errors import CorruptError, StepfsError, UsageError
-from stepfs_producer.sources import compressed, reading
+from stepfs_producer.sources import formats, reading
 from stepfs_producer.sources import parquet as parquet_format
-from stepfs_producer.sources.block import Kind
-from stepfs_producer.sources.corpus import list_corpus
+from stepfs_producer.sources.listing import list_corpus
 from stepfs_producer.sources.reading import read_block
+from stepfs_producer.sources.record import Kind
 
 TEXTS = [f"{number} " + "grüße 日本 " * (number % 7) for number in range(300)]
 BYTES = [text.encode() for text in TEXTS]
@@ -81,10 +81,10 @@ def test_blocks_of_a_compressed_file_are_the_same_in_any_order_and_process(tmp_p
 
 def test_a_compressed_file_that_is_read_in_turn_is_decompressed_once(tmp_path, monkeypatch) -> None:
     opened = []
-    honest = compressed.pieces
+    honest = formats.decompressed
     spec = source(write_gzip(tmp_path), block_bytes=700)
     layout = laid_out(spec)
-    monkeypatch.setattr(compressed, "pieces", lambda file: opened.append(file) or honest(file))
+    monkeypatch.setattr(formats, "decompressed", lambda file: opened.append(file) or honest(file))
     blocks(spec, layout)
     assert len(opened) == 1
 
@@ -232,7 +232,7 @@ def test_a_source_without_a_row_is_refused(tmp_path) -> None:
     ("library", "write", "form"), [("zstd", write_zstd, "jsonl"), ("parquet", write_parquet, "parquet")]
 )
 def test_a_missing_library_says_what_to_install(tmp_path, library, write, form, monkeypatch) -> None:
-    for module in (compressed, parquet_format):
+    for module in (formats, parquet_format):
         monkeypatch.setattr(module, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=rf"pip install 'stepfs\[{library}\]'"):
         list_corpus(source(write(tmp_path), form=form))

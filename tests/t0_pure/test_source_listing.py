@@ -13,10 +13,10 @@ from sourced import blocks, laid_out, source, values
 from stepfs.errors import AbsentError, CorruptError, RefusedError, StepfsError, UsageError
 from stepfs.format.keys import plan_key, source_listing_key
 from stepfs.format.planned import Listing, from_shards, shard_count
-from stepfs_producer.sources.corpus import list_corpus, located
-from stepfs_producer.sources.files import opened
-from stepfs_producer.sources.files.found import _matches
-from stepfs_producer.sources.spec import SourceSpec
+from stepfs_producer.sources import files as opened
+from stepfs_producer.sources.files import _matches
+from stepfs_producer.sources.listing import list_corpus, located
+from stepfs_producer.sources.record import SourceSpec
 
 LINE = b'{"text": "x"}\n'
 

@@ -11,8 +11,8 @@ from sourced import blocks, laid_out, source, values
 
 from stepfs.errors import UsageError
 from stepfs_producer import Bad
-from stepfs_producer.sources.block import Kind
-from stepfs_producer.sources.corpus import list_corpus
+from stepfs_producer.sources.listing import list_corpus
+from stepfs_producer.sources.record import Kind
 
 
 class Fasta:

@@ -13,10 +13,9 @@ from test_source_formats import write_gzip
 from test_source_megatron import write_megatron
 
 from stepfs.errors import RefusedError
-from stepfs_producer.sources.corpus import list_corpus, located_files
-from stepfs_producer.sources.layout import Layout
+from stepfs_producer.sources.listing import Layout, list_corpus, located_files
 from stepfs_producer.sources.reading import read_record
-from stepfs_producer.sources.spec import SourceSpec
+from stepfs_producer.sources.record import SourceSpec
 
 LINES = [f"line {number} " + "x" * (number * 37 % 90) for number in range(3000)]
 

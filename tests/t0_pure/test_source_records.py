@@ -8,8 +8,8 @@ import tracemalloc
 import numpy as np
 from sourced import blocks, source, values
 
-from stepfs_producer.sources import lines
-from stepfs_producer.sources.block import Kind
+from stepfs_producer.sources import formats as lines
+from stepfs_producer.sources.record import Kind
 
 
 def test_a_record_that_cannot_be_decoded_says_why_and_the_others_stay(tmp_path) -> None:

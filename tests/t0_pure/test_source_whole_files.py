@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from sourced import addresses, blocks, laid_out, source, values
 
 from stepfs.errors import CorruptError
-from stepfs_producer.sources import whole_files
-from stepfs_producer.sources.lines import Line
+from stepfs_producer.sources import formats as whole_files
+from stepfs_producer.sources.record import Line
 
 TEXT = st.lists(st.sampled_from(["a", "\n", "é", "語", "𝄞", "ab\ncd", "x" * 40]), max_size=60).map("".join)
 
@@ -82,7 +82,7 @@ def test_shards_are_parts_of_a_source(tmp_path: Path, records: str) -> None:
 
 
 def test_a_shard_and_its_records_are_part_of_a_sources_identity(tmp_path: Path) -> None:
-    from stepfs_producer.sources.layout import identity_text  # noqa: PLC0415
+    from stepfs_producer.sources.listing import identity_text  # noqa: PLC0415
 
     (tmp_path / "a.txt").write_text("a\n")
     variants = [{}, {"shard": (0, 2)}, {"shard": (1, 2)}, {"records": "files"}]

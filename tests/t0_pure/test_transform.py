@@ -13,11 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepfs.errors import StepfsError, UsageError
-from stepfs_producer.sources.block import Kind, Records
-from stepfs_producer.transforms.documents import BAD, Tokenised
-from stepfs_producer.transforms.model_tokenizer import ModelTokenizer
+from stepfs_producer.sources.record import Kind, Records
+from stepfs_producer.transforms.documents import BAD, Tokenised, TokenizerSpec, TransformSpec
 from stepfs_producer.transforms.records import transform
-from stepfs_producer.transforms.spec import TokenizerSpec, TransformSpec
+from stepfs_producer.transforms.tokenizer import ModelTokenizer
 
 BYTES = TransformSpec(TokenizerSpec())
 

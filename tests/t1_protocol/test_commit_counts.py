@@ -11,7 +11,7 @@ from scenarios import scenario
 from stepfs.errors import StoreUnreachableError
 from stepfs.lake.log.reader import LogReader
 from stepfs_producer import AsyncProducer
-from stepfs_producer.lead.limit import TRUST_S
+from stepfs_producer.commit.backpressure import TRUST_S
 
 
 async def requests_of(producer: AsyncProducer, world: World, first: int, count: int) -> list[str]:

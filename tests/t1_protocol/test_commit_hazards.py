@@ -31,11 +31,10 @@ from stepfs.format.snapshot import LogState
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.slots import Mine, SlotLost, SlotOutcome
 from stepfs.store.api import Put, Store
-from stepfs_producer import commit as commit_room
-from stepfs_producer import commit_loop
-from stepfs_producer.commit_loop import CommitStats
-from stepfs_producer.pending import Pending
-from stepfs_producer.rebase import Durable, Incarnation, Refusal, Stamp, rebase
+from stepfs_producer.commit import loop as commit_loop
+from stepfs_producer.commit.loop import CommitStats
+from stepfs_producer.commit.rebase import Durable, Incarnation, Refusal, Stamp, rebase
+from stepfs_producer.commit.uploads import Pending
 
 
 def forgetful_rebase(head: LogState, pending: Sequence[Durable], me: Incarnation, stamp: Stamp) -> Commit | Refusal:
@@ -126,24 +125,24 @@ def test_hazard_01_after_an_undecided_create(first: Fault) -> None:
 
 def undecided_is_believed(patch: pytest.MonkeyPatch) -> None:
     """A create that was undecided and then has an answer needs no look at the floor."""
-    committer = commit_room.Committer
+    committer = commit_loop.Committer
     take, settle = committer._take, committer._settle_mine
-    undecided: list[commit_room._Attempt] = []
+    undecided: list[commit_loop._Attempt] = []
 
-    async def noted(self: commit_room.Committer, attempt: commit_room._Attempt) -> commit_room.CommitOutcome:
+    async def noted(self: commit_loop.Committer, attempt: commit_loop._Attempt) -> commit_loop.CommitOutcome:
         outcome = await take(self, attempt)
-        if isinstance(outcome, commit_room.Undecided):
+        if isinstance(outcome, commit_loop.Undecided):
             undecided.append(attempt)
         return outcome
 
     async def believed(
-        self: commit_room.Committer, attempt: commit_room._Attempt
-    ) -> commit_room.Committed | commit_room.CommitLost:
+        self: commit_loop.Committer, attempt: commit_loop._Attempt
+    ) -> commit_loop.Committed | commit_loop.CommitLost:
         if attempt not in undecided:
             return await settle(self, attempt)
         self._unresolved, before = None, self.head
         self.reader.extend(attempt.commit, attempt.body)
-        return commit_room.Committed(attempt.commit, before, self.head)
+        return commit_loop.Committed(attempt.commit, before, self.head)
 
     patch.setattr(committer, "_take", noted)
     patch.setattr(committer, "_settle_mine", believed)
@@ -179,13 +178,13 @@ def test_hazard_02_own_success_read_as_conflict(fault: Fault) -> None:
 @pytest.mark.parametrize("fault", [OWN_412, RESET_AFTER])
 def test_hazard_02_is_caught_by_the_guard_as_well(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even a writer that takes its own success for a conflict drops what its head shows as committed."""
-    monkeypatch.setattr(commit_room, "take_slot", trusting_take_slot)
+    monkeypatch.setattr(commit_loop, "take_slot", trusting_take_slot)
     tally = simulate(lambda world: one_commit(world, [("create", "log/", fault)]))
     assert tally.lost == 1
 
 
 def test_hazard_02_mutant_without_reading_the_slot_and_without_guard(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commit_room, "take_slot", trusting_take_slot)
+    monkeypatch.setattr(commit_loop, "take_slot", trusting_take_slot)
     monkeypatch.setattr(commit_loop, "rebase", forgetful_rebase)
     with caught():
         simulate(lambda world: one_commit(world, [("create", "log/", RESET_AFTER)]))
@@ -203,7 +202,7 @@ def test_hazard_03_a_412_for_a_free_slot_is_followed_by_a_fresh_look() -> None:
 
 
 def test_hazard_03_mutant_that_takes_a_409_for_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commit_room, "take_slot", trusting_take_slot)
+    monkeypatch.setattr(commit_loop, "take_slot", trusting_take_slot)
     tally = simulate(lambda world: one_commit(world, [("create", "log/", CONFLICT_409)]))
     assert tally.lost > 0, "the count in test_hazard_03 finds it"
 
@@ -259,14 +258,14 @@ def test_hazard_05_mutant_that_clears_what_is_pending(monkeypatch: pytest.Monkey
 
 @pytest.mark.logs("trying on for")
 def test_hazard_05_mutant_that_forgets_what_it_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    take = commit_room.Committer._take
+    take = commit_loop.Committer._take
 
-    async def forget(self: commit_room.Committer, attempt: commit_room._Attempt) -> commit_room.SlotOutcome:  # type: ignore[name-defined]
+    async def forget(self: commit_loop.Committer, attempt: commit_loop._Attempt) -> commit_loop.SlotOutcome:  # type: ignore[name-defined]
         outcome = await take(self, attempt)
         self._unresolved = None
         return outcome
 
-    monkeypatch.setattr(commit_room.Committer, "_take", forget)
+    monkeypatch.setattr(commit_loop.Committer, "_take", forget)
     monkeypatch.setattr(commit_loop, "rebase", forgetful_rebase)
     with caught():
         simulate(hazard_05)

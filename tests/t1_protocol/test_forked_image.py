@@ -13,11 +13,10 @@ from producer_world import World, append, simulate
 from stepfs.errors import RefusedError
 from stepfs.format.ids import Epoch
 from stepfs.format.keys import component
-from stepfs_producer import producer as producer_room
-from stepfs_producer import tgb_writer
-from stepfs_producer.pending import Item
-from stepfs_producer.rebase import Incarnation
-from stepfs_producer.tgb_writer import TgbWriter
+from stepfs_producer.commit import producer as producer_room
+from stepfs_producer.commit.producer import TgbWriter
+from stepfs_producer.commit.rebase import Incarnation
+from stepfs_producer.commit.uploads import Item
 
 
 async def hazard_08_append(world: World) -> None:
@@ -50,7 +49,7 @@ def predictable_names(patch: pytest.MonkeyPatch) -> None:
     def key(lake_id: str, producer_id: str, epoch: Epoch, seq: int) -> str:
         return f"{lake_id}/data/{component(producer_id)}/{epoch:010d}-{seq:016d}-{0:016x}.tgb"
 
-    patch.setattr(tgb_writer, "data_key", key)
+    patch.setattr(producer_room, "data_key", key)
 
 
 @pytest.mark.parametrize("scenario", [hazard_08_append, hazard_08_upload])

@@ -17,7 +17,8 @@ from stepfs.format.keys import log_prefix, numbered
 from stepfs.format.snapshot import LogState, decode_snapshot, encode_snapshot
 from stepfs.lake.control import Group
 from stepfs.lake.log.reader import LogReader
-from stepfs_producer import commit_loop, rebase
+from stepfs_producer.commit import loop as commit_loop
+from stepfs_producer.commit import rebase
 
 POSITION_BYTES = 1000
 

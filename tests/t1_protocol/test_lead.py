@@ -18,7 +18,7 @@ from stepfs.lake.control import Group
 from stepfs.lake.fork import Cut, fork
 from stepfs.lake.log.reader import LogReader
 from stepfs_producer import AsyncProducer
-from stepfs_producer.lead.limit import LOOK_JITTER, LOOK_S_MAX, LOOK_S_MIN, SAY_AFTER_S, SAY_EVERY_S, TRUST_S
+from stepfs_producer.commit.backpressure import LOOK_JITTER, LOOK_S_MAX, LOOK_S_MIN, SAY_AFTER_S, SAY_EVERY_S, TRUST_S
 
 pytestmark = pytest.mark.logs("held back by max_l")
 LEAD = 10

@@ -52,7 +52,7 @@ def test_mutant_04_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     async def believe(store: Store, *, thorough: bool) -> None:
         """Never probe."""
 
-    monkeypatch.setattr("stepfs_producer.recovery.probe_store", believe)
+    monkeypatch.setattr("stepfs_producer.commit.loop.probe_store", believe)
     with pytest.raises(BaseExceptionGroup) as found:
         small(hazard_04, on=grow)
     assert found.group_contains(pytest.fail.Exception) or found.group_contains(AssertionError)

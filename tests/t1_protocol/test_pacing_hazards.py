@@ -7,9 +7,9 @@ import trio
 from producer_world import World, append, feed, simulate
 from scenarios import scenario
 
-from stepfs_producer import commit_loop
-from stepfs_producer.commit_loop import CommitLoop
-from stepfs_producer.pace import Pacer
+from stepfs_producer.commit import loop as commit_loop
+from stepfs_producer.commit.loop import CommitLoop
+from stepfs_producer.commit.pace import Pacer
 
 
 async def hazard_09(world: World, others: int) -> float:

@@ -10,7 +10,7 @@ import pytest
 import trio
 from producer_world import World, append, simulate
 
-from stepfs_producer.pace import LOAD
+from stepfs_producer.commit.pace import LOAD
 
 EXPOSURE_S = 0.05
 PRODUCERS = 12

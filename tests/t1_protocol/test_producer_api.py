@@ -16,7 +16,7 @@ from stepfs.format.ids import Step
 from stepfs.lake.control import Group
 from stepfs.store.api import Buffer, Put
 from stepfs_producer import AsyncProducer
-from stepfs_producer.pending import UNCOMMITTED_FACTOR
+from stepfs_producer.commit.uploads import UNCOMMITTED_FACTOR
 
 BATCH = [b"x"] * SLICES
 

@@ -21,8 +21,8 @@ PRELUDE = """
 import os, signal, sys, threading, trio
 from stepfs.errors import ClosedError, RefusedError
 from stepfs_producer import Producer
-from stepfs_producer.commit_loop import CommitLoop
-from stepfs_producer.producer import AsyncProducer
+from stepfs_producer.commit.loop import CommitLoop
+from stepfs_producer.commit.producer import AsyncProducer
 lake = sys.argv[1]
 """
 

@@ -23,8 +23,8 @@ from stepfs.format.snapshot import LogState, decode_snapshot
 from stepfs.lake.log.append import seal
 from stepfs.lake.log.reader import LogReader
 from stepfs.store.api import Put
-from stepfs_producer import commit_loop
-from stepfs_producer.rebase import SealedRefusal
+from stepfs_producer.commit import loop as commit_loop
+from stepfs_producer.commit.rebase import SealedRefusal
 
 
 def _newest_snapshot(world: World) -> LogState:

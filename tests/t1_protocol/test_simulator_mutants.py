@@ -37,19 +37,18 @@ from stepfs.lake import decisions as decisions_room
 from stepfs.lake.control import Control
 from stepfs.lake.decisions import Add, Register, Request, Resume, successor
 from stepfs.lake.log import snapshots as snapshots_room
-from stepfs_producer import commit as commit_room
-from stepfs_producer import commit_loop
-from stepfs_producer import rebase as rebase_room
-from stepfs_producer.pending import Item, Pending
-from stepfs_producer.rebase import Incarnation
-from stepfs_producer.tgb_writer import TgbWriter
+from stepfs_producer.commit import loop as commit_loop
+from stepfs_producer.commit import rebase as rebase_room
+from stepfs_producer.commit.producer import TgbWriter
+from stepfs_producer.commit.rebase import Incarnation
+from stepfs_producer.commit.uploads import Item, Pending
 
 SEEDS_MAX = 150
 
 
 def own_success_is_a_conflict(patch: pytest.MonkeyPatch) -> None:
     """Hazards 2 and 3: the first answer is believed, and what is pending is new whatever the head says."""
-    patch.setattr(commit_room, "take_slot", trusting_take_slot)
+    patch.setattr(commit_loop, "take_slot", trusting_take_slot)
     patch.setattr(commit_loop, "rebase", forgetful_rebase)
 
 

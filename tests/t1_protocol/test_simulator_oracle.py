@@ -21,8 +21,8 @@ from test_reader_hazards import move_on
 
 from stepfs.format.keys import log_prefix, numbered
 from stepfs.format.snapshot import LogState
-from stepfs_producer import commit_loop
-from stepfs_producer.rebase import Incarnation, NothingLeft, Stamp
+from stepfs_producer.commit import loop as commit_loop
+from stepfs_producer.commit.rebase import Incarnation, NothingLeft, Stamp
 
 RECORDS = 3
 

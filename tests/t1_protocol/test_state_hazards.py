@@ -18,11 +18,11 @@ from stepfs.format.snapshot import LogState
 from stepfs.lake.identity import create_lake
 from stepfs.lake.log import snapshots as log_snapshots
 from stepfs.lake.log.reader import LogReader
-from stepfs_producer import commit_loop
-from stepfs_producer.commit_loop import IDENTITY_CHECK_S
-from stepfs_producer.pending import Item
-from stepfs_producer.rebase import Incarnation
-from stepfs_producer.tgb_writer import TgbWriter
+from stepfs_producer.commit import loop as commit_loop
+from stepfs_producer.commit.loop import IDENTITY_CHECK_S
+from stepfs_producer.commit.producer import TgbWriter
+from stepfs_producer.commit.rebase import Incarnation
+from stepfs_producer.commit.uploads import Item
 
 
 async def hazard_06(world: World) -> None:

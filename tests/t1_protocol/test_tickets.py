@@ -22,9 +22,9 @@ from stepfs.format.ids import Step
 from stepfs.format.tgb import Descriptor, SliceRef, build, pack_slices
 from stepfs.lake.control import Group
 from stepfs.lake.log.reader import LogReader
-from stepfs_producer import AsyncProducer, pending
-from stepfs_producer.pending import Ticket
-from stepfs_producer.tgb_writer import described
+from stepfs_producer import AsyncProducer
+from stepfs_producer.commit import uploads as pending
+from stepfs_producer.commit.uploads import Ticket, described
 
 
 async def reserve(producer: AsyncProducer, number: int) -> Ticket:

@@ -18,8 +18,8 @@ from stepfs.lake.origins import OriginStores
 from stepfs.store.api import Put, Store
 from stepfs.store.opening import open_store
 from stepfs_producer import AsyncProducer
-from stepfs_producer.lead.limit import Lead
-from stepfs_producer.pending import Pending
+from stepfs_producer.commit.backpressure import Lead
+from stepfs_producer.commit.uploads import Pending
 
 SLICES = 2
 

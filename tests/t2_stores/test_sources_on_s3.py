@@ -19,12 +19,10 @@ from pyarrow import parquet
 from stepfs.errors import AbsentError, RefusedError, StoreUnreachableError, UsageError
 from stepfs.format.planned import Listing, from_shards
 from stepfs.store.s3.read_only import ListedObject, ReadOnlyBucket
-from stepfs_producer.sources.block import Block, BlockAddress
-from stepfs_producer.sources.corpus import list_corpus, located
-from stepfs_producer.sources.files.opened import bucket_of
-from stepfs_producer.sources.layout import Layout
+from stepfs_producer.sources.files import bucket_of
+from stepfs_producer.sources.listing import Layout, list_corpus, located
 from stepfs_producer.sources.reading import read_block
-from stepfs_producer.sources.spec import SourceSpec
+from stepfs_producer.sources.record import Block, BlockAddress, SourceSpec
 
 STRANGE = [
     "c++/a b.jsonl",

@@ -9,8 +9,8 @@ from unittest import mock
 import numpy as np
 
 from stepfs.format.tgb import Descriptor
-from stepfs_producer.payloads.step_task import PayloadSpec, SampleGroup, StepSpans
-from stepfs_producer.pending import Ticket
+from stepfs_producer.commit.uploads import Ticket
+from stepfs_producer.payloads.step import PayloadSpec, SampleGroup, StepSpans
 from stepfs_producer.run.workers import upload
 from stepfs_producer.run.workers.tasks import make_step
 

@@ -233,12 +233,12 @@ import sys
 from pathlib import Path
 from stepfs_producer.engine.worker import preload
 from stepfs_producer.run.workers.tasks import read, transform
-from stepfs_producer.sources.block import BlockAddress
-from stepfs_producer.sources.corpus import list_corpus
-from stepfs_producer.sources.layout import Layout
-from stepfs_producer.sources.spec import SourceSpec
-from stepfs_producer.transforms.model_tokenizer import load_tokenizer, pinned
-from stepfs_producer.transforms.spec import TokenizerSpec, TransformSpec
+from stepfs_producer.sources.record import BlockAddress
+from stepfs_producer.sources.listing import list_corpus
+from stepfs_producer.sources.listing import Layout
+from stepfs_producer.sources.record import SourceSpec
+from stepfs_producer.transforms.tokenizer import load_tokenizer, pinned
+from stepfs_producer.transforms.documents import TokenizerSpec, TransformSpec
 def peak():  # not of the process that started this one, as getrusage
     return next(int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line)
 preload(".")

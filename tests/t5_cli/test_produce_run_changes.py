@@ -15,8 +15,8 @@ from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.store.opening import open_store
 from stepfs_producer import Producer
+from stepfs_producer.commit.uploads import unpack_position
 from stepfs_producer.plan.step import SourceState, State, read_position
-from stepfs_producer.tgb_writer import unpack_position
 from torture.planned.audit import pieces_of
 
 PLAN = """\

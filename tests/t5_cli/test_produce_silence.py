@@ -19,9 +19,9 @@ BEAR_S = 2.0
 PRODUCE = f"""
 from stepfs.store import silence
 from stepfs.store.s3.s3_store import S3Store
-from stepfs_producer import settings
+from stepfs_producer.commit import producer
 S3Store.__init__.__kwdefaults__["commit_timeout_s"] = 1.0
-silence.SAY_AFTER_S, silence.GIVE_UP_AFTER_S, settings.GIVE_UP_AFTER_S = 0.5, {{start_s}}, {BEAR_S}
+silence.SAY_AFTER_S, silence.GIVE_UP_AFTER_S, producer.GIVE_UP_AFTER_S = 0.5, {{start_s}}, {BEAR_S}
 from stepfs_producer.cli import main
 main()
 """

@@ -14,7 +14,7 @@ import trio.testing
 from produced_text import PROGRAM
 
 from stepfs.cli.failure import announce
-from stepfs_producer.run.stopping import Stopping
+from stepfs_producer.run.session import Stopping
 
 
 async def test_the_first_signal_asks_and_the_second_interrupt_abandons(capsys: pytest.CaptureFixture[str]) -> None:

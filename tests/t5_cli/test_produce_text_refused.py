@@ -17,7 +17,7 @@ from produced_text import (
     text_in,
 )
 
-from stepfs_producer.producer import AsyncProducer
+from stepfs_producer.commit.producer import AsyncProducer
 from stepfs_producer.run import session
 
 

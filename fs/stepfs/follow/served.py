@@ -41,7 +41,7 @@ class ServeOptions(Protocol):
     def deadline_s(self) -> float: ...
 
 
-class ServedLake:
+class LakeParts:
     """The parts that every way of reading has; nothing runs until `start`."""
 
     def __init__(
@@ -126,7 +126,7 @@ class ServedLake:
 
     def changed(self) -> None:
         """The view has changed: steps came, or left."""
-        first = self.tree.risen()
+        first = self.tree.take_new_first_visible()
         if first is not None:
             self.slices.forget_below(first)
             self.on_left()

@@ -25,7 +25,7 @@ from stepfs.data.disk import DiskCache
 from stepfs.data.get import CONNECTIONS_MAX
 from stepfs.data.pagecache import Primer
 from stepfs.errors import RefusedError, UsageError
-from stepfs.follow.served import ServedLake
+from stepfs.follow.served import LakeParts
 from stepfs.format.ids import Step
 from stepfs.format.snapshot import StepEntry
 from stepfs.lake.identity import open_lake
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
 
-class Assembly(ServedLake):
+class Assembly(LakeParts):
     """The parts of one mount; nothing runs until `start`. Only this file and `session` see them all."""
 
     def __init__(

@@ -31,7 +31,7 @@ from stepfs.mount.redact import redact_url, shown_path
 from stepfs.store.api import Store
 
 if TYPE_CHECKING:
-    from stepfs.follow.served import ServedLake
+    from stepfs.follow.served import LakeParts
     from stepfs.mount.fuse.files import FileTable
     from stepfs.mount.fuse.guard import Meter
     from stepfs.mount.fuse.kernel import LookupCounts
@@ -180,7 +180,7 @@ class Machine:
 class Reports:
     """Reads all facts at each call; stores none."""
 
-    lake: ServedLake
+    lake: LakeParts
     options: MountOptions
     machine: Machine
     meter: Meter

@@ -1,1 +1,1 @@
-"""Workers: `api` is the face of an engine, `local` one of processes, `ray` one of a cluster; `failover` repeats tasks."""
+"""Workers: `tasks` says what an engine does and repeats tasks, `local` is one of processes, `ray` one of a cluster."""

@@ -1,6 +1,6 @@
 """Workers on the machines of a Ray cluster.
 
-A worker is an actor that Ray neither restarts nor gives a task twice, because `failover` does both.
+A worker is an actor that Ray neither restarts nor gives a task twice, because `tasks` does both.
 
 A body is the second of two objects that a task returns: so the command owns it, and it outlives its worker. It is lost
 with the worker's node. Ray fetches it to the node of a task that needs it, and sends a small one (100 KiB) along with the
@@ -24,9 +24,11 @@ import trio
 
 from stepfs.errors import StoreUnreachableError
 from stepfs_producer.engine import ray_calls
-from stepfs_producer.engine.api import (
+from stepfs_producer.engine.bodies import Given, LostBodies
+from stepfs_producer.engine.ray_calls import Actor, InStore, RayError
+from stepfs_producer.engine.reach import ClusterUnreachableError, line_of, refuse_unreachable
+from stepfs_producer.engine.tasks import (
     ANSWER_S,
-    ClusterUnreachableError,
     Engine,
     Kept,
     Look,
@@ -36,9 +38,6 @@ from stepfs_producer.engine.api import (
     WorkerDied,
     spares_of,
 )
-from stepfs_producer.engine.bodies import Given, LostBodies
-from stepfs_producer.engine.ray_calls import Actor, InStore, RayError
-from stepfs_producer.engine.reach import line_of, refuse_unreachable
 from stepfs_producer.engine.worker import begin_in_ray
 
 T = TypeVar("T")

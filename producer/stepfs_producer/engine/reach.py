@@ -11,10 +11,15 @@ from typing import Final, TypeVar
 import trio
 
 from stepfs.errors import RefusedError, StepfsError, UsageError
-from stepfs_producer.engine.api import ClusterUnreachableError
 
 T = TypeVar("T")
 CONNECT_S: Final = 10.0
+
+
+class ClusterUnreachableError(StepfsError):
+    """The machines that should work do not answer. Start them, or name others."""
+
+    exit_code = 6
 
 
 def refusal_of(error: Exception, address: str) -> StepfsError:

@@ -91,7 +91,7 @@ def preload(directory: str, modules: Sequence[str] = ()) -> None:
 
     Slow imports would make a first task late.
     """
-    import stepfs_producer.payloads.encode  # noqa: PLC0415
+    import stepfs_producer.payloads.files  # noqa: PLC0415
     import stepfs_producer.sources.reading  # noqa: PLC0415
     import stepfs_producer.transforms.records  # noqa: F401, PLC0415
 

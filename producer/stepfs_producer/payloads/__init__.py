@@ -1,1 +1,1 @@
-"""The arrays of a rank's file (`rank_arrays`, `columns`), and its bytes (`encode`). See PAYLOADS.md."""
+"""The payloads of a step: `step` gathers its tokens, `files` makes arrays and bytes of them. See PAYLOADS.md."""

@@ -1,1 +1,1 @@
-"""A planned run: `session` opens it, `conductor` plans, `load` brings samples in, `step_builder` makes steps."""
+"""A planned run: `session` opens it, `conductor` plans and makes steps, `load` brings samples in."""

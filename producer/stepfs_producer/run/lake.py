@@ -28,7 +28,7 @@ from stepfs.lake.planned import kept_listing
 from stepfs.lake.slots import Mine, Unknown, take_slot
 from stepfs.store import silence
 from stepfs.store.api import Store
-from stepfs_producer.tgb_writer import unpack_position
+from stepfs_producer.commit.uploads import unpack_position
 
 _LIBRARIES: Final = ("stepfs", "numpy", "tokenizers", "pyarrow", "zstandard", "torch", "pillow")
 

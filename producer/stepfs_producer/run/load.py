@@ -26,17 +26,15 @@ import trio
 from numpy.typing import NDArray
 
 from stepfs.errors import RefusedError
-from stepfs_producer.engine.failover import Tasks, WorkersDiedError
-from stepfs_producer.engine.kept import KeptBody
-from stepfs_producer.payloads.step_task import StepSpans
+from stepfs_producer.engine.tasks import KeptBody, Tasks, WorkersDiedError
+from stepfs_producer.payloads.step import StepSpans
 from stepfs_producer.plan.samples import Ahead, Piece
 from stepfs_producer.plan.step import SPAN_COLUMNS, SourceState, StepPlan
 from stepfs_producer.run.measured import Work
 from stepfs_producer.run.workers.tasks import BlockHead, GroupHead, read, record_place, transform
-from stepfs_producer.sources.block import BlockAddress
-from stepfs_producer.sources.layout import Layout
-from stepfs_producer.sources.spec import SourceSpec
-from stepfs_producer.transforms.spec import TransformSpec
+from stepfs_producer.sources.listing import Layout
+from stepfs_producer.sources.record import BlockAddress, SourceSpec
+from stepfs_producer.transforms.documents import TransformSpec
 
 Integers = NDArray[np.int64]
 

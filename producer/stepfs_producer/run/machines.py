@@ -20,19 +20,18 @@ from stepfs.format.keys import data_key
 from stepfs.lake.identity import open_lake
 from stepfs.limits import usable_cpus
 from stepfs.store.opening import open_store
-from stepfs_producer.engine.api import Engine, Look
 from stepfs_producer.engine.local import local_engine
+from stepfs_producer.engine.tasks import Engine, Look
 from stepfs_producer.engine.worker import preload
 from stepfs_producer.run.lake import libraries
 from stepfs_producer.run.load import LoadedSource
 from stepfs_producer.run.options import RunOptions, Workers
 from stepfs_producer.run.prepare import PreparedPlan
-from stepfs_producer.sources.block import FileRef
-from stepfs_producer.sources.files.opened import open_listed
+from stepfs_producer.sources.files import open_listed
 from stepfs_producer.sources.formats import format_of
-from stepfs_producer.sources.spec import SourceSpec
-from stepfs_producer.transforms.model_tokenizer import load_tokenizer
-from stepfs_producer.transforms.spec import TransformSpec
+from stepfs_producer.sources.record import FileRef, SourceSpec
+from stepfs_producer.transforms.documents import TransformSpec
+from stepfs_producer.transforms.tokenizer import load_tokenizer
 from stepfs_producer.transforms.user import function_of
 
 _COMPARED: Final = ("stepfs", "python", "numpy", "tokenizers")

@@ -12,7 +12,7 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from stepfs_producer.engine.api import Engine
+from stepfs_producer.engine.tasks import Engine
 from stepfs_producer.run.conductor import Conductor
 from stepfs_producer.run.results import PlanTotals
 

@@ -1,16 +1,19 @@
-"""One run of a plan into a lake: check everything that can be wrong, then open the producer and conduct the plan.
+"""One run of a plan into a lake, from the checks before it to its end, by itself or by a signal.
 
-Also a simulation: the same plan over the same records, without a lake.
+SIGINT and SIGTERM end it between two steps while it makes some, so that appended ones are committed first; else at
+once. The second SIGINT abandons pending appends, which is safe but repeats work later.
 """
 
 from __future__ import annotations
 
+import signal
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Final, Self
 
 import trio
 
@@ -18,16 +21,16 @@ from stepfs.clock import SystemClock
 from stepfs.errors import SealedError
 from stepfs.format.ids import Epoch
 from stepfs.format.records import LakeIdentity
+from stepfs.interruption import end_soon
 from stepfs.lake.log.append import seal
 from stepfs.lake.log.reader import LogReader
 from stepfs.store.api import Store
 from stepfs.store.opening import open_store
 from stepfs.store.silence import Silence
-from stepfs_producer.engine.api import Engine
-from stepfs_producer.payloads.encode import encoder_for
-from stepfs_producer.producer import AsyncProducer
-from stepfs_producer.run.compile import grid_of
-from stepfs_producer.run.conductor import Conductor, EndReason, RunConfig
+from stepfs_producer.commit.producer import GIVE_UP_AFTER_S, AsyncProducer
+from stepfs_producer.engine.tasks import Engine
+from stepfs_producer.payloads.files import encoder_for
+from stepfs_producer.run.conductor import Conductor, EndReason, RunConfig, StepSink
 from stepfs_producer.run.lake import ensure_lake, keep_libraries, notice_silence
 from stepfs_producer.run.load import LoadedSource
 from stepfs_producer.run.machines import as_nodes_see, look_of, open_engine
@@ -38,6 +41,7 @@ from stepfs_producer.run.prepare import (
     LocatedPlan,
     PreparedPlan,
     fit_plan,
+    grid_of,
     keep_plan,
     looked_up,
     refuse_unfit,
@@ -51,13 +55,79 @@ from stepfs_producer.run.results import (
     show_nothing,
     totals_from,
 )
-from stepfs_producer.run.step_builder import StepSink
-from stepfs_producer.run.stopping import Stopping
 from stepfs_producer.run.workers.upload import Destination, put_step
-from stepfs_producer.settings import GIVE_UP_AFTER_S
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
+
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+
+
+class Stopping:
+    """Installed while in use, in the main thread. `say` prints a line, also in the middle of another one."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.requested = False
+        self._say = say
+        self._signal = 0
+        self._abandon: Callable[[], None] | None = None
+        self._stop: Callable[[], None] | None = None
+        self._before: dict[signal.Signals, object] = {}
+
+    def __enter__(self) -> Self:
+        for number in _SIGNALS:
+            self._before[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]  # signal() accepts its own results
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code that a shell reports for that signal."""
+        return 128 + self._signal
+
+    def notify(self, abandon: Callable[[], None]) -> None:
+        """From now on a signal calls `abandon` in the event loop of this call."""
+        self._abandon = _in_loop(abandon)
+        if self.requested:  # it has come already
+            abandon()
+
+    @contextmanager
+    def between_steps(self, stop: Callable[[], None]) -> Iterator[None]:
+        """Inside, the first signal calls `stop` in the event loop instead, and only a second SIGINT abandons."""
+        self._stop = _in_loop(stop)
+        try:
+            yield
+        finally:
+            self._stop = None
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        first, self.requested = not self.requested, True
+        self._signal = self._signal or number
+        if self._stop is not None and not (number == signal.SIGINT and not first):
+            self._stop()
+            self._say("stopping as soon as what was appended is committed; Ctrl-C again abandons it")
+            return
+        if self._stop is not None:
+            self._say("abandoned what was not committed yet; run the same command again to continue")
+        end_soon(self.exit_code)
+        if self._abandon is None:
+            raise KeyboardInterrupt
+        self._abandon()
+
+
+def _in_loop(act: Callable[[], None]) -> Callable[[], None]:
+    token = trio.lowlevel.current_trio_token()
+
+    def later() -> None:
+        with suppress(trio.RunFinishedError):
+            token.run_sync_soon(act)
+
+    return later
 
 
 async def run_plan(

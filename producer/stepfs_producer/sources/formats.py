@@ -1,23 +1,194 @@
-"""The formats of sources, by name, and the one of lines and files of text."""
+"""The formats of sources, by name, and the one of lines and whole files of text, compressed ones too."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import codecs
+import gzip
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import chain
 from typing import Any, Final
 
-from stepfs.errors import UsageError
-from stepfs_producer.sources import compressed
-from stepfs_producer.sources.api import Format
-from stepfs_producer.sources.block import Fragment, Kind, Unit
-from stepfs_producer.sources.fields import Raw, Value, json_line, kind_of, text_file, text_line
-from stepfs_producer.sources.files.opened import OpenFile, open_listed
-from stepfs_producer.sources.lines import lines_between, split_lines
+from stepfs.errors import CorruptError, MissingPackageError, UsageError
+from stepfs_producer.sources.files import Format, OpenFile, buffered, open_listed
 from stepfs_producer.sources.megatron import MegatronFormat
 from stepfs_producer.sources.own import own_format
 from stepfs_producer.sources.parquet import ParquetFormat
-from stepfs_producer.sources.spec import SourceSpec
-from stepfs_producer.sources.whole_files import pieces_between, split_pieces
+from stepfs_producer.sources.record import (
+    RECORD_BYTES_MAX,
+    Fragment,
+    Kind,
+    Line,
+    Raw,
+    SourceSpec,
+    Unit,
+    Value,
+    json_line,
+    kind_of,
+    text_file,
+    text_line,
+)
+
+COMPRESSED: Final = (".gz", ".zst")
+_COMPRESSED_PIECE_BYTES: Final = 256 << 10
+_READ_BYTES: Final = 1 << 20  # of the file at a time: each is a request where the file is an object
+_ZSTD_INPUT_BYTES: Final = 16 << 10  # one input piece may hold much more output
+
+
+def is_compressed(name: str) -> bool:
+    return name.endswith(COMPRESSED)
+
+
+def check_compressed(file: OpenFile) -> None:
+    """`UsageError` if the library for this file is missing; `CorruptError` if its beginning is damaged."""
+    if file.location.endswith(".zst") and find_spec("zstandard") is None:
+        raise MissingPackageError(f"{file.location}: .zst files need the package zstandard: pip install 'stepfs[zstd]'")
+    next(decompressed(file), b"")
+
+
+def decompressed(file: OpenFile) -> Iterator[bytes]:
+    """The decompressed bytes. `CorruptError` names a file that is damaged or ends too early."""
+    return _zstd(file) if file.location.endswith(".zst") else _gzip(file)
+
+
+def _gzip(file: OpenFile) -> Iterator[bytes]:
+    with buffered(file, _READ_BYTES) as (stream, raw):
+        try:
+            with gzip.GzipFile(fileobj=stream, mode="rb") as archive:
+                while piece := archive.read(_COMPRESSED_PIECE_BYTES):
+                    yield piece
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            if raw.failed is not None:
+                raise raw.failed from error
+            raise CorruptError(f"{file.location}: damaged gzip ({error}); replace it or leave it out") from error
+
+
+def _zstd(file: OpenFile) -> Iterator[bytes]:
+    import zstandard  # noqa: PLC0415  (optional)
+
+    decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 31)
+    waiting, frame = b"", None
+    try:
+        with buffered(file, _READ_BYTES) as (stream, _):
+            while waiting := waiting or stream.read(_ZSTD_INPUT_BYTES):
+                if frame is None:
+                    frame = decompressor.decompressobj()
+                piece = frame.decompress(waiting)
+                waiting = frame.unused_data
+                if frame.eof:
+                    frame = None
+                if piece:
+                    yield piece
+    except zstandard.ZstdError as error:
+        raise CorruptError(f"{file.location}: damaged zstd ({error}); replace it or leave it out") from error
+    if frame is not None:
+        raise CorruptError(f"{file.location}: damaged zstd (it ends within a frame); replace it or leave it out")
+
+
+_PIECE_BYTES: Final = 4 << 20
+TAIL_BYTES: Final = 64 << 10
+
+
+def lines_between(read: Callable[[int, int], bytes], begin: int, end: int, size: int) -> Iterator[Line]:
+    """Non-blank lines of a file of `size` bytes that begin in [begin, end)."""
+    inside = begin > 0  # the byte before decides whether a line begins here
+    return split_lines(reads_from(read, begin - inside, end, size), begin - inside, end, inside=inside)
+
+
+def reads_from(read: Callable[[int, int], bytes], begin: int, end: int, size: int) -> Iterator[bytes]:
+    """The range and a little more, so that a usual one is one request; then the rest of the file, in growing reads."""
+    end = min(end + TAIL_BYTES, size)
+    while begin < end:
+        yield read(begin, min(begin + _PIECE_BYTES, end))
+        begin = min(begin + _PIECE_BYTES, end)
+    more = TAIL_BYTES
+    while begin < size:
+        yield read(begin, min(begin + more, size))
+        begin = min(begin + more, size)
+        more = min(2 * more, _PIECE_BYTES)
+
+
+def split_lines(
+    pieces: Iterable[bytes], offset: int, end: int | None = None, *, inside: bool = False
+) -> Iterator[Line]:
+    """Non-blank lines that begin before `end` in bytes from `offset` on. `inside`: the first line began before them."""
+    held: list[bytes] = []
+    start, held_bytes, too_long = offset, 0, False
+    for piece in pieces:
+        place = 0
+        while place < len(piece):
+            if end is not None and (offset + place if inside else start) >= end:
+                return
+            newline = piece.find(b"\n", place)
+            stop = newline if newline >= 0 else len(piece)
+            if not inside:
+                held_bytes += stop - place
+                too_long = held_bytes > RECORD_BYTES_MAX
+                if too_long:
+                    held.clear()
+                else:
+                    held.append(piece[place:stop])
+            place = stop + 1
+            if newline >= 0:
+                if not inside:
+                    yield from _line(start, held_bytes, None if too_long else b"".join(held))
+                start, held, held_bytes, too_long, inside = offset + place, [], 0, False, False
+        offset += len(piece)
+    if held_bytes and (end is None or start < end):
+        yield from _line(start, held_bytes, None if too_long else b"".join(held))
+
+
+def _line(offset: int, count: int, data: bytes | None) -> Iterator[Line]:
+    if data is None:
+        yield Line(offset, count, None)
+        return
+    if not offset:
+        data = data.removeprefix(codecs.BOM_UTF8)
+    if data and not data.isspace():
+        yield Line(offset, count, data.removesuffix(b"\r"))
+
+
+PIECE_BYTES: Final = 1 << 20
+
+
+def pieces_between(read: Callable[[int, int], bytes], begin: int, end: int, size: int) -> Iterator[Line]:
+    """The pieces of a file of `size` bytes whose MiB begins in [begin, end)."""
+    first = -(-begin // PIECE_BYTES) * PIECE_BYTES
+    if first < min(end, size):
+        before = max(first - 1, 0)  # the byte before decides whether a line begins here
+        yield from split_pieces(reads_from(read, before, end, size), first, min(end, size))
+
+
+def split_pieces(reads: Iterable[bytes], first: int = 0, end: int | None = None) -> Iterator[Line]:
+    """The pieces whose MiB begins in [first, end), in bytes from `first` on, with the one before it."""
+    held = b""
+    offset = max(first - 1, 0)  # of `held`
+    wanted = first or PIECE_BYTES  # where the next cut is looked for
+    inside = first > 0  # in a piece that began before
+    for more in chain(reads, (None,)):
+        held += more or b""
+        while held and (more is None or len(held) >= wanted - offset + TAIL_BYTES):
+            stop = _cut(held, wanted - offset)
+            if not inside:
+                yield Line(offset, stop, held[:stop] if offset else held[:stop].removeprefix(codecs.BOM_UTF8))
+            if end is not None and wanted >= end:
+                return
+            held, offset, inside = held[stop:], offset + stop, False
+            wanted += PIECE_BYTES
+
+
+def _cut(held: bytes, wanted: int) -> int:
+    """The end of a piece that is looked for at `wanted`."""
+    newline = held.find(b"\n", wanted - 1, wanted + TAIL_BYTES)
+    if newline >= 0:
+        return newline + 1
+    if len(held) < wanted + TAIL_BYTES:
+        return len(held)  # the file ends here
+    while held[wanted] & 0xC0 == 0x80:  # within a character; at most thrice in text
+        wanted += 1
+    return wanted
 
 
 @dataclass(frozen=True)
@@ -32,17 +203,17 @@ class LineFormat(Format):
         return kind_of(spec) if self.json else Kind.TEXT
 
     def unit(self, name: str) -> Unit:
-        return Unit.WHOLE if compressed.is_compressed(name) else Unit.RANGES
+        return Unit.WHOLE if is_compressed(name) else Unit.RANGES
 
     def parts(self, spec: SourceSpec, file: OpenFile) -> Sequence[tuple[int, int]]:  # noqa: ARG002
-        if compressed.is_compressed(file.location):
-            compressed.check(file)
+        if is_compressed(file.location):
+            check_compressed(file)
         return ()
 
     def records(self, spec: SourceSpec, fragment: Fragment) -> Iterator[Raw]:
         with open_listed(spec, fragment.ref) as file:
-            if compressed.is_compressed(file.location):
-                decoded = compressed.pieces(file)
+            if is_compressed(file.location):
+                decoded = decompressed(file)
                 found = split_pieces(decoded) if self.whole else split_lines(decoded, 0)
             else:
                 between = pieces_between if self.whole else lines_between
@@ -57,7 +228,7 @@ class LineFormat(Format):
 
 
 def _with_compressed(*suffixes: str) -> tuple[str, ...]:
-    return tuple(suffix + more for suffix in suffixes for more in ("", *compressed.SUFFIXES))
+    return tuple(suffix + more for suffix in suffixes for more in ("", *COMPRESSED))
 
 
 _FORMATS: dict[str, Format] = {

@@ -16,12 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepfs.errors import AbsentError, CorruptError, UsageError
-from stepfs_producer.sources.api import Format
-from stepfs_producer.sources.block import Fragment, Kind, Unit
-from stepfs_producer.sources.fields import Raw, Value, tokens_of
-from stepfs_producer.sources.files.found import FoundFile
-from stepfs_producer.sources.files.opened import OpenFile, open_listed
-from stepfs_producer.sources.spec import SourceSpec
+from stepfs_producer.sources.files import Format, FoundFile, OpenFile, open_listed
+from stepfs_producer.sources.record import Fragment, Kind, Raw, SourceSpec, Unit, Value, tokens_of
 
 _BIN: Final = ".bin"
 _IDX: Final = ".idx"

@@ -25,11 +25,14 @@ from functools import lru_cache
 from typing import Any, BinaryIO, Protocol
 
 from stepfs.errors import StepfsError, UsageError
-from stepfs_producer.sources.api import Format
-from stepfs_producer.sources.block import Fragment, Kind, Unit
-from stepfs_producer.sources.fields import (
+from stepfs_producer.sources.files import Format, OpenFile, Stream, buffered, open_listed
+from stepfs_producer.sources.record import (
     Bad,
+    Fragment,
+    Kind,
     Raw,
+    SourceSpec,
+    Unit,
     Value,
     fields_of,
     kind_of,
@@ -38,8 +41,6 @@ from stepfs_producer.sources.fields import (
     tokens_of,
     weight_of,
 )
-from stepfs_producer.sources.files.opened import OpenFile, Stream, buffered, open_listed
-from stepfs_producer.sources.spec import SourceSpec
 
 
 class OwnReader(Protocol):

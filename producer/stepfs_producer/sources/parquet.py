@@ -13,11 +13,21 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 from stepfs.errors import CorruptError, MissingPackageError, UsageError
-from stepfs_producer.sources.api import Format
-from stepfs_producer.sources.block import Fragment, Kind, Unit
-from stepfs_producer.sources.fields import Bad, Raw, Value, kind_of, packed, text_of, tokens_of, weight_of
-from stepfs_producer.sources.files.opened import OpenFile, Stream, open_listed
-from stepfs_producer.sources.spec import SourceSpec
+from stepfs_producer.sources.files import Format, OpenFile, Stream, open_listed
+from stepfs_producer.sources.record import (
+    Bad,
+    Fragment,
+    Kind,
+    Raw,
+    SourceSpec,
+    Unit,
+    Value,
+    kind_of,
+    packed,
+    text_of,
+    tokens_of,
+    weight_of,
+)
 
 if TYPE_CHECKING:
     from pyarrow.parquet import ParquetFile

@@ -19,11 +19,22 @@ from typing import Final
 import numpy as np
 
 from stepfs_producer.plan.order import KEY_BYTES, record_key, record_order
-from stepfs_producer.sources.block import Block, BlockAddress, BlockTask, Fragment, Kind, Records
-from stepfs_producer.sources.fields import Bad, Raw, Tokens, Value, weight_of
 from stepfs_producer.sources.formats import format_of
-from stepfs_producer.sources.lines import RECORD_BYTES_MAX
-from stepfs_producer.sources.spec import SourceSpec
+from stepfs_producer.sources.record import (
+    RECORD_BYTES_MAX,
+    Bad,
+    Block,
+    BlockAddress,
+    BlockTask,
+    Fragment,
+    Kind,
+    Raw,
+    Records,
+    SourceSpec,
+    Tokens,
+    Value,
+    weight_of,
+)
 
 OPEN_MAX: Final = 64
 

@@ -1,2 +1,1 @@
-"""Records → samples: `tokenize`, `model_tokenizer` turn text into token ids; `images` makes patches,
-`user` calls a function of the user's."""
+"""Records → samples: `tokenizer` turns text into token ids, `images` makes patches, `user` calls a function of the user's."""

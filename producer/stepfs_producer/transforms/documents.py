@@ -1,8 +1,7 @@
-"""The document rule: a record's tokens, opened by BOS and closed by EOS unless they are there already.
+"""How records become documents: what a plan says of it, and the rule of BOS and EOS.
 
-It holds for text, for sources of tokens and for functions of the user's alike. A record without a token gives no
-sample. A BOS or EOS that is added has the mask of the token beside it: where the last turn of a chat is learned, so
-is its end.
+A document's tokens are opened by BOS and closed by EOS unless they are there already. A BOS or EOS that is added has the
+mask of the token beside it: where the last turn of a chat is learned, so is its end.
 """
 
 from __future__ import annotations
@@ -14,7 +13,44 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from stepfs_producer.payloads.columns import Columns
+from stepfs_producer.payloads.step import Columns, ColumnSpec
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerSpec:
+    """A tokenizer, and the names of its special tokens; None: the usual ones, "" or `none`: no such token."""
+
+    file: str | None = None  # a model's tokenizer.json; None: tokens are bytes
+    eos: str | None = None
+    bos: str | None = None
+    pad: str | None = None
+    digest: str | None = None  # SHA-256 of the file, in hex: another content is refused. See `pinned`
+
+    @property
+    def kind(self) -> str:
+        """As plans name it."""
+        return "bytes" if self.file is None else "huggingface"
+
+
+@dataclass(frozen=True, slots=True)
+class ImagesSpec:
+    """Images in fields of records, which the user's function gets decoded: see `transforms.images`."""
+
+    fields: tuple[str, ...]
+    patch: int = 14  # pixels
+    merge: int = 2  # patches
+    patches_max: int = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class TransformSpec:
+    """How a record becomes a sample."""
+
+    tokenizer: TokenizerSpec
+    call: str | None = None  # `module:function` of the user
+    columns: tuple[ColumnSpec, ...] = ()  # that it may give
+    images: ImagesSpec | None = None
+
 
 Ids = NDArray[np.int32]
 Integers = NDArray[np.int64]

@@ -20,8 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepfs.errors import MissingPackageError
-from stepfs_producer.transforms.documents import UnfitRecordError
-from stepfs_producer.transforms.spec import ImagesSpec
+from stepfs_producer.transforms.documents import ImagesSpec, UnfitRecordError
 
 # To be loaded before the first task: half a second.
 MODULES: Final = ("PIL.ImageOps", "PIL.JpegImagePlugin", "PIL.PngImagePlugin")

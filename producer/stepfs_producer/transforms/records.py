@@ -11,10 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepfs.errors import UsageError
-from stepfs_producer.payloads.columns import Columns
+from stepfs_producer.payloads.step import Columns
 from stepfs_producer.plan.order import record_key
-from stepfs_producer.sources.block import Kind, Records
-from stepfs_producer.sources.fields import unpacked
+from stepfs_producer.sources.record import Kind, Records, unpacked
 from stepfs_producer.transforms.documents import (
     BAD,
     Documents,
@@ -22,12 +21,12 @@ from stepfs_producer.transforms.documents import (
     Integers,
     Mask,
     Tokenised,
+    TransformSpec,
     UnfitRecordError,
     documents_of,
 )
 from stepfs_producer.transforms.images import with_images
-from stepfs_producer.transforms.model_tokenizer import Tokenizer, load_tokenizer
-from stepfs_producer.transforms.spec import TransformSpec
+from stepfs_producer.transforms.tokenizer import Tokenizer, load_tokenizer
 from stepfs_producer.transforms.user import UserFunction, checked_ids, user_function
 
 _REASON_CHARACTERS_MAX: Final = 300

@@ -36,7 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepfs.errors import StepfsError, UsageError
-from stepfs_producer.payloads.columns import ColumnSpec
+from stepfs_producer.payloads.step import ColumnSpec
 from stepfs_producer.transforms.documents import Ids, Mask, UnfitRecordError
 
 IGNORED: Final = -100

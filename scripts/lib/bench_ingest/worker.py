@@ -20,7 +20,7 @@ import trio
 from stepfs import entropy
 from stepfs.store.opening import open_store
 from stepfs_producer import AsyncProducer
-from stepfs_producer.pace import Pacer
+from stepfs_producer.commit.pace import Pacer
 
 SLICES = 4
 ALWAYS_S = 60.0  # the bound on delay of a fixed interval: longer than any interval in a sweep

@@ -11,11 +11,10 @@ import numpy as np
 from PIL import Image
 
 from bench.report import Report, Row
-from stepfs_producer.payloads.columns import Columns, ColumnSpec, Taken, gathered
-from stepfs_producer.payloads.encode import construct
-from stepfs_producer.payloads.step_task import NO_TOKEN, PayloadSpec, StepTask
+from stepfs_producer.payloads.files import construct
+from stepfs_producer.payloads.step import NO_TOKEN, Columns, ColumnSpec, PayloadSpec, StepTask, Taken, gathered_columns
+from stepfs_producer.transforms.documents import ImagesSpec
 from stepfs_producer.transforms.images import with_images
-from stepfs_producer.transforms.spec import ImagesSpec
 
 RANKS, SPANS, TOKENS = 8, 64, 512
 ROWS = 20_000_000 // 588 // SPANS
@@ -45,14 +44,16 @@ def run(report: Report, *, quick: bool) -> None:
         order = np.random.default_rng(0).permutation(SPANS)
         taken = [Taken(held, order, np.arange(SPANS))]
         task = step()
-        gather = best_ms(partial(gathered, SPANS, taken), quick=quick)
-        whole = StepTask(*task, gathered(SPANS, taken))
+        gather = best_ms(partial(gathered_columns, SPANS, taken), quick=quick)
+        whole = StepTask(*task, gathered_columns(SPANS, taken))
         payloads = PayloadSpec(".safetensors", True, 0, 1 << 17, columns=(column,))
         plain = PayloadSpec(".safetensors", True, 0, 1 << 17)
         make = best_ms(partial(construct, payloads, whole), quick=quick)
         without = best_ms(partial(construct, plain, StepTask(*task)), quick=quick)
         files, _ = construct(payloads, whole)
-        what = f"20 MB of patches {'into files beside' if own else 'into the files'}, ms of CPU: gathered, written"
+        what = (
+            f"20 MB of patches {'into files beside' if own else 'into the files'}, ms of CPU: gathered_columns, written"
+        )
         report.add(Row(what, f"{gather:.0f}, {make:.0f}", f"the same tokens alone {without:.0f}", None))
         if own:
             read = sum(map(len, files[::2])) / sum(map(len, files))

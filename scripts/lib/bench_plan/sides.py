@@ -25,25 +25,22 @@ from stepfs.format.ids import Epoch
 from stepfs.store.api import StoreOptions
 from stepfs.store.opening import open_store
 from stepfs_producer import AsyncProducer
-from stepfs_producer.engine.kept import KeptBody
 from stepfs_producer.engine.local import local_engine
+from stepfs_producer.engine.tasks import KeptBody
 from stepfs_producer.engine.worker import preload
-from stepfs_producer.payloads.encode import construct
-from stepfs_producer.payloads.step_task import SampleGroup, gathered
+from stepfs_producer.payloads.files import construct
+from stepfs_producer.payloads.step import SampleGroup, gathered
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.step import End, Need, State
-from stepfs_producer.run.compile import grid_of
-from stepfs_producer.run.conductor import Conductor, RunCallbacks, RunConfig
+from stepfs_producer.run.conductor import Conductor, RunCallbacks, RunConfig, StepSink
 from stepfs_producer.run.lake import ensure_lake
 from stepfs_producer.run.load import Group, LoadedSource, SampleBuffer, spans_of
 from stepfs_producer.run.memory import memory_of
-from stepfs_producer.run.prepare import PreparedPlan, looked_up, plan_at
-from stepfs_producer.run.step_builder import StepSink
+from stepfs_producer.run.prepare import PreparedPlan, grid_of, looked_up, plan_at
 from stepfs_producer.run.workers.tasks import BlockHead, GroupHead, read, transform
 from stepfs_producer.run.workers.upload import Destination, put_step
-from stepfs_producer.sources.block import BlockAddress, BlockTask
-from stepfs_producer.sources.spec import SourceSpec
-from stepfs_producer.transforms.spec import TransformSpec
+from stepfs_producer.sources.record import BlockAddress, BlockTask, SourceSpec
+from stepfs_producer.transforms.documents import TransformSpec
 
 BLOCKS_AHEAD = 3  # of each source, in the Pool
 STEPS_AHEAD = 4

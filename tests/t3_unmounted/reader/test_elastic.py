@@ -18,8 +18,8 @@ from stepfs.errors import NoSuchStepError, UsageError
 from stepfs.format.grid import Grid
 from stepfs.torch import micro_batches
 from stepfs_producer import Producer
-from stepfs_producer.payloads.encode import construct
-from stepfs_producer.payloads.step_task import PayloadSpec
+from stepfs_producer.payloads.files import construct
+from stepfs_producer.payloads.step import PayloadSpec
 
 STEPS = 3
 RANKS, MICRO, _ = EXAMPLE.shape

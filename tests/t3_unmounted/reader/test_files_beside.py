@@ -17,9 +17,8 @@ from stepfs import Lake, StepDataset
 from stepfs.errors import NoSuchStepError, UsageError
 from stepfs.format.grid import Grid
 from stepfs_producer import Producer
-from stepfs_producer.payloads.columns import Columns, ColumnSpec
-from stepfs_producer.payloads.encode import construct
-from stepfs_producer.payloads.step_task import PayloadSpec
+from stepfs_producer.payloads.files import construct
+from stepfs_producer.payloads.step import Columns, ColumnSpec, PayloadSpec
 
 STEPS = 4
 RANKS, MICRO, _ = EXAMPLE.shape

@@ -20,23 +20,19 @@ from stepfs.format.keys import data_key
 from stepfs.format.records import LakeIdentity
 from stepfs.format.tgb import Descriptor
 from stepfs.store.api import StoreOptions
-from stepfs_producer.engine.api import Kept, Lost, WorkerDied
-from stepfs_producer.engine.failover import WORKERS_MAX
-from stepfs_producer.payloads.columns import ColumnSpec
-from stepfs_producer.payloads.step_task import PayloadSpec
-from stepfs_producer.pending import Ticket
+from stepfs_producer.commit.uploads import Ticket
+from stepfs_producer.engine.tasks import WORKERS_MAX, Kept, Lost, WorkerDied
+from stepfs_producer.payloads.step import ColumnSpec, PayloadSpec
 from stepfs_producer.plan.draw import MixEntry, MixSchedule, Stages, normalise
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import Rules, SourceRule
 from stepfs_producer.plan.step import State, read_position
-from stepfs_producer.run.conductor import Conductor, EndReason, RunCallbacks, RunConfig
+from stepfs_producer.run.conductor import Conductor, EndReason, RunCallbacks, RunConfig, StepSink
 from stepfs_producer.run.load import LoadedSource
-from stepfs_producer.run.step_builder import StepSink
 from stepfs_producer.run.workers.upload import Destination, put_step
-from stepfs_producer.sources.corpus import list_corpus
-from stepfs_producer.sources.layout import Layout
-from stepfs_producer.sources.spec import SourceSpec
-from stepfs_producer.transforms.spec import TokenizerSpec, TransformSpec
+from stepfs_producer.sources.listing import Layout, list_corpus
+from stepfs_producer.sources.record import SourceSpec
+from stepfs_producer.transforms.documents import TokenizerSpec, TransformSpec
 
 LAKE_ID = "0" * 32
 _TOLD_MAX = 50  # tasks side by side may need one body

@@ -13,11 +13,11 @@ import pytest
 import trio
 from planned_run import HereEngine, NotedProducer, rules, run, sources_in, write_corpus
 
-from stepfs_producer.engine.failover import Tasks
-from stepfs_producer.pending import Ticket
+from stepfs_producer.commit.uploads import Ticket
+from stepfs_producer.engine.tasks import Tasks
 from stepfs_producer.plan.step import State
+from stepfs_producer.run.conductor import PlannerTask
 from stepfs_producer.run.measured import Bottleneck, Cause, Waits, bottleneck_of
-from stepfs_producer.run.planner_task import PlannerTask
 from stepfs_producer.run.workers.tasks import transform
 from stepfs_producer.run.workers.upload import put_step
 

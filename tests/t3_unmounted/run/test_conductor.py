@@ -19,15 +19,15 @@ from hypothesis import strategies as st
 from planned_run import HereEngine, NotedProducer, rules, run, sources_in, write_corpus
 
 from stepfs.errors import RefusedError, StepfsError
-from stepfs_producer.engine import failover
+from stepfs_producer.commit.uploads import Ticket
+from stepfs_producer.engine import tasks as failover
 from stepfs_producer.engine.local import local_engine
-from stepfs_producer.payloads.step_task import PayloadSpec
-from stepfs_producer.pending import Ticket
+from stepfs_producer.payloads.step import PayloadSpec
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import Exhausted, Packing, SourceRule
 from stepfs_producer.plan.samples import SkipBudget
 from stepfs_producer.plan.step import StepPlan
-from stepfs_producer.run import conductor, measured, planner_task
+from stepfs_producer.run import conductor, measured
 from stepfs_producer.run.conductor import Conductor, EndReason, RunCallbacks, RunConfig
 from stepfs_producer.run.measured import WorkersWanted
 from stepfs_producer.run.memory import STEPS_PER_WORKER
@@ -103,7 +103,7 @@ def test_marks_groups_late_answers_and_lost_bodies_do_not_show(corpus, seed, wor
         self.group_records = draw.choice([1, 2, 3, 7, 40])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planner_task, "marks_of", any_marks)
+        patch.setattr(conductor, "marks_of", any_marks)
         patch.setattr(measured.Work, "note", any_group)
         if spares:
             patch.setattr(failover, "LATE_S_MIN", 0)

@@ -21,18 +21,17 @@ from stepfs.format.keys import log_prefix, number_of, plan_key, plans_prefix, so
 from stepfs.format.snapshot import StepEntry
 from stepfs.format.tgb import Descriptor, SliceRef, pack_slices
 from stepfs.lake.lineage import LineageReader
+from stepfs_producer.commit.uploads import pack_position
 from stepfs_producer.plan.file.digest import plan_digest, plan_text
 from stepfs_producer.plan.file.schema import parsed_plan
 from stepfs_producer.plan.step import SourceState, State
-from stepfs_producer.run.compile import source_specs
 from stepfs_producer.run.history import find as rooms
 from stepfs_producer.run.history.find import Asked, Found, Holder, NotHeld, find_record
 from stepfs_producer.run.history.positions import Positions
-from stepfs_producer.sources.block import BlockAddress
-from stepfs_producer.sources.corpus import list_corpus
-from stepfs_producer.sources.layout import Layout
+from stepfs_producer.run.prepare import source_specs
+from stepfs_producer.sources.listing import Layout, list_corpus
 from stepfs_producer.sources.reading import read_block
-from stepfs_producer.tgb_writer import pack_position
+from stepfs_producer.sources.record import BlockAddress
 
 STEPS = 100_000
 RECORDS = 40_000  # two epochs and a half

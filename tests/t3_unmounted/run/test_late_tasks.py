@@ -8,12 +8,12 @@ import pytest
 import trio
 
 from stepfs.errors import UsageError
-from stepfs_producer.engine.api import WorkerDied
-from stepfs_producer.engine.failover import (
+from stepfs_producer.engine.tasks import (
     LATE_S_MIN,
     LATE_TIMES_MEAN,
     MachinesLostError,
     Tasks,
+    WorkerDied,
     WorkersDiedError,
 )
 

@@ -17,10 +17,10 @@ import trio
 from test_local_engine import gone
 
 from stepfs.errors import RefusedError
-from stepfs_producer.engine.api import Kept, Lost, WorkerDied
 from stepfs_producer.engine.bodies import INLINE_BYTES_MAX
 from stepfs_producer.engine.local import LocalEngine, local_engine
-from stepfs_producer.sources.block import Kind, Records
+from stepfs_producer.engine.tasks import Kept, Lost, WorkerDied
+from stepfs_producer.sources.record import Kind, Records
 
 LARGE = 1 << 20
 

@@ -17,10 +17,9 @@ import trio
 from at_work import until
 
 from stepfs.errors import UsageError
-from stepfs_producer.engine import failover
-from stepfs_producer.engine.api import WorkerDied
-from stepfs_producer.engine.failover import Tasks
+from stepfs_producer.engine import tasks as failover
 from stepfs_producer.engine.local import local_engine
+from stepfs_producer.engine.tasks import Tasks, WorkerDied
 from stepfs_producer.engine.worker import preload
 
 

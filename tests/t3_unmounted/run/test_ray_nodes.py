@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import trio
 
-from stepfs_producer.engine.api import ClusterUnreachableError, UnfitNodesError
+from stepfs_producer.engine.reach import ClusterUnreachableError
+from stepfs_producer.engine.tasks import UnfitNodesError
 
 
 class RayError(Exception):

@@ -18,17 +18,15 @@ import pytest
 from planned_run import HereEngine, NotedProducer, rules, run, sources_in, write_corpus
 
 from stepfs.errors import RefusedError, StoreUnreachableError
-from stepfs_producer.engine.api import Lost, WorkerDied
-from stepfs_producer.engine.kept import KeptBody
+from stepfs_producer.engine.tasks import KeptBody, Lost, WorkerDied
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import SourceRule
 from stepfs_producer.plan.samples import SkipBudget
 from stepfs_producer.plan.step import State, read_position
-from stepfs_producer.run import load, step_builder
+from stepfs_producer.run import conductor, load
 from stepfs_producer.run.workers.tasks import read, transform
 from stepfs_producer.run.workers.upload import put_step
-from stepfs_producer.sources.block import BlockTask
-from stepfs_producer.sources.spec import SourceSpec
+from stepfs_producer.sources.record import BlockTask, SourceSpec
 
 MIX = {"code": 30, "prose": 70}
 RULES = rules(MIX, micro_batch_tokens=256)
@@ -81,7 +79,7 @@ async def test_a_step_is_made_again_from_the_bodies_that_were_let_go(corpus) -> 
 
 async def test_bodies_let_go_before_their_step_is_durable_are_noticed(corpus, monkeypatch) -> None:
     """P5: the planner lets go of them, and the step in the making does not hold them. They have to be made again."""
-    monkeypatch.setattr(step_builder, "_bodies", lambda _groups: [])
+    monkeypatch.setattr(conductor, "_bodies", lambda _groups: [])
     engine = DyingConstructors()
     assert await steps(engine, corpus) == await steps(HereEngine(0, workers=1), corpus)
     assert max(engine.done.values()) > 1

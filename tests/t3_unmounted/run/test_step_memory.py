@@ -10,10 +10,10 @@ import pytest
 import trio
 from planned_run import HereEngine, NotedProducer, rules, run, sources_in
 
-from stepfs_producer.payloads.columns import ColumnSpec
+from stepfs_producer.payloads.step import ColumnSpec
 from stepfs_producer.run.memory import COPIES, StepRoom
 from stepfs_producer.run.workers.upload import put_step
-from stepfs_producer.transforms.spec import TransformSpec
+from stepfs_producer.transforms.documents import TransformSpec
 
 ROW_BYTES = 50_000
 PIXELS = ColumnSpec("pixels", "uint8", (ROW_BYTES,))

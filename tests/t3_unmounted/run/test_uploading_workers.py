@@ -13,9 +13,9 @@ from planned_run import HereEngine, NotedProducer, rules, run, sources_in, write
 
 from stepfs.errors import UsageError
 from stepfs.format.tgb import Descriptor
-from stepfs_producer.engine import failover
-from stepfs_producer.engine.api import WorkerDied
-from stepfs_producer.payloads.step_task import PayloadSpec
+from stepfs_producer.engine import tasks as failover
+from stepfs_producer.engine.tasks import WorkerDied
+from stepfs_producer.payloads.step import PayloadSpec
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.step import read_position
 from stepfs_producer.run.conductor import Conductor, EndReason, RunCallbacks, RunConfig

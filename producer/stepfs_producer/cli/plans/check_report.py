@@ -18,20 +18,17 @@ from stepfs.format.ids import JSON_SCHEMA
 from stepfs.limits import usable_cpus
 from stepfs_producer.engine.worker import find_modules_in
 from stepfs_producer.plan.draw import ONE, MixEntry
-from stepfs_producer.plan.file.checks import position_bytes
 from stepfs_producer.plan.file.digest import micro_batch_tokens, plan_digest, stages_of, with_defaults
-from stepfs_producer.plan.file.schema import Plan, Stage
+from stepfs_producer.plan.file.schema import Plan, Stage, position_bytes
 from stepfs_producer.plan.file.yaml_file import PlanFile
 from stepfs_producer.plan.rules import Exhausted
 from stepfs_producer.plan.step import POSITION_BYTES_MAX
-from stepfs_producer.run.check.estimate import PlanEstimate, estimate_plan
-from stepfs_producer.run.check.inspection import Inspection, SourceFacts, inspect
-from stepfs_producer.run.compile import grid_of
+from stepfs_producer.run.check import Inspection, PlanEstimate, SourceFacts, estimate_plan, inspect
 from stepfs_producer.run.memory import least_bytes, longest_text_bytes
 from stepfs_producer.run.options import RunOptions
-from stepfs_producer.run.prepare import LocatedPlan, compare_with_lake, plan_file_at
-from stepfs_producer.sources.lines import RECORD_BYTES_MAX
-from stepfs_producer.transforms.model_tokenizer import TEXT_BYTES_MAX
+from stepfs_producer.run.prepare import LocatedPlan, compare_with_lake, grid_of, plan_file_at
+from stepfs_producer.sources.record import RECORD_BYTES_MAX
+from stepfs_producer.transforms.tokenizer import TEXT_BYTES_MAX
 
 _USAGE: Final = 2
 

@@ -15,13 +15,12 @@ import typer
 from stepfs import interruption
 from stepfs.cli.columns import printable, table
 from stepfs.cli.failure import announce
-from stepfs_producer.run.check.simulation import simulate_plan
+from stepfs_producer.run.check import simulate_plan
 from stepfs_producer.run.conductor import EndReason
 from stepfs_producer.run.options import RunOptions
 from stepfs_producer.run.prepare import LocatedPlan, plan_at
 from stepfs_producer.run.results import PlanTotals, RunResult, Show, SimulationResult
-from stepfs_producer.run.session import run_plan
-from stepfs_producer.run.stopping import Stopping
+from stepfs_producer.run.session import Stopping, run_plan
 
 
 def say(line: str) -> None:

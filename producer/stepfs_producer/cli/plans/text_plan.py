@@ -12,9 +12,9 @@ from stepfs.format.records import LakeIdentity
 from stepfs.lake.identity import open_lake
 from stepfs.store.api import StoreOptions
 from stepfs_producer.cli.plans.text_options import TextOptions
-from stepfs_producer.plan.file.scalars import parse_shard
 from stepfs_producer.plan.file.schema import Plan, parsed_plan
-from stepfs_producer.sources.files.found import find_files
+from stepfs_producer.plan.file.values import parse_shard
+from stepfs_producer.sources.files import find_files
 
 _EXT: Final = ".safetensors"  # of a new lake
 _JSON_LINES: Final = (".jsonl", ".ndjson")

@@ -1,44 +1,236 @@
-"""The plan, as YAML and Python write it: `Plan(output=Output(mesh="dp=8", …), sources={…}, mix=[…])`.
+"""The plan, as YAML and Python write it, and what has to hold between its parts.
 
-Everything that is not given has the value that a first plan wants. A plan is immutable, and every value in it is parsed:
-numbers are exact, names are those of the YAML (`from` is `from_` in Python).
+A plan is immutable, and every value in it is parsed: numbers are exact, names are those of the YAML (`from` is `from_` in
+Python). Everything that is not given has the value that a first plan wants.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from bisect import bisect
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BeforeValidator, ValidationError
 
 from stepfs.errors import UsageError
-from stepfs_producer.plan.file.checks import problems_of_plan
-from stepfs_producer.plan.file.columns import Column, Images
-from stepfs_producer.plan.file.declared import (
+from stepfs.format.ids import SLICES_MAX
+from stepfs.format.mesh import Mesh
+from stepfs_producer.plan.file.parts import (
+    HIDDEN_SIZE,
     AnySource,
+    Balance,
+    Column,
+    Cost,
     Defaults,
+    Images,
     Jsonl,
     Megatron,
-    Parquet,
-    Source,
-    Text,
-)
-from stepfs_producer.plan.file.part import Part
-from stepfs_producer.plan.file.problems import Problem, path_text
-from stepfs_producer.plan.file.scalars import NONE, Parsed, whole
-from stepfs_producer.plan.file.settings import (
-    HIDDEN_SIZE,
-    Balance,
-    Cost,
     Mix,
     OnError,
     Output,
     Pack,
+    Parquet,
     Shuffle,
+    Source,
     Stage,
+    Text,
     Tokenizer,
     Until,
+    problems_of_use,
 )
+from stepfs_producer.plan.file.values import NONE, Parsed, Part, Problem, Where, nearest, path_text, whole
+from stepfs_producer.plan.rules import Exhausted
+from stepfs_producer.plan.step import POSITION_BYTES_MAX, SourceState, State, position_bytes_max
+
+TOKENS_MAX: Final = 1 << 30  # of a step, and of the rows that all sources may owe
+IDENTITY_CHARACTERS: Final = 16
+DIGEST_CHARACTERS: Final = 32
+_TOKENIZER: Final = "huggingface-" + "0" * 16  # the longest identity
+_NAME_MAX: Final = 200
+
+
+def problems_of_plan(
+    fields: Mapping[str, Any], sources: Mapping[str, Any] | None, weighed: Sequence[Sequence[str]]
+) -> list[Problem]:
+    """Problems between fields. `fields`: those that could be parsed; `weighed`: names in each entry of the mix.
+
+    `sources` is None if there are none to compare with, which is a mistake of its own.
+    """
+    problems = [] if sources is None else [*_names(sources), *_unknown_sources(sources, weighed)]
+    if "mix" in fields:
+        problems += _mix(fields["mix"])
+    if "output" in fields and "stages" in fields:
+        problems += _lengths(fields["output"], fields["stages"], len(sources or ()))
+        problems += _lengths_of_sources(fields["output"], fields["stages"], fields.get("sources", {}), sources or {})
+    if "output" in fields:
+        problems += problems_of_use(fields, fields["output"].columns)
+    if {"until", "defaults", "sources"} <= set(fields):
+        problems += _ending(fields["until"], fields["defaults"], fields["sources"])
+    return problems
+
+
+def position_bytes(sources: Sequence[str]) -> int:
+    """Bytes that the position of a plan with these sources can reach."""
+    source = SourceState("0" * IDENTITY_CHARACTERS, "0" * DIGEST_CHARACTERS)
+    return position_bytes_max(State("0" * DIGEST_CHARACTERS, 0, dict.fromkeys(sources, source), 1, _TOKENIZER))
+
+
+def _names(sources: Mapping[str, Any]) -> Iterator[Problem]:
+    good = []
+    for name in sources:
+        if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= _NAME_MAX:
+            what = f"{name!r} is no name of a source; use 1 to {_NAME_MAX} printable characters"
+            yield Problem(("sources", name), what, of_key=True)
+        else:
+            good.append(name)
+    if not sources:
+        yield Problem(("sources",), "no source; declare at least one")
+    size = position_bytes(good)
+    if size > POSITION_BYTES_MAX:
+        what = (
+            f"the position of {len(good)} sources can reach {size} bytes, the most is {POSITION_BYTES_MAX}; "
+            "use fewer sources, or shorter names"
+        )
+        yield Problem(("sources",), what)
+
+
+def _unknown_sources(sources: Mapping[str, Any], weighed: Sequence[Sequence[str]]) -> Iterator[Problem]:
+    for number, names in enumerate(weighed):
+        for name in names:
+            if name not in sources:
+                what = f"unknown source {name!r}{nearest(name, sources)}"
+                yield Problem(("mix", number, "weights", name), what, of_key=True)
+    if weighed:
+        for name in sources:
+            if not any(name in names for names in weighed):
+                what = f"source {name!r} has no weight; give it one in the mix (0 keeps it out)"
+                yield Problem(("sources", name), what, of_key=True)
+
+
+def _mix(entries: Sequence[Mix]) -> Iterator[Problem]:
+    steps: list[int] = []
+    for number, entry in enumerate(entries):
+        where = ("mix", number)
+        if not any(entry.weights.values()):
+            yield Problem((*where, "weights"), "all weights are zero; give at least one source a positive weight")
+        if entry.ramp_to is not None and entry.from_ is not None:
+            yield Problem((*where, "ramp_to"), "give one of from and ramp_to", of_key=True)
+        if number == 0 and entry.ramp_to is not None:
+            what = "a ramp needs an entry before it; begin with {from: 0, weights: {…}}"
+            yield Problem((*where, "ramp_to"), what, of_key=True)
+        elif number == 0 and entry.from_:
+            yield Problem((*where, "from"), f"the first entry begins at 0, not at {entry.from_}")
+        elif number and entry.from_ is None and entry.ramp_to is None:
+            yield Problem(where, "say when its weights hold: add from or ramp_to")
+        steps.append(entry.from_ or 0 if entry.ramp_to is None else entry.ramp_to)
+    for number, (before, after) in enumerate(pairwise(steps), start=1):
+        if after <= before and (entries[number].from_ is not None or entries[number].ramp_to is not None):
+            key = "from" if entries[number].ramp_to is None else "ramp_to"
+            what = f"step {after} does not come after step {before} of the entry before; put them in order"
+            yield Problem(("mix", number, key), what)
+
+
+def _lengths(output: Output, stages: Sequence[Stage], sources: int) -> Iterator[Problem]:
+    places: list[tuple[tuple[str | int, ...], int]] = []
+    if output.sequence_length is not None:
+        places.append((("output", "sequence_length"), output.sequence_length))
+        if stages:
+            yield Problem(("stages",), "give one of output.sequence_length and stages", of_key=True)
+    elif not stages:
+        yield Problem(("output",), "sequence_length is missing; add sequence_length: 4096, or stages")
+    places += [(("stages", number, "sequence_length"), one.sequence_length) for number, one in enumerate(stages)]
+    if stages and stages[0].from_:
+        yield Problem(("stages", 0, "from"), f"the first stage begins at 0, not at {stages[0].from_}")
+    for number, (before, after) in enumerate(pairwise(stages), start=1):
+        if after.from_ <= before.from_:
+            what = f"step {after.from_} does not come after step {before.from_} of the stage before; put them in order"
+            yield Problem(("stages", number, "from"), what)
+    if not places:
+        return
+    longest = max(length for _, length in places)
+    yield from _rows(output, places, longest)
+    if longest * sources > TOKENS_MAX:
+        what = (
+            f"{sources} sources at sequence_length {longest} could owe more tokens than a position holds "
+            f"({TOKENS_MAX}); use fewer sources or shorter sequences"
+        )
+        yield Problem(("sources",), what)
+
+
+def _lengths_of_sources(
+    output: Output, stages: Sequence[Stage], declared: Mapping[str, AnySource], names: Mapping[str, Any]
+) -> Iterator[Problem]:
+    """A source's own length divides the rows, also those of each stage that does not give it another one."""
+    rows = (*stages, *([Stage(sequence_length=output.sequence_length)] if output.sequence_length else []))
+    for name, source in declared.items():
+        for stage in rows:
+            if source.sequence_length is not None and name not in stage.lengths:
+                place = ("sources", name, "sequence_length")
+                yield from _unfit(place, source.sequence_length, stage.from_, stage.sequence_length)
+    for number, stage in enumerate(stages):
+        for name, length in stage.lengths.items():
+            where = ("stages", number, "lengths", name)
+            if name not in names:
+                yield Problem(where, f"unknown source {name!r}{nearest(name, names)}", of_key=True)
+            yield from _unfit(where, length, stage.from_, stage.sequence_length)
+
+
+def _unfit(where: Where, length: int, step: int, row: int) -> Iterator[Problem]:
+    rows = f"the rows of {row} from step {step} on"
+    if length > row:
+        yield Problem(where, f"{length} tokens have no room in {rows}; choose at most {row}")
+    elif row % length:
+        small = [one for one in range(1, math.isqrt(row) + 1) if row % one == 0]
+        known = sorted({*small, *(row // one for one in small)})
+        after = bisect(known, length)
+        yield Problem(
+            where,
+            f"{length} does not divide {rows}, so their ends would stay empty; choose {known[after - 1]} or {known[after]}",
+        )
+
+
+def _rows(output: Output, places: Sequence[tuple[tuple[str | int, ...], int]], longest: int) -> Iterator[Problem]:
+    whole = output.micro_batch_tokens or longest
+    mesh: Mesh = output.mesh
+    for where, length in places:
+        if whole % length:
+            what = (
+                f"sequence_length {length} does not divide micro_batch_tokens {whole}; choose a multiple of each length"
+            )
+            yield Problem(where, what)
+    units = mesh.data_ranks * output.micro_batches
+    beside = sum(column.file == "own" for column in output.columns.values())
+    files = (units if output.files == "micro_batches" else mesh.data_ranks) * (1 + beside)
+    if files > SLICES_MAX and (beside or output.files == "micro_batches"):
+        product = "ranks × micro_batches" if output.files == "micro_batches" else "ranks"
+        product += " × 1 and columns with file: own" if beside else ""
+        what = f"a step of {files} files ({product}) is too large; the most is {SLICES_MAX}"
+        yield Problem(("output", "columns") if beside else ("output", "micro_batches"), what)
+    tokens = units * whole
+    if tokens > TOKENS_MAX:
+        what = (
+            f"a step of {tokens} tokens (slices × micro_batches × micro_batch_tokens) is too large; "
+            f"the most is {TOKENS_MAX}"
+        )
+        yield Problem(("output",), what)
+
+
+def _ending(until: Until, defaults: Defaults, sources: Mapping[str, Defaults]) -> Iterator[Problem]:
+    if until.exhausted is None or until.steps is not None or until.tokens is not None:
+        return
+    endless = [
+        name
+        for name, source in sources.items()
+        if (source if "epochs" in source.model_fields_set else defaults).epochs is None
+    ]
+    if until.exhausted is Exhausted.FIRST and len(endless) == len(sources):
+        yield Problem(("until", "exhausted"), "no source ever ends; give one epochs, such as epochs: 1")
+    if until.exhausted is Exhausted.ALL and endless:
+        what = f"{endless[0]!r} never ends; give every source epochs, such as epochs: 1"
+        yield Problem(("until", "exhausted"), what)
+
 
 __all__ = [
     "Balance", "Column", "Cost", "Defaults", "Images", "Jsonl", "Megatron", "Mix", "OnError", "Output", "Pack", "Parquet",

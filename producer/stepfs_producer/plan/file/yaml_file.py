@@ -12,9 +12,8 @@ from typing import Any, Final, NoReturn
 import yaml
 from pydantic import ValidationError
 
-from stepfs_producer.plan.file.part import OF_KEY
-from stepfs_producer.plan.file.problems import PlanError, Problem, Where, path_text
 from stepfs_producer.plan.file.schema import Plan
+from stepfs_producer.plan.file.values import OF_KEY, PlanError, Problem, Where, path_text
 
 NODES_MAX: Final = 100_000
 DEPTH_MAX: Final = 32

@@ -15,7 +15,7 @@ from stepfs.lake.log.reader import LogReader
 from stepfs.lake.planned import kept_plan
 from stepfs_producer.plan.file.digest import plan_of_text
 from stepfs_producer.plan.file.schema import Plan
-from stepfs_producer.run.compile import source_specs, tokenizer_spec
+from stepfs_producer.run.prepare import source_specs, tokenizer_spec
 from stepfs_producer.sources.formats import format_of
 
 

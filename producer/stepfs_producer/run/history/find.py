@@ -22,16 +22,14 @@ from stepfs.payload import Spans
 from stepfs_producer.engine.worker import find_modules_in
 from stepfs_producer.plan.file.schema import Plan
 from stepfs_producer.plan.step import State, read_position
-from stepfs_producer.run.compile import source_specs
 from stepfs_producer.run.history.at_hand import plan_of, require_files
 from stepfs_producer.run.history.positions import CommitBehind, Positions
 from stepfs_producer.run.history.texts import RESTORE
 from stepfs_producer.run.lake import committed_positions, frozen_listing
-from stepfs_producer.sources.block import Block, BlockAddress
-from stepfs_producer.sources.corpus import located_files
-from stepfs_producer.sources.layout import Layout
+from stepfs_producer.run.prepare import source_specs
+from stepfs_producer.sources.listing import Layout, located_files
 from stepfs_producer.sources.reading import read_block
-from stepfs_producer.sources.spec import SourceSpec
+from stepfs_producer.sources.record import Block, BlockAddress, SourceSpec
 
 Cursor = tuple[int, ...]  # epoch, fragment, block, taken, into
 

@@ -26,11 +26,11 @@ from stepfs.lake.lineage import LineageReader
 from stepfs.payload import COLUMNS, Spans, UnreadablePayloadError, read_spans
 from stepfs.view.names import step_name
 from stepfs.view.ranks import names_of
+from stepfs_producer.commit.uploads import Ticket
 from stepfs_producer.engine.worker import find_modules_in
-from stepfs_producer.pending import Ticket
 from stepfs_producer.plan.planner import REVISION, Planner
 from stepfs_producer.plan.step import State
-from stepfs_producer.run.conductor import conduct_here
+from stepfs_producer.run.conductor import StepSink, conduct_here
 from stepfs_producer.run.history.at_hand import plan_of, require_files
 from stepfs_producer.run.history.positions import CommitBehind, Positions
 from stepfs_producer.run.history.texts import RESTORE
@@ -38,9 +38,8 @@ from stepfs_producer.run.lake import frozen_listing, kept_libraries, libraries
 from stepfs_producer.run.load import LoadedSource
 from stepfs_producer.run.prepare import LocatedPlan, PreparedPlan, list_sources, prepare_plan
 from stepfs_producer.run.results import PlanTotals, Progress, callbacks_of, show_nothing
-from stepfs_producer.run.step_builder import StepSink
 from stepfs_producer.run.workers.tasks import MadeStep, return_step
-from stepfs_producer.sources.corpus import located
+from stepfs_producer.sources.listing import located
 from stepfs_producer.transforms.images import library
 
 _SHOWN_MAX: Final = 100  # differences in words; all are counted

@@ -20,18 +20,15 @@ from stepfs.format.planned import Listing
 from stepfs_producer.engine.worker import find_modules_in
 from stepfs_producer.plan.file.digest import with_defaults
 from stepfs_producer.plan.file.schema import Plan
-from stepfs_producer.run.compile import source_specs, tokenizer_spec, transform_spec
 from stepfs_producer.run.history.at_hand import require_files
 from stepfs_producer.run.history.lineage import NoText, RecordPart
-from stepfs_producer.sources.block import Kind, Records
-from stepfs_producer.sources.corpus import located_files
-from stepfs_producer.sources.fields import unpacked
-from stepfs_producer.sources.layout import Layout
+from stepfs_producer.run.prepare import source_specs, tokenizer_spec, transform_spec
+from stepfs_producer.sources.listing import Layout, located_files
 from stepfs_producer.sources.reading import read_record
-from stepfs_producer.sources.spec import SourceSpec
-from stepfs_producer.transforms.model_tokenizer import pinned
+from stepfs_producer.sources.record import Kind, Records, SourceSpec, unpacked
+from stepfs_producer.transforms.documents import TransformSpec
 from stepfs_producer.transforms.records import timed_transform
-from stepfs_producer.transforms.spec import TransformSpec
+from stepfs_producer.transforms.tokenizer import pinned
 
 RESTORE: Final = "restore it"
 _RECORDS_KEPT: Final = 64

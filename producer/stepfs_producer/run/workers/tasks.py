@@ -12,13 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stepfs_producer.payloads.encode import construct
-from stepfs_producer.payloads.step_task import PayloadSpec, SampleGroup, StepSpans, cut_to, gathered
-from stepfs_producer.sources.block import BlockAddress, BlockTask, Records
+from stepfs_producer.payloads.files import construct
+from stepfs_producer.payloads.step import PayloadSpec, SampleGroup, StepSpans, cut_to, gathered
 from stepfs_producer.sources.reading import read_block
-from stepfs_producer.sources.spec import SourceSpec
+from stepfs_producer.sources.record import BlockAddress, BlockTask, Records, SourceSpec
+from stepfs_producer.transforms.documents import TransformSpec
 from stepfs_producer.transforms.records import timed_transform
-from stepfs_producer.transforms.spec import TransformSpec
 
 Integers = NDArray[np.int64]
 

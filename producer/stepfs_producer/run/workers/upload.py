@@ -16,8 +16,8 @@ from stepfs.format.ids import Epoch
 from stepfs.format.records import LakeIdentity
 from stepfs.format.tgb import Descriptor
 from stepfs.store.api import StoreOptions
-from stepfs_producer.payloads.step_task import PayloadSpec, SampleGroup, StepSpans
-from stepfs_producer.pending import Ticket
+from stepfs_producer.commit.uploads import Ticket
+from stepfs_producer.payloads.step import PayloadSpec, SampleGroup, StepSpans
 from stepfs_producer.run.workers.tasks import make_step
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def put_step(
 ) -> Descriptor:
     """Make a step, check that it is of the lake's kind, and upload it; durable on return."""
     from stepfs.format.tgb import build  # noqa: PLC0415
-    from stepfs_producer.tgb_writer import check_kind, described  # noqa: PLC0415
+    from stepfs_producer.commit.uploads import check_kind, described  # noqa: PLC0415
 
     payloads, records = make_step(spec, step, None, *groups)
     identity = destination.identity

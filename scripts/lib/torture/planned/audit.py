@@ -21,8 +21,8 @@ from stepfs.format.ids import SliceIndex, Step
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.store.opening import open_store
+from stepfs_producer.commit.uploads import unpack_position
 from stepfs_producer.plan.step import State, read_position
-from stepfs_producer.tgb_writer import unpack_position
 from torture.planned.corpus import FRACTIONAL, Address, Corpus
 
 _DTYPES: dict[str, np.dtype[Any]] = {"I64": np.dtype("<i8"), "I32": np.dtype("<i4")}

@@ -1,0 +1,276 @@
+"""A planned step with its tokens: the arrays, then the bytes of each file. PAYLOADS.md has the shapes."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepfs.errors import UsageError
+from stepfs.torch import need_torch, torch_bytes
+from stepfs_producer.payloads.step import COUNTS, NO_TOKEN, SPAN_COLUMNS, Columns, ColumnSpec, PayloadSpec, StepTask
+
+IGNORED: Final = -100  # the label that torch's cross_entropy leaves out
+NO_DOCUMENT: Final = -1
+SPANS: Final = ("micro", "start", "tokens", "source", "epoch", "file", "offset", "first")
+
+Integers = NDArray[np.int64]
+Ids = NDArray[np.int32]
+
+_RANK, _MICRO, _ROW, _COLUMN, _TOKENS = map(SPAN_COLUMNS.index, ("rank", "micro", "row", "column", "tokens"))
+_ADDRESS: Final = SPAN_COLUMNS.index("source")
+
+
+@dataclass(frozen=True, slots=True)
+class RankArrays:
+    """The arrays of one rank's file. `micro` micro-batches of `tokens` tokens, padding included."""
+
+    input_ids: Ids  # [micro, tokens]; padding at the end of a row
+    labels: Ids  # IGNORED where the loss does not look
+    position_ids: Ids  # from 0 in each span; 0 in padding
+    doc_ids: Ids  # the number of the span in its micro-batch; NO_DOCUMENT in padding
+    cu_seqlens: Ids  # of all micro-batches, end to end: the boundaries of segments, 0 and `tokens` included
+    cu_seqlens_offsets: Ids  # [micro + 1]: where each micro-batch begins in `cu_seqlens`
+    spans: Integers  # [spans, columns of SPANS]
+    sources: tuple[str, ...]
+    sequence_length: int
+    columns: Columns | None = None  # of the spans
+
+
+@dataclass(frozen=True, slots=True)
+class _Rank:
+    """The part of a task that is one rank's: rows of its table, and tokens of its columns."""
+
+    task: StepTask
+    spans: slice
+    tokens: slice
+
+
+def rank_arrays(task: StepTask, *, padding: int, labels_shifted: bool) -> Iterator[RankArrays]:
+    """The arrays of rank 0, 1, … of a step. `padding` is the id that fills up rows."""
+    table = task.spans
+    bounds = np.searchsorted(table[:, _RANK], np.arange(task.shape[0] + 1))
+    assert (np.diff(table[:, _RANK]) >= 0).all(), "spans stand in reading order"
+    begins = np.concatenate([[0], np.cumsum(table[:, _TOKENS])])
+    assert begins[-1] == len(task.ids), "spans and ids fit"
+    for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        rank = _Rank(task, slice(first, last), slice(int(begins[first]), int(begins[last])))
+        yield _arrays(rank, padding, labels_shifted=labels_shifted)
+
+
+def _arrays(rank: _Rank, padding: int, *, labels_shifted: bool) -> RankArrays:
+    task = rank.task
+    _, micro, rows = task.shape
+    width = rows * task.sequence_length
+    table = task.spans[rank.spans]
+    tokens = table[:, _TOKENS]
+    starts = (table[:, _MICRO] * rows + table[:, _ROW]) * task.sequence_length + table[:, _COLUMN]
+    assert ((table[:, _COLUMN] >= 0) & (table[:, _COLUMN] + tokens <= task.sequence_length)).all()
+    assert (tokens > 0).all()
+    assert (starts[1:] >= starts[:-1] + tokens[:-1]).all(), "spans do not overlap"
+
+    edges = np.arange(micro * rows + 1) * task.sequence_length
+    bounds = np.unique(np.concatenate([starts, starts + tokens, edges]))
+    segment, size = bounds[:-1], np.diff(bounds)
+    filled = np.zeros(len(segment), np.bool_)
+    filled[np.searchsorted(segment, starts)] = True
+    first_of_micro = np.searchsorted(bounds, np.arange(micro + 1) * width)
+
+    taken = np.repeat(filled, size)
+    position = np.arange(micro * width, dtype=np.int32) - np.repeat(segment.astype(np.int32), size)
+    before = np.concatenate([[0], np.cumsum(filled)])  # spans before each segment
+    document = before[:-1] - np.repeat(before[first_of_micro[:-1]], np.diff(first_of_micro))
+    document[~filled] = NO_DOCUMENT
+    shape = (micro, width)
+    labels = _shifted(rank, tokens) if labels_shifted else _same(rank)
+    return RankArrays(
+        _placed(task.ids[rank.tokens], taken, padding).reshape(shape),
+        _placed(labels, taken, IGNORED).reshape(shape),
+        np.where(taken, position, 0).astype(np.int32, copy=False).reshape(shape),
+        np.repeat(document.astype(np.int32), size).reshape(shape),
+        *_cu_seqlens(bounds, first_of_micro, width),
+        np.column_stack([table[:, _MICRO], starts % width, tokens, table[:, _ADDRESS:]]),
+        task.sources,
+        task.sequence_length,
+        None if task.columns is None else task.columns.part(rank.spans.start, rank.spans.stop),
+    )
+
+
+def _placed(values: Ids, taken: NDArray[np.bool_], filler: int) -> Ids:
+    """The spans' values at their places. Spans stand in reading order, so places are in order, too."""
+    array = np.full(len(taken), filler, np.int32)
+    array[taken] = values
+    return array
+
+
+def _same(rank: _Rank) -> Ids:
+    labels = rank.task.ids[rank.tokens]
+    if rank.task.mask is None:
+        return labels
+    return np.where(rank.task.mask[rank.tokens] != 0, labels, np.int32(IGNORED))
+
+
+def _shifted(rank: _Rank, tokens: Integers) -> Ids:
+    """Each token's successor in its document, IGNORED where there is none or the loss ignores it."""
+    task = rank.task
+    labels = np.full(rank.tokens.stop - rank.tokens.start, IGNORED, np.int32)
+    own = _same(rank)
+    labels[:-1] = own[1:]
+    following = task.following[rank.spans]
+    learned = following != NO_TOKEN
+    if task.following_mask is not None:
+        learned &= task.following_mask[rank.spans] != 0
+    labels[np.cumsum(tokens) - 1] = np.where(learned, following, IGNORED)
+    return labels
+
+
+def _cu_seqlens(bounds: Integers, first_of_micro: Integers, width: int) -> tuple[Ids, Ids]:
+    """A boundary between two micro-batches ends the one and begins the other: it stands in both."""
+    micro = len(first_of_micro) - 1
+    counts = np.diff(first_of_micro) + 1
+    offsets = np.concatenate([[0], np.cumsum(counts)])
+    places = np.arange(offsets[-1]) - np.repeat(np.arange(micro), counts)
+    values = bounds[places] - np.repeat(np.arange(micro) * width, counts)
+    return values.astype(np.int32), offsets.astype(np.int32)
+
+
+STACKED: Final = ("input_ids", "labels", "position_ids", "doc_ids")
+TENSORS: Final = (*STACKED, "cu_seqlens", "cu_seqlens_offsets", "spans")
+_WIDE: Final = frozenset({"input_ids", "labels"})  # torch's losses and most embeddings expect int64
+_DTYPES: Final = {"b": "BOOL", "i": "I", "u": "U", "f": "F"}  # by kind, of numbers before their bits
+_HEADER_ALIGNMENT: Final = 8
+
+Tensors = Mapping[str, NDArray[Any]]
+Encoder = Callable[[RankArrays, Sequence[ColumnSpec]], list[bytes]]
+
+
+def construct(spec: PayloadSpec, task: StepTask) -> tuple[list[bytes], list[int]]:
+    """The payload of each file, in the order of slices, and the number of spans (documents, or parts of them) in each.
+
+    A file beside a rank's counts none. The same task gives the same bytes in every process. `UsageError` for an unknown
+    extension.
+    """
+    encode = encoder_for(spec.ext, vocabulary=spec.vocabulary)
+    if len(task.ids):
+        assert 0 <= int(task.ids.min()) <= int(task.ids.max()) < spec.vocabulary
+    records = spec.records(task.spans, task.shape)
+    if spec.of_micro_batch:
+        task = task.by_micro_batch()
+    if spec.columns and task.columns is None:
+        task = replace(task, columns=Columns.of_samples(spec.columns, [{}] * len(task.spans)))
+    arrays = rank_arrays(task, padding=spec.padding, labels_shifted=spec.labels_shifted)
+    payloads = [payload for rank in arrays for payload in encode(rank, spec.columns)]
+    return payloads, records
+
+
+def encoder_for(ext: str, *, vocabulary: int) -> Encoder:
+    """The encoder of an extension, with its dot, for ids below `vocabulary`. `UsageError` names those there are.
+
+    It makes the files of a rank: its own, then those of columns that have one.
+    """
+    encoders: dict[str, Encoder] = {
+        ".safetensors": partial(_of_tensors, _safetensors),
+        ".npy": lambda rank, _: [_npy_bytes(np.stack([getattr(rank, name) for name in STACKED]))],
+        ".pt": partial(_of_tensors, torch_bytes),
+        ".tar": _webdataset,
+        ".bin": lambda rank, _: [rank.input_ids.astype("<u2" if vocabulary <= 1 << 16 else "<u4").tobytes()],
+    }
+    if ext not in encoders:
+        raise UsageError(f"plans do not make {ext} files; the extension is one of {' '.join(encoders)}")
+    if ext == ".pt":
+        need_torch("writing .pt files")
+    return encoders[ext]
+
+
+def _of_tensors(
+    encode: Callable[[Tensors, Mapping[str, object]], bytes], rank: RankArrays, columns: Sequence[ColumnSpec]
+) -> list[bytes]:
+    facts = {"sources": list(rank.sources), "sequence_length": rank.sequence_length}
+    tensors = {
+        name: getattr(rank, name).astype("<i8" if name in _WIDE or name == "spans" else "<i4", copy=False)
+        for name in TENSORS
+    }
+    beside = [encode(own, facts) for own in _own_files(rank.columns, columns)]
+    return [encode({**tensors, **_inside(rank.columns, columns)}, facts), *beside]
+
+
+def _inside(given: Columns | None, columns: Sequence[ColumnSpec]) -> dict[str, NDArray[Any]]:
+    """Arrays of the rank's file: all counts, and the rows of columns without a file."""
+    found: dict[str, NDArray[Any]] = {}
+    if given is not None:
+        for column, counts, rows in zip(columns, given.counts.T, given.rows, strict=True):
+            found[column.name + COUNTS] = counts.astype("<i4")
+            if not column.own_file:
+                found[column.name] = rows
+    return found
+
+
+def _own_files(given: Columns | None, columns: Sequence[ColumnSpec]) -> list[dict[str, NDArray[Any]]]:
+    """The array of each file beside it."""
+    rows = () if given is None else given.rows
+    return [{column.name: each} for column, each in zip(columns, rows, strict=True) if column.own_file]
+
+
+def _safetensors(found: Tensors, facts: Mapping[str, object]) -> bytes:
+    tensors = sorted(found.items(), key=lambda item: (-item[1].itemsize, item[0]))
+    texts = {"sequence_length": str(facts["sequence_length"]), "sources": json.dumps(facts["sources"])}
+    header: dict[str, object] = {"__metadata__": texts}
+    end = 0
+    for name, array in tensors:
+        begin, end = end, end + array.nbytes
+        bits = "" if array.dtype.kind == "b" else str(8 * array.itemsize)
+        header[name] = {
+            "dtype": _DTYPES[array.dtype.kind] + bits,
+            "shape": list(array.shape),
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _HEADER_ALIGNMENT)
+    return b"".join(
+        [len(text).to_bytes(8, "little"), text, *(np.ascontiguousarray(array).data for _, array in tensors)]
+    )
+
+
+def _npy_bytes(array: NDArray[Any]) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, np.ascontiguousarray(array), allow_pickle=False)
+    return buffer.getvalue()
+
+
+def _webdataset(arrays: RankArrays, columns: Sequence[ColumnSpec]) -> list[bytes]:
+    """A sample per micro-batch, named for its first token, which no other sample of the lake has."""
+    buffers = [io.BytesIO() for column in (None, *columns) if column is None or column.own_file]
+    with ExitStack() as stack:
+        archive, *beside = [
+            stack.enter_context(tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT))
+            for buffer in buffers
+        ]
+        for micro in range(len(arrays.input_ids)):
+            mine = arrays.spans[:, 0] == micro
+            spans = arrays.spans[mine][:, 1:].tolist()
+            key = "{2:03d}-{3:03d}-{4:06d}-{5:012d}-{6:07d}".format(*spans[0]) if spans else f"padding-{micro:04d}"
+            for name in STACKED:
+                _add(archive, f"{key}.{name}.npy", _npy_bytes(getattr(arrays, name)[micro]))
+            given = None if arrays.columns is None else arrays.columns.kept(mine)
+            beside_it = zip(beside, _own_files(given, columns), strict=True)
+            for place, tensors in ((archive, _inside(given, columns)), *beside_it):
+                for name, array in tensors.items():
+                    _add(place, f"{key}.{name}.npy", _npy_bytes(array))
+            facts = {"spans": spans, "sources": arrays.sources}
+            _add(archive, f"{key}.json", json.dumps(facts).encode())
+    return [buffer.getvalue() for buffer in buffers]
+
+
+def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
+    member = tarfile.TarInfo(name)  # time 0, owner 0: the same arrays are the same bytes
+    member.size = len(data)
+    member.mode = 0o444
+    archive.addfile(member, io.BytesIO(data))

@@ -1,0 +1,248 @@
+"""One planned step with its tokens and columns: all that a constructor gets."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+Integers = NDArray[np.int64]
+
+COUNTS: Final = "_counts"  # behind a column's name: the array with its rows per span
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnSpec:
+    """A column as the plan declares it."""
+
+    name: str
+    dtype: str  # of numpy
+    shape: tuple[int, ...]  # of a row
+    own_file: bool = False  # it has a file beside the rank's
+
+    @property
+    def row_bytes(self) -> int:
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    def none(self) -> NDArray[Any]:
+        return np.empty((0, *self.shape), np.dtype(self.dtype).newbyteorder("<"))
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The columns of consecutive samples, in the order of their specs."""
+
+    counts: Integers  # [samples, columns]: rows
+    rows: tuple[NDArray[Any], ...]  # of each column: [rows, *shape], sample after sample
+
+    @classmethod
+    def of_samples(cls, specs: Sequence[ColumnSpec], given: Sequence[Mapping[str, NDArray[Any]]]) -> Self:
+        """Each sample gives some of the columns."""
+        counts = np.array([[len(one.get(spec.name, ())) for spec in specs] for one in given], np.int64)
+        rows = (np.concatenate([spec.none(), *(one[spec.name] for one in given if spec.name in one)]) for spec in specs)
+        return cls(counts.reshape(-1, len(specs)), tuple(rows))
+
+    @property
+    def nbytes(self) -> int:
+        return self.counts.nbytes + sum(rows.nbytes for rows in self.rows)
+
+    def part(self, first: int, last: int) -> Self:
+        """Samples `first` … `last` - 1, as views."""
+        begins, ends = self.counts[:first].sum(axis=0), self.counts[:last].sum(axis=0)
+        places = zip(self.rows, begins.tolist(), ends.tolist(), strict=True)
+        return type(self)(self.counts[first:last], tuple(rows[begin:end] for rows, begin, end in places))
+
+    def kept(self, samples: NDArray[np.bool_]) -> Self:
+        rows = (rows[np.repeat(samples, counts)] for rows, counts in zip(self.rows, self.counts.T, strict=True))
+        return type(self)(self.counts[samples], tuple(rows))
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Samples of `columns`, by number, and the spans that they become."""
+
+    columns: Columns
+    samples: Integers
+    spans: Integers
+
+
+def gathered_columns(spans: int, taken: Sequence[Taken]) -> Columns | None:
+    """The columns of so many spans; None if nothing is taken."""
+    if not taken:
+        return None
+    counts = np.zeros((spans, taken[0].columns.counts.shape[1]), np.int64)
+    for one in taken:
+        counts[one.spans] = one.columns.counts[one.samples]
+    return Columns(counts, tuple(_rows(taken, column) for column in range(counts.shape[1])))
+
+
+def _rows(taken: Sequence[Taken], column: int) -> NDArray[Any]:
+    pieces: dict[int, NDArray[Any]] = {}
+    for one in taken:
+        rows, counts = one.columns.rows[column], one.columns.counts[:, column]
+        ends = np.cumsum(counts)
+        some = counts[one.samples] > 0
+        samples = one.samples[some]
+        begins = (ends - counts)[samples]
+        places = zip(one.spans[some].tolist(), begins.tolist(), ends[samples].tolist(), strict=True)
+        pieces |= {span: rows[begin:end] for span, begin, end in places}
+    return np.concatenate([taken[0].columns.rows[column][:0], *(pieces[span] for span in sorted(pieces))])
+
+
+NO_TOKEN: Final = -1
+SPAN_COLUMNS: Final = (
+    "rank",
+    "micro",
+    "row",  # of its micro-batch
+    "column",
+    "tokens",
+    "source",  # index into `sources`
+    "epoch",
+    "file",  # number in the source's listing
+    "offset",  # of the record in its file: bytes, or rows
+    "first",  # token of the record
+)
+# "group": number among the groups of the step; "record": of the group.
+PLACED_COLUMNS: Final = (*SPAN_COLUMNS[:-3], "group", "record", "first")
+_TOKENS, _GROUP, _RECORD, _FIRST = map(PLACED_COLUMNS.index, ("tokens", "group", "record", "first"))
+
+
+@dataclass(frozen=True, slots=True)
+class StepTask:
+    """A step to be made into payloads, one per rank."""
+
+    shape: tuple[int, int, int]  # ranks, micro-batches, rows of a micro-batch
+    sequence_length: int
+    sources: tuple[str, ...]
+    spans: NDArray[np.int64]  # [spans, columns of SPAN_COLUMNS], in reading order
+    ids: NDArray[np.int32]  # of all spans, end to end
+    following: NDArray[np.int32]  # per span: its document's next token, or NO_TOKEN
+    mask: NDArray[np.uint8] | None  # per id: 0 where the loss ignores it
+    following_mask: NDArray[np.uint8] | None  # per span: the same of `following`
+    columns: Columns | None = None  # of the spans; None: no row
+
+    def by_micro_batch(self) -> Self:
+        """The same step, of as many ranks as it has micro-batches, with one each."""
+        ranks, micro, rows = self.shape
+        spans = self.spans.copy()
+        spans[:, 0] = spans[:, 0] * micro + spans[:, 1]
+        spans[:, 1] = 0
+        return replace(self, shape=(ranks * micro, 1, rows), spans=spans)
+
+
+def cut_to(task: StepTask, ranks: Sequence[int]) -> StepTask:
+    """The part of a task that makes the payloads of these ranks alone, in ascending order: the same bytes."""
+    owner = task.spans[:, SPAN_COLUMNS.index("rank")]
+    kept = np.isin(owner, ranks)
+    ids = np.repeat(kept, task.spans[:, SPAN_COLUMNS.index("tokens")])
+    spans = task.spans[kept]
+    spans[:, SPAN_COLUMNS.index("rank")] = np.searchsorted(ranks, owner[kept])
+    return replace(
+        task,
+        shape=(len(ranks), *task.shape[1:]),
+        spans=spans,
+        ids=task.ids[ids],
+        following=task.following[kept],
+        mask=None if task.mask is None else task.mask[ids],
+        following_mask=None if task.following_mask is None else task.following_mask[kept],
+        columns=None if task.columns is None else task.columns.kept(kept),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadSpec:
+    """How payloads are written."""
+
+    ext: str
+    labels_shifted: bool  # y[i] = x[i+1]; else y = x, for models that shift by themselves
+    padding: int  # token id
+    vocabulary: int  # ids are below it
+    of_micro_batch: bool = False  # a file is one micro-batch of a rank; else all of them
+    columns: tuple[ColumnSpec, ...] = ()
+
+    def records(self, spans: NDArray[np.int64], shape: tuple[int, int, int]) -> list[int]:
+        """How many spans each file has, none in a file beside a rank's; their first columns are rank and micro-batch."""
+        ranks, micro, _ = shape
+        each = micro if self.of_micro_batch else 1
+        of = spans[:, 0] * each + (spans[:, 1] if self.of_micro_batch else 0)
+        counts = np.zeros((ranks * each, 1 + sum(column.own_file for column in self.columns)), np.int64)
+        counts[:, 0] = np.bincount(of, minlength=ranks * each)
+        found: list[int] = counts.ravel().tolist()
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class SampleGroup:
+    """The samples of consecutive records of a block."""
+
+    begins: Integers  # where each record's tokens begin in `ids`, and where the last's end
+    ids: NDArray[np.int32]
+    mask: NDArray[np.uint8] | None  # per id: 0 where the loss ignores it; None: nowhere
+    files: Integers  # per record
+    offsets: Integers
+    columns: Columns | None = None  # of the records
+
+
+@dataclass(frozen=True, slots=True)
+class StepSpans:
+    """A step to be made, but for its tokens."""
+
+    shape: tuple[int, int, int]  # ranks, micro-batches, rows of a micro-batch
+    sequence_length: int
+    sources: tuple[str, ...]
+    spans: Integers  # [spans, columns of PLACED_COLUMNS], in reading order
+    rows: Integers  # [spans, the plan's columns]: rows that each has beside its tokens
+
+
+def gathered(step: StepSpans, groups: Sequence[SampleGroup]) -> StepTask:
+    """The step with its tokens. `groups`: those that its spans name, in the order of their numbers."""
+    spans = step.spans
+    counts = spans[:, _TOKENS]
+    ends = np.cumsum(counts)
+    masked = any(group.mask is not None for group in groups)
+    tokens = int(ends[-1]) if len(ends) else 0
+    found = StepTask(
+        step.shape,
+        step.sequence_length,
+        step.sources,
+        np.column_stack([spans[:, :_GROUP], np.zeros((len(spans), 2), np.int64), spans[:, _FIRST]]),
+        np.empty(tokens, np.int32),
+        np.full(len(spans), NO_TOKEN, np.int32),
+        np.ones(tokens, np.uint8) if masked else None,
+        np.ones(len(spans), np.uint8) if masked else None,
+    )
+    order = np.argsort(spans[:, _GROUP], kind="stable")
+    bounds = np.searchsorted(spans[order, _GROUP], np.arange(len(groups) + 1))
+    assert bounds[-1] == len(spans), "every span lies in a group"
+    taken: list[Taken] = []
+    for number, group in enumerate(groups):
+        mine = order[bounds[number] : bounds[number + 1]]
+        _gather_of(group, spans[mine], mine, ends[mine] - counts[mine], found)
+        if group.columns is not None:
+            taken.append(Taken(group.columns, spans[mine, _RECORD], mine))
+    columns = gathered_columns(len(spans), taken)
+    rows = np.zeros_like(step.rows) if columns is None else columns.counts
+    assert np.array_equal(rows, step.rows), "columns stay with their tokens"  # hazard P17
+    return replace(found, columns=columns)
+
+
+def _gather_of(group: SampleGroup, spans: Integers, numbers: Integers, places: Integers, found: StepTask) -> None:
+    """Fill in the spans of one group. `numbers`: theirs in the step; `places`: where their tokens belong."""
+    record, counts = spans[:, _RECORD], spans[:, _TOKENS]
+    start = group.begins[record] + spans[:, _FIRST]
+    after = start + counts
+    goes_on = after < group.begins[record + 1]
+    assert (after <= group.begins[record + 1]).all(), "every span lies in its record"
+    found.following[numbers[goes_on]] = group.ids[after[goes_on]]
+    found.spans[numbers, _GROUP], found.spans[numbers, _RECORD] = group.files[record], group.offsets[record]
+    # Slices: indices of all tokens would cost more than their copies.
+    for place, begin, count in zip(places.tolist(), start.tolist(), counts.tolist(), strict=True):
+        found.ids[place : place + count] = group.ids[begin : begin + count]
+        if group.mask is not None and found.mask is not None:
+            found.mask[place : place + count] = group.mask[begin : begin + count]
+    if group.mask is not None and found.following_mask is not None:
+        found.following_mask[numbers[goes_on]] = group.mask[after[goes_on]]

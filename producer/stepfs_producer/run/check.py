@@ -1,0 +1,265 @@
+"""A plan looked at before a run: inspected, estimated, simulated."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import Final, TypeVar
+
+import numpy as np
+
+from stepfs.errors import RefusedError, StepfsError
+from stepfs.format.planned import Listing
+from stepfs_producer.plan.draw import ONE, MixEntry
+from stepfs_producer.plan.file.digest import micro_batch_tokens, with_defaults
+from stepfs_producer.plan.file.schema import Plan
+from stepfs_producer.plan.file.values import Problem, Where
+from stepfs_producer.plan.planner import Planner
+from stepfs_producer.run.conductor import conduct_here
+from stepfs_producer.run.prepare import (
+    LocatedPlan,
+    looked_up,
+    schedule_of,
+    source_specs,
+    tokenizer_spec,
+    transform_spec,
+)
+from stepfs_producer.run.results import (
+    PlanTotals,
+    Progress,
+    SimulationResult,
+    bad_records_named,
+    callbacks_of,
+    show_nothing,
+)
+from stepfs_producer.sources.formats import is_compressed
+from stepfs_producer.sources.listing import Layout, list_corpus
+from stepfs_producer.sources.reading import read_block
+from stepfs_producer.sources.record import RECORD_BYTES_MAX, BlockAddress, BlockTask, Kind, SourceSpec
+from stepfs_producer.transforms.documents import BAD, TransformSpec
+from stepfs_producer.transforms.images import library
+from stepfs_producer.transforms.records import timed_transform
+from stepfs_producer.transforms.tokenizer import TEXT_BYTES_MAX, load_tokenizer, pinned
+from stepfs_producer.transforms.user import function_of
+
+T = TypeVar("T")
+_AT_ONCE: Final = 16
+_SAMPLE_BYTES: Final = 8 << 20  # of all sources together
+_SAMPLE_BYTES_MAX: Final = 256 << 10  # of one
+_SAMPLE_BLOCK_BYTES: Final = 1 << 20  # one byte range of a plain file
+
+
+@dataclass(frozen=True, slots=True)
+class CheckProblem:
+    """A problem and the exit code that its error has."""
+
+    problem: Problem
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFacts:
+    """One source as it is now."""
+
+    files: int
+    bytes: int
+    largest_block_bytes: int
+    tokens: int | None  # of an epoch, estimated; None: the files are compressed, or no record gives a token
+    tokens_at_once: int  # that a worker makes of its longest text, estimated; 0: of ids, or of records that give none
+    sampled: int  # records
+    bad: Mapping[int, str]  # those of them that cannot be decoded, with the reasons
+
+
+@dataclass(slots=True)
+class Inspection:
+    """Facts and mistakes."""
+
+    facts: dict[str, SourceFacts] = field(default_factory=dict)
+    listings: dict[str, Listing] = field(default_factory=dict)
+    findings: list[CheckProblem] = field(default_factory=list)
+
+    def attempt(self, where: Where, look: Callable[[], T]) -> T | None:
+        """The result of `look`; None if it raises: its error is a finding at `where`."""
+        try:
+            return look()
+        except StepfsError as error:
+            self.findings.append(CheckProblem(Problem(where, str(error)), error.exit_code))
+        except OSError as error:
+            self.findings.append(
+                CheckProblem(Problem(where, f"{error.filename}: {error.strerror}"), StepfsError.exit_code)
+            )
+        return None
+
+
+def inspect(plan: Plan, *, held_out: bool = False, directory: str = "") -> Inspection:
+    """Look at the tokenizer, the user's functions and every source. Errors are findings."""
+    found = Inspection()
+    tokenizer = tokenizer_spec(plan, directory=directory)
+    place: Where = ("tokenizer", "file") if plan.tokenizer.file else ("tokenizer",)
+    loaded = found.attempt(place, lambda: pinned(tokenizer))  # read once, not by every source
+    usable = loaded is not None and found.attempt(place, lambda: load_tokenizer(loaded)) is not None
+    call = plan.cost.call
+    if call is not None:
+        found.attempt(("cost", "call"), lambda: function_of(call))
+    specs = source_specs(plan, held_out=held_out, directory=directory)
+    sources = with_defaults(plan)
+    sample_bytes = min(_SAMPLE_BYTES // len(specs), _SAMPLE_BYTES_MAX)
+
+    def look(spec: SourceSpec) -> None:
+        where: Where = ("sources", spec.name)
+        source = plan.sources[spec.name].transform
+        sees = usable
+        if source is not None:
+            sees = found.attempt((*where, "transform"), lambda: function_of(source)) is not None and sees
+        work = transform_spec(plan, sources[spec.name], loaded or tokenizer)
+        if work.images is not None:
+            sees = found.attempt((*where, "images"), library) is not None and sees
+        listing = found.attempt((*where, "files"), lambda: list_corpus(spec))
+        if listing is not None:
+            found.listings[spec.name] = listing
+            usual = work if sees else None
+            facts = found.attempt(where, lambda: _facts(spec, listing, usual, sample_bytes))
+            if facts is not None:
+                found.facts[spec.name] = facts
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        list(pool.map(look, specs.values()))
+    return found
+
+
+def _facts(spec: SourceSpec, listing: Listing, work: TransformSpec | None, sample_bytes: int) -> SourceFacts:
+    """`RefusedError` if no record that was looked at can be decoded."""
+    layout = Layout(spec, listing)
+    nothing: tuple[int | None, float, int, Mapping[int, str]] = None, 0.0, 0, {}
+    tokens, of_byte, sampled, bad = nothing if work is None else _sampled(spec, listing, work, sample_bytes)
+    if sampled and len(bad) == sampled:
+        raise RefusedError(
+            f"none of the {sampled} records looked at can be decoded ({next(iter(bad.values()))}); name the right field or "
+            "format, or repair the files"
+        )
+    of_model = work is not None and work.tokenizer.file is not None
+    at_once = int(of_byte * min(_longest(listing), TEXT_BYTES_MAX if of_model else RECORD_BYTES_MAX))
+    largest = layout.largest_block_bytes
+    return SourceFacts(len(listing.files), listing.total_bytes, largest, tokens, at_once, sampled, bad)
+
+
+def _longest(listing: Listing) -> int:
+    """Bytes that no record exceeds: of a file, of a part; how long a line of a compressed file is, is not known."""
+    return max(
+        RECORD_BYTES_MAX if is_compressed(file.name) else max((size for _, size in file.parts), default=file.size)
+        for file in listing.files
+    )
+
+
+def _sampled(
+    spec: SourceSpec, listing: Listing, work: TransformSpec, sample_bytes: int
+) -> tuple[int | None, float, int, Mapping[int, str]]:
+    """Estimated tokens of an epoch and of a byte, records looked at, and the bad ones among them."""
+    small = replace(spec, block_bytes=_SAMPLE_BLOCK_BYTES, epochs=None)
+    layout = Layout(small, listing)
+    for task in _tasks(layout):
+        records = read_block(small, task).records
+        if not len(records):
+            continue
+        count = max(int(np.searchsorted(records.ends, sample_bytes, side="right")), 1)
+        some = records.part(0, count)
+        made, _ = timed_transform(work, spec.seed, 0, spec.name, some)
+        tokens = int(made.lengths[made.lengths != BAD].sum())
+        all_tokens = _estimate(layout, listing, task, tokens, count / len(records), len(records))
+        of_byte = 0.0 if records.kind is Kind.TOKENS else tokens / max(int(some.ends[-1]), 1)
+        return all_tokens, of_byte, count, made.bad
+    return None, 0.0, 0, {}
+
+
+def _tasks(layout: Layout) -> Iterator[BlockTask]:
+    """The first blocks of the first epoch."""
+    place = BlockAddress(0, 0, 0)
+    for _ in range(4):
+        task = layout.task(place)
+        if task is None or place.epoch:
+            return
+        yield task
+        place = task.next_fragment
+
+
+def _estimate(layout: Layout, listing: Listing, task: BlockTask, tokens: int, part: float, records: int) -> int | None:
+    if not tokens:
+        return None
+    of_block = tokens / part
+    all_records = sum(count for file in listing.files for count, _ in file.parts)
+    if all_records:
+        return round(of_block / records * all_records)
+    if task.cut:
+        return None  # of a compressed file it is not known which part this block is
+    listed = sum(fragment.end - fragment.begin for fragment in task.fragments)
+    return round(of_block * layout.total_bytes / listed)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanEstimate:
+    """Figures that do not stand in the plan."""
+
+    mix: tuple[MixEntry, ...]
+    step_tokens: int
+    steps: int | None  # at most; None: `until` gives neither steps nor tokens
+    tokens: dict[str, int] | None  # that each source gives until then
+
+
+def estimate_plan(plan: Plan) -> PlanEstimate:
+    mix = schedule_of(plan).entries
+    step_tokens = plan.output.mesh.data_ranks * plan.output.micro_batches * micro_batch_tokens(plan)
+    steps = _steps(plan, step_tokens)
+    tokens = None if steps is None else _tokens(sorted(plan.sources), mix, steps, step_tokens)
+    return PlanEstimate(mix, step_tokens, steps, tokens)
+
+
+def _steps(plan: Plan, step_tokens: int) -> int | None:
+    bounds = [] if plan.until.steps is None else [plan.until.steps]
+    if plan.until.tokens is not None:
+        bounds.append(-(-plan.until.tokens // step_tokens))
+    return min(bounds, default=None)
+
+
+def _tokens(names: Sequence[str], mix: tuple[MixEntry, ...], steps: int, step_tokens: int) -> dict[str, int]:
+    """Tokens by source over full steps: shares are constant or linear between two entries."""
+    total = dict.fromkeys(names, Fraction(0))
+    ends = [entry.step for entry in mix[1:]] + [steps]
+    for number, (entry, end) in enumerate(zip(mix, ends, strict=True)):
+        after = mix[number + 1] if number + 1 < len(mix) else None
+        span = min(end, steps) - entry.step
+        if span <= 0:
+            break
+        for index, (name, begin) in enumerate(zip(names, entry.shares, strict=True)):
+            slope = Fraction(0)
+            if after is not None and after.ramp:
+                slope = Fraction(after.shares[index] - begin, after.step - entry.step)
+            total[name] += begin * span + slope * span * (span - 1) / 2
+    return {name: int(share * step_tokens / ONE) for name, share in total.items()}
+
+
+async def simulate_plan(
+    place: LocatedPlan,
+    steps: int,
+    workers: int | None = None,
+    *,
+    say: Callable[[str], None],
+    progress: Progress = show_nothing,
+) -> SimulationResult:
+    """Plan the first steps over the real records: no payload is made, no lake touched.
+
+    `say` gets lines for people: the bad records that may explain an error.
+    """
+    begun_s = time.monotonic()
+    prepared = await looked_up(place)
+    state = Planner(prepared.rules).begin()
+    totals = PlanTotals(state, state)
+    with progress("simulate", steps) as show, bad_records_named(totals, say):
+        callbacks = callbacks_of(prepared, totals, show)
+        reason = await conduct_here(
+            prepared, place.directory, workers, None, callbacks, state, steps_max=steps, of_step=0.0
+        )
+    reason = reason or "the limit is reached"
+    return SimulationResult(prepared.digest, totals, reason, time.monotonic() - begun_s)

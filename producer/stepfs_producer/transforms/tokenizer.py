@@ -1,0 +1,309 @@
+"""The tokenizer of a plan: bytes, or a model's tokenizer.json as it comes.
+
+Ids of a text do not depend on the texts beside it: workers get groups of any size. Control tokens in a text are text.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib.util import find_spec
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from stepfs.errors import AbsentError, MissingPackageError, RefusedError, StepfsError, UsageError
+from stepfs_producer.sources.record import RECORD_BYTES_MAX
+from stepfs_producer.transforms.documents import Documents, TokenizerSpec, UnfitRecordError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Model
+
+NONE: Final = ("", "none")
+_ENDS: Final = (
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<｜end▁of▁sentence｜>",
+    "</s>",
+    "<eos>",
+    "<EOS>",
+    "[EOS]",
+)
+_PADDINGS: Final = (
+    "<|pad|>",
+    "<pad>",
+    "[PAD]",
+    "<PAD>",
+    "<｜▁pad▁｜>",
+    "<|padding|>",
+    "<|finetune_right_pad_id|>",
+)
+_SHOWN: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The names of a tokenizer's tokens, to find ids by."""
+
+    file: str
+    vocabulary: Mapping[str, int]
+    special: Sequence[str]
+
+    def special_ids(self, *, eos: str | None, bos: str | None, pad: str | None) -> tuple[int | None, int | None, int]:
+        """Ids of EOS and BOS, None: no such token; and of padding, since rows must be filled up.
+
+        None: the end of a document by its usual names, no token at its beginning, padding by its usual names, else
+        the end, else 0. "" and `none`: no such token; padding is 0 then. `UsageError` names the nearest token.
+        """
+        end = self._end() if eos is None else self._id_of("eos", eos)
+        begin = None if bos is None else self._id_of("bos", bos)
+        if pad is None:
+            padding = next((self.vocabulary[name] for name in _PADDINGS if name in self.vocabulary), end)
+        else:
+            padding = self._id_of("pad", pad)
+        return end, begin, padding or 0
+
+    def _end(self) -> int:
+        found = [name for name in _ENDS if name in self.vocabulary]
+        if len(found) == 1:
+            return self.vocabulary[found[0]]
+        among = found or list(self.special)
+        shown = ", ".join(map(repr, among[:_SHOWN])) + (" …" if len(among) > _SHOWN else "")
+        raise UsageError(
+            f"{self.file} does not say which token ends a document; name it as eos, or give none"
+            + (f" (it has {shown})" if among else "")
+        )
+
+    def _id_of(self, role: str, name: str) -> int | None:
+        if name in NONE:
+            return None
+        if name in self.vocabulary:
+            return self.vocabulary[name]
+        nearest = _nearest(name, self.special) or _nearest(
+            name, [known for known in self.vocabulary if abs(len(known) - len(name)) <= 1]
+        )
+        hint = f"; did you mean {nearest!r}?" if nearest else ""
+        raise UsageError(f"{self.file}: the {role} token {name!r} is not in its vocabulary{hint}")
+
+
+def _nearest(name: str, known: Sequence[str]) -> str | None:
+    close: Callable[..., list[str]] = difflib.get_close_matches
+    return next(iter(close(name, known, n=1, cutoff=0.5)), None)
+
+
+_UNSPELLED: Final = "\0stepfs control token\0"
+_FOR_INFERENCE: Final = ("truncation", "padding")
+_RANDOM: Final = ("dropout", "alpha", "nbest_size")
+
+
+def prepared(model_json: str, named: Collection[str]) -> tuple[str, dict[str, str]]:
+    """The JSON for encoding documents, and the new names of its control tokens.
+
+    Control tokens are the added tokens that are special or `named`. `ValueError`, `TypeError`, `KeyError` or
+    `AttributeError` if the JSON is no tokenizer's.
+    """
+    data: dict[str, Any] = json.loads(model_json)
+    model: dict[str, Any] = data["model"]
+    for key in _FOR_INFERENCE:
+        data[key] = None
+    for key in _RANDOM:
+        if key in model:
+            model[key] = None
+    names: dict[str, str] = {}
+    for token in data.get("added_tokens") or ():
+        token["special"] = token["special"] or token["content"] in named
+        if token["special"] and token["content"] != _unknown(model):
+            names[token["content"]] = token["content"] = _UNSPELLED + token["content"]
+    _rename(model, names)
+    return json.dumps(data), names
+
+
+def _unknown(model: dict[str, Any]) -> str | None:
+    """The token for unknown characters, which the model looks up by its name."""
+    if model.get("unk_id") is not None:
+        name: str = model["vocab"][model["unk_id"]][0]
+        return name
+    return model.get("unk_token")
+
+
+def _rename(model: dict[str, Any], names: dict[str, str]) -> None:
+    vocabulary = model["vocab"]
+    if isinstance(vocabulary, dict):
+        model["vocab"] = {names.get(name, name): number for name, number in vocabulary.items()}
+    else:
+        model["vocab"] = [[names.get(name, name), score] for name, score in vocabulary]
+    if names and model.get("merges"):
+        model["merges"] = [merge for merge in model["merges"] if names.keys().isdisjoint(_parts(merge))]
+
+
+def _parts(merge: str | list[str]) -> tuple[str, str, str]:
+    left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
+    return left, right, left + right
+
+
+_BATCH_CHARACTERS: Final = 1 << 20  # per call of the library, whose results need a hundred bytes per token
+TEXT_BYTES_MAX: Final = 4 << 20  # of one text: a longer one alone needs gigabytes
+_OPEN_MAX: Final = 16  # tokenizers kept in a process; a plan has one
+
+
+class Tokenizer(ABC):
+    """Texts → token ids. A pure function of each text."""
+
+    identity: str  # changes whenever the same text would get other ids
+    vocabulary: int  # ids are below it
+    eos: int | None  # closes each document
+    bos: int | None  # opens each document
+    pad: int
+    text_bytes_max = RECORD_BYTES_MAX  # of one text
+
+    @abstractmethod
+    def encode_plain(self, texts: Sequence[str]) -> Documents:
+        """The tokens of each text alone. `UnfitRecordError` if the model has none for a character of a text."""
+
+
+def open_tokenizer(spec: TokenizerSpec, model_json: str = "") -> Tokenizer:
+    """The tokenizer of `spec`; `model_json` is the content of its file. `UsageError` if they do not fit."""
+    if spec.file is None:
+        return BytesOfText(spec)
+    if find_spec("tokenizers") is None:
+        raise MissingPackageError(
+            f"a tokenizer of kind {spec.kind} needs the package tokenizers, which is not installed: "
+            "pip install 'stepfs[text]'"
+        )
+    # Workers are processes already; threads of the library would contend with them for the same cores.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        return ModelTokenizer(spec, model_json)
+    except UsageError as error:
+        raise error if spec.file in str(error) else UsageError(f"{spec.file}: {error}") from error
+    except StepfsError:
+        raise
+    except Exception as error:  # the library raises bare Exception
+        reason = " ".join(str(error).split())[:200]
+        raise UsageError(
+            f"{spec.file} is not a tokenizer.json, or is damaged ({reason or type(error).__name__}); fetch it again"
+        ) from error
+
+
+def pinned(spec: TokenizerSpec) -> TokenizerSpec:
+    """With the digest of its file as it is now. `AbsentError`, `UsageError`."""
+    if spec.file is None:
+        return spec
+    return replace(spec, digest=hashlib.sha256(_content(spec.file)).hexdigest())
+
+
+def load_tokenizer(spec: TokenizerSpec) -> Tokenizer:
+    """`open_tokenizer` with the file's content, kept for the next call.
+
+    `RefusedError` if the file is not the one whose digest the spec has. Without a digest, the file is read each time, so
+    that a replaced one is never taken for the one before.
+    """
+    return _opened(pinned(spec) if spec.digest is None else spec)
+
+
+@lru_cache(maxsize=_OPEN_MAX)
+def _opened(spec: TokenizerSpec) -> Tokenizer:
+    if spec.file is None:
+        return open_tokenizer(spec)
+    content = _content(spec.file)
+    if hashlib.sha256(content).hexdigest() != spec.digest:
+        raise RefusedError(
+            f"{spec.file} changed while the plan was running; restore it, or give a changed tokenizer a new file"
+        )
+    try:
+        return open_tokenizer(spec, content.decode())
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{spec.file}: not a tokenizer file, which is JSON in UTF-8 ({error})") from error
+
+
+def _content(file: str) -> bytes:
+    try:
+        return Path(file).read_bytes()
+    except FileNotFoundError as error:
+        raise AbsentError(f"{file}: no such tokenizer file") from error
+    except OSError as error:
+        raise UsageError(f"{file}: {error.strerror or error}; the tokenizer could not be read") from error
+
+
+class BytesOfText(Tokenizer):
+    """Ids 0…255 are the bytes of UTF-8, 256 ends a document, 257 is padding."""
+
+    def __init__(self, spec: TokenizerSpec) -> None:
+        for role, name in (("eos", spec.eos), ("bos", spec.bos), ("pad", spec.pad)):
+            if name is not None and name not in NONE:
+                raise UsageError(
+                    f"a tokenizer of kind {spec.kind} has no token {name!r}: its {role} has no name; leave it out, or "
+                    "give none"
+                )
+        self.identity = "bytes"
+        self.vocabulary = 258
+        self.eos = None if spec.eos in NONE else 256
+        self.bos = None
+        self.pad = 257
+
+    def encode_plain(self, texts: Sequence[str]) -> Documents:
+        data = [text.encode() for text in texts]
+        lengths = np.array([len(text) for text in data], np.int64)
+        return Documents(np.frombuffer(b"".join(data), np.uint8).astype(np.int32), lengths)
+
+
+class ModelTokenizer(Tokenizer):
+    """A model's own tokenizer.json."""
+
+    text_bytes_max = TEXT_BYTES_MAX
+
+    def __init__(self, spec: TokenizerSpec, model_json: str) -> None:
+        from tokenizers import Tokenizer as Model  # noqa: PLC0415
+
+        named = {name for name in (spec.eos, spec.bos, spec.pad) if name is not None and name not in NONE}
+        changed, new_names = prepared(model_json, named)
+        self._model: Model = Model.from_str(changed)
+        self._model.encode_special_tokens = True
+        old_names = {new: old for old, new in new_names.items()}
+        vocabulary: dict[str, int] = {
+            old_names.get(name, name): number for name, number in self._model.get_vocab().items()
+        }
+        if not vocabulary:
+            raise UsageError("its vocabulary is empty")
+        # Ids may have gaps, and added tokens stand above the model's.
+        self.vocabulary = max(vocabulary.values()) + 1
+        names = Names(str(spec.file), vocabulary, list(new_names))
+        self.eos, self.bos, self.pad = names.special_ids(eos=spec.eos, bos=spec.bos, pad=spec.pad)
+        digest = hashlib.sha256(model_json.encode() + json.dumps([self.eos, self.bos]).encode())
+        self.identity = "huggingface-" + digest.hexdigest()[:16]
+
+    def encode_plain(self, texts: Sequence[str]) -> Documents:
+        lengths: list[int] = []
+        parts = [np.empty(0, np.int32)]
+        for batch in _batches(texts):
+            try:
+                encodings = self._model.encode_batch_fast(batch, add_special_tokens=False)
+            except Exception as error:  # such as a vocabulary of words that has none for the unknown
+                said = " ".join(str(error).split())
+                raise UnfitRecordError(f"the tokenizer refuses the text ({said})") from error
+            numbers = [encoding.ids for encoding in encodings]
+            counts = [len(ids) for ids in numbers]
+            parts.append(np.fromiter(chain.from_iterable(numbers), np.int32, sum(counts)))
+            lengths += counts
+        return Documents(np.concatenate(parts), np.array(lengths, np.int64))
+
+
+def _batches(texts: Sequence[str]) -> Iterator[list[str]]:
+    batch: list[str] = []
+    characters = 0
+    for text in texts:
+        if batch and characters + len(text) > _BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+        batch.append(text)
+        characters += len(text)
+    if batch:
+        yield batch
