@@ -1,13 +1,7 @@
 """A trio loop in a thread of its own, and calls into it from any other thread: below `Lake` and `Producer`.
 
-The calling thread sleeps in a plain lock, which a signal interrupts: Ctrl-C in a waiting main thread takes the call
-back and raises as soon as it has ended, so its caller can see whether it had an effect. Rejected:
-`trio.from_thread.run`. It cannot be taken back, and its caller would not learn how the loop ended.
-
-`fork` copies the memory and one thread, never this one. So a loop belongs to a *generation* of the process: a child of a
-fork is in another one, finds `is_here` false, leaves the dead loop alone (its locks may be held for ever) and starts its
-own, or refuses. A number from `os.register_at_fork` rather than the pid, which a grandchild may have inherited. Nothing of a dead
-loop is finalized in the child, because its sockets are the parent's.
+A loop belongs to a *generation* of the process: a child of a fork is in another one, finds `is_here` false, leaves the
+dead loop alone and starts its own, or refuses. Ctrl-C in a waiting main thread cancels the call, and raises once it ended.
 """
 
 from __future__ import annotations

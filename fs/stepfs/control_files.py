@@ -16,8 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeVar
 
-from stepfs.command_hint import command
-from stepfs.errors import AbsentError, StepfsError
+from stepfs.errors import AbsentError, StepfsError, command
 
 ANSWER_S: Final = 5.0
 _DAEMON_GONE: Final = frozenset({errno.ENOTCONN, errno.ECONNABORTED})

@@ -1,4 +1,4 @@
-"""Errors between rooms: one tree; each class documents what the caller should do.
+"""Errors between rooms: one tree; each class documents what the caller should do; commands in their messages.
 
 Normal outcomes of the protocol (a create that lost its race, a step that is not committed yet) are values,
 not exceptions; see `stepfs.store.api.Put` and `stepfs.lake.slots`. An exception of this module ends an operation.
@@ -7,7 +7,17 @@ Every class has the exit code that the command lines document, so the command li
 
 from __future__ import annotations
 
+import shlex
 from typing import ClassVar, Final
+
+_REST: Final = "…"  # the reader fills it in
+
+
+def command(*words: object) -> str:
+    """The words as one shell command, for a message that offers it: a mount point may be called `it's a run`, and unquoted
+    advice might clear, or create, another directory. `…` stands for a part that the reader adds and stays unquoted.
+    """
+    return " ".join(word if word == _REST else shlex.quote(word) for word in map(str, words))
 
 
 class StepfsError(Exception):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stepfs.command_hint import command
+from stepfs.errors import command
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted(path for top in ("fs", "producer") for path in (ROOT / top).rglob("*.py"))

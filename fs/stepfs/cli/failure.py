@@ -1,12 +1,7 @@
 """How a command fails: one line of advice on stderr and the documented exit code, never a traceback.
 
-Every command of `stepfs` and `stepfs-produce` runs inside `reported()`, so no command handles errors itself. Errors
-arrive bare or wrapped by trio's nurseries in (nested) exception groups; if a group holds several, the one decides
-whose exit code a supervisor must not miss. Unexpected exceptions are bugs: they get one line, and a way to see the
-traceback, because a traceback would hide the important line from an operator.
-
-`STEPFS_DEBUG=1` prints the traceback too. Exit codes beyond `stepfs.errors`: 1 anything else, 130 interrupted,
-141 the reader of our output went away (as a shell reports SIGPIPE).
+Every command of both programs runs inside `reported()`. `STEPFS_DEBUG=1` prints the traceback, too. Exit codes beyond
+`stepfs.errors`: 1 anything else, 130 interrupted, 141 the reader of our output went away (as a shell reports SIGPIPE).
 """
 
 from __future__ import annotations

@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Final
 
 from stepfs import __version__
-from stepfs.command_hint import command
 from stepfs.control_files import ANSWER_S, read_status
-from stepfs.errors import StepfsError
+from stepfs.errors import StepfsError, command
 from stepfs.limits import cgroup_limit
 from stepfs.mount.daemon import log_file
 from stepfs.mount.host.abort import CAP_SYS_ADMIN, capabilities

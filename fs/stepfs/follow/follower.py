@@ -1,13 +1,5 @@
 """Following the log: looks for new steps, their intervals, and who is told.
 
-One event per generation, replaced when it is set: a waiter that took the event before it looked at the view cannot
-miss a change. While there are listeners, the follower looks more often.
-
-A fixed 100 ms on hundreds of nodes costs real money at the store, and is useless when steps come every minute. So the
-interval starts at `--poll`, grows while no step arrives, and returns to `--poll` at once when a step arrives or a
-reader waits. It grows towards the rate of the steps themselves (an eighth of the time between the last two, so a new
-step is seen within an eighth of a step time), and never beyond 2 s.
-
 Publishing is one assignment inside `LogReader.poll`, on the loop's own thread, so handlers see a step complete or not
 at all. An outage of the store does not affect readers of local bytes: it is logged once, and the look is repeated.
 """

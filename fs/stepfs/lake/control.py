@@ -33,8 +33,7 @@ import trio
 
 from stepfs import entropy
 from stepfs.clock import Clock, SystemClock
-from stepfs.command_hint import command
-from stepfs.errors import CorruptError, RefusedError, StoreUnreachableError, UsageError
+from stepfs.errors import CorruptError, RefusedError, StoreUnreachableError, UsageError, command
 from stepfs.format.control import (
     NOTHING_YET,
     RECORD_BYTES_MAX,

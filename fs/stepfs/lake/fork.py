@@ -20,8 +20,7 @@ import trio
 
 from stepfs import entropy
 from stepfs.clock import Clock
-from stepfs.command_hint import command
-from stepfs.errors import AbsentError, RefusedError, StepfsError, UsageError
+from stepfs.errors import AbsentError, RefusedError, StepfsError, UsageError, command
 from stepfs.format.commit import CommitKind, Origin, chain_digest
 from stepfs.format.control import RECORD_ID_BYTES, ControlRecord, encode_control
 from stepfs.format.ids import INTEGER_MAX, SEGMENT_STEPS, SegmentIndex, Step, Version

@@ -14,8 +14,7 @@ from contextlib import suppress
 from typing import Final
 
 from stepfs.clock import Clock
-from stepfs.command_hint import command
-from stepfs.errors import AbsentError
+from stepfs.errors import AbsentError, command
 from stepfs.lake.control import Group
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from stepfs.clock import Clock, SystemClock
-from stepfs.command_hint import command
-from stepfs.errors import AbsentError, RefusedError, UsageError
+from stepfs.errors import AbsentError, RefusedError, UsageError, command
 from stepfs.format.grid import Grid
 from stepfs.format.ids import SLICES_MAX
 from stepfs.format.keys import LAKE, new_lake_id

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from stepfs.command_hint import command
 from stepfs.control_files import answer_within, read_config
-from stepfs.errors import AbsentError, RefusedError, StepfsError
+from stepfs.errors import AbsentError, RefusedError, StepfsError, command
 from stepfs.mount.daemon import log_file
 from stepfs.mount.host.kernel import process_start
 from stepfs.mount.host.mounts import FSTYPE, Mounted, clear_dead, is_dead, mount_at, mounts, real_directory, unmount

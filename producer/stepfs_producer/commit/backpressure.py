@@ -12,7 +12,7 @@ from typing import Final
 import trio
 
 from stepfs import entropy
-from stepfs.command_hint import command
+from stepfs.errors import command
 from stepfs.format.ids import Step
 from stepfs.format.snapshot import LogState
 from stepfs.lake.control import Control

@@ -8,9 +8,8 @@ from typing import Annotated
 from stepfs import interruption
 from stepfs.cli.options import Directory
 from stepfs.cli.target import opened_log
-from stepfs.command_hint import command
 from stepfs.declared_option import Opt
-from stepfs.errors import RefusedError, StepfsError
+from stepfs.errors import RefusedError, StepfsError, command
 from stepfs.store.api import StoreOptions
 
 

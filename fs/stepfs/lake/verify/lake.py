@@ -17,8 +17,15 @@ from typing import Final
 import trio
 from crc32c import crc32c
 
-from stepfs.command_hint import command
-from stepfs.errors import CorruptError, ReclaimedError, RefusedError, StepfsError, StoreUnreachableError, UsageError
+from stepfs.errors import (
+    CorruptError,
+    ReclaimedError,
+    RefusedError,
+    StepfsError,
+    StoreUnreachableError,
+    UsageError,
+    command,
+)
 from stepfs.format.ids import BLOCK_BYTES, SEGMENT_STEPS, SegmentIndex, SliceIndex, Step
 from stepfs.format.keys import (
     LAKE,

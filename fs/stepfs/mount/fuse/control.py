@@ -1,10 +1,4 @@
-"""`.stepfs/`: facts about the mount and its steps, as files that any tool can read.
-
-    status.json  metrics  config.json  accesslog      fixed names
-    steps/<step>.json                                 facts of a step's commit; its position is read at open
-    wait/<step>                                       reading it blocks until the step is committed
-    order/<hint>                                      looking it up announces an order (`take_hint`)
-    leave                                             looking it up asks whether the mount may end (`_leave`)
+"""`.stepfs/`: facts about the mount and its steps, as files that any tool can read, and names that ask something of it.
 
 All use direct I/O with size 0, like /proc: the content is made when a file is opened and stays the same until it is
 closed, so a reader never sees a mixture of two moments.
@@ -50,7 +44,14 @@ _STEP_SUFFIX: Final = b".json"
 
 @dataclass(eq=False, slots=True)
 class Control:
-    """The control directory of one mount."""
+    """The control directory of one mount.
+
+    status.json  metrics  config.json  accesslog      fixed names
+    steps/<step>.json                                 facts of a step's commit; its position is read at open
+    wait/<step>                                       reading it blocks until the step is committed
+    order/<hint>                                      looking it up announces an order (`take_hint`)
+    leave                                             looking it up asks whether the mount may end (`_leave`)
+    """
 
     reader: LogReader
     tree: Tree

@@ -1,11 +1,5 @@
 """Cutting a FUSE connection: every request that waits on it ends with an error, now and later.
 
-There are two ways. A descriptor of the connection's `abort` file, opened while the mount stands: it needs fusectl and
-the mounting user's rights, and works from a user namespace and after `umount -l`. Or umount2(2) with MNT_FORCE, as
-root: the kernel aborts the connection before it checks whether the mount is busy, so a descriptor on the mount makes
-the unmount itself fail and the dead mount stays in place. It must stay: an empty directory would look like an empty
-lake.
-
 It imports little, because the guardian consists of this module and a signal handler.
 """
 

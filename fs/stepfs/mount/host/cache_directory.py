@@ -2,9 +2,7 @@
 
     <cache-dir>/<lake_id>[-<random>]/<token>/lock     held (flock) while the daemon lives; the kernel drops it
 
-A directory without a holder was left by a crash: the next mount of the same lake takes it over, with its contents. All
-users may be allowed to write to the cache directory. If another user has made a `<lake_id>` there, it is left alone
-and a directory with a random suffix is used; a mount never opens, changes or removes files of other users.
+A mount never opens, changes or removes files of other users, who may all be allowed to write to the cache directory.
 """
 
 from __future__ import annotations

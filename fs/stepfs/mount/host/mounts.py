@@ -22,9 +22,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from stepfs.command_hint import command
 from stepfs.control_files import Identity, answer_within
-from stepfs.errors import AbsentError, RefusedError
+from stepfs.errors import AbsentError, RefusedError, command
 from stepfs.mount.host.abort import abort_handle, abort_mount
 from stepfs.mount.redact import redact_url
 
