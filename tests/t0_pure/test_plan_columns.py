@@ -250,8 +250,8 @@ def test_a_kept_plan_is_read_again_and_one_without_columns_has_the_text_of_befor
     assert plan_digest(plan_of_text(plan_text(plan))) == plan_digest(plan)
     found = settings_of(plan)
     assert found["output"]["columns"] == {
-        "grid": {"dtype": "int32", "shape": [3]},
-        "pixels": {"dtype": "uint8", "shape": [588]},
+        "grid": {"dtype": "int32", "shape": [3], "file": "rank"},
+        "pixels": {"dtype": "uint8", "shape": [588], "file": "rank"},
     }
     assert found["cost"] == {"linear": 48, "quadratic": 1, "columns": {"pixels": 5}}
     assert found["balance"]["loads"] == ["tokens", "pixels"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
 import numpy as np
@@ -22,7 +22,7 @@ class ColumnSpec:
     name: str
     dtype: str  # of numpy
     shape: tuple[int, ...]  # of a row
-    own_file: bool = False  # it has a file beside the rank's
+    own_file: bool = field(default=False, metadata={"identity": False})  # it has a file beside the rank's
 
     @property
     def row_bytes(self) -> int:
