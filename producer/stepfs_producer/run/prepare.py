@@ -15,6 +15,7 @@ import trio
 
 from stepfs.errors import AbsentError, RefusedError, UsageError
 from stepfs.format.grid import Grid
+from stepfs.format.ids import POSITION_BYTES_MAX
 from stepfs.format.keys import plan_key
 from stepfs.format.planned import Listing
 from stepfs.format.records import LakeIdentity
@@ -44,7 +45,7 @@ from stepfs_producer.plan.file.values import parse_shard
 from stepfs_producer.plan.file.yaml_file import PlanFile, read_plan
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import Exhausted, Rules, SourceRule
-from stepfs_producer.plan.step import POSITION_BYTES_MAX, State, position_bytes_max, read_position
+from stepfs_producer.plan.step import State, position_bytes_max, read_position
 from stepfs_producer.run.lake import committed_positions, keep, keep_listing
 from stepfs_producer.run.load import LoadedSource
 from stepfs_producer.run.options import RunOptions
