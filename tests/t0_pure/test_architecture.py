@@ -135,7 +135,7 @@ BREACHES = {
     "the planner is pure": [
         ("stepfs_producer.plan.waits", "trio"),
         ("stepfs_producer.plan.reads", "os"),
-        ("stepfs_producer.plan.looks", "stepfs.format.ids"),
+        ("stepfs_producer.plan.looks", "stepfs.format.keys"),
     ],
     "each optional library has one home": [
         (f"stepfs_producer.cli.borrows_{library}", library)

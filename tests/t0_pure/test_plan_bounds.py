@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from stepfs_producer.plan.balance.deal import Over
-from stepfs_producer.plan.balance.partition import Method
-from stepfs_producer.plan.schedule import MixEntry
 
 from bench_plan.lengths import lognormal
 from bench_plan.planned import rules, shares, slowdown, steps
+from stepfs_producer.plan.balance import Method, Over
 from stepfs_producer.plan.cost import Cost
+from stepfs_producer.plan.draw import MixEntry
 from stepfs_producer.plan.rules import Packing
+from stepfs_producer.plan.spans import Span
 
 ROWS = 8  # of a rank
 CHEAP, QUADRATIC = Cost.of_hidden_size(4096), Cost(0, 1)
@@ -63,7 +63,7 @@ def test_the_share_of_each_source_is_its_schedule(sources):
     chosen = rules(first, 4096, 8, entries=entries, micro_batch_tokens=8 * 4096)
     kept, wanted = [], []
     for plan in steps(chosen, {name: lognormal(number, 20_000) for number, name in enumerate(names)}, window + 20):
-        kept.append(np.bincount(plan.spans[:, 5], plan.spans[:, 4], sources))
+        kept.append(np.bincount(plan.spans[:, Span.SOURCE], plan.spans[:, Span.TOKENS], sources))
         wanted.append(np.array(plan.shares) / sum(plan.shares) * plan.tokens)
     for begin in range(20):
         ours, asked = (np.sum(each[begin : begin + window], axis=0) for each in (kept, wanted))

@@ -21,7 +21,8 @@ from stepfs_producer.plan.file.schema import Cost as PlanCost
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import SourceRule
 from stepfs_producer.plan.samples import Ahead, Long, Piece, samples_after
-from stepfs_producer.plan.step import SPAN_COLUMNS, End, SourceState, StepPlan
+from stepfs_producer.plan.spans import Span
+from stepfs_producer.plan.step import End, SourceState, StepPlan
 from stepfs_producer.run.prepare import CompiledPlan, compile_plan, grid_of, modules_of
 
 
@@ -102,7 +103,7 @@ def test_spans_carry_the_rows_of_their_records_and_a_record_with_rows_is_one_spa
     seen = {}
     for span in plan.spans.tolist():
         record, first = span[9], span[10]
-        assert span[len(SPAN_COLUMNS) :] == rows[record]
+        assert span[len(Span) :] == rows[record]
         if any(rows[record]):
             assert (first, span[4]) == (0, tokens[record])
             assert record not in seen
@@ -220,7 +221,7 @@ def test_a_rule_of_one_source_has_no_rows_where_its_pieces_have_none() -> None:
     planner = Planner(chosen)
     plan = planner.next(planner.begin(), {"s": Ahead([piece([8], None)], ended=True)})
     assert isinstance(plan, StepPlan)
-    assert plan.spans.shape == (1, len(SPAN_COLUMNS) + 1)
+    assert plan.spans.shape == (1, len(Span) + 1)
     assert plan.spans[0, -1] == 0
 
 
@@ -250,8 +251,8 @@ def test_a_kept_plan_is_read_again_and_one_without_columns_has_the_text_of_befor
     assert plan_digest(plan_of_text(plan_text(plan))) == plan_digest(plan)
     found = settings_of(plan)
     assert found["output"]["columns"] == {
-        "grid": {"dtype": "int32", "shape": [3]},
-        "pixels": {"dtype": "uint8", "shape": [588]},
+        "grid": {"dtype": "int32", "shape": [3], "file": "rank"},
+        "pixels": {"dtype": "uint8", "shape": [588], "file": "rank"},
     }
     assert found["cost"] == {"linear": 48, "quadratic": 1, "columns": {"pixels": 5}}
     assert found["balance"]["loads"] == ["tokens", "pixels"]

@@ -14,9 +14,9 @@ from sourced import addresses, blocks, laid_out, source, values
 
 from stepfs.format.planned import CorpusFile, Listing
 from stepfs_producer.sources.formats import lines_between, split_lines
-from stepfs_producer.sources.listing import Layout, identity_text, range_bytes
+from stepfs_producer.sources.listing import Layout, range_bytes
 from stepfs_producer.sources.reading import read_block
-from stepfs_producer.sources.record import BlockAddress
+from stepfs_producer.sources.record import BlockAddress, identity_of
 
 LINES = st.lists(
     st.sampled_from(["", " \t", "a", "grüße", "日本語" * 7, "x" * 90, "\r", '{"text": "y"}', "\u2028z"]),
@@ -210,5 +210,5 @@ def test_what_decides_the_bytes_is_named_by_the_identity() -> None:
             {"form": "text"},
         )
     ]
-    assert len({identity_text(spec) for spec in [base, *others]}) == 11
-    assert identity_text(source("/d", profile="p", epochs=Fraction(2))) == identity_text(base)
+    assert len({str(identity_of(spec)) for spec in [base, *others]}) == 11
+    assert identity_of(source("/d", profile="p", epochs=Fraction(2))) == identity_of(base)

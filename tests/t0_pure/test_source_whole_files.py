@@ -82,10 +82,10 @@ def test_shards_are_parts_of_a_source(tmp_path: Path, records: str) -> None:
 
 
 def test_a_shard_and_its_records_are_part_of_a_sources_identity(tmp_path: Path) -> None:
-    from stepfs_producer.sources.listing import identity_text  # noqa: PLC0415
+    from stepfs_producer.sources.record import identity_of  # noqa: PLC0415
 
     (tmp_path / "a.txt").write_text("a\n")
     variants = [{}, {"shard": (0, 2)}, {"shard": (1, 2)}, {"records": "files"}]
     specs = [source(tmp_path, form="text", **variant) for variant in variants]
-    assert len({identity_text(spec) for spec in specs}) == len(specs)
+    assert len({str(identity_of(spec)) for spec in specs}) == len(specs)
     assert all(laid_out(spec).fragments_count == 1 for spec in specs)

@@ -16,17 +16,14 @@ from numpy.typing import NDArray
 
 from stepfs.errors import UsageError
 from stepfs.torch import need_torch, torch_bytes
-from stepfs_producer.payloads.step import COUNTS, NO_TOKEN, SPAN_COLUMNS, Columns, ColumnSpec, PayloadSpec, StepTask
+from stepfs_producer.payloads.step import COUNTS, NO_TOKEN, Columns, ColumnSpec, PayloadSpec, StepTask
+from stepfs_producer.plan.spans import Span
 
 IGNORED: Final = -100  # the label that torch's cross_entropy leaves out
 NO_DOCUMENT: Final = -1
-SPANS: Final = ("micro", "start", "tokens", "source", "epoch", "file", "offset", "first")
 
 Integers = NDArray[np.int64]
 Ids = NDArray[np.int32]
-
-_RANK, _MICRO, _ROW, _COLUMN, _TOKENS = map(SPAN_COLUMNS.index, ("rank", "micro", "row", "column", "tokens"))
-_ADDRESS: Final = SPAN_COLUMNS.index("source")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +36,7 @@ class RankArrays:
     doc_ids: Ids  # the number of the span in its micro-batch; NO_DOCUMENT in padding
     cu_seqlens: Ids  # of all micro-batches, end to end: the boundaries of segments, 0 and `tokens` included
     cu_seqlens_offsets: Ids  # [micro + 1]: where each micro-batch begins in `cu_seqlens`
-    spans: Integers  # [spans, columns of SPANS]
+    spans: Integers  # [spans, columns of `stepfs.payload.COLUMNS`]
     sources: tuple[str, ...]
     sequence_length: int
     columns: Columns | None = None  # of the spans
@@ -57,9 +54,9 @@ class _Rank:
 def rank_arrays(task: StepTask, *, padding: int, labels_shifted: bool) -> Iterator[RankArrays]:
     """The arrays of rank 0, 1, … of a step. `padding` is the id that fills up rows."""
     table = task.spans
-    bounds = np.searchsorted(table[:, _RANK], np.arange(task.shape[0] + 1))
-    assert (np.diff(table[:, _RANK]) >= 0).all(), "spans stand in reading order"
-    begins = np.concatenate([[0], np.cumsum(table[:, _TOKENS])])
+    bounds = np.searchsorted(table[:, Span.RANK], np.arange(task.shape[0] + 1))
+    assert (np.diff(table[:, Span.RANK]) >= 0).all(), "spans stand in reading order"
+    begins = np.concatenate([[0], np.cumsum(table[:, Span.TOKENS])])
     assert begins[-1] == len(task.ids), "spans and ids fit"
     for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         rank = _Rank(task, slice(first, last), slice(int(begins[first]), int(begins[last])))
@@ -71,9 +68,9 @@ def _arrays(rank: _Rank, padding: int, *, labels_shifted: bool) -> RankArrays:
     _, micro, rows = task.shape
     width = rows * task.sequence_length
     table = task.spans[rank.spans]
-    tokens = table[:, _TOKENS]
-    starts = (table[:, _MICRO] * rows + table[:, _ROW]) * task.sequence_length + table[:, _COLUMN]
-    assert ((table[:, _COLUMN] >= 0) & (table[:, _COLUMN] + tokens <= task.sequence_length)).all()
+    tokens = table[:, Span.TOKENS]
+    starts = (table[:, Span.MICRO] * rows + table[:, Span.ROW]) * task.sequence_length + table[:, Span.COLUMN]
+    assert ((table[:, Span.COLUMN] >= 0) & (table[:, Span.COLUMN] + tokens <= task.sequence_length)).all()
     assert (tokens > 0).all()
     assert (starts[1:] >= starts[:-1] + tokens[:-1]).all(), "spans do not overlap"
 
@@ -97,7 +94,7 @@ def _arrays(rank: _Rank, padding: int, *, labels_shifted: bool) -> RankArrays:
         np.where(taken, position, 0).astype(np.int32, copy=False).reshape(shape),
         np.repeat(document.astype(np.int32), size).reshape(shape),
         *_cu_seqlens(bounds, first_of_micro, width),
-        np.column_stack([table[:, _MICRO], starts % width, tokens, table[:, _ADDRESS:]]),
+        np.column_stack([table[:, Span.MICRO], starts % width, tokens, table[:, Span.SOURCE :]]),
         task.sources,
         task.sequence_length,
         None if task.columns is None else task.columns.part(rank.spans.start, rank.spans.stop),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
+
+from stepfs_producer.plan.spans import Gathered, Located, Span
 
 Integers = NDArray[np.int64]
 
@@ -22,7 +24,7 @@ class ColumnSpec:
     name: str
     dtype: str  # of numpy
     shape: tuple[int, ...]  # of a row
-    own_file: bool = False  # it has a file beside the rank's
+    own_file: bool = field(default=False, metadata={"identity": False})  # it has a file beside the rank's
 
     @property
     def row_bytes(self) -> int:
@@ -94,21 +96,6 @@ def _rows(taken: Sequence[Taken], column: int) -> NDArray[Any]:
 
 
 NO_TOKEN: Final = -1
-SPAN_COLUMNS: Final = (
-    "rank",
-    "micro",
-    "row",  # of its micro-batch
-    "column",
-    "tokens",
-    "source",  # index into `sources`
-    "epoch",
-    "file",  # number in the source's listing
-    "offset",  # of the record in its file: bytes, or rows
-    "first",  # token of the record
-)
-# "group": number among the groups of the step; "record": of the group.
-PLACED_COLUMNS: Final = (*SPAN_COLUMNS[:-3], "group", "record", "first")
-_TOKENS, _GROUP, _RECORD, _FIRST = map(PLACED_COLUMNS.index, ("tokens", "group", "record", "first"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +105,7 @@ class StepTask:
     shape: tuple[int, int, int]  # ranks, micro-batches, rows of a micro-batch
     sequence_length: int
     sources: tuple[str, ...]
-    spans: NDArray[np.int64]  # [spans, columns of SPAN_COLUMNS], in reading order
+    spans: NDArray[np.int64]  # [spans, columns of `Located`], in reading order
     ids: NDArray[np.int32]  # of all spans, end to end
     following: NDArray[np.int32]  # per span: its document's next token, or NO_TOKEN
     mask: NDArray[np.uint8] | None  # per id: 0 where the loss ignores it
@@ -129,18 +116,18 @@ class StepTask:
         """The same step, of as many ranks as it has micro-batches, with one each."""
         ranks, micro, rows = self.shape
         spans = self.spans.copy()
-        spans[:, 0] = spans[:, 0] * micro + spans[:, 1]
-        spans[:, 1] = 0
+        spans[:, Span.RANK] = spans[:, Span.RANK] * micro + spans[:, Span.MICRO]
+        spans[:, Span.MICRO] = 0
         return replace(self, shape=(ranks * micro, 1, rows), spans=spans)
 
 
 def cut_to(task: StepTask, ranks: Sequence[int]) -> StepTask:
     """The part of a task that makes the payloads of these ranks alone, in ascending order: the same bytes."""
-    owner = task.spans[:, SPAN_COLUMNS.index("rank")]
+    owner = task.spans[:, Span.RANK]
     kept = np.isin(owner, ranks)
-    ids = np.repeat(kept, task.spans[:, SPAN_COLUMNS.index("tokens")])
+    ids = np.repeat(kept, task.spans[:, Span.TOKENS])
     spans = task.spans[kept]
-    spans[:, SPAN_COLUMNS.index("rank")] = np.searchsorted(ranks, owner[kept])
+    spans[:, Span.RANK] = np.searchsorted(ranks, owner[kept])
     return replace(
         task,
         shape=(len(ranks), *task.shape[1:]),
@@ -168,7 +155,7 @@ class PayloadSpec:
         """How many spans each file has, none in a file beside a rank's; their first columns are rank and micro-batch."""
         ranks, micro, _ = shape
         each = micro if self.of_micro_batch else 1
-        of = spans[:, 0] * each + (spans[:, 1] if self.of_micro_batch else 0)
+        of = spans[:, Span.RANK] * each + (spans[:, Span.MICRO] if self.of_micro_batch else 0)
         counts = np.zeros((ranks * each, 1 + sum(column.own_file for column in self.columns)), np.int64)
         counts[:, 0] = np.bincount(of, minlength=ranks * each)
         found: list[int] = counts.ravel().tolist()
@@ -194,14 +181,14 @@ class StepSpans:
     shape: tuple[int, int, int]  # ranks, micro-batches, rows of a micro-batch
     sequence_length: int
     sources: tuple[str, ...]
-    spans: Integers  # [spans, columns of PLACED_COLUMNS], in reading order
+    spans: Integers  # [spans, columns of `Gathered`], in reading order
     rows: Integers  # [spans, the plan's columns]: rows that each has beside its tokens
 
 
 def gathered(step: StepSpans, groups: Sequence[SampleGroup]) -> StepTask:
     """The step with its tokens. `groups`: those that its spans name, in the order of their numbers."""
     spans = step.spans
-    counts = spans[:, _TOKENS]
+    counts = spans[:, Span.TOKENS]
     ends = np.cumsum(counts)
     masked = any(group.mask is not None for group in groups)
     tokens = int(ends[-1]) if len(ends) else 0
@@ -209,21 +196,21 @@ def gathered(step: StepSpans, groups: Sequence[SampleGroup]) -> StepTask:
         step.shape,
         step.sequence_length,
         step.sources,
-        np.column_stack([spans[:, :_GROUP], np.zeros((len(spans), 2), np.int64), spans[:, _FIRST]]),
+        np.column_stack([spans[:, : Gathered.GROUP], np.zeros((len(spans), 2), np.int64), spans[:, Gathered.FIRST]]),
         np.empty(tokens, np.int32),
         np.full(len(spans), NO_TOKEN, np.int32),
         np.ones(tokens, np.uint8) if masked else None,
         np.ones(len(spans), np.uint8) if masked else None,
     )
-    order = np.argsort(spans[:, _GROUP], kind="stable")
-    bounds = np.searchsorted(spans[order, _GROUP], np.arange(len(groups) + 1))
+    order = np.argsort(spans[:, Gathered.GROUP], kind="stable")
+    bounds = np.searchsorted(spans[order, Gathered.GROUP], np.arange(len(groups) + 1))
     assert bounds[-1] == len(spans), "every span lies in a group"
     taken: list[Taken] = []
     for number, group in enumerate(groups):
         mine = order[bounds[number] : bounds[number + 1]]
         _gather_of(group, spans[mine], mine, ends[mine] - counts[mine], found)
         if group.columns is not None:
-            taken.append(Taken(group.columns, spans[mine, _RECORD], mine))
+            taken.append(Taken(group.columns, spans[mine, Gathered.RECORD], mine))
     columns = gathered_columns(len(spans), taken)
     rows = np.zeros_like(step.rows) if columns is None else columns.counts
     assert np.array_equal(rows, step.rows), "columns stay with their tokens"  # hazard P17
@@ -232,13 +219,14 @@ def gathered(step: StepSpans, groups: Sequence[SampleGroup]) -> StepTask:
 
 def _gather_of(group: SampleGroup, spans: Integers, numbers: Integers, places: Integers, found: StepTask) -> None:
     """Fill in the spans of one group. `numbers`: theirs in the step; `places`: where their tokens belong."""
-    record, counts = spans[:, _RECORD], spans[:, _TOKENS]
-    start = group.begins[record] + spans[:, _FIRST]
+    record, counts = spans[:, Gathered.RECORD], spans[:, Span.TOKENS]
+    start = group.begins[record] + spans[:, Gathered.FIRST]
     after = start + counts
     goes_on = after < group.begins[record + 1]
     assert (after <= group.begins[record + 1]).all(), "every span lies in its record"
     found.following[numbers[goes_on]] = group.ids[after[goes_on]]
-    found.spans[numbers, _GROUP], found.spans[numbers, _RECORD] = group.files[record], group.offsets[record]
+    found.spans[numbers, Located.FILE] = group.files[record]
+    found.spans[numbers, Located.OFFSET] = group.offsets[record]
     # Slices: indices of all tokens would cost more than their copies.
     for place, begin, count in zip(places.tolist(), start.tolist(), counts.tolist(), strict=True):
         found.ids[place : place + count] = group.ids[begin : begin + count]

@@ -24,7 +24,7 @@ from stepfs_producer.plan.cost import Integers
 from stepfs_producer.plan.draw import Drawn
 from stepfs_producer.plan.rules import Packing
 from stepfs_producer.plan.samples import Samples
-from stepfs_producer.plan.step import SPAN_COLUMNS
+from stepfs_producer.plan.spans import Span
 
 
 class _Rows:
@@ -169,14 +169,14 @@ def addresses(drawn: Drawn, packed: Packed, samples: Sequence[Samples], columns:
     """Spans with rank, micro, row and column still open; behind their address the rows of so many columns."""
     source = np.array(drawn.source, np.int64)[packed.sample]
     number = np.array(drawn.number, np.int64)[packed.sample]
-    table = np.zeros((len(source), len(SPAN_COLUMNS) + columns), np.int64)
-    table[:, 4], table[:, 5] = packed.tokens, source
+    table = np.zeros((len(source), len(Span) + columns), np.int64)
+    table[:, Span.TOKENS], table[:, Span.SOURCE] = packed.tokens, source
     for index, one in enumerate(samples):
         mine = np.flatnonzero(source == index)
-        table[mine, 6:10] = one.places[one.record[number[mine]], :4]
-        table[mine, 10] = one.first[number[mine]] + packed.skip[mine]
+        table[mine, Span.EPOCH : Span.FIRST] = one.places[one.record[number[mine]], :4]
+        table[mine, Span.FIRST] = one.first[number[mine]] + packed.skip[mine]
         if one.rows is not None:
-            table[mine, 11:] = one.rows[one.record[number[mine]]]
+            table[mine, len(Span) :] = one.rows[one.record[number[mine]]]
     return table
 
 
@@ -186,10 +186,14 @@ def joined(table: Integers, row: Integers, fill_rows: NDArray[np.bool_]) -> tupl
     `fill_rows`: by source, whether its samples may be as long as a row; those of the others must not become longer.
     """
     before, after = table[:-1], table[1:]
-    same = (before[:, 5:10] == after[:, 5:10]).all(axis=1) & (row[:-1] == row[1:]) & fill_rows[before[:, 5]]
-    starts = np.flatnonzero(np.r_[True, ~(same & (before[:, 10] + before[:, 4] == after[:, 10]))])
+    record = slice(Span.SOURCE, Span.FIRST)
+    same = (before[:, record] == after[:, record]).all(axis=1) & (row[:-1] == row[1:])
+    same &= fill_rows[before[:, Span.SOURCE]]
+    starts = np.flatnonzero(
+        np.r_[True, ~(same & (before[:, Span.FIRST] + before[:, Span.TOKENS] == after[:, Span.FIRST]))]
+    )
     whole = table[starts]
-    whole[:, 4] = np.add.reduceat(table[:, 4], starts)
+    whole[:, Span.TOKENS] = np.add.reduceat(table[:, Span.TOKENS], starts)
     return whole, row[starts]
 
 
@@ -199,10 +203,10 @@ def placed(table: Integers, row: Integers, dealt: Integers) -> Integers:
     place_of[dealt.reshape(-1)] = np.arange(dealt.size)
     order = np.argsort(place_of[row], kind="stable")
     spans, place = table[order], place_of[row][order]
-    ends = np.cumsum(spans[:, 4])
-    begins = ends - spans[:, 4]
+    ends = np.cumsum(spans[:, Span.TOKENS])
+    begins = ends - spans[:, Span.TOKENS]
     starts_row = np.flatnonzero(np.r_[True, place[1:] != place[:-1]])
-    spans[:, 3] = begins - np.repeat(begins[starts_row], np.diff(np.r_[starts_row, len(place)]))
-    rest, spans[:, 2] = np.divmod(place, dealt.shape[2])
-    spans[:, 0], spans[:, 1] = np.divmod(rest, dealt.shape[1])
+    spans[:, Span.COLUMN] = begins - np.repeat(begins[starts_row], np.diff(np.r_[starts_row, len(place)]))
+    rest, spans[:, Span.ROW] = np.divmod(place, dealt.shape[2])
+    spans[:, Span.RANK], spans[:, Span.MICRO] = np.divmod(rest, dealt.shape[1])
     return spans

@@ -19,6 +19,7 @@ from stepfs_producer.plan.draw import ONE, Drawn, account, draw, with_live_debts
 from stepfs_producer.plan.pack import Packed, addresses, joined, packed, placed
 from stepfs_producer.plan.rules import Exhausted, Packing, Rules
 from stepfs_producer.plan.samples import Ahead, Samples, samples_after
+from stepfs_producer.plan.spans import Span
 from stepfs_producer.plan.step import End, Need, SourceState, State, StepPlan
 
 REVISION: Final = 1  # changes with any decision below: steps after a change differ from those before it
@@ -109,12 +110,12 @@ class Planner:
         fill_rows = [rules.stages.sample_length(state.step, name) == length for name in self._names]
         found = addresses(drawn, kept, samples, len(rules.columns))
         table, row = joined(found, kept.row, np.array(fill_rows))
-        columns = {"tokens": table[:, 4], "source": table[:, 5], "record": table[:, 9], "first": table[:, 10]}
-        columns |= {name: table[:, 11 + index] for index, name in enumerate(rules.columns)}
+        columns = {one.name.lower(): table[:, one] for one in (Span.TOKENS, Span.SOURCE, Span.RECORD, Span.FIRST)}
+        columns |= {name: table[:, len(Span) + index] for index, name in enumerate(rules.columns)}
 
         def address(span: int) -> str:
-            *place, first = table[span, 6:11].tolist()
-            return f"({self._names[table[span, 5]]}, {', '.join(map(str, place))}, {first})"
+            *place, first = table[span, Span.EPOCH : len(Span)].tolist()
+            return f"({self._names[table[span, Span.SOURCE]]}, {', '.join(map(str, place))}, {first})"
 
         costs = row_costs(rules.cost.of_samples(columns, address), row, rows)
         loads = {

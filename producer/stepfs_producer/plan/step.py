@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepfs.errors import RefusedError
+from stepfs_producer.plan.spans import Span
 
 VERSION: Final = 1
-POSITION_BYTES_MAX: Final = 64 << 10
 _INTEGER_BYTES_MAX: Final = 9
 _INTEGERS: Final = 10
 
@@ -107,19 +107,6 @@ def position_bytes_max(state: State, growing: Collection[str] | None = None) -> 
 
 
 Integers = NDArray[np.int64]
-SPAN_COLUMNS: Final = (
-    "rank",
-    "micro",
-    "row",  # of its micro-batch
-    "column",
-    "tokens",
-    "source",  # index into `sources`
-    "epoch",
-    "fragment",
-    "block",
-    "record",  # in block order
-    "first",  # token of the record
-)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -131,7 +118,7 @@ class StepPlan:
     shape: tuple[int, int, int]  # ranks, micro-batches, rows of a micro-batch
     sources: tuple[str, ...]  # in order of names
     shares: tuple[int, ...]  # out of 2**32, as they were accounted
-    spans: Integers  # [spans, SPAN_COLUMNS, then the rows of each column], in reading order
+    spans: Integers  # [spans, columns of `Span`, then the rows of each column], in reading order
     costs: Integers  # [ranks, micro-batches]
     cut: int  # spans that end before their document does, because a row or the step was full
     lost: Mapping[str, int]  # tokens that truncating or dropping lost, by source
@@ -141,7 +128,7 @@ class StepPlan:
     @property
     def tokens(self) -> int:
         """Tokens that are not padding."""
-        return int(self.spans[:, SPAN_COLUMNS.index("tokens")].sum())
+        return int(self.spans[:, Span.TOKENS].sum())
 
     @property
     def room(self) -> int:

@@ -26,7 +26,8 @@ from stepfs_producer.plan.draw import ONE
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import Rules
 from stepfs_producer.plan.samples import Ahead
-from stepfs_producer.plan.step import SPAN_COLUMNS, End, Need, State, StepPlan
+from stepfs_producer.plan.spans import Span
+from stepfs_producer.plan.step import End, Need, State, StepPlan
 from stepfs_producer.run.load import Group, LoadedSource, OnSkip, SourceLoader, spans_of
 from stepfs_producer.run.measured import (
     LOOK_EVERY_S,
@@ -167,7 +168,7 @@ class StepBuilder:
             self._appended(making.plan)
 
     def _row_bytes(self, plan: StepPlan) -> int:
-        rows = plan.spans[:, len(SPAN_COLUMNS) :].sum(axis=0).tolist()
+        rows = plan.spans[:, len(Span) :].sum(axis=0).tolist()
         return sum(count * column.row_bytes for count, column in zip(rows, self._spec.columns, strict=True))
 
     async def _keep_pace(self) -> None:

@@ -29,7 +29,8 @@ from stepfs.errors import RefusedError
 from stepfs_producer.engine.tasks import KeptBody, Tasks, WorkersDiedError
 from stepfs_producer.payloads.step import StepSpans
 from stepfs_producer.plan.samples import Ahead, Piece
-from stepfs_producer.plan.step import SPAN_COLUMNS, SourceState, StepPlan
+from stepfs_producer.plan.spans import Gathered, Span
+from stepfs_producer.plan.step import SourceState, StepPlan
 from stepfs_producer.run.measured import Work
 from stepfs_producer.run.workers.tasks import BlockHead, GroupHead, read, record_place, transform
 from stepfs_producer.sources.listing import Layout
@@ -136,18 +137,18 @@ def spans_of(plan: StepPlan, groups: Mapping[str, Sequence[Group]]) -> tuple[Ste
     step to the one behind it.
     """
     spans = plan.spans
-    placed = np.column_stack([spans[:, :7], np.zeros((len(spans), 2), np.int64), spans[:, 10]])
+    placed = np.column_stack([spans[:, : Gathered.GROUP], np.zeros((len(spans), 2), np.int64), spans[:, Span.FIRST]])
     bodies: list[KeptBody] = []
     for index, name in enumerate(plan.sources):
-        mine = np.flatnonzero(spans[:, 5] == index)
-        group, record = _found(groups[name], spans[mine, 6:10])
+        mine = np.flatnonzero(spans[:, Span.SOURCE] == index)
+        group, record = _found(groups[name], spans[mine, Span.EPOCH : Span.FIRST])
         used, number = np.unique(group, return_inverse=True)
-        placed[mine, 7], placed[mine, 8] = number + len(bodies), record
+        placed[mine, Gathered.GROUP], placed[mine, Gathered.RECORD] = number + len(bodies), record
         for one in used.tolist():
             body = groups[name][one].body
             assert body is not None
             bodies.append(body)
-    rows = spans[:, len(SPAN_COLUMNS) :]
+    rows = spans[:, len(Span) :]
     return StepSpans(plan.shape, plan.sequence_length, plan.sources, placed, rows), tuple(bodies)
 
 

@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import aclosing, suppress
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, NamedTuple
 
@@ -15,6 +15,7 @@ import trio
 
 from stepfs.errors import AbsentError, RefusedError, UsageError
 from stepfs.format.grid import Grid
+from stepfs.format.ids import POSITION_BYTES_MAX
 from stepfs.format.keys import plan_key
 from stepfs.format.planned import Listing
 from stepfs.format.records import LakeIdentity
@@ -38,18 +39,18 @@ from stepfs_producer.plan.file.digest import (
     stages_of,
     with_defaults,
 )
-from stepfs_producer.plan.file.parts import BLOCK_BYTES, AnySource, Jsonl, Parquet, Source, Text
+from stepfs_producer.plan.file.parts import BLOCK_BYTES, AnySource
 from stepfs_producer.plan.file.schema import Plan
 from stepfs_producer.plan.file.values import parse_shard
 from stepfs_producer.plan.file.yaml_file import PlanFile, read_plan
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import Exhausted, Rules, SourceRule
-from stepfs_producer.plan.step import POSITION_BYTES_MAX, State, position_bytes_max, read_position
+from stepfs_producer.plan.step import State, position_bytes_max, read_position
 from stepfs_producer.run.lake import committed_positions, keep, keep_listing
 from stepfs_producer.run.load import LoadedSource
 from stepfs_producer.run.options import RunOptions
-from stepfs_producer.sources.listing import Layout, identity_text, list_corpus, located
-from stepfs_producer.sources.record import SourceSpec
+from stepfs_producer.sources.listing import RULE, Layout, list_corpus, located
+from stepfs_producer.sources.record import SourceSpec, identity_of
 from stepfs_producer.transforms.documents import ImagesSpec, TokenizerSpec, TransformSpec
 from stepfs_producer.transforms.images import MODULES, library
 from stepfs_producer.transforms.tokenizer import load_tokenizer, pinned
@@ -128,13 +129,9 @@ def transform_spec(plan: Plan, source: AnySource, tokenizer: TokenizerSpec) -> T
     """How the records of a source become samples. Only a function gives columns."""
     if source.transform is None:
         return TransformSpec(tokenizer)
-    images = source.images if isinstance(source, Parquet | Source) else None
-    return TransformSpec(
-        tokenizer,
-        source.transform,
-        column_specs(plan),
-        None if images is None else ImagesSpec(images.fields, images.patch, images.merge, images.patches_max),
-    )
+    images = getattr(source, "images", None)
+    spec = None if images is None else ImagesSpec(**dict(images))
+    return TransformSpec(tokenizer, source.transform, column_specs(plan), spec)
 
 
 def source_specs(plan: Plan, *, held_out: bool = False, directory: str = "") -> dict[str, SourceSpec]:
@@ -154,20 +151,8 @@ def identity(spec: SourceSpec, transform: TransformSpec, tokenizer_digest: str) 
     `tokenizer_digest`: of the content of the tokenizer's file. The source's files are not part of it, because the digest
     of the listing stands beside it; nor is policy: epochs, weights, endpoint, profile, `long`, `on_error`, padding.
     """
-    tokenizer = transform.tokenizer
-    parts: list[object] = [
-        identity_text(spec),
-        transform.call,
-        tokenizer.kind,
-        tokenizer.eos,
-        tokenizer.bos,
-        tokenizer_digest,
-    ]
-    if transform.columns:
-        parts.append([[column.name, column.dtype, column.shape] for column in transform.columns])
-    if transform.images is not None:
-        parts.append([*astuple(transform.images), library()])
-    text = json.dumps(parts, ensure_ascii=False)
+    images = library() if transform.images is not None else None
+    text = json.dumps([RULE, *map(identity_of, (spec, transform)), tokenizer_digest, images], ensure_ascii=False)
     return hashlib.blake2b(text.encode(), digest_size=8, person=b"stepfs-source").hexdigest()
 
 
@@ -220,30 +205,17 @@ def _cost(plan: Plan) -> Cost:
 
 
 def _source_spec(plan: Plan, name: str, source: AnySource, held_out: bool, directory: str) -> SourceSpec:
-    parquet = source if isinstance(source, Parquet) else None
-    has_text = isinstance(source, Jsonl | Parquet | Source)
-    return SourceSpec(
-        name=name,
-        format=source.format,
-        files=tuple(_below(directory, file) for file in source.files),
-        seed=plan.seed,
-        records=source.records if isinstance(source, Text) else "lines",
-        text_field=source.text_field if isinstance(source, Jsonl | Parquet | Source) else "text",
-        tokens_field=parquet.tokens_field if parquet else None,
-        mask_field=parquet.mask_field if parquet else None,
-        labels_field=parquet.labels_field if parquet else None,
-        whole_records=has_text and source.transform is not None,
-        shuffle=source.shuffle is not None,
-        block_bytes=BLOCK_BYTES if source.shuffle is None else source.shuffle.block,
-        epochs=source.epochs,
-        holdout=source.holdout,
-        held_out=held_out,
-        shard=source.shard or (0, 1),
-        endpoint_url=source.endpoint_url,
-        profile=source.profile,
-        version=source.version,
-        options=dict(source.options) if isinstance(source, Source) else {},
-    )
+    known = {one.name: getattr(source, one.name) for one in fields(SourceSpec) if hasattr(source, one.name)}
+    whole = source.transform is not None and "text_field" in known
+    if whole or known.get("tokens_field"):
+        known["text_field"] = ""
+    known |= {
+        "files": tuple(_below(directory, file) for file in source.files),
+        "shuffle": source.shuffle is not None,
+        "block_bytes": BLOCK_BYTES if source.shuffle is None else source.shuffle.block,
+        "shard": source.shard or (0, 1),
+    }
+    return SourceSpec(name=name, seed=plan.seed, whole_records=whole, held_out=held_out, **known)
 
 
 def _below(directory: str, name: str) -> str:

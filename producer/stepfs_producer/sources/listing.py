@@ -89,6 +89,7 @@ def _located(file: CorpusFile, now: CorpusFile | None, source: str, advice: str)
     raise RefusedError(f"source {source}: {now.location} {changed}; {advice}")
 
 
+RULE: Final = "stepfs-fragments-1"  # of cutting files into fragments and blocks: see producer/DESIGN.md
 RANGE_BYTES_MIN: Final = 1 << 20
 FRAGMENTS_MAX: Final = 1 << 20
 _MEGATRON_GROWTH: Final = 4  # tokens of one byte become int32
@@ -262,22 +263,3 @@ class Layout:
 
 def _ref(file: CorpusFile) -> FileRef:
     return FileRef(file.location, file.size, file.etag, file.head)
-
-
-def identity_text(spec: SourceSpec) -> str:
-    """All that a cursor's numbers depend on, except the listing, the transform and the tokenizer."""
-    fields = [
-        spec.format,
-        repr(spec.text_field if spec.tokens_field is None and not spec.whole_records else ""),
-        *(repr(name or "") for name in (spec.tokens_field, spec.mask_field, spec.labels_field)),
-        f"whole={spec.whole_records:d}",
-        f"shuffle={spec.shuffle:d}",
-        f"seed={spec.seed}",
-        f"block={spec.block_bytes}",
-        f"holdout={spec.holdout} {spec.held_out:d}",
-        "shard={}/{}".format(*spec.shard),
-        f"records={spec.records}",
-        f"version={spec.version!r}",
-        f"options={sorted(spec.options.items())!r}",
-    ]
-    return "stepfs-fragments-1 " + " ".join(fields)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum, StrEnum
 from fractions import Fraction
 from pickle import PickleBuffer
@@ -21,35 +21,48 @@ from numpy.typing import NDArray
 BLOCK_BYTES: Final = 8 << 20
 
 
+Integers = NDArray[np.int64]
+_PICKLE_WITH_BUFFERS: Final = 5
+RECORD_BYTES_MAX: Final = 64 << 20
+_POLICY: Final = {"identity": False}
+
+
 @dataclass(frozen=True, slots=True)
 class SourceSpec:
-    """Everything here except `epochs`, `endpoint_url` and `profile` is part of the source's identity."""
+    """One source as a plan declares it: how to find, read and order its records. See `identity_of`."""
 
-    name: str
+    name: str = field(metadata=_POLICY)
     format: str  # jsonl, text, parquet, megatron; or `module:Class` of the user
-    files: tuple[str, ...]  # files, directories, globs; s3:// URLs of them
+    files: tuple[str, ...] = field(metadata=_POLICY)  # files, directories, globs; s3:// URLs of them
     seed: int = 0
     records: str = "lines"  # of text: lines, or files
-    text_field: str = "text"  # of JSONL and Parquet
+    text_field: str = "text"  # of JSONL and Parquet, where a record's text is taken
     tokens_field: str | None = None  # a column of token ids in place of text
     mask_field: str | None = None  # beside `tokens_field`: 0 or False where the loss ignores the token
     labels_field: str | None = None  # beside `tokens_field`: -100 where the loss ignores the token
     whole_records: bool = False  # a transform gets the whole JSON object or row, not its text
     shuffle: bool = True
     block_bytes: int = BLOCK_BYTES
-    epochs: Fraction | None = None  # None: without end
+    epochs: Fraction | None = field(default=None, metadata=_POLICY)  # None: without end
     holdout: Fraction = Fraction(0)  # share of records that only a run with `held_out` produces
     held_out: bool = False
     shard: tuple[int, int] = (0, 1)  # index, count: a hash of its bytes deals a record to one of them
-    endpoint_url: str | None = None
-    profile: str | None = None
+    endpoint_url: str | None = field(default=None, metadata=_POLICY)
+    profile: str | None = field(default=None, metadata=_POLICY)
     version: str = ""  # of the user's code, as declared
     options: Mapping[str, str] = field(default_factory=dict)  # for a format of the user's
 
 
-Integers = NDArray[np.int64]
-_PICKLE_WITH_BUFFERS: Final = 5
-RECORD_BYTES_MAX: Final = 64 << 20
+def identity_of(value: object) -> Any:
+    """What a cursor's numbers depend on, as JSON: every field of a declaration, unless its metadata says it is policy."""
+    if is_dataclass(value):
+        known = [one.name for one in fields(value) if one.metadata.get("identity", True)]
+        return [identity_of(getattr(value, name)) for name in known]
+    if isinstance(value, Mapping):
+        return sorted(value.items())
+    if isinstance(value, tuple):
+        return [identity_of(one) for one in value]
+    return str(value) if isinstance(value, Fraction) else value
 
 
 class Line(NamedTuple):

@@ -15,16 +15,20 @@ from numpy.typing import NDArray
 
 from stepfs_producer.payloads.step import Columns, ColumnSpec
 
+_POLICY: Final = {"identity": False}  # as of `sources.record`: the digest of the tokenizer stands beside it
+
 
 @dataclass(frozen=True, slots=True)
 class TokenizerSpec:
     """A tokenizer, and the names of its special tokens; None: the usual ones, "" or `none`: no such token."""
 
-    file: str | None = None  # a model's tokenizer.json; None: tokens are bytes
+    file: str | None = field(default=None, metadata=_POLICY)  # a model's tokenizer.json; None: tokens are bytes
     eos: str | None = None
     bos: str | None = None
-    pad: str | None = None
-    digest: str | None = None  # SHA-256 of the file, in hex: another content is refused. See `pinned`
+    pad: str | None = field(default=None, metadata=_POLICY)
+    digest: str | None = field(
+        default=None, metadata=_POLICY
+    )  # SHA-256 of the file, in hex: another content is refused. See `pinned`
 
     @property
     def kind(self) -> str:

@@ -14,7 +14,7 @@ import typer
 from stepfs import interruption
 from stepfs.cli.columns import printable, size_text, table
 from stepfs.cli.failure import announce, say
-from stepfs.format.ids import JSON_SCHEMA
+from stepfs.format.ids import JSON_SCHEMA, POSITION_BYTES_MAX
 from stepfs.limits import usable_cpus
 from stepfs_producer.engine.worker import find_modules_in
 from stepfs_producer.plan.draw import ONE, MixEntry
@@ -22,7 +22,6 @@ from stepfs_producer.plan.file.digest import micro_batch_tokens, plan_digest, st
 from stepfs_producer.plan.file.schema import Plan, Stage, position_bytes
 from stepfs_producer.plan.file.yaml_file import PlanFile
 from stepfs_producer.plan.rules import Exhausted
-from stepfs_producer.plan.step import POSITION_BYTES_MAX
 from stepfs_producer.run.check import Inspection, PlanEstimate, SourceFacts, estimate_plan, inspect
 from stepfs_producer.run.memory import least_bytes, longest_text_bytes
 from stepfs_producer.run.options import RunOptions

@@ -8,28 +8,20 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from enum import StrEnum
 from fractions import Fraction
 from typing import Any, ClassVar, Final
 
 from pydantic import ValidationError
 
 from stepfs.errors import CorruptError, RefusedError
-from stepfs_producer.plan.file.parts import (
-    AnySource,
-    Cost,
-    Mix,
-    OnError,
-    Parquet,
-    Shuffle,
-    Source,
-    Stage,
-    Tokenizer,
-    Until,
-)
+from stepfs.format.mesh import Mesh
+from stepfs_producer.plan.file.parts import AnySource, Mix, OnError, SourceFiles, Stage
 from stepfs_producer.plan.file.schema import Plan
-from stepfs_producer.plan.file.values import NONE, Where, decimal_text, path_text
+from stepfs_producer.plan.file.values import NONE, Part, Shard, Where, decimal_text, path_text
 
 Normalised = dict[str, Any]  # JSON
+_ABSENT: Final = object()
 
 
 def with_defaults(plan: Plan) -> dict[str, AnySource]:
@@ -64,8 +56,12 @@ def stages_of(plan: Plan) -> tuple[Stage, ...]:
 
 
 def mix_of(plan: Plan) -> tuple[Mix, ...]:
-    """The entries of the mix; without any, all sources weigh the same."""
-    return plan.mix or (Mix(weights=dict.fromkeys(plan.sources, Fraction(1))),)
+    """The entries of the mix, each with its step; without any, all sources weigh the same."""
+    entries = plan.mix or (Mix(weights=dict.fromkeys(plan.sources, Fraction(1))),)
+    return tuple(
+        entry if entry.ramp_to is not None else entry.model_copy(update={"from_": entry.from_ or 0})
+        for entry in entries
+    )
 
 
 def micro_batch_tokens(plan: Plan) -> int:
@@ -75,36 +71,53 @@ def micro_batch_tokens(plan: Plan) -> int:
 
 def normalised(plan: Plan) -> Normalised:
     """Every setting by its YAML name, as text, whole numbers, lists and mappings."""
-    return {
-        "version": plan.version,
-        "seed": plan.seed,
-        "output": _given(
-            {
-                "ext": plan.output.ext,
-                "mesh": str(plan.output.mesh),
-                "micro_batches": plan.output.micro_batches,
-                "micro_batch_tokens": micro_batch_tokens(plan),
-                # Unset by default: a key that came later must not change the digests of plans without it.
-                "files": plan.output.files if plan.output.files != "ranks" else None,
-                "labels": plan.output.labels,
-                "columns": _columns(plan) or None,
-            }
-        ),
-        "stages": [_stage(one) for one in stages_of(plan)],
-        "tokenizer": _tokenizer(plan.tokenizer),
-        "sources": {name: _source(source) for name, source in with_defaults(plan).items()},
-        "mix": [_entry(entry) for entry in mix_of(plan)],
-        "pack": {"method": str(plan.pack.method)},
-        "cost": _cost(plan.cost),
-        "balance": _given(
-            {
-                "method": str(plan.balance.method),
-                "over": str(plan.balance.over),
-                "loads": list(plan.balance.loads) or None,
-            }
-        ),
-        "until": _until(plan.until),
-    }
+    cost, output = plan.cost, {"sequence_length": None, "micro_batch_tokens": micro_batch_tokens(plan)}
+    if cost.call is None:
+        linear, quadratic = cost.coefficients
+        cost = cost.model_copy(update={"hidden_size": None, "linear": linear, "quadratic": quadratic})
+    filled = plan.model_copy(
+        update={
+            "output": plan.output.model_copy(update=output),
+            "stages": stages_of(plan),
+            "sources": {name: _filled(source) for name, source in with_defaults(plan).items()},
+            "mix": mix_of(plan),
+            "cost": cost,
+        }
+    )
+    found: Normalised = _plain(filled)
+    del found["defaults"]  # every source has them
+    return found
+
+
+def _filled(source: AnySource) -> AnySource:
+    """A source without what another setting says, or makes meaningless."""
+    stops = {"on_error": OnError()} if source.on_error.do == "stop" else {}
+    return source.model_copy(update={"sequence_length": None, **stops})
+
+
+def _plain(value: object) -> Any:
+    """A value of a plan as JSON. Parts have the names of YAML, and nothing for what is not given."""
+    match value:
+        case Part():
+            found = {}
+            for name, field in type(value).model_fields.items():
+                one, default = getattr(value, name), field.get_default(call_default_factory=True, validated_data={})
+                if one != default or one not in (None, {}, ()):
+                    # Text has no null, and YAML would read the word.
+                    found[field.serialization_alias or name] = NONE if one is None else _plain(one)
+            if "tokens_field" in found:
+                del found["text_field"]  # one or the other
+            return found
+        case Mapping():
+            return {name: _plain(one) for name, one in value.items()}
+        case Fraction():
+            return decimal_text(value)
+        case Mesh() | Shard() | StrEnum():
+            return str(value)
+        case tuple():
+            return [_plain(one) for one in value]
+        case _:
+            return value
 
 
 def plan_text(plan: Plan) -> str:
@@ -125,96 +138,6 @@ def plan_digest(plan: Plan) -> str:
     return hashlib.blake2b(plan_text(plan).encode(), digest_size=16).hexdigest()
 
 
-def _columns(plan: Plan) -> dict[str, Any]:
-    return {
-        name: _given(
-            {
-                "dtype": column.dtype,
-                "shape": list(column.shape),
-                "file": column.file if column.file != "rank" else None,
-            }
-        )
-        for name, column in sorted(plan.output.columns.items())
-    }
-
-
-def _stage(stage: Stage) -> dict[str, Any]:
-    lengths = {"lengths": stage.lengths} if stage.lengths else {}
-    return {"from": stage.from_, "sequence_length": stage.sequence_length, **lengths}
-
-
-def _tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
-    return _given({name: getattr(tokenizer, name) for name in ("kind", "file", "eos", "bos", "pad")})
-
-
-def _source(source: AnySource) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "format": source.format,
-        "files": list(source.files),
-        "shuffle": _shuffle(source.shuffle),
-        "long": str(source.long),
-        "epochs": NONE if source.epochs is None else decimal_text(source.epochs),
-        "on_error": _on_error(source.on_error),
-        "holdout": decimal_text(source.holdout),
-        "endpoint_url": source.endpoint_url,
-        "profile": source.profile,
-        "shard": None if source.shard is None else "{}/{}".format(*source.shard),
-        "transform": source.transform,
-        "version": source.version,
-    }
-    for name in ("records", "text_field", "tokens_field", "mask_field", "labels_field"):
-        if hasattr(source, name):
-            found[name] = getattr(source, name)
-    if found.get("tokens_field") is not None:
-        del found["text_field"]  # one or the other
-    if isinstance(source, Source):
-        found["options"] = dict(source.options)
-    if isinstance(source, Parquet | Source) and source.images is not None:
-        found["images"] = source.images.model_dump(mode="json")
-    return _given(found)
-
-
-def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Without unset keys: text has no null, and YAML would read the word."""
-    return {name: value for name, value in settings.items() if value is not None}
-
-
-def _shuffle(shuffle: Shuffle | None) -> object:
-    return NONE if shuffle is None else {"block": shuffle.block}
-
-
-def _on_error(on_error: OnError) -> object:
-    if on_error.do == "stop":
-        return {"do": "stop"}
-    return {"do": on_error.do, "at_most": decimal_text(on_error.at_most), "in_a_row": on_error.in_a_row}
-
-
-def _entry(entry: Mix) -> dict[str, Any]:
-    weights = {name: decimal_text(entry.weights[name]) for name in sorted(entry.weights)}
-    step = {"from": entry.from_ or 0} if entry.ramp_to is None else {"ramp_to": entry.ramp_to}
-    return {**step, "weights": weights}
-
-
-def _cost(cost: Cost) -> dict[str, Any]:
-    if cost.call is not None:
-        return {"call": cost.call}
-    linear, quadratic = cost.coefficients
-    return {"linear": linear, "quadratic": quadratic, **({"columns": cost.columns} if cost.columns else {})}
-
-
-def _until(until: Until) -> dict[str, Any]:
-    given: Mapping[str, object] = {
-        "steps": until.steps,
-        "tokens": until.tokens,
-        "exhausted": None if until.exhausted is None else str(until.exhausted),
-    }
-    return {**_given(given), "last": until.last}
-
-
-_ABSENT: Final = object()
-_PLACES: Final = ("files", "endpoint_url", "profile")
-
-
 class PlanChangedError(RefusedError):
     """The plan is not the one of the steps so far. The lines are the changes: accept or undo them."""
 
@@ -229,7 +152,7 @@ def differences(before: Normalised, after: Normalised) -> list[str]:
     return [
         _printable(f"{path_text(where)}: {_shown(old)} → {_shown(new)}")
         for where, old, new in _changes((), before, after)
-        if not (where[0] == "sources" and where[2:3] and where[2] in _PLACES)
+        if not (where[0] == "sources" and where[2:3] and where[2] in SourceFiles.places)
     ]
 
 

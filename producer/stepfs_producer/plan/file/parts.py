@@ -23,6 +23,7 @@ from stepfs_producer.plan.file.values import (
     Parsed,
     Part,
     Problem,
+    Shard,
     choice,
     decimal,
     file_names,
@@ -385,17 +386,18 @@ class Defaults(Part):
     """Of the credentials for it."""
 
 
-class _Files(Defaults):
+class SourceFiles(Defaults):
     """A source."""
 
     example: ClassVar[str] = "{format: jsonl, files: /data/web/}"
+    places: ClassVar[frozenset[str]] = frozenset({"files", "endpoint_url", "profile"})  # where it lies, not what it is
 
     files: Annotated[
         tuple[str, ...],
         Parsed(file_names, {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
     ]
     """Files, directories and globs; s3:// URLs of them."""
-    shard: Annotated[tuple[int, int], Parsed(parse_shard, {"type": "string"})] | None = None
+    shard: Annotated[Shard, Parsed(parse_shard, {"type": "string"})] | None = None
     """i/n: the i-th of n parts, counted from 0, into which a hash of their bytes deals the records."""
     sequence_length: Length | None = None
     """The most tokens that make one document, if that is less than a row; unless a stage's `lengths` say so."""
@@ -411,7 +413,7 @@ class _Files(Defaults):
         super().__init__(**settings)
 
 
-class Jsonl(_Files):
+class Jsonl(SourceFiles):
     """Files of one JSON object a line."""
 
     format: Literal["jsonl"] = "jsonl"
@@ -422,7 +424,7 @@ class Jsonl(_Files):
         super().__init__(*files, **settings)
 
 
-class Text(_Files):
+class Text(SourceFiles):
     """Files of text."""
 
     format: Literal["text"] = "text"
@@ -433,7 +435,7 @@ class Text(_Files):
         super().__init__(*files, **settings)
 
 
-class Parquet(_Files):
+class Parquet(SourceFiles):
     """Parquet files: a record is a row."""
 
     format: Literal["parquet"] = "parquet"
@@ -466,7 +468,7 @@ class Parquet(_Files):
         return problems + _images_alone(self.images, self.transform)
 
 
-class Megatron(_Files):
+class Megatron(SourceFiles):
     """Token ids in pairs of .bin and .idx files."""
 
     format: Literal["megatron"] = "megatron"
@@ -475,7 +477,7 @@ class Megatron(_Files):
         super().__init__(*files, **settings)
 
 
-class Source(_Files):
+class Source(SourceFiles):
     """A format of your own: `module:Class`."""
 
     format: Annotated[str, user_code("class")]
@@ -500,7 +502,7 @@ def _images_alone(images: Images | None, transform: str | None) -> list[Problem]
     return [Problem(("images",), "images need a transform to put them into a sample; add transform: module:function")]
 
 
-_FORMATS: Final[Mapping[str, type[_Files]]] = {
+_FORMATS: Final[Mapping[str, type[SourceFiles]]] = {
     "jsonl": Jsonl,
     "text": Text,
     "parquet": Parquet,
@@ -513,7 +515,7 @@ def _refuse_format(value: object) -> str:
     raise ValueError(f"unknown format {shown(value)}{known}")
 
 
-class _Unknown(_Files):
+class _Unknown(SourceFiles):
     """A source without a known format: its other settings are looked at all the same."""
 
     format: Annotated[str, Parsed(_refuse_format, {})]
@@ -528,7 +530,7 @@ class _Unknown(_Files):
 
 def _of_its_format(value: object) -> object:
     if not isinstance(value, Mapping):
-        return value if isinstance(value, _Files) else Jsonl.model_validate(value)
+        return value if isinstance(value, SourceFiles) else Jsonl.model_validate(value)
     kind = value.get("format")
     if isinstance(kind, str) and ":" in kind:
         return Source.model_validate(value)

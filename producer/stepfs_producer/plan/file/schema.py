@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import BeforeValidator, ValidationError
 
 from stepfs.errors import UsageError
-from stepfs.format.ids import SLICES_MAX
+from stepfs.format.ids import POSITION_BYTES_MAX, SLICES_MAX
 from stepfs.format.mesh import Mesh
 from stepfs_producer.plan.file.parts import (
     HIDDEN_SIZE,
@@ -42,7 +42,7 @@ from stepfs_producer.plan.file.parts import (
 )
 from stepfs_producer.plan.file.values import NONE, Parsed, Part, Problem, Where, nearest, path_text, whole
 from stepfs_producer.plan.rules import Exhausted
-from stepfs_producer.plan.step import POSITION_BYTES_MAX, SourceState, State, position_bytes_max
+from stepfs_producer.plan.step import SourceState, State, position_bytes_max
 
 TOKENS_MAX: Final = 1 << 30  # of a step, and of the rows that all sources may owe
 IDENTITY_CHARACTERS: Final = 16

@@ -234,14 +234,24 @@ def file_names(value: object) -> tuple[str, ...]:
     return tuple(one(name) for name in names)
 
 
-def parse_shard(value: object) -> tuple[int, int]:
+class Shard(NamedTuple):
+    """Part `number`, counted from 0, of so many."""
+
+    number: int
+    of: int
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.of}"
+
+
+def parse_shard(value: object) -> Shard:
     """`i/n`: index and count of a shard."""
     index, _, count = value.partition("/") if isinstance(value, str) else ("", "", "")
     if not (_WHOLE.fullmatch(index) and _WHOLE.fullmatch(count) and len(count) <= _DIGITS_MAX):
         raise ValueError(f"{shown(value)} is no shard; write i/n, such as 0/2 and 1/2 for two runs")
     if int(index) >= int(count):
         raise ValueError(f"shard {value} does not exist; the first of {count} is 0/{count}")
-    return int(index), int(count)
+    return Shard(int(index), int(count))
 
 
 def or_none(inner: Parsed) -> Parsed:

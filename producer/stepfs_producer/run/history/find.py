@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from typing import Final
 
 import trio
 
@@ -18,7 +19,7 @@ from stepfs.format.keys import plans_prefix
 from stepfs.format.planned import Listing
 from stepfs.lake.lineage import LineageReader
 from stepfs.lake.log.reader import LogReader
-from stepfs.payload import Spans
+from stepfs.payload import COLUMNS, Spans
 from stepfs_producer.engine.worker import find_modules_in
 from stepfs_producer.plan.file.schema import Plan
 from stepfs_producer.plan.step import State, read_position
@@ -32,6 +33,8 @@ from stepfs_producer.sources.reading import read_block
 from stepfs_producer.sources.record import Block, BlockAddress, SourceSpec
 
 Cursor = tuple[int, ...]  # epoch, fragment, block, taken, into
+
+_ADDRESS: Final = slice(COLUMNS.index("source"), COLUMNS.index("first"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +288,7 @@ class _Search:
                 return
             wanted = [spans.sources.index(source), epoch, self._corpus.file, self._corpus.record]
             rank, micro = divmod(grid.place_of(index)[0], grid.micro)
-            for row in spans.table[(spans.table[:, 3:7] == wanted).all(axis=1)].tolist():
+            for row in spans.table[(spans.table[:, _ADDRESS] == wanted).all(axis=1)].tolist():
                 place = (rank, micro + row[0], row[1], row[2], row[7])
                 found.append(Holder(entry.producer_id, epoch, step, index, *place))
 
