@@ -149,7 +149,7 @@ class CheckpointHook:
         self._keep = keep
         self._committed = 0  # steps, as far as the mount, or the `Lake`, has said
         self._loop: BackgroundLoop[_OpenLake] | None = None
-        self._unsaid: list[tuple[int, dict[str, bool]]] = []  # not recorded yet: next step, and its fate
+        self._pending: list[tuple[int, dict[str, bool]]] = []  # not recorded yet: next step, and its fate
         self._errors: list[Exception] = []  # of records that will never be made, for a caller to hear
         self._speaking = threading.Lock()  # futures call back from their own threads
 
@@ -162,7 +162,7 @@ class CheckpointHook:
         """
         if _rank() == 0:
             self._check(check_integer(next_step, "next_step"))
-        self._say(next_step)
+        self._add(next_step)
 
     def resumed(self, next_step: int) -> None:
         """Record that training resumed from the checkpoint at `next_step`: call it after loading, before the next
@@ -172,7 +172,7 @@ class CheckpointHook:
         among the `keep` newest: they belong to an abandoned branch. `WithdrawnError` when the checkpoint's steps are
         reclaimed.
         """
-        self._say(next_step, resumed=True)
+        self._add(next_step, resumed=True)
 
     def after(self, future: Future[object], next_step: int) -> None:
         """Record the checkpoint once the future of `dcp.async_save` is done; a failed save is not recorded.
@@ -188,7 +188,7 @@ class CheckpointHook:
             if ended.cancelled() or ended.exception() is not None:
                 return
             try:
-                self._say(next_step)
+                self._add(next_step)
             except Exception as error:  # noqa: BLE001 - a future swallows it
                 _log.warning("checkpoint not recorded: %s", error)
                 with self._speaking:
@@ -198,15 +198,15 @@ class CheckpointHook:
 
     def dropped(self, next_step: int) -> None:
         """Record that the checkpoint that resumed at `next_step` was deleted."""
-        self._say(next_step, drop=True)
+        self._add(next_step, drop=True)
 
-    def _say(self, next_step: int, **fate: bool) -> None:
+    def _add(self, next_step: int, **fate: bool) -> None:
         """`fate`: as `record_checkpoint` takes it; saved by default."""
         next_step = check_integer(next_step, "next_step")
         if _rank() != 0:
             return
         with self._speaking:
-            self._unsaid.append((next_step, fate))
+            self._pending.append((next_step, fate))
             try:
                 loop = self._running()
                 loop.call(lambda: self._record(loop.parts))
@@ -246,8 +246,8 @@ class CheckpointHook:
         """Make the records, in order. One that cannot be made is left out: it must not take others with it."""
         async with lake.recording:
             await check_identity(lake.control.store, lake.control.identity)  # this one was opened long ago
-            while self._unsaid:
-                next_step, fate = self._unsaid[0]
+            while self._pending:
+                next_step, fate = self._pending[0]
                 try:
                     committed = await lake.committed(next_step, self._committed)
                     await record_checkpoint(lake.control, committed, self._group, next_step, keep=self._keep, **fate)
@@ -256,7 +256,7 @@ class CheckpointHook:
                 except Exception as error:  # noqa: BLE001 - raised once the others are recorded
                     if not ("drop" in fate and isinstance(error, AbsentError)):
                         self._errors.append(error)
-                del self._unsaid[0]
+                del self._pending[0]
 
 
 @dataclass(slots=True)

@@ -16,8 +16,7 @@ from following import Following, read_step
 from process_store import ProcessStore
 from scenario import NodePlan, WatchedPlan
 
-from stepfs.checkpoints.formats import Found, Place
-from stepfs.checkpoints.next_step import NextStep
+from stepfs.checkpoints.formats import Found, NextStep, Place
 from stepfs.checkpoints.watch import Watch
 from stepfs.errors import StoreUnreachableError, WithdrawnError
 from stepfs.format.control import GroupRecord

@@ -12,8 +12,7 @@ import threading
 from pathlib import Path
 from typing import Final
 
-from stepfs.mount.host.mountinfo import FSTYPE, mounts
-from stepfs.mount.host.umount import unmount
+from stepfs.mount.host.mounts import FSTYPE, mounts, unmount
 
 _CLONE_NEWNS: Final = 0x20000
 _MS_REC: Final = 0x4000

@@ -34,7 +34,7 @@ QUESTIONS = {  # of a newcomer, to be answered from folder and file names alone
     "How often does a mount look for new steps?": "follow/follower.py",
     "Who decides how many GETs run at once?": "data/get.py",
     "Which steps hold a record?": "stepfs_producer/run/history/find.py",
-    "What clears the mount point of a killed daemon?": "mount/host/dead_mount.py",
+    "What clears the mount point of a killed daemon?": "mount/host/mounts.py",
     "When does a producer try its next commit?": "stepfs_producer/commit/pace.py",
     "Where is an old incarnation of a producer refused?": "stepfs_producer/commit/rebase.py",
     "Where does a server's refusal become our error?": "store/answers.py",

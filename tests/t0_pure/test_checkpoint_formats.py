@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from stepfs.checkpoints.formats import Found, Place, look
-from stepfs.checkpoints.next_step import NextStep
+from stepfs.checkpoints.formats import Found, NextStep, Place, look
 from stepfs.errors import AbsentError, UsageError
 
 

@@ -8,12 +8,11 @@ import os
 
 import pytest
 
-from stepfs.doctor import environment, limits, mounts
-from stepfs.doctor.environment import Library
-from stepfs.doctor.finding import Level
+from stepfs.doctor import machine as checks
+from stepfs.doctor.machine import Level, Library
 from stepfs.limits import cgroup_limit
-from stepfs.mount.host import dead_mount
-from stepfs.mount.host.mountinfo import Mounted, source_of
+from stepfs.mount.host import mounts
+from stepfs.mount.host.mounts import Mounted, source_of
 
 
 @pytest.fixture
@@ -28,39 +27,39 @@ def machine(tmp_path):
 
 
 def test_no_fuse_device(machine):
-    found = environment.check_fuse_device(machine.root)
+    found = checks.check_fuse_device(machine.root)
     assert found.level is Level.FAIL
     assert "--device /dev/fuse" in found.remedy
     machine("dev/fuse", "")
-    assert environment.check_fuse_device(machine.root).level is Level.OK
+    assert checks.check_fuse_device(machine.root).level is Level.OK
 
 
 def test_fusermount_is_needed_by_users_only(machine):
     path = str(machine.root)
-    assert environment.check_fusermount(is_root=True, path=path).level is Level.NOTE
-    assert environment.check_fusermount(is_root=False, path=path).level is Level.FAIL
+    assert checks.check_fusermount(is_root=True, path=path).level is Level.NOTE
+    assert checks.check_fusermount(is_root=False, path=path).level is Level.FAIL
     machine("fusermount3", "")
     (machine.root / "fusermount3").chmod(0o755)
-    assert "set-uid" in environment.check_fusermount(is_root=False, path=path).detail
+    assert "set-uid" in checks.check_fusermount(is_root=False, path=path).detail
     (machine.root / "fusermount3").chmod(0o4755)
-    assert environment.check_fusermount(is_root=False, path=path).level is Level.OK
+    assert checks.check_fusermount(is_root=False, path=path).level is Level.OK
 
 
 def test_a_user_needs_mtab_to_unmount(machine):
-    (found,) = environment.check_mtab(is_root=False, root=machine.root)
+    (found,) = checks.check_mtab(is_root=False, root=machine.root)
     assert found.level is Level.FAIL
     assert "ln -s /proc/mounts /etc/mtab" in found.remedy
-    assert not list(environment.check_mtab(is_root=True, root=machine.root))
+    assert not list(checks.check_mtab(is_root=True, root=machine.root))
     machine("etc/mtab", "")
-    assert not list(environment.check_mtab(is_root=False, root=machine.root))
+    assert not list(checks.check_mtab(is_root=False, root=machine.root))
 
 
 def test_allow_other_for_users(machine):
     machine("etc/fuse.conf", "# comment\n#user_allow_other\n")
-    assert environment.check_rights(is_root=False, root=machine.root).level is Level.NOTE
+    assert checks.check_rights(is_root=False, root=machine.root).level is Level.NOTE
     machine("etc/fuse.conf", "user_allow_other\n")
-    assert environment.check_rights(is_root=False, root=machine.root).level is Level.OK
-    assert environment.check_rights(is_root=True, root=machine.root).level is Level.OK
+    assert checks.check_rights(is_root=False, root=machine.root).level is Level.OK
+    assert checks.check_rights(is_root=True, root=machine.root).level is Level.OK
 
 
 def test_memory_limit_of_cgroup_v2_is_the_least_on_the_way_up(machine):
@@ -69,7 +68,7 @@ def test_memory_limit_of_cgroup_v2_is_the_least_on_the_way_up(machine):
     machine("sys/fs/cgroup/pod/memory.max", str(400 << 20))
     machine("sys/fs/cgroup/memory.max", str(8 << 30))
     assert cgroup_limit(machine.root) == 400 << 20
-    found = limits.check_memory(machine.root)
+    found = checks.check_memory(machine.root)
     assert found.level is Level.NOTE
     assert "--no-prime" in found.remedy
 
@@ -78,7 +77,7 @@ def test_memory_limit_inside_a_container_stands_at_the_base(machine):
     machine("proc/self/cgroup", "0::/kubepods/not/visible/here\n")
     machine("sys/fs/cgroup/memory.max", str(8 << 30))
     assert cgroup_limit(machine.root) == 8 << 30
-    assert limits.check_memory(machine.root).level is Level.OK
+    assert checks.check_memory(machine.root).level is Level.OK
 
 
 def test_memory_limit_of_cgroup_v1(machine):
@@ -91,15 +90,15 @@ def test_memory_limit_of_cgroup_v1(machine):
 
 def test_no_limit(machine):
     assert cgroup_limit(machine.root) is None
-    assert limits.check_memory(machine.root).level is Level.OK
+    assert checks.check_memory(machine.root).level is Level.OK
 
 
 def test_kernel_settings_that_cannot_be_reached(machine):
-    levels = {found.subject: found.level for found in limits.check_kernel(machine.root)}
+    levels = {found.subject: found.level for found in checks.check_kernel(machine.root)}
     assert levels["read-ahead"] is Level.NOTE
     assert levels["fusectl"] is Level.NOTE
     (machine.root / "sys/fs/fuse/connections").mkdir(parents=True)
-    found = {found.subject: found for found in limits.check_kernel(machine.root)}
+    found = {found.subject: found for found in checks.check_kernel(machine.root)}
     assert found["fusectl"].level is Level.OK
 
 
@@ -110,8 +109,8 @@ def test_packages_that_are_absent(monkeypatch):
         Library("torch", None, "torch"),
         Library("tokenizers", None, "text"),
     ]
-    monkeypatch.setattr(environment, "libraries", lambda: found)
-    shown = {found.subject: found for found in environment.check_python()}
+    monkeypatch.setattr(checks, "libraries", lambda: found)
+    shown = {found.subject: found for found in checks.check_python()}
     assert (shown["packages"].level, shown["packages"].detail) == (Level.FAIL, "not installed: trio")
     assert (shown["extra text"].level, shown["extra text"].detail) == (
         Level.NOTE,
@@ -127,7 +126,7 @@ def answers(monkeypatch):
         "stale": OSError(errno.ENOTCONN, "Transport endpoint is not connected"),
         "alive": ["status.json"],
     }
-    monkeypatch.setattr(dead_mount, "list_within", lambda directory, _: found[directory.parent.name])
+    monkeypatch.setattr(mounts, "list_within", lambda directory, _: found[directory.parent.name])
     return found
 
 
@@ -138,10 +137,10 @@ def test_stale_and_stacked_mounts(monkeypatch, tmp_path, answers):
         Mounted("0:52", str(tmp_path / "stale"), "fuse.stepfs", "file:///lake"),
         Mounted("0:53", "/elsewhere", "ext4", "/dev/vda"),
     ]
-    monkeypatch.setattr(mounts, "mounts", lambda: table)
+    monkeypatch.setattr(checks, "mounts", lambda: table)
     found = [
         (finding.subject.removeprefix(f"mount {tmp_path}/"), finding.level, finding.detail)
-        for finding in mounts.check_mounts()
+        for finding in checks.check_mounts()
     ]
     assert [(subject, level) for subject, level, _ in found] == [
         ("alive", Level.NOTE),  # what it says of its lake cannot be read here
@@ -157,7 +156,7 @@ def test_a_mount_that_cannot_follow_its_lake_is_no_healthy_one(tmp_path, answers
     alive = tmp_path / "alive"
     (alive / ".stepfs").mkdir(parents=True)
     (alive / ".stepfs/status.json").write_text(json.dumps({"store": {"reachable": True, "trouble": trouble}}))
-    found = mounts.check_alive(Mounted("0:50", str(alive), "fuse.stepfs", "file:///lake"))
+    found = checks.check_alive(Mounted("0:50", str(alive), "fuse.stepfs", "file:///lake"))
     assert found.level is level
     assert trouble is None or trouble in found.detail
 
@@ -165,26 +164,26 @@ def test_a_mount_that_cannot_follow_its_lake_is_no_healthy_one(tmp_path, answers
 @pytest.mark.parametrize("target", ["file:///another-lake", "another-directory"])
 def test_a_mount_that_nobody_asked_about_fails_nothing(monkeypatch, tmp_path, answers, target):
     dead = Mounted("0:51", str(tmp_path / "stale"), "fuse.stepfs", "file:///lake")
-    monkeypatch.setattr(mounts, "mounts", lambda: [dead, dead])
-    assert {finding.level for finding in mounts.check_mounts(target)} == {Level.NOTE}
+    monkeypatch.setattr(checks, "mounts", lambda: [dead, dead])
+    assert {finding.level for finding in checks.check_mounts(target)} == {Level.NOTE}
     for asked in (None, dead.source, f"{dead.source}/", dead.directory):
-        assert Level.FAIL in {finding.level for finding in mounts.check_mounts(asked)}
+        assert Level.FAIL in {finding.level for finding in checks.check_mounts(asked)}
 
 
 def test_a_lake_is_known_by_the_name_that_its_mounts_have(monkeypatch, tmp_path, answers):
     lake = "s3://key:secret@bucket/date=2026, a/run/"
     dead = Mounted("0:51", str(tmp_path / "stale"), "fuse.stepfs", source_of(lake))
-    monkeypatch.setattr(mounts, "mounts", lambda: [dead])
-    assert next(mounts.check_mounts(lake)).level is Level.FAIL
+    monkeypatch.setattr(checks, "mounts", lambda: [dead])
+    assert next(checks.check_mounts(lake)).level is Level.FAIL
 
 
 def test_another_users_mount_is_not_called_dead(monkeypatch, tmp_path, answers):
     """EACCES says nothing of the daemon; the advice to clear it would end a stranger's training run."""
     theirs = Mounted("0:51", str(tmp_path / "theirs"), "fuse.stepfs", "file:///lake")
-    monkeypatch.setattr(mounts, "mounts", lambda: [theirs])
+    monkeypatch.setattr(checks, "mounts", lambda: [theirs])
     for number in (errno.EACCES, errno.EIO, errno.ESTALE):
         answers["theirs"] = OSError(number, os.strerror(number))
-        found = next(mounts.check_mounts())
+        found = next(checks.check_mounts())
         assert found.level is Level.NOTE
         assert "clear" not in found.remedy
         assert "umount" not in found.remedy
@@ -193,9 +192,9 @@ def test_another_users_mount_is_not_called_dead(monkeypatch, tmp_path, answers):
 def test_a_mount_that_hangs_is_given_up_by_force_first(monkeypatch, tmp_path, answers):
     """`umount -l` alone leaves its readers hanging, and nobody finds the connection any more."""
     hung = Mounted("0:51", str(tmp_path / "it hangs"), "fuse.stepfs", "file:///lake")
-    monkeypatch.setattr(mounts, "mounts", lambda: [hung])
+    monkeypatch.setattr(checks, "mounts", lambda: [hung])
     answers["it hangs"] = None
-    found = next(mounts.check_mounts())
+    found = next(checks.check_mounts())
     assert found.level is Level.FAIL
     forced, lazily = found.remedy.index("umount -f '"), found.remedy.index("umount -l '")
     assert forced < lazily
@@ -203,11 +202,11 @@ def test_a_mount_that_hangs_is_given_up_by_force_first(monkeypatch, tmp_path, an
 
 def test_every_problem_comes_with_what_to_do(machine):
     findings = [
-        environment.check_fuse_device(machine.root),
-        environment.check_fusermount(is_root=False, path=str(machine.root)),
-        environment.check_rights(is_root=False, root=machine.root),
-        *limits.check_kernel(machine.root),
-        mounts.check_directory(machine.root / "nothing"),
+        checks.check_fuse_device(machine.root),
+        checks.check_fusermount(is_root=False, path=str(machine.root)),
+        checks.check_rights(is_root=False, root=machine.root),
+        *checks.check_kernel(machine.root),
+        checks.check_directory(machine.root / "nothing"),
     ]
     for finding in findings:
         assert (finding.level is Level.OK) == (not finding.remedy), finding

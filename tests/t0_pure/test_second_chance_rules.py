@@ -10,7 +10,7 @@ from stepfs.errors import RefusedError
 from stepfs.format.control import MINIMA_MAX, ControlRecord, GroupRecord
 from stepfs.format.ids import Step
 from stepfs.lake.decisions import Add, Retire, Revise, decide, least_need, successor
-from stepfs.lake.reclaim.run import Need, needed
+from stepfs.lake.reclaim.run import Need, reclaim_bound
 
 GRACE_S = 3600.0
 EMPTY = ControlRecord(b"i" * 16, 1)
@@ -101,7 +101,7 @@ def test_without_a_reclaimer_the_minima_stay_bounded_and_hold_back_too_much_rath
 
 
 def need(now: ControlRecord, next_step: int = 100, age_s: float = 7.0) -> Need:
-    return needed(now, {number: age_s for number, _ in now.minima[:-1]}, GRACE_S, Step(next_step))
+    return reclaim_bound(now, {number: age_s for number, _ in now.minima[:-1]}, GRACE_S, Step(next_step))
 
 
 def test_what_holds_steps_back_is_named() -> None:

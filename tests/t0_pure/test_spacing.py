@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from stepfs.follow.follower import MOUNTS_MIN, SLOWER_MAX, Spacing
-from stepfs.mount.health.suspend_clock import RunningTime
+from stepfs.mount.health.watchdog import RunningTime
 
 
 @pytest.mark.parametrize("nodes", [0, 1, 50, MOUNTS_MIN - 1])

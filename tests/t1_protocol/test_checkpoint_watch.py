@@ -12,8 +12,7 @@ from doubles.faulty_store import FaultyStore
 from doubles.trio_clock import TrioClock
 from trio.testing import MockClock
 
-from stepfs.checkpoints.formats import Found, Place
-from stepfs.checkpoints.next_step import NextStep
+from stepfs.checkpoints.formats import Found, NextStep, Place
 from stepfs.checkpoints.watch import Watch
 from stepfs.errors import AbsentError
 from stepfs.format.control import KEPT_CHECKPOINTS_MAX

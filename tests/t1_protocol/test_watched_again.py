@@ -10,8 +10,7 @@ from controlled import reclaimed_below
 from doubles.faulty_store import FaultyStore
 from doubles.trio_clock import TrioClock
 
-from stepfs.checkpoints.formats import Found, Place
-from stepfs.checkpoints.next_step import NextStep
+from stepfs.checkpoints.formats import Found, NextStep, Place
 from stepfs.checkpoints.watch import Watch
 from stepfs.errors import StoreUnreachableError
 from stepfs.format.ids import Step

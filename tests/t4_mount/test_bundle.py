@@ -14,7 +14,7 @@ import servers
 from prometheus_client.parser import text_string_to_metric_families
 from realmount import PATIENCE_S, change_constants, gone, lake_with, make_lake, mounted, stepfs
 
-from stepfs.mount.status import metrics
+from stepfs.mount import metrics
 
 SECRET = "wJalrXUtnFEMI/K7MDENG/bPxRfiCY"
 

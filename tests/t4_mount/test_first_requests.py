@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from realmount import lake_with, mounted
 
 from stepfs.format.ids import SEGMENT_STEPS
-from stepfs.mount.host import mountinfo
+from stepfs.mount.host import mounts
 
 
 def test_a_reader_at_the_first_moment_gets_its_step(file_url, tmp_path):
@@ -20,7 +20,7 @@ def test_a_reader_at_the_first_moment_gets_its_step(file_url, tmp_path):
     over = threading.Event()
 
     def list_at_once() -> list[str]:
-        while mountinfo.mount_at(directory) is None:
+        while mounts.mount_at(directory) is None:
             assert not over.is_set(), "nothing was mounted"
             time.sleep(0)
         return sorted(os.listdir(directory / "step-000000000"))

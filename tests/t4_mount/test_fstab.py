@@ -13,8 +13,8 @@ import pytest
 from finished import ran
 from realmount import PATIENCE_S, gone, mounted, payload
 
-from stepfs.mount.host import mountinfo
-from stepfs.mount.host.umount import unmount
+from stepfs.mount.host import mounts
+from stepfs.mount.host.mounts import unmount
 
 HELPER = Path(__file__).parents[2] / "scripts/deploy/mount.stepfs"
 INSTALLED = Path("/sbin/mount.stepfs")
@@ -69,11 +69,11 @@ def test_mount_8_mounts_and_umount_ends_the_daemon(helper, lake, tmp_path, throu
         assert (directory / "step-000000002/rank-00003.bin").read_bytes() == payload(2, 1)
         config = json.loads((directory / ".stepfs/config.json").read_text())
         assert config["options"]["ranks"] == [0, 2, 3]
-        assert [m.directory for m in mountinfo.mounts()].count(str(directory)) == 1
+        assert [m.directory for m in mounts.mounts()].count(str(directory)) == 1
         subprocess.run(["umount", str(directory)], check=True, timeout=PATIENCE_S)
         gone(config["pid"])
     finally:
-        while mountinfo.mount_at(directory) is not None:
+        while mounts.mount_at(directory) is not None:
             unmount(directory, lazy=True)
 
 
@@ -82,7 +82,7 @@ def test_a_failure_is_mount_8s_status_and_one_line(helper, tmp_path):
     done = mount8(tmp_path, "-t", "stepfs", (tmp_path / "no lake").as_uri(), str(tmp_path / "m"))
     assert done.returncode == 32
     assert "stepfs init" in done.stderr
-    assert mountinfo.mount_at(tmp_path / "m") is None
+    assert mounts.mount_at(tmp_path / "m") is None
 
 
 @pytest.mark.parametrize("allow_other", [False, True])

@@ -14,9 +14,8 @@ from finished import ran
 from rawmount import mount_with_descriptor
 from realmount import PATIENCE_S, STEPFS, gone, payload, stepfs
 
-from stepfs.mount.host import mountinfo
-from stepfs.mount.host.passed_fd import descriptor_of
-from stepfs.mount.host.umount import unmount
+from stepfs.mount.host import mounts
+from stepfs.mount.host.mounts import descriptor_of, unmount
 
 UNPRIVILEGED = [
     shutil.which("setpriv") or "setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs",
@@ -29,7 +28,7 @@ def handed_over(tmp_path):
     directory = tmp_path / "m"
     descriptor = mount_with_descriptor(directory)
     yield directory, descriptor
-    if mountinfo.mount_at(directory) is not None:
+    if mounts.mount_at(directory) is not None:
         unmount(directory, lazy=True)
 
 

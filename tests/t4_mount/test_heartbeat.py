@@ -1,7 +1,7 @@
 """The daemon's loop never freezes: not when clients are killed in the middle of a request, with the GIL contended.
 
 Between epoll and the blocking read of /dev/fuse the kernel may withdraw the only request. Without the timer
-of `stepfs.mount.fuse.kernel_session` this test sees gaps of seconds. Standing still means: neither the loop nor the thread that
+of `stepfs.mount.fuse.kernel` this test sees gaps of seconds. Standing still means: neither the loop nor the thread that
 contends for the GIL ran or wanted to run, so time that other processes took does not count.
 """
 
@@ -16,7 +16,7 @@ import time
 
 from realmount import PATIENCE_S, clear, lake_with, until
 
-from stepfs.mount.host import mountinfo
+from stepfs.mount.host import mounts
 
 ROUNDS, CLIENTS = 8, 4
 SILENCE_S = 0.8
@@ -73,7 +73,7 @@ def test_killed_clients_do_not_freeze_the_loop(file_url, tmp_path):
     code = [sys.executable, "-c", SERVE, file_url, str(directory), str(tmp_path / "c"), str(out)]
     daemon = subprocess.Popen(code, start_new_session=True)
     try:
-        until(lambda: mountinfo.mount_at(directory) is not None, "no mount")
+        until(lambda: mounts.mount_at(directory) is not None, "no mount")
         chance = random.Random(1)
         for _ in range(ROUNDS):
             clients = [

@@ -1,4 +1,4 @@
-"""The inode of a file says which slice it is: for `stepfs lineage`, and for file handles as an NFS export uses them."""
+"""The inode of a file says which slice it is: for `stepfs-produce lineage`, and for file handles as an NFS export uses them."""
 
 from __future__ import annotations
 
@@ -25,15 +25,19 @@ sources: {lines: {format: jsonl, files: lines/}}
 """
 
 
+def produce(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return ran([sys.executable, "-m", "stepfs_producer", *map(str, arguments)])
+
+
 def document(*arguments: str | Path) -> dict[str, Any]:
-    done = stepfs("lineage", *arguments, "--json")
+    done = produce("lineage", *arguments, "--json")
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 
 def one_line(code: int, words: str, *arguments: str | Path) -> None:
-    done = stepfs("lineage", *arguments)
+    done = produce("lineage", *arguments)
     assert (done.returncode, done.stderr.count("\n")) == (code, 1), done.stderr
     assert words in done.stderr
 
@@ -56,7 +60,7 @@ def test_a_file_its_micro_batch_and_a_token_of_it(tmp_path: Path, file_url: str)
         latest = mount.directory / "latest" / path.name
         token = last[1]["start"]
         shown = document(f"{latest}:1:{token}", "--text", "--plan-dir", tmp_path)
-        json_schemas.check("lineage", shown)
+        json_schemas.check("produce-lineage", shown)
         assert [span["text"] for span in shown["spans"]] == [
             json.loads(text)["text"] for text in texts if json.loads(text)["text"] == shown["spans"][0]["text"]
         ]
@@ -69,10 +73,7 @@ def test_a_file_its_micro_batch_and_a_token_of_it(tmp_path: Path, file_url: str)
             ["find", "--source", "lines", "--file", "a", "--record", "0"],
             ["replay", "--steps", "0:1"],
         ):
-            program = [
-                sys.executable, "-m", "stepfs_producer", command[0], str(mount.directory), *command[1:],
-            ]  # fmt: skip
-            refused = ran(program)
+            refused = produce(command[0], mount.directory, *command[1:])
             assert refused.returncode == 2
             assert refused.stderr == (f"stepfs-produce: '{mount.directory}' is a mount of {file_url}; name that lake\n")
         one_line(2, "--step is for lakes", path, "--step", "3")
@@ -86,7 +87,7 @@ def test_a_file_its_micro_batch_and_a_token_of_it(tmp_path: Path, file_url: str)
         assert told["plan"]["sources"]["lines"]["share"] == 1
         relative = os.path.relpath(path, mount.directory)
         done = subprocess.run(
-            [sys.executable, "-m", "stepfs", "lineage", relative],
+            [sys.executable, "-m", "stepfs_producer", "lineage", relative],
             cwd=mount.directory,
             capture_output=True,
             check=False,

@@ -22,13 +22,13 @@ SERVE = f"""
 import ctypes, signal, sys, time
 from pathlib import Path
 import trio
-from stepfs.mount.health import suspend_clock, watchdog
+from stepfs.mount.health import watchdog
 from stepfs.mount.options import MountOptions
 from stepfs.mount.session import run, serve
 
 lake, directory, cache, ready, seconds, how = sys.argv[1:]
 watchdog.TIMING = watchdog.Timing(0.1, 0.5, {ABORT_S})
-suspend_clock.SILENCE_S_MAX = 0.5
+watchdog.SILENCE_S_MAX = 0.5
 options = MountOptions(lake, Path(directory), cache_dir=Path(cache), prime=False, wait_s={WAIT_S})
 
 def block_on_purpose():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from lakes import Ended, produce, stepfs
+from lakes import Ended, produce
 
 PLAN = """\
 version: 1
@@ -53,7 +53,7 @@ def replayed(directory: Path, *arguments: object, steps: str = f"0:{ONE_PLAN_STE
 
 
 def spans(directory: Path, *arguments: object) -> list[dict[str, object]]:
-    return stepfs("lineage", lake_of(directory), *arguments, "--json").document["spans"]
+    return produce("lineage", lake_of(directory), *arguments, "--json").document["spans"]
 
 
 def one_line(ended: Ended, code: int, words: str) -> None:

@@ -12,11 +12,10 @@ import pytest
 from lakes import commit, stepfs
 
 from stepfs import control_files
-from stepfs.doctor.mounts import check_alive, check_directory
+from stepfs.doctor.machine import check_alive, check_directory
 from stepfs.errors import RefusedError, StepfsError
-from stepfs.mount.host import dead_mount, mountpoint
-from stepfs.mount.host.dead_mount import Health
-from stepfs.mount.host.mountinfo import FSTYPE, Mounted
+from stepfs.mount.host import mounts
+from stepfs.mount.host.mounts import FSTYPE, Health, Mounted
 
 
 @pytest.fixture
@@ -70,18 +69,18 @@ def test_a_mount_point_in_use(awkward, monkeypatch, health: Health, commands):
     def may_not(_mounted: Mounted) -> None:
         raise PermissionError(errno.EPERM, "not yours")
 
-    monkeypatch.setattr(mountpoint, "mount_at", mounted_on)
-    monkeypatch.setattr(dead_mount, "check_health", lambda *_: (health, None))
-    monkeypatch.setattr(mountpoint, "clear_dead", may_not)
+    monkeypatch.setattr(mounts, "mount_at", mounted_on)
+    monkeypatch.setattr(mounts, "check_health", lambda *_: (health, None))
+    monkeypatch.setattr(mounts, "clear_dead", may_not)
     with pytest.raises(RefusedError) as raised:
-        mountpoint.prepare(awkward)
+        mounts.prepare(awkward)
     [words] = offered(str(raised.value))
     assert " ".join(words) == " || ".join(" ".join([*each, str(awkward)]) for each in commands)
 
 
 @pytest.mark.parametrize("health", [Health.DEAD, Health.SILENT])
 def test_doctor_on_a_mount(awkward: Path, monkeypatch: pytest.MonkeyPatch, health: Health) -> None:
-    monkeypatch.setattr("stepfs.doctor.mounts.check_health", lambda *_, **__: (health, None))
+    monkeypatch.setattr("stepfs.doctor.machine.check_health", lambda *_, **__: (health, None))
     finding = check_alive(mounted_on(awkward))
     words = [word for each in offered(finding.remedy or "") for word in each]
     assert words.count(str(awkward)) == 2

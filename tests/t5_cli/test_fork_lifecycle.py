@@ -95,7 +95,7 @@ def test_parent_and_fork_let_go_of_each_other(s3_url, tmp_path):
 
 @pytest.mark.parametrize(
     ("command", "code"),
-    [(["show", "--step", 0], 5), (["lineage", "--step", 0], 5), (["verify"], 0)],
+    [(["show", "--step", 0], 5), (["verify"], 0)],
     ids=lambda part: part[0] if isinstance(part, list) else "",
 )
 def test_a_parents_store_is_opened_as_that_of_an_origin(monkeypatch, file_url, tmp_path, command, code):

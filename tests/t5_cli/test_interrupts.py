@@ -184,7 +184,7 @@ main()
         ("stepfs_producer", ("stepfs_producer.run.history", "find", "require_files"), ["find", "PLANNED", *RECORD]),
         ("stepfs_producer", ("stepfs_producer.run.history", "find", "read_block"), ["find", "PLANNED", *RECORD]),
         (
-            "stepfs",
+            "stepfs_producer",
             ("stepfs_producer.run.history.texts", "_Source", "text"),
             ["lineage", "PLANNED", "--step", "0", "--text"],
         ),

@@ -166,8 +166,8 @@ def test_a_stage_without_the_encoder_fetches_no_pixel(original, tmp_path) -> Non
         assert (mount.step(1) / "rank-00001.pixels.safetensors").read_bytes() == steps[1][3]
         lineage = ("lineage", str(mount.step(1) / "rank-00001.pixels.safetensors"), "--json")
         beside, main = (
-            stepfs(*lineage).document["spans"],
-            stepfs("lineage", str(mount.file(1, 1, ".safetensors")), "--json").document["spans"],
+            produce(*lineage).document["spans"],
+            produce("lineage", str(mount.file(1, 1, ".safetensors")), "--json").document["spans"],
         )
         assert beside == main != []
     assert stepfs("verify", lake, "--content").code == 0
@@ -180,7 +180,7 @@ def test_replay_and_lineage_know_images(original) -> None:
     lake = f"file://{directory}/lake"
     done = produce("replay", lake, "--steps", "0:3", "--plan-dir", directory, "--workers", 1)
     assert (done.code, "all the same" in done.out) == (0, True), done.err
-    spans = stepfs("lineage", lake, "--step", 0, "--text", "--plan-dir", directory, "--json").document["spans"]
+    spans = produce("lineage", lake, "--step", 0, "--text", "--plan-dir", directory, "--json").document["spans"]
     shown = [json.loads(span["text"]) for span in spans if span["source"] == "pictures"]
     assert shown
     assert all(re.fullmatch(r"\d+ bytes", one["jpg"]) for one in shown)

@@ -1,4 +1,4 @@
-"""`stepfs lineage` of a small planned lake: its places, its words for what is missing, every kind of payload."""
+"""`stepfs-produce lineage` of a small planned lake: its places, its words for what is missing, every kind of payload."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from stepfs_producer import Producer
 
 
 def test_the_document_is_the_one_of_the_page_and_the_lines_say_the_same(here: Path) -> None:
-    document = stepfs("lineage", lake_of(here), "--step", 3, "--json").document
-    json_schemas.check("lineage", document)
+    document = produce("lineage", lake_of(here), "--step", 3, "--json").document
+    json_schemas.check("produce-lineage", document)
     assert sum(one["share"] for one in document["sources"].values()) == pytest.approx(1)
     assert document["tokens"] == sum(one["tokens"] for one in document["spans"])
     assert {(one["rank"], one["micro"]) for one in document["spans"]} == {(0, 0), (0, 1), (1, 0), (1, 1)}
-    shown = stepfs("lineage", lake_of(here), "--step", 3)
+    shown = produce("lineage", lake_of(here), "--step", 3)
     assert document["plan"] in shown.out
     assert all(f"0/{name}" in shown.out for name in ("prose.txt", "0.jsonl"))
-    text = stepfs("lineage", lake_of(here), "--step", 3, "--rank", "1:0", "--text", "--plan-dir", here)
+    text = produce("lineage", lake_of(here), "--step", 3, "--rank", "1:0", "--text", "--plan-dir", here)
     assert "    prose " in text.out
     assert "no text" not in text.out
 
@@ -48,7 +48,7 @@ def test_a_token_has_the_span_around_it(here: Path) -> None:
     padding = next(
         end for end in sorted(ends) if end not in {one["start"] for one in whole if one["micro"] == 0} | {256}
     )
-    one_line(stepfs("lineage", lake_of(here), "--step", 2, "--rank", f"1:0:{padding}"), 3, "is padding")
+    one_line(produce("lineage", lake_of(here), "--step", 2, "--rank", f"1:0:{padding}"), 3, "is padding")
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_a_token_has_the_span_around_it(here: Path) -> None:
     ],
 )
 def test_what_is_beyond_is_said_to_be(here: Path, arguments, code, words) -> None:
-    one_line(stepfs("lineage", lake_of(here), *arguments), code, words)
+    one_line(produce("lineage", lake_of(here), *arguments), code, words)
 
 
 def test_a_reclaimed_step_has_no_lineage(here: Path) -> None:
@@ -70,7 +70,7 @@ def test_a_reclaimed_step_has_no_lineage(here: Path) -> None:
     record = spans(here, "--step", 0)[0]
     assert stepfs("checkpoint", url, "--group", "run", "--new-group", 6).code == 0
     assert stepfs("reclaim", url, "--grace", "0s").code == 0
-    one_line(stepfs("lineage", url, "--step", 2), 3, "step 2 is not in the lake (steps 6 to 11 are)")
+    one_line(produce("lineage", url, "--step", 2), 3, "step 2 is not in the lake (steps 6 to 11 are)")
     words = [
         "--source", record["source"], "--file", record["file"], "--record", record["record"], "--plan-dir", here,
     ]  # fmt: skip
@@ -87,7 +87,7 @@ def test_a_lake_without_spans_says_so(tmp_path: Path, ext: str) -> None:
     plan = write_plan(tmp_path, ext)
     plan.write_text(plan.read_text() + "defaults: {shuffle: none}\n")
     url = made(tmp_path, steps=1)
-    one_line(stepfs("lineage", url), 2, "lineage is in the .safetensors, .pt and .tar files")
+    one_line(produce("lineage", url), 2, "lineage is in the .safetensors, .pt and .tar files")
     words = ["--source", "prose", "--file", "prose.txt", "--record", 0, "--plan-dir", tmp_path]
     one_line(produce("find", url, *words), 2, "which has no room for spans")
 
@@ -96,7 +96,7 @@ def test_a_lake_without_spans_says_so(tmp_path: Path, ext: str) -> None:
 def test_other_formats_with_spans_have_lineage(tmp_path: Path, ext: str, original: Path) -> None:
     made(tmp_path, ext=ext, steps=1)
     assert spans(tmp_path, "--step", 0) == spans(original, "--step", 0)
-    shown = stepfs("lineage", lake_of(tmp_path), "--text", "--plan-dir", tmp_path, "--json").document
+    shown = produce("lineage", lake_of(tmp_path), "--text", "--plan-dir", tmp_path, "--json").document
     assert all(one["text"] for one in shown["spans"])
 
 
@@ -108,7 +108,7 @@ def test_files_of_micro_batches_have_the_same_past(tmp_path: Path, original: Pat
     assert [{**one, "slice": 0} for one in here] == [{**one, "slice": 0} for one in whole]
     assert {one["slice"] for one in here} == {0, 1, 2, 3}
     assert spans(tmp_path, "--step", 2, "--rank", "1:1") == [one for one in here if one["slice"] == 3]
-    one_line(stepfs("lineage", lake_of(tmp_path), "--rank", "1:2"), 2, "micro-batch 2: a rank has 2, from 0 on")
+    one_line(produce("lineage", lake_of(tmp_path), "--rank", "1:2"), 2, "micro-batch 2: a rank has 2, from 0 on")
     last = here[-1]
     words = [
         "--source", last["source"], "--file", last["file"], "--record", last["record"], "--plan-dir", tmp_path,
@@ -127,7 +127,7 @@ def test_a_producer_of_ones_own_has_no_lineage(tmp_path: Path, file_url: str) ->
     assert stepfs("init", file_url, "--slices", 1, "--ext", ".bin").code == 0
     with Producer(file_url, producer_id="mine") as producer:
         producer.append([b"bytes"], position=1)
-    one_line(stepfs("lineage", file_url), 2, "has no room for spans")
+    one_line(produce("lineage", file_url), 2, "has no room for spans")
     one_line(
         produce("find", file_url, "--source", "a", "--file", "b", "--record", 0),
         3,
@@ -154,7 +154,7 @@ def test_another_text_is_never_shown(here: Path, change, why: str) -> None:
     place = next(one for one in spans(here, "--step", 0) if one["source"] == "prose")
     rank = f"{place['rank']}:{place['micro']}:{place['start']}"
     words = ["--step", 0, "--rank", rank, "--text", "--plan-dir", here]
-    shown_alone = stepfs("lineage", lake_of(here), *words)
+    shown_alone = produce("lineage", lake_of(here), *words)
     if "no text: " not in shown_alone.out:
         assert shown_alone.code == 0
     else:
@@ -181,10 +181,10 @@ def test_a_lost_listing_and_a_lost_plan_are_named(here: Path) -> None:
     one_line(produce("find", url, *words), 3, "the plan of source prose is not in the lake; restore")
     one_line(replayed(here), 3, "is not in the lake; restore its object plans/")
     shutil.rmtree(next((here / "lake").glob("*/sources")))
-    numbered = stepfs("lineage", url, "--step", 3, "--json")
+    numbered = produce("lineage", url, "--step", 3, "--json")
     assert {one["file"] for one in numbered.document["spans"]} == {None}
     assert numbered.err.count("the list of files of source") == 2
-    assert "#0" in stepfs("lineage", url, "--step", 3).out
+    assert "#0" in produce("lineage", url, "--step", 3).out
     one_line(produce("find", url, *words), 3, "the list of files of source prose is not in the lake; restore")
 
 
@@ -196,6 +196,6 @@ def test_from_another_directory_than_the_plans_the_way_there_is_named(here, tmp_
     )
     one_line(produce("find", url, "--source", "prose", "--file", "prose.txt", "--record", 0), 3, said)
     one_line(produce("replay", url, "--steps", "0:1"), 3, "was in by --plan-dir")
-    alone = stepfs("lineage", url, "--step", 3, "--text")
+    alone = produce("lineage", url, "--step", 3, "--text")
     one_line(alone, 3, "--text: the text of any of the ")
     assert said in alone.out

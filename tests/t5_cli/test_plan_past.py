@@ -15,8 +15,9 @@ import pytest
 import trio
 from lakes import SLICES, commit, produce, stepfs
 
-from stepfs.cli.commands.lineage.spans import Wanted, shown_spans
+from stepfs.cli.target import opened_lineage
 from stepfs.store.api import StoreOptions
+from stepfs_producer.run.history.lineage import Shown, Wanted, shown_spans
 from torture.planned.audit import Piece, read_lake
 from torture.planned.corpus import Corpus, write_corpus
 
@@ -45,13 +46,17 @@ def audited(tmp_path_factory: pytest.TempPathFactory) -> Audited:
     return Audited(url, corpus, directory, read_lake(url).pieces)
 
 
+async def spans_of(audited: Audited, step: int, texts_below: str | None) -> Shown:
+    async with opened_lineage(audited.url, StoreOptions()) as reader:
+        return await shown_spans(reader, Wanted(step), texts_below, pytest.fail)
+
+
 @pytest.mark.timeout(300)
 def test_lineage_of_every_step_is_the_audits_and_its_texts_are_those_tokenised(audited: Audited) -> None:
     seen = set()
     for step, pieces in enumerate(audited.pieces):
-        wanted = Wanted(audited.url, StoreOptions(), step)
         with_text = step % 3 == 0
-        shown = trio.run(shown_spans, wanted, str(audited.directory) if with_text else None)
+        shown = trio.run(spans_of, audited, step, str(audited.directory) if with_text else None)
         assert [
             (span.epoch, span.source, span.file_number, span.record, span.first, span.tokens) for span in shown.spans
         ] == [(piece.epoch, *piece.address, piece.first, len(piece.ids)) for piece in pieces]
@@ -79,7 +84,7 @@ def test_find_and_lineage_agree(audited: Audited) -> None:
     assert split, "documents are split between steps"
     chosen = random.Random(SEED).sample(sorted(held), RECORDS) + split[:5]
     for source, file, record in chosen:
-        listed = stepfs("lineage", audited.url, "--step", held[source, file, record][0][1], "--json").document
+        listed = produce("lineage", audited.url, "--step", held[source, file, record][0][1], "--json").document
         [name] = {one["file"] for one in listed["spans"] if (one["source"], one["file_number"]) == (source, file)}
         words = ["--source", source, "--file", name, "--record", record, "--plan-dir", audited.directory]
         found = produce("find", audited.url, *words, "--json").document

@@ -193,12 +193,12 @@ def test_a_fork_knows_its_own_steps_and_names_its_parent(here: Path) -> None:
     one_line(ended, 3, "steps 0:4 were not searched: they are steps 0:4 of ")
     done = produce("run", here / "plan.yaml", fork, "--limit-steps", end + 4, "--workers", 1)
     assert done.code == 0, done.err
-    theirs = stepfs("lineage", fork, "--step", 2, "--text", "--plan-dir", here, "--json").document
+    theirs = produce("lineage", fork, "--step", 2, "--text", "--plan-dir", here, "--json").document
     assert theirs["plan"] is None
     assert theirs["spans"] == texts(here, 2)
-    assert stepfs("lineage", fork, "--step", end + 2, "--json").document["plan"] is not None
+    assert produce("lineage", fork, "--step", end + 2, "--json").document["plan"] is not None
     one_line(produce("find", fork, *words, "--plan-dir", here), 3, f"no step from {end} on holds it; {inherited}")
-    record = stepfs("lineage", fork, "--step", end + 1, "--json").document["spans"][0]
+    record = produce("lineage", fork, "--step", end + 1, "--json").document["spans"][0]
     words = ["--source", record["source"], "--file", record["file"], "--record", record["record"]]
     found = produce("find", fork, *words, "--plan-dir", here, "--json").document
     json_schemas.check("produce-find", found)

@@ -9,10 +9,10 @@ import numpy as np
 from lakes import stepfs
 from payload_samples import npy
 from produced_text import produce, refused
-from stepfs_producer.plan.step import State
 from test_produce_run import PLAN, plan, run
 
 from stepfs_producer import Producer
+from stepfs_producer.plan.step import State
 
 __all__ = ["plan"]  # fixtures
 

@@ -70,10 +70,10 @@ def test_completion_says_nothing():
         prog_name="stepfs",
         env={
             "_STEPFS_COMPLETE": "complete_bash",
-            "COMP_WORDS": "stepfs l",
+            "COMP_WORDS": "stepfs s",
             "COMP_CWORD": "1",
             "STEPFS_GRUOP": "x",
         },
     )
-    assert done.stdout.split() == ["ls", "lineage"]
+    assert done.stdout.split() == ["show", "status", "seal"]
     assert done.stderr == ""

@@ -1,31 +1,77 @@
-"""The complete checkpoints of a directory, in the layouts that trainers write by default.
+"""Checkpoint directories: which checkpoints are complete, in the layouts of usual trainers, and the step each resumes at.
 
-Only *complete* checkpoints count: a step that an incomplete checkpoint "covers" might be deleted. Each layout has its
-own sign of completeness, the object that its writer writes last:
-
-    torch DCP      <name-with-counter>/.metadata     torch.distributed.checkpoint writes it after every shard
-    Hugging Face   checkpoint-<N>/trainer_state.json whose global_step is N
-    Lightning      *step=<N>*.ckpt                   a readable zip archive (its directory is at the end)
-    Megatron       iter_<N>/ with N at most the number in latest_checkpointed_iteration.txt
-    a pattern      any path with `{N}` in it, such as run-{N}/DONE: there when the file is there
-
-Reads directories and files only; call it in a worker thread. Entries that this user may not read (another user's run,
-perhaps) are reported separately: they are no checkpoints, unless they were ones before.
-"""
+Only *complete* checkpoints count: a step that an incomplete checkpoint "covers" might be deleted. Reads directories and
+files only; call it in a worker thread. Entries that this user may not read are reported separately."""
 
 from __future__ import annotations
 
+import ast
 import errno
 import json
+import operator
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from stepfs.errors import AbsentError, UsageError
+from stepfs.format.ids import INTEGER_MAX, Step
+
+_TEXT_MAX: Final = 64
+_OPERATORS: Final[Mapping[type[ast.operator], Callable[[int, int], int]]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+}
+
+
+class NextStep:
+    """The parsed `--next-step`, from a trainer's counter to the first step still needed: integers, N, + - * // and ().
+
+    Explicit, because off-by-one here loses data: a checkpoint named 100 may have consumed steps 0…99 (next is N) or 0…100
+    (N+1), and a counter of optimizer steps with gradient accumulation 4 means N*4. Nothing is guessed.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        try:
+            tree = ast.parse(text[:_TEXT_MAX].strip(), mode="eval") if len(text) <= _TEXT_MAX else None
+        except (SyntaxError, ValueError):
+            tree = None
+        if tree is None:
+            raise self._bad()
+        self._evaluate = self._compile(tree.body)
+        self(1)
+
+    def __call__(self, counter: int) -> Step:
+        """The first step that the checkpoint with this counter needs. `UsageError` if the result is no step."""
+        try:
+            value = self._evaluate(counter)
+        except ZeroDivisionError:
+            raise self._bad() from None
+        if not 0 <= value <= INTEGER_MAX:
+            raise UsageError(f"--next-step {self.text!r} makes {value} of checkpoint {counter}, which is no step")
+        return Step(value)
+
+    def _compile(self, node: ast.expr) -> Callable[[int], int]:
+        match node:
+            case ast.Name(id="N"):
+                return lambda counter: counter
+            case ast.Constant(value=int(number)) if not isinstance(number, bool):
+                return lambda _: number
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
+                one, two, combine = self._compile(left), self._compile(right), _OPERATORS[type(op)]
+                return lambda counter: combine(one(counter), two(counter))
+            case _:
+                raise self._bad()
+
+    def _bad(self) -> UsageError:
+        return UsageError(f"--next-step {self.text!r}: write an expression of N such as N, N+1 or N*4")
+
 
 _LAST_NUMBER: Final = re.compile(r"(\d{1,15})(?!.*\d)")
 _HUGGING_FACE: Final = re.compile(r"checkpoint-(\d{1,15})")
@@ -70,7 +116,15 @@ class Found:
 
 
 def look(place: Place) -> Found:
-    """The checkpoints that exist now.
+    """The checkpoints that exist now. Each layout has its own sign of completeness.
+
+    It is the object that its writer writes last:
+
+        torch DCP      <name-with-counter>/.metadata     torch.distributed.checkpoint writes it after every shard
+        Hugging Face   checkpoint-<N>/trainer_state.json whose global_step is N
+        Lightning      *step=<N>*.ckpt                   a readable zip archive (its directory is at the end)
+        Megatron       iter_<N>/ with N at most the number in latest_checkpointed_iteration.txt
+        a pattern      any path with `{N}` in it, such as run-{N}/DONE: there when the file is there
 
     `AbsentError` if the directory does not exist: not the same as "all checkpoints were deleted". OSError if it cannot
     be read, or the file system fails: an unreachable checkpoint must not look like a deleted one. (Hence no `glob`,

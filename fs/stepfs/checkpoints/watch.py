@@ -1,13 +1,7 @@
 """Following a checkpoint directory: new checkpoints are recorded, vanished ones dropped.
 
-Only checkpoints that this mount saw vanish are dropped, never one that is merely on record: a number that a user
-recorded is no file. The start is the one exception: a checkpoint that the group keeps and that is no longer on disk was
-deleted while nobody watched. A directory that vanishes as a whole is an accident (an unmounted volume), never "all
-checkpoints were deleted".
-
-The counters are the trainer's, and may count something else than steps: micro-batches, epochs, the steps of another
-run. If such a number were recorded, steps would be hidden and deleted unread. So a checkpoint beyond the committed
-steps, or beyond those that readers here have opened, is held back: a trainer that resumes at step 100 has read step 99.
+Only checkpoints that this mount saw vanish are dropped, never one that is merely on record, and never all of a directory
+that vanished. One beyond the committed steps, or beyond those that readers here have opened, is held back.
 """
 
 from __future__ import annotations
@@ -20,8 +14,7 @@ from typing import Final
 
 import trio
 
-from stepfs.checkpoints.formats import Found, Place, look
-from stepfs.checkpoints.next_step import NextStep
+from stepfs.checkpoints.formats import Found, NextStep, Place, look
 from stepfs.checkpoints.record import breaks_order
 from stepfs.errors import AbsentError, StepfsError, StoreUnreachableError, UsageError, WithdrawnError
 from stepfs.format.control import GroupRecord

@@ -17,7 +17,6 @@ SUMMARIES: Final = {
     "unmount": "Unmount, and wait until nothing is left.",
     "ls": "List the steps of a lake as a mount would.",
     "show": "Show the arrays of a payload.",
-    "lineage": "Show the records in a step.",
     "status": "Show the state of a lake or of a mount.",
     "checkpoint": "Record that a checkpoint exists.",
     "reclaim": "Delete the steps that no checkpoint needs.",

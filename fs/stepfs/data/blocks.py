@@ -97,21 +97,21 @@ class Role(enum.IntEnum):
     IDLE = 1
     AWAITED = 2
     WANTED = 3
-    PASSED = 4
+    BEHIND = 4
     OPEN = 5
 
     @property
     def pinned(self) -> bool:
         """Whether the blocks stay in memory as long as anything else can leave it."""
-        return self >= Role.PASSED
+        return self >= Role.BEHIND
 
 
 _CLOSED: Final = frozenset({Role.AWAITED, Role.CONSUMED})
 
 NEXT: Final[Mapping[Role, frozenset[Role]]] = {
     Role.WANTED: _CLOSED | {Role.OPEN},
-    Role.OPEN: _CLOSED | {Role.PASSED, Role.IDLE},
-    Role.PASSED: _CLOSED | {Role.IDLE},
+    Role.OPEN: _CLOSED | {Role.BEHIND, Role.IDLE},
+    Role.BEHIND: _CLOSED | {Role.IDLE},
     Role.IDLE: _CLOSED | {Role.OPEN, Role.WANTED},
     Role.AWAITED: frozenset({Role.OPEN, Role.CONSUMED}),
     Role.CONSUMED: frozenset({Role.OPEN, Role.AWAITED, Role.WANTED}),
@@ -133,7 +133,7 @@ class Block:
 
     __slots__ = ("buffer", "entry", "error", "owners", "range", "read_at", "settled", "state", "waiting")
 
-    def __init__(self, entry: StepEntry, range_: Range, owners: list[HeldSlice]) -> None:
+    def __init__(self, entry: StepEntry, range_: Range, owners: list[CachedSlice]) -> None:
         self.entry = entry
         self.range = range_
         self.owners = owners  # the slices with a piece in it
@@ -157,7 +157,7 @@ class Block:
         return self.role.pinned
 
 
-class HeldSlice:
+class CachedSlice:
     """A slice that is open, cached in part or whole, or being fetched."""
 
     __slots__ = (
@@ -202,7 +202,7 @@ class HeldSlice:
     @property
     def missing(self) -> list[int]:
         """Numbers of the blocks that are neither held nor being fetched, and that are worth fetching."""
-        first = self.reading if self.role is Role.PASSED else 0
+        first = self.reading if self.role is Role.BEHIND else 0
         return [number for number in range(first, len(self.places)) if self.places[number] is None]
 
     @property

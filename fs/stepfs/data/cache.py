@@ -12,7 +12,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable
 from typing import Final, TypeAlias
 
-from stepfs.data.blocks import NEXT, Block, HeldSlice, Range, Role, State, join_pieces
+from stepfs.data.blocks import NEXT, Block, CachedSlice, Range, Role, State, join_pieces
 from stepfs.data.buffers import Buffer, Pool
 from stepfs.data.counters import DataCounts
 from stepfs.errors import StepfsError, StoreUnreachableError
@@ -48,7 +48,7 @@ class ReadingOrder:
         unplanned = set(steps).difference(places)
         return max(unplanned) if unplanned else max(steps, key=places.__getitem__, default=None)
 
-    def passed(self, step: Step) -> bool:
+    def skipped(self, step: Step) -> bool:
         """Whether no reader is expected at the step: it leaves first."""
         return step < self._low and step not in self._places
 
@@ -113,7 +113,7 @@ class EvictionOrder:
         if unneeded is not None or not self._ahead:
             return unneeded
         step = min(self._ahead)
-        return self._take(next(iter(self._ahead[step]))) if self.order.passed(step) else None
+        return self._take(next(iter(self._ahead[step]))) if self.order.skipped(step) else None
 
     def pop_copied(self, copied: Callable[[Block], bool], *, beyond: Distance) -> Block | None:
         """The farthest block beyond a distance that can be loaded from disk again."""
@@ -145,8 +145,8 @@ class EvictionOrder:
 _REACH_SHIFT_MAX: Final = 8
 
 
-def find_passed(asking: Block, slices: Iterable[HeldSlice]) -> Block | None:
-    """The pinned block that is read last, if that is later than `asking`; its one slice is `PASSED` once it has gone."""
+def find_skipped(asking: Block, slices: Iterable[CachedSlice]) -> Block | None:
+    """The pinned block that is read last, if that is later than `asking`; its one slice is `BEHIND` once it has gone."""
     distance = 0 if asking.waiting else _distance(asking)
     if distance is None:
         return None
@@ -180,27 +180,27 @@ _AWAITED_SHARE: Final = 0.5  # of the budget: for readers behind, not taken by r
 class Cache:
     """Slices and blocks in memory."""
 
-    def __init__(self, pool: Pool, counts: DataCounts, on_disk: Callable[[HeldSlice], bool]) -> None:
+    def __init__(self, pool: Pool, counts: DataCounts, on_disk: Callable[[CachedSlice], bool]) -> None:
         self.pool = pool
         self._on_disk = on_disk
         self.evictable = EvictionOrder()
         self._counts = counts
-        self._slices: dict[SliceKey, HeldSlice] = {}
+        self._slices: dict[SliceKey, CachedSlice] = {}
         self.floor = Step(0)  # steps below are needed by open files alone
         self._unsaved: dict[Block, int] = {}  # fetched ahead, not on disk (yet): capacity
         self._unsaved_bytes = 0
 
-    def get(self, step: Step, index: SliceIndex) -> HeldSlice | None:
+    def get(self, step: Step, index: SliceIndex) -> CachedSlice | None:
         return self._slices.get((step, index))
 
-    def hold(self, entry: StepEntry, index: SliceIndex) -> HeldSlice:
+    def get_or_add(self, entry: StepEntry, index: SliceIndex) -> CachedSlice:
         """The slice's entry in the table, made if need be."""
         held = self._slices.get((entry.step, index))
         if held is None:
-            held = self._slices[entry.step, index] = HeldSlice(entry, index)
+            held = self._slices[entry.step, index] = CachedSlice(entry, index)
         return held
 
-    def set_role(self, held: HeldSlice, role: Role) -> None:
+    def set_role(self, held: CachedSlice, role: Role) -> None:
         """Give a slice another role: one that may follow its present one (`roles.NEXT`)."""
         if role is held.role:
             return
@@ -225,7 +225,7 @@ class Cache:
 
     def plan(self, entry: StepEntry, indices: Iterable[SliceIndex]) -> list[Block]:
         """New QUEUED blocks for every piece of these slices that is neither held nor being fetched."""
-        held = {index: self.hold(entry, index) for index in indices}
+        held = {index: self.get_or_add(entry, index) for index in indices}
         blocks = []
         for range_ in join_pieces(each.pieces[number] for each in held.values() for number in each.missing):
             owners = list({piece.index: held[piece.index] for piece in range_.pieces}.values())
@@ -250,7 +250,7 @@ class Cache:
             self._unsaved_bytes += buffer.capacity
         return buffer
 
-    def saved(self, held: HeldSlice) -> None:
+    def saved(self, held: CachedSlice) -> None:
         for block in _blocks(held):
             if self.copied(block):
                 self._settle(block)
@@ -326,7 +326,7 @@ class Cache:
                 if block.state in (State.READY, State.QUEUED) and not block.pinned:
                     self.drop(block)
 
-    def needed(self, step: Step) -> None:
+    def lower_floor(self, step: Step) -> None:
         """The step is wanted again, though it was forgotten: a group went back to an older checkpoint."""
         self.floor = min(self.floor, step)
 
@@ -340,7 +340,7 @@ class Cache:
             self._counts.evicted += 1
         return True
 
-    def release(self, held: HeldSlice) -> None:
+    def release(self, held: CachedSlice) -> None:
         """Drop the copy in memory of an unpinned slice."""
         for block in _blocks(held):
             if block.state is State.READY and not block.pinned and self.copied(block):
@@ -356,7 +356,7 @@ class Cache:
             self.drop(victim)
             self._counts.evicted += 1
 
-    def opened(self) -> list[HeldSlice]:
+    def opened(self) -> list[CachedSlice]:
         return [held for held in self._slices.values() if held.handles]
 
     def blocks(self) -> set[Block]:
@@ -375,9 +375,9 @@ class Cache:
         return all(self._on_disk(owner) for owner in block.owners)
 
     def _passed_victim(self, asking: Block) -> Block | None:
-        block = find_passed(asking, self._slices.values())
+        block = find_skipped(asking, self._slices.values())
         if block is not None:
-            self.set_role(block.owners[0], Role.PASSED)
+            self.set_role(block.owners[0], Role.BEHIND)
         return block
 
     def _pinned_victim(self, asking: Block) -> Block | None:
@@ -391,12 +391,12 @@ class Cache:
             owner.places = [None if place is block else place for place in owner.places]
             self._tidy(owner)
 
-    def _tidy(self, held: HeldSlice) -> None:
+    def _tidy(self, held: CachedSlice) -> None:
         if not held.handles and not any(held.places):
             self._slices.pop(held.key, None)
 
 
-def _blocks(held: HeldSlice) -> list[Block]:
+def _blocks(held: CachedSlice) -> list[Block]:
     return list(dict.fromkeys(block for block in held.places if block is not None))
 
 
@@ -410,19 +410,19 @@ class OpenSlices:
     """The open slices of one mount that are pinned by recency. Plain state, no I/O."""
 
     def __init__(self) -> None:
-        self._recent: OrderedDict[HeldSlice, None] = OrderedDict()  # least recently opened or reading first
+        self._recent: OrderedDict[CachedSlice, None] = OrderedDict()  # least recently opened or reading first
         self._steps: Counter[Step] = Counter()  # of `_recent`
         self._bytes = 0  # of `_recent`
         self._newest = Step(0)  # its ranks open it one after another, before they read
 
-    def add(self, held: HeldSlice) -> None:
+    def add(self, held: CachedSlice) -> None:
         self.discard(held)
         self._recent[held] = None
         self._newest = held.entry.step
         self._steps[held.entry.step] += 1
         self._bytes += held.length
 
-    def discard(self, held: HeldSlice) -> None:
+    def discard(self, held: CachedSlice) -> None:
         """The slice was closed, or is pinned for good."""
         if held in self._recent:
             del self._recent[held]
@@ -431,9 +431,9 @@ class OpenSlices:
             if not self._steps[held.entry.step]:
                 del self._steps[held.entry.step]
 
-    def take_idle(self, budget_bytes: int, now: float) -> list[HeldSlice]:
-        """Slices without a reader, oldest first. `now` in seconds, as in `HeldSlice.read_at`."""
-        found: list[HeldSlice] = []
+    def take_idle(self, budget_bytes: int, now: float) -> list[CachedSlice]:
+        """Slices without a reader, oldest first. `now` in seconds, as in `CachedSlice.read_at`."""
+        found: list[CachedSlice] = []
         spared = 0
         while spared < _SPARED_MAX and self._is_too_much(budget_bytes):
             oldest = next(iter(self._recent))
@@ -451,5 +451,5 @@ class OpenSlices:
         return steps > _STEPS_MAX or (steps > 1 and self._bytes > _SHARE * budget_bytes)
 
 
-def _is_being_read(held: HeldSlice, now: float) -> bool:
+def _is_being_read(held: CachedSlice, now: float) -> bool:
     return now - held.read_at < _READING_S or any(place is not None and place.waiting for place in held.places)

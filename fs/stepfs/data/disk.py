@@ -21,7 +21,7 @@ from typing import Final
 
 import trio
 
-from stepfs.data.blocks import HeldSlice, Role
+from stepfs.data.blocks import CachedSlice, Role
 from stepfs.data.cache import ReadingOrder
 from stepfs.data.counters import DataCounts
 from stepfs.errors import RefusedError
@@ -185,8 +185,8 @@ class DiskCache:
     def _victim(self, step: Step, is_pinned: _Keeps, is_last_copy: _Keeps) -> SliceKey | None:
         order = self.order
         consumed = (key for key in self._consumed if not order.plans(key[0]))  # not to be read once more
-        passed = (key for key in self._files if order.passed(key[0]))
-        for key in itertools.chain(consumed, passed):
+        skipped = (key for key in self._files if order.skipped(key[0]))
+        for key in itertools.chain(consumed, skipped):
             if not is_pinned(key):
                 return key
         own, last = order.distance(step), order.farthest({key[0] for key in self._files})
@@ -219,12 +219,12 @@ class WriteBehind:
 
     disk: DiskCache | None
     counts: DataCounts
-    changed: Callable[[HeldSlice], None]  # called for every slice that became loadable from disk
+    changed: Callable[[CachedSlice], None]  # called for every slice that became loadable from disk
     is_pinned: Callable[[SliceKey], bool]  # slices that are read: not displaced
     is_last_copy: Callable[[SliceKey], bool]  # slices only on disk: not displaced by others ahead
 
     def __post_init__(self) -> None:
-        self._queue: deque[HeldSlice] = deque(maxlen=_QUEUE_MAX)
+        self._queue: deque[CachedSlice] = deque(maxlen=_QUEUE_MAX)
         self._leaving: list[str] = []
         self._wake = trio.Event()
         self._rest_until = float("-inf")
@@ -233,11 +233,11 @@ class WriteBehind:
         if self.disk is not None:
             self.counts.adopted_files += self.disk.adopted
 
-    def holds(self, held: HeldSlice) -> bool:
+    def holds(self, held: CachedSlice) -> bool:
         """Whether the slice can be loaded from disk."""
         return self.disk is not None and self.disk.holds(held.key, held.ref)
 
-    def unpinned(self, held: HeldSlice, *, consumed: bool) -> None:
+    def unpinned(self, held: CachedSlice, *, consumed: bool) -> None:
         """A slice is pinned no more; `consumed` if no other reader is expected."""
         if self.disk is not None:
             if consumed:
@@ -245,7 +245,7 @@ class WriteBehind:
             if held.key[0] < self._floor:
                 self.forget_below(self._floor)
 
-    def enqueue(self, held: HeldSlice) -> None:
+    def enqueue(self, held: CachedSlice) -> None:
         """A slice is complete in memory: keep a copy, unless it is being read already."""
         self._floor = min(self._floor, held.entry.step)
         if self.disk is not None and held.length and not held.role.pinned and not self.holds(held):
@@ -257,7 +257,7 @@ class WriteBehind:
             self._floor = step
             self._queue_removal(self.disk.forget_below(step, self.is_pinned))
 
-    async def load(self, held: HeldSlice, offset: int, buffer: memoryview, landed: Progress) -> int:
+    async def load(self, held: CachedSlice, offset: int, buffer: memoryview, landed: Progress) -> int:
         """Bytes from `offset` of the slice into `buffer`: how many; unverified, but `landed` sees them in the thread."""
         disk = self.disk
         assert disk is not None
@@ -269,7 +269,7 @@ class WriteBehind:
 
         return await trio.to_thread.run_sync(load)
 
-    def reject(self, held: HeldSlice, problem: str) -> None:
+    def reject(self, held: CachedSlice, problem: str) -> None:
         """A file did not verify: remove it."""
         assert self.disk is not None
         if self.disk.holds(held.key, held.ref):
@@ -291,7 +291,7 @@ class WriteBehind:
             else:
                 await self._wake.wait()
 
-    async def _write(self, disk: DiskCache, held: HeldSlice) -> None:
+    async def _write(self, disk: DiskCache, held: CachedSlice) -> None:
         key, ref = held.key, held.ref
         if (
             trio.current_time() < self._rest_until

@@ -13,7 +13,7 @@ from typing import Final
 
 import trio
 
-from stepfs.data.blocks import Block, HeldSlice, RangeCheck, State
+from stepfs.data.blocks import Block, CachedSlice, RangeCheck, State
 from stepfs.data.buffers import Buffer
 from stepfs.data.cache import Cache
 from stepfs.data.counters import DataCounts
@@ -35,7 +35,7 @@ class FetchQueue:
     """The queue of blocks to fetch."""
 
     cache: Cache
-    on_disk: Callable[[HeldSlice], bool]
+    on_disk: Callable[[CachedSlice], bool]
     primed: Callable[[], Container[SliceKey]]
 
     def __post_init__(self) -> None:
@@ -46,16 +46,16 @@ class FetchQueue:
         self._rest: dict[SliceKey, float] = {}
         self._queue: list[Block] = []
 
-    def demand(self, held: HeldSlice) -> None:
+    def demand(self, held: CachedSlice) -> None:
         """An open file needs all of this slice."""
         self._demands.setdefault(held.entry.step, (held.entry, set()))[1].add(held.index)
         self.note_reading(held)
 
-    def note_reading(self, held: HeldSlice) -> None:
+    def note_reading(self, held: CachedSlice) -> None:
         """A reader has the slice, or demands it. One that only opens it, to look or to map it, takes nothing."""
         self._served_since.add(held.key)
 
-    def closed(self, held: HeldSlice) -> None:
+    def closed(self, held: CachedSlice) -> None:
         """The last reader closed it: drop fetches that have not started, unless the file was only looked at."""
         if held.entry.step in self._demands:
             self._demands[held.entry.step][1].discard(held.index)
@@ -110,10 +110,10 @@ class FetchQueue:
         return block if block is not None and (block.pinned or prefetch) else None
 
     def _plan(self, entry: StepEntry, indices: Iterable[SliceIndex]) -> None:
-        self.cache.needed(entry.step)
+        self.cache.lower_floor(entry.step)
         fetched = []
         for index in indices:
-            if self.on_disk(self.cache.hold(entry, index)):
+            if self.on_disk(self.cache.get_or_add(entry, index)):
                 self._queue += self.cache.plan(entry, [index])  # a file each
             else:
                 fetched.append(index)

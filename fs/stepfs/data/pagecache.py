@@ -19,7 +19,7 @@ from typing import Final, TypeVar
 
 import trio
 
-from stepfs.data.blocks import HeldSlice
+from stepfs.data.blocks import CachedSlice
 from stepfs.data.residency import drop_pages, mark_used, resident_bytes
 from stepfs.data.slices import PageCache, Priming, Slices
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex, SliceKey, Step
@@ -149,7 +149,7 @@ class Primer(Priming):
         self._order = PageOrder()  # the order in which pages are dropped
         self._evicted: set[SliceKey] = set()  # were primed before
         self._refused: set[SliceKey] = set()  # could not be primed: not shown here, or the kernel would not
-        self._todo: deque[HeldSlice] = deque()  # ready and requested, nearest first, as of the last look
+        self._todo: deque[CachedSlice] = deque()  # ready and requested, nearest first, as of the last look
         self._stale = True  # the requests or the ready slices may have changed
         self._sample: tuple[Step | None, frozenset[SliceIndex]] = (None, frozenset())
         self._suspect: Step | None = None  # a step of which something was evicted
@@ -249,7 +249,7 @@ class Primer(Priming):
         if self._stale:
             self._stale = False
             self._todo = deque(self._candidates())
-        batch: list[HeldSlice] = []
+        batch: list[CachedSlice] = []
         size = 0
         while self._todo and len(batch) < _BATCH_FILES and size < BLOCK_BYTES:
             held = self._todo[0]
@@ -265,7 +265,7 @@ class Primer(Priming):
             await self._prime(batch)
         return bool(batch)
 
-    def _candidates(self) -> Iterator[HeldSlice]:
+    def _candidates(self) -> Iterator[CachedSlice]:
         for entry, indices in self._slices.requested:
             for index in indices:
                 key = entry.step, index
@@ -276,7 +276,7 @@ class Primer(Priming):
                 if held is not None and held.ready and held.length and not held.handles:
                     yield held
 
-    async def _room(self, held: HeldSlice) -> bool:
+    async def _room(self, held: CachedSlice) -> bool:
         """Charge the slice's pages, dropping those nobody needs for it. False: no room, or it was evicted meanwhile."""
         cache = self._slices.cache
         while self.bytes + held.length > _SHARE * cache.pool.limit or not cache.charge(held.length):
@@ -305,12 +305,12 @@ class Primer(Priming):
         """Files that are open, or that another reader will open: no plan names them."""
         return {held.key for held in self._slices.cache.opened()}.union(self._order.closed())
 
-    def _enter(self, held: HeldSlice) -> None:
+    def _enter(self, held: CachedSlice) -> None:
         # A file that was evicted before is not checked again: a kernel that evicts at once is not fought.
         self._primed[held.key] = _Primed(held.length, checked=held.key in self._evicted)
         self.bytes += held.length
 
-    async def _prime(self, batch: Sequence[HeldSlice]) -> None:
+    async def _prime(self, batch: Sequence[CachedSlice]) -> None:
         ready = [held for held in batch if held.ready and held.key in self._primed]
         stored = await self._store(ready)
         for held in batch:
@@ -324,7 +324,7 @@ class Primer(Priming):
                 self._forget(held.key)
                 self._refused.add(held.key)
 
-    def _count(self, held: HeldSlice) -> None:
+    def _count(self, held: CachedSlice) -> None:
         counts = self._slices.counts
         counts.primed += held.length
         if held.key in self._evicted:
@@ -334,7 +334,7 @@ class Primer(Priming):
             counts.primed_files += 1
             counts.bytes_delivered += held.length
 
-    async def _store(self, batch: Sequence[HeldSlice]) -> list[bool]:
+    async def _store(self, batch: Sequence[CachedSlice]) -> list[bool]:
         """Which of them are in the page cache now."""
         work = [
             (

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 import trio
 
-from stepfs.data.blocks import Block, HeldSlice, Role, State
+from stepfs.data.blocks import Block, CachedSlice, Role, State
 from stepfs.data.buffers import Pool
 from stepfs.data.cache import Cache, OpenSlices, ReadingOrder
 from stepfs.data.counters import DataCounts
@@ -94,7 +94,7 @@ class SliceReads:
 
         A missing slice is fetched at its first READ; at once if the store may lose the object before that.
         """
-        held = self.cache.hold(entry, index)
+        held = self.cache.get_or_add(entry, index)
         held.handles += 1
         self._pin(held)
         self.opens += 1
@@ -113,7 +113,7 @@ class SliceReads:
             self.make_idle()
         return SliceHandle(self, held)
 
-    def begin_reading(self, held: HeldSlice) -> None:
+    def begin_reading(self, held: CachedSlice) -> None:
         """The first READ of a handle, or the first after it was idle."""
         self._note_reading(held)
         self._pin(held)
@@ -122,12 +122,12 @@ class SliceReads:
         if held.missing and not self.disk_copies.holds(held) and not self._is_primed(held):
             self._demand(held)
 
-    def move_to(self, held: HeldSlice, number: int) -> None:
+    def move_to(self, held: CachedSlice, number: int) -> None:
         """A reader came to another block: the blocks that it passed may make room for its next ones."""
         held.move_to(number)
         self.loader.notify()
 
-    async def ready_block(self, held: HeldSlice, number: int) -> None:
+    async def ready_block(self, held: CachedSlice, number: int) -> None:
         """Return once block `number` is READY; the caller uses it before its next await."""
         while True:
             block = held.places[number]
@@ -151,7 +151,7 @@ class SliceReads:
             if block.error is not None and not isinstance(block.error, StoreUnreachableError):
                 raise type(block.error)(*block.error.args)  # a fresh one: its traceback is this reader's
 
-    def close(self, held: HeldSlice) -> None:
+    def close(self, held: CachedSlice) -> None:
         held.handles -= 1
         awaited = self._note_close(held.key)
         if held.handles:
@@ -187,7 +187,7 @@ class SliceReads:
         self.opened_are_kept = False
         self.hold(self.cache.opened())
 
-    def hold(self, opened: Iterable[HeldSlice]) -> None:
+    def hold(self, opened: Iterable[CachedSlice]) -> None:
         """Fetch and pin open files, read or not: their objects may soon be gone. The page cache alone is no safe copy."""
         for held in opened:
             self._recent.discard(held)
@@ -195,21 +195,21 @@ class SliceReads:
             if not held.ready and not self.disk_copies.holds(held):
                 self._demand(held)
 
-    def _pin(self, held: HeldSlice) -> None:
+    def _pin(self, held: CachedSlice) -> None:
         if not held.role.pinned:
             self.cache.set_role(held, Role.OPEN)
 
-    def _is_kept(self, held: HeldSlice) -> bool:
+    def _is_kept(self, held: CachedSlice) -> bool:
         return self.opened_are_kept and held.entry.step >= self.cache.floor
 
-    def _is_primed(self, held: HeldSlice) -> bool:
+    def _is_primed(self, held: CachedSlice) -> bool:
         return held.key in self.priming().primed
 
-    def _note_reading(self, held: HeldSlice) -> None:
+    def _note_reading(self, held: CachedSlice) -> None:
         self.on_reading(*held.key)
         self.queue.note_reading(held)
 
-    def _demand(self, held: HeldSlice) -> None:
+    def _demand(self, held: CachedSlice) -> None:
         self.queue.demand(held)
         self.loader.notify()
 
@@ -223,7 +223,7 @@ class SliceHandle:
 
     __slots__ = ("_closed", "_held", "_reads", "_unread", "length")
 
-    def __init__(self, reads: SliceReads, held: HeldSlice) -> None:
+    def __init__(self, reads: SliceReads, held: CachedSlice) -> None:
         self._reads = reads
         self._held = held
         self._closed = False
@@ -361,7 +361,7 @@ class Slices:
         self._loader.notify()
         self._priming.changed()
 
-    def release_copy(self, held: HeldSlice) -> None:
+    def release_copy(self, held: CachedSlice) -> None:
         """The slice is in the page cache: its memory may go if it can be loaded from disk again."""
         if not held.role.pinned and self.disk_copies.holds(held):
             self.cache.release(held)
@@ -424,7 +424,7 @@ class Slices:
                 self.disk_copies.enqueue(owner)
                 self.changed()
 
-    def _written(self, held: HeldSlice) -> None:
+    def _written(self, held: CachedSlice) -> None:
         self.cache.saved(held)
         if held.key in self._primed():
             self.release_copy(held)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import trio
 
-from stepfs.doctor.finding import Finding, fail, note, ok
+from stepfs.doctor.machine import Finding, fail, note, ok
 from stepfs.errors import AbsentError, StepfsError
 from stepfs.format.records import LakeIdentity
 from stepfs.lake.identity import open_lake

@@ -9,8 +9,7 @@ from typing import Final
 
 import trio
 
-from stepfs.checkpoints.formats import Place
-from stepfs.checkpoints.next_step import NextStep
+from stepfs.checkpoints.formats import NextStep, Place
 from stepfs.checkpoints.watch import Progress, Watch
 from stepfs.errors import StepfsError
 from stepfs.follow.follower import Spacing

@@ -7,8 +7,7 @@ from typing import Protocol
 
 import trio
 
-from stepfs.checkpoints.formats import Place
-from stepfs.checkpoints.next_step import NextStep
+from stepfs.checkpoints.formats import NextStep, Place
 from stepfs.data.disk import DiskCache
 from stepfs.data.get import CONNECTIONS_MAX, ConcurrencyLimit
 from stepfs.data.memory import MemoryGovernor
@@ -42,7 +41,7 @@ class ServeOptions(Protocol):
     def deadline_s(self) -> float: ...
 
 
-class ServedLake:
+class LakeParts:
     """The parts that every way of reading has; nothing runs until `start`."""
 
     def __init__(
@@ -127,7 +126,7 @@ class ServedLake:
 
     def changed(self) -> None:
         """The view has changed: steps came, or left."""
-        first = self.tree.risen()
+        first = self.tree.take_new_first_visible()
         if first is not None:
             self.slices.forget_below(first)
             self.on_left()

@@ -3,7 +3,7 @@
 The kernel lets one LOOKUP per directory through and parks the others on the directory's lock, so a reader's deadline
 cannot start when its own request arrives: it is absolute per step, from the first waiter, and outlives it by a
 moment, so that the next requests in the queue find it expired and do not start a new one. Callers that were killed or
-signalled are released early (`has_signal`, in a mount `mount/host/procfs`), because the kernel cannot do it.
+signalled are released early (`has_signal`, in a mount `mount/host/kernel`), because the kernel cannot do it.
 """
 
 from __future__ import annotations

@@ -12,19 +12,15 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgpack
 
 from stepfs.errors import CorruptError, RefusedError
 from stepfs.format.codec import Value, unpack
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 DIGEST_BYTES: Final = 16
 SHARD_FILES_MAX: Final = 10_000
@@ -194,27 +190,3 @@ def _source(fields: Value) -> SourceStanding | None:
 
 def _count(value: Value) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
-
-
-@dataclass(frozen=True, slots=True)
-class RecordPart:
-    """Tokens of a record, as a step holds them."""
-
-    source: str
-    epoch: int
-    file: int  # number in the listing
-    record: int  # its place in the file
-    first: int  # token of the record
-    ids: NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class NoText:
-    """Why the text of a record is not at hand, in a line."""
-
-    why: str
-
-
-# Plan text, listings of its sources, parts, directory of the plan's file → the record of each part, whole.
-# Never another text than the one that was tokenised: the answerer compares the tokens.
-RecordTexts = Callable[[str, Mapping[str, Listing], Sequence[RecordPart], str], Sequence[str | NoText]]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Final
 
 import trio
@@ -33,7 +34,7 @@ class LineageReader:
 
     async def payloads(
         self, entry: StepEntry, slices: Sequence[SliceIndex]
-    ) -> AsyncIterator[tuple[SliceIndex, memoryview]]:
+    ) -> AsyncGenerator[tuple[SliceIndex, memoryview], None]:
         """These slices; neighbours are read by one request. `CorruptError` for other bytes than were committed."""
         store, key = await self._origins.of(entry.tgb, self.log.state), entry.tgb.key
         for group in _joined([(index, entry.tgb.slice(index)) for index in slices]):
@@ -54,8 +55,9 @@ class LineageReader:
         self, entry: StepEntry, slices: Sequence[SliceIndex], take: Callable[[SliceIndex, Spans], None]
     ) -> None:
         """Call `take` with the spans of each of these slices. `UsageError` for a lake without spans."""
-        async for index, payload in self.payloads(entry, slices):
-            take(index, await trio.to_thread.run_sync(self._parsed, entry, index, payload))
+        async with aclosing(self.payloads(entry, slices)) as payloads:
+            async for index, payload in payloads:
+                take(index, await trio.to_thread.run_sync(self._parsed, entry, index, payload))
 
     def _parsed(self, entry: StepEntry, index: SliceIndex, payload: memoryview) -> Spans:
         from stepfs.payload import NoSpansError, UnreadablePayloadError, read_spans  # noqa: PLC0415  (numpy takes 100 ms)

@@ -1,37 +1,147 @@
-"""A mount in the background: a fresh process without inherited threads, and reliable readiness for the caller.
+"""A mount in the background: a fresh process, reliable readiness for the caller, and its log.
 
-    parent: spawn `python -m stepfs.mount.daemon <fd> DIR`, options through its stdin, wait on the pipe <fd>
-    child:  new session, log file instead of a terminal, serve; on the pipe: {"pid": …} once a listing answers,
-            or {"error": …, "exit_code": …}; before it, lines {"waiting": …} for the user's terminal
-
-Rejected: `fork()` of a process that has imported trio and boto3 (threads, sockets and locks are inherited half), and
-options in argv, which every user of the machine can read.
-"""
+parent: spawn `python -m stepfs.mount.daemon <fd> DIR`, options through its stdin, wait on the pipe <fd>
+child:  new session, log file instead of a terminal, serve; on the pipe: {"pid": …} once a listing answers,
+or {"error": …, "exit_code": …}; before it, lines {"waiting": …} for the user's terminal"""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
 import os
+import re
 import stat
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable, Hashable
 from contextlib import suppress
+from datetime import UTC, datetime
 from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
 
-from stepfs.errors import RefusedError, StepfsError, leaves
-from stepfs.mount import logs
-from stepfs.mount.host import passed_fd
-from stepfs.mount.host.mountinfo import mount_at, real_directory
+from stepfs.errors import RefusedError, StepfsError, UsageError, leaves
+from stepfs.mount.host import mounts
+from stepfs.mount.host.mounts import mount_at, real_directory
 from stepfs.mount.options import MountOptions
+from stepfs.mount.redact import redacted
 from stepfs.own_directory import home
 
 if TYPE_CHECKING:
     from stepfs.store.silence import Say
+
+FIELDS: Final = ("operation", "errno", "step", "slice", "rank", "version", "group", "lake_id", "repeated")
+WINDOW_S: Final = 60.0
+KINDS_MAX: Final = 16_384  # kinds; beyond that the one that was met least lately is forgotten
+_TEXT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # a lake's texts must not control a terminal
+_REPLY_UNWANTED: Final = f"fuse_reply_* failed with {os.strerror(errno.ENOENT)}"
+
+
+def configure_log(mount: Path, handler: logging.Handler | None = None) -> None:
+    """Send all logs of this process to stderr, or to `handler`, in the format that STEPFS_LOG_FORMAT chooses. `UsageError`.
+
+    Facts come as `extra={"step": …}` of a log call; only those of `FIELDS` are used. JSON lines contain the mount point: a
+    collector mixes the lines of several daemons. Text that looks like a credential is removed from the finished line.
+    """
+    formatter = Json(mount) if chosen_format() == "json" else Text(_TEXT)
+    handler = handler or logging.StreamHandler(sys.stderr)
+    handler.setFormatter(formatter)
+    handler.addFilter(_asked_for)
+    handler.addFilter(Repeats())
+    logging.basicConfig(handlers=[handler], force=True)
+    debug = os.environ.get("STEPFS_DEBUG") == "1"
+    logging.getLogger("stepfs").setLevel(logging.DEBUG if debug else logging.INFO)
+
+
+def _asked_for(record: logging.LogRecord) -> bool:
+    """False for pyfuse3's error about a reply to a request that the kernel has already ended.
+
+    ENOENT from a reply means that the connection ended first, as when a file is closed after `umount -l`.
+    """
+    return record.name != "pyfuse3" or not record.getMessage().endswith(_REPLY_UNWANTED)
+
+
+class Repeats(logging.Filter):
+    """Admits one line a minute of each kind (`extra={"alike": key}`), and says how many it left out as `repeated`."""
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._now_s = now_s
+        self._lock = threading.Lock()
+        self._kinds: dict[Hashable, tuple[float, int]] = {}  # until when, and how many were left out
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        key: Hashable = getattr(record, "alike", None)
+        if key is None:
+            return True
+        with self._lock:
+            until_s, count = self._kinds.pop(key, (float("-inf"), 0))
+            now_s = self._now_s()
+            admitted = now_s >= until_s
+            self._kinds[key] = (now_s + WINDOW_S, 0) if admitted else (until_s, count + 1)
+            if len(self._kinds) > KINDS_MAX:
+                del self._kinds[next(iter(self._kinds))]
+        if admitted and count:
+            record.repeated = count
+        return admitted
+
+
+def chosen_format() -> str:
+    """`text` or `json`."""
+    name = os.environ.get("STEPFS_LOG_FORMAT") or "text"
+    if name not in {"text", "json"}:
+        raise UsageError(f"STEPFS_LOG_FORMAT={name}: write text or json")
+    return name
+
+
+class Text(logging.Formatter):
+    """One line with its facts; a traceback below it."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
+        facts = " ".join(f"{name}={_word(value)}" for name, value in facts_of(record).items())
+        return super().formatMessage(record) + (f"  {facts}" if facts else "")
+
+    def format(self, record: logging.LogRecord) -> str:
+        return _CONTROL.sub("?", redacted(super().format(record)))
+
+
+class Json(logging.Formatter):
+    """One object per line, for any message."""
+
+    def __init__(self, mount: Path) -> None:
+        super().__init__()
+        self._mount = str(mount)
+
+    def format(self, record: logging.LogRecord) -> str:
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        body: dict[str, object] = {
+            "time": time.replace("+00:00", "Z"),
+            "level": record.levelname,
+            "logger": record.name,
+            "mount": self._mount,
+            "message": redacted(record.getMessage()),
+            **{name: redacted(v) if isinstance(v, str) else v for name, v in facts_of(record).items()},
+        }
+        if record.exc_info:
+            body["traceback"] = redacted(self.formatException(record.exc_info))
+        return json.dumps(body, default=str)
+
+
+def facts_of(record: logging.LogRecord) -> dict[str, object]:
+    """The facts of a log call besides its message."""
+    return {name: value for name in FIELDS if (value := getattr(record, name, None)) is not None}
+
+
+def _word(value: object) -> str:
+    text = str(value)
+    return text if text.isprintable() and " " not in text and text else json.dumps(text)
+
 
 _log = logging.getLogger("stepfs.mount")
 
@@ -73,12 +183,12 @@ def start(options: MountOptions, say: Say = lambda _: None) -> int:
 
     `say` is called with a line when the daemon waits for a silent store; it gives up in bounded time.
     """
-    logs.chosen()  # here, where a wrong format can still be reported
+    chosen_format()  # here, where a wrong format can still be reported
     directory = real_directory(options.directory)
-    descriptor = passed_fd.descriptor_of(directory)
+    descriptor = mounts.descriptor_of(directory)
     handed_over = () if descriptor is None else (descriptor,)
     for number in handed_over:
-        passed_fd.check(number)
+        mounts.check_passed(number)
     log = log_file(directory)
     free = mount_at(directory) is None  # else the log is in use and this mount will be refused
     fresh = not log.exists()
@@ -201,7 +311,7 @@ def main(arguments: list[str]) -> int:
     """The daemon's process."""
     pipe = int(arguments[0])
     options = MountOptions.from_json(sys.stdin.read())
-    logs.configure(options.directory)
+    configure_log(options.directory)
     answered = False
 
     def say(body: dict[str, object]) -> None:
@@ -224,7 +334,7 @@ def main(arguments: list[str]) -> int:
         from stepfs.mount.session import run  # noqa: PLC0415 (an import that fails is reported, too)
 
         def ready() -> None:
-            logs.configure(options.directory, BoundedLog(log_file(Path(arguments[1])), LOG_BYTES_MAX))
+            configure_log(options.directory, BoundedLog(log_file(Path(arguments[1])), LOG_BYTES_MAX))
             say({"pid": os.getpid()})
 
         run(options, ready, wait, tell)

@@ -1,10 +1,6 @@
-"""One mount from beginning to end, in this process.
+"""One mount from beginning to end, in this process: its parts, and their order of starting and ending.
 
-    prepare the directory → open the lake → claim a cache directory → mount → answer → READY → … → detach → clean up
-
-Two nurseries: handlers answer the kernel in the outer one until the very end, because the tasks in the inner one
-(fetching, following, withdrawing names) may hold a worker thread that waits for an answer.
-"""
+prepare the directory → open the lake → claim a cache directory → mount → answer → READY → … → detach → clean up"""
 
 from __future__ import annotations
 
@@ -16,32 +12,194 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
-from typing import Final
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
 
 import sdnotify
 import trio
 
 from stepfs import interruption
+from stepfs.checkpoints.formats import NextStep, Place
+from stepfs.clock import SystemClock
 from stepfs.data.disk import DiskCache
+from stepfs.data.get import CONNECTIONS_MAX
+from stepfs.data.pagecache import Primer
 from stepfs.errors import RefusedError, UsageError
+from stepfs.follow.served import LakeParts
+from stepfs.format.ids import Step
+from stepfs.format.snapshot import StepEntry
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.limits import MEMORY_BYTES_MIN, default_memory_bytes, read_memory
-from stepfs.mount.assembly import Assembly, store_of
-from stepfs.mount.fuse import kernel_session
-from stepfs.mount.fuse.kernel_session import interrupted_reads
+from stepfs.mount import status
+from stepfs.mount.fuse import kernel
+from stepfs.mount.fuse.control import Control
+from stepfs.mount.fuse.files import FileTable
+from stepfs.mount.fuse.guard import Meter
+from stepfs.mount.fuse.kernel import KernelPageCache, LookupCounts, Withdrawal, interrupted_reads
+from stepfs.mount.fuse.operations import StepOperations
 from stepfs.mount.health import watchdog
 from stepfs.mount.health.guardian import Guardian
-from stepfs.mount.health.suspend_clock import RunningTime
-from stepfs.mount.host import cache_directory, mountpoint, passed_fd
+from stepfs.mount.health.watchdog import RunningTime
+from stepfs.mount.host import cache_directory, mounts
 from stepfs.mount.host.abort import abort_handle
-from stepfs.mount.host.mountinfo import mount_at, real_directory, wait_until_detached
-from stepfs.mount.host.sysfs import tune
+from stepfs.mount.host.kernel import has_pending_signal, tune
+from stepfs.mount.host.mounts import mount_at, real_directory, wait_until_detached
 from stepfs.mount.options import MountOptions
-from stepfs.mount.status.reports import Machine
-from stepfs.store.api import Store
+from stepfs.mount.status import Heartbeat, Machine, Reports
+from stepfs.store.api import Store, StoreOptions
+from stepfs.store.opening import open_store
 from stepfs.store.silence import Say, Silence
-from stepfs.view.ranks import check_steps
+from stepfs.view.names import Fixed
+from stepfs.view.ranks import FileNames, check_steps, hinted_slices, rank_map
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+
+class Assembly(LakeParts):
+    """The parts of one mount; nothing runs until `start`. Only this file and `session` see them all."""
+
+    def __init__(
+        self,
+        options: MountOptions,
+        store: Store,
+        log: LogReader,
+        machine: Machine,
+        disk: DiskCache | None = None,
+    ) -> None:
+        self.options = options
+        self.machine = machine
+        self.names = FileNames(rank_map(log.identity.grid, world=options.world, mesh=options.mesh), log.identity.ext)
+        super().__init__(
+            options,
+            store,
+            log,
+            memory_bytes=machine.memory_bytes,
+            open_origin=lambda url: store_of(options, url),
+            hinted=hinted_slices(options.ranks or (), self.names.ranks),
+            mounts=self.names.ranks.world // len(options.ranks) if options.ranks else 1,
+            start=None if options.steps is None else Step(options.steps.start),
+            disk=disk,
+            opened_are_kept=options.group is not None,
+            peers=self.names.ranks.peers_of(options.ranks or ()),
+            show_last=options.show_last,
+            list_latest=options.list_latest,
+            has_signal=has_pending_signal,
+        )
+        self.meter = Meter()
+        self.known = LookupCounts()
+        self.files = FileTable()
+        pages = KernelPageCache(options.directory, self.names)
+        self.primer = Primer(self.slices, pages) if options.prime else None
+        self.withdrawal = Withdrawal(self.tree, self.known, self.meter)
+        self.on_left = self.withdrawal.note
+        self.reports = Reports(
+            self,
+            options,
+            machine,
+            meter=self.meter,
+            known=self.known,
+            files=self.files,
+            ranks=self.names.ranks,
+        )
+        self.operations = self._make_operations()
+        if options.group is not None:
+            directory = options.watched_dir
+            watched = None if directory is None else (Place.parse(directory), NextStep(options.next_step))
+            self.group = self.group_follower(options.group, opened_here=lambda: self.meter.opened, checkpoints=watched)
+
+    @cached_property
+    def registry(self) -> CollectorRegistry:
+        """The metrics of this mount. Made at their first use, because prometheus_client is slow to import."""
+        from stepfs.mount import metrics  # noqa: PLC0415
+
+        collector = metrics.MountCollector(
+            self.meter,
+            self.store.counts,
+            self.slices.counts,
+            self.reports.facts,
+            self.waits.seconds,
+            self.follower.lag_s,
+            self.reports.labels(),
+        )
+        return metrics.registry_of(collector)
+
+    def _render_metrics(self) -> str:
+        from stepfs.mount import metrics  # noqa: PLC0415
+
+        return metrics.render(self.registry)
+
+    def _make_operations(self) -> StepOperations:
+        control = Control(
+            self.log,
+            self.tree,
+            self.waits,
+            files={
+                Fixed.STATUS: lambda: status.render(self.reports.status()),
+                Fixed.METRICS: self._render_metrics,
+                Fixed.CONFIG: lambda: status.render(self.reports.config()),
+                Fixed.ACCESSLOG: self.meter.accesslog,
+                Fixed.HINTED: lambda: status.render(self.reports.orders()),
+            },
+            describe_step=self._describe_step,
+            now_ms=SystemClock().now_ms(),
+            prefetcher=self.prefetcher,
+            opened=self.files,
+        )
+        return StepOperations(
+            reader=self.log,
+            tree=self.tree,
+            names=self.names,
+            slices=self.slices.reads,
+            waits=self.waits,
+            control=control,
+            meter=self.meter,
+            known=self.known,
+            files=self.files,
+            is_own=self._is_own,
+        )
+
+    async def start_group(self, background: trio.Nursery) -> None:
+        """Follow the group's record, and write this mount's own into the fleet view."""
+        if self.group is not None:
+            await background.start(self.group.run)
+            heartbeat = Heartbeat(
+                self.store,
+                self.log.identity,
+                self.group.group.name,
+                directory=self.options.directory,
+                facts=self.reports.facts,
+            )
+            await background.start(heartbeat.run)
+
+    async def start(self, background: trio.Nursery) -> None:
+        await background.start(self.withdrawal.run)
+        await super().start(background)
+
+    async def start_priming(self, background: trio.Nursery) -> None:
+        """Start the tasks that call into this mount itself: their requests must be answered, and a guardian must watch."""
+        if self.primer is not None:
+            await background.start(self.primer.run)
+
+    async def aclose(self) -> None:
+        """Close all that this mount opened; the lake's own store belongs to the caller."""
+        self.files.close_all()
+        await self.origins.aclose()
+
+    async def _describe_step(self, entry: StepEntry) -> str:
+        return await status.describe_step(self.store, self.log.identity.lake_id, self.log.state, entry)
+
+    def _is_own(self, pid: int) -> bool:
+        """Whether a request comes from the primer: `pid` of a FUSE request is the calling thread's id."""
+        return self.primer is not None and self.primer.threads.has(pid)
+
+
+def store_of(options: MountOptions, url: str, silence: Silence | None = None) -> Store:
+    """A store that this mount reads."""
+    store_options = StoreOptions(options.endpoint_url, CONNECTIONS_MAX, of_origin=url != options.lake)
+    return open_store(url, options=store_options, silence=silence)
+
 
 _log = logging.getLogger("stepfs.mount")
 
@@ -80,11 +238,15 @@ async def serve(options: MountOptions, ready: Ready, say: Say = _log.warning, te
 
 
 class _Session:
-    """Two stages: before the mount stands a signal undoes everything at once; afterwards it starts to detach."""
+    """Two stages: before the mount stands a signal undoes everything at once; afterwards it starts to detach.
+
+    Two nurseries: handlers answer the kernel in the outer one until the very end, because the tasks in the inner one
+    (fetching, following, withdrawing names) may hold a worker thread that waits for an answer.
+    """
 
     def __init__(self, options: MountOptions, ready: Ready, silence: Silence, tell: Say) -> None:
         self._directory = real_directory(options.directory)
-        self._descriptor = passed_fd.descriptor_of(self._directory)
+        self._descriptor = mounts.descriptor_of(self._directory)
         prime = options.prime and self._descriptor is None  # its paths are invisible from here
         self._options = dataclasses.replace(options, directory=self._directory, prime=prime)
         self._ready = ready
@@ -106,9 +268,9 @@ class _Session:
     async def serve(self) -> None:
         with self._opening, ExitStack() as claimed:
             if self._descriptor is None:
-                claimed.callback(os.close, await trio.to_thread.run_sync(mountpoint.claim, self._directory))
+                claimed.callback(os.close, await trio.to_thread.run_sync(mounts.claim, self._directory))
             else:
-                passed_fd.check(self._descriptor)
+                mounts.check_passed(self._descriptor)
             store = store_of(self._options, self._options.lake, self._silence)
             try:
                 await self._open(store, mounted=claimed.close)
@@ -137,14 +299,14 @@ class _Session:
                 _log.warning("%s", line)
                 self._tell(line)
             self._silence.end()  # a serving daemon survives an outage
-            flags = kernel_session.fuse_options(options.lake, allow_other=options.allow_other)
+            flags = kernel.fuse_options(options.lake, allow_other=options.allow_other)
             try:
                 with ExitStack() as scraped:
                     await self._serve_metrics(mount, scraped)
                     with (
                         interrupted_reads(),
                         self._guardian,
-                        kernel_session.mounted(mount.operations, self._directory, flags) as device,
+                        kernel.mounted(mount.operations, self._directory, flags) as device,
                         abort_handle(device) as self._abort_handle,
                     ):
                         mounted()
@@ -189,7 +351,7 @@ class _Session:
                     await self._start(mount, background, device)
             finally:
                 self._notifier.notify("STOPPING=1")
-                kernel_session.stop()
+                kernel.stop()
                 answering.cancel_scope.cancel()
 
     async def _start(self, mount: Assembly, background: trio.Nursery, device: str) -> None:
@@ -259,7 +421,7 @@ def budgets(options: MountOptions) -> tuple[int, int]:
 
 async def _answer_until_unmounted(background: trio.CancelScope) -> None:
     try:
-        await kernel_session.answer()
+        await kernel.answer()
     finally:
         background.cancel()
 

@@ -20,10 +20,8 @@ from stepfs.command_hint import command
 from stepfs.control_files import answer_within, read_config
 from stepfs.errors import AbsentError, RefusedError, StepfsError
 from stepfs.mount.daemon import log_file
-from stepfs.mount.host.dead_mount import clear_dead, is_dead
-from stepfs.mount.host.mountinfo import FSTYPE, Mounted, mount_at, mounts, real_directory
-from stepfs.mount.host.procfs import process_start
-from stepfs.mount.host.umount import unmount
+from stepfs.mount.host.kernel import process_start
+from stepfs.mount.host.mounts import FSTYPE, Mounted, clear_dead, is_dead, mount_at, mounts, real_directory, unmount
 
 GONE_S: Final = 60.0
 _GLANCE_S: Final = 0.02

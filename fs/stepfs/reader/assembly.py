@@ -28,7 +28,7 @@ from stepfs.errors import (
     StoreUnreachableError,
     WaitExpiredError,
 )
-from stepfs.follow.served import ServedLake
+from stepfs.follow.served import LakeParts
 from stepfs.follow.waits import WaitOutcome
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex, Step
 from stepfs.format.snapshot import LogState, StepEntry
@@ -44,7 +44,7 @@ from stepfs.view.ranks import check_steps, hinted_slices
 LENT_SHARE: Final = 4  # one part in so many of the budget
 
 
-class Lending:
+class CopyPool:
     """Copies whole slices for callers."""
 
     def __init__(self, bytes_max: int) -> None:
@@ -80,7 +80,7 @@ OpenStore = Callable[[LakeOptions, Silence], Store]
 _CALLER = 0  # waits of a mount know the process that waits; here it waits in this very process
 
 
-class Assembly(ServedLake):
+class Assembly(LakeParts):
     """The parts of one reader; `running` runs them. Other threads may use `tree` and `log.state`, and nothing else."""
 
     def __init__(self, options: LakeOptions, store: Store, log: LogReader, *, memory_bytes: int) -> None:
@@ -99,7 +99,7 @@ class Assembly(ServedLake):
             guesses=not options.is_worker,
             connections=options.store_options.connections or CONNECTIONS_MAX,
         )
-        self._lending = Lending(memory_bytes // LENT_SHARE)
+        self._copies = CopyPool(memory_bytes // LENT_SHARE)
         # The process that made the `Lake` speaks for the workers of its loader.
         if options.group is not None and not options.is_worker:
             self.group = self.group_follower(options.group)
@@ -128,7 +128,7 @@ class Assembly(ServedLake):
         entry = await self._entry(step, waits=waits)
         handle = self.slices.reads.open(entry, index)
         try:
-            return await self._lending.copy_of(handle)
+            return await self._copies.copy_of(handle)
         except AbsentError as error:
             await self._explain_absence(step, error)
         finally:

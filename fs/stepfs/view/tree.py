@@ -76,8 +76,8 @@ class Tree:
         """The oldest step whose files can be opened."""
         return Step(max(self._table.first_live_step, self.need))
 
-    def risen(self) -> Step | None:
-        """The first visible step if it has risen since the last call: the steps below have left the view."""
+    def take_new_first_visible(self) -> Step | None:
+        """The first visible step if it has take_new_first_visible since the last call: the steps below have left the view."""
         before, self._noted = self._noted, self.first_visible()  # it falls when a group rolls back
         return self._noted if self._noted > before else None
 

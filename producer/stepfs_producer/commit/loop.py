@@ -136,7 +136,7 @@ class Committer:
             case SlotLost(taken=taken):
                 self._unresolved = None
                 if not taken:
-                    self.reader.doubt()
+                    self.reader.mark_stale()
                 return CommitLost()
             case Unknown(why=why):
                 _log.info("the result of creating %s is unknown%s; keeping it", attempt.key, why)

@@ -143,7 +143,8 @@ class LocalEngine(Engine):
 
     async def warm(self) -> None:
         async with trio.open_nursery() as nursery:
-            for _ in range(self.workers + self.spares):
+            # A single worker has no warm spare: a start costs more than what is late in a small run.
+            for _ in range(self.workers + self.spares if self.workers > 1 else 1):
                 nursery.start_soon(self._warm_one)
 
     def warm_spare(self) -> None:

@@ -97,7 +97,7 @@ def replay(report: Report, *, quick: bool) -> None:
 
 def _timed(words: list[str], environment: dict[str, str]) -> float:
     started_s = time.monotonic()
-    subprocess.run([BIN / "stepfs", *words], env=environment, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([BIN / "stepfs-produce", *words], env=environment, check=True, stdout=subprocess.DEVNULL)
     return time.monotonic() - started_s
 
 

@@ -37,7 +37,7 @@ def held_steps(cache):
 
 
 def opened(cache, step):
-    held = cache.hold(WORLD.entries[step], SliceIndex(2))
+    held = cache.get_or_add(WORLD.entries[step], SliceIndex(2))
     held.handles += 1
     cache.set_role(held, Role.OPEN)
     return held
@@ -143,10 +143,10 @@ def test_it_does_not_run_ahead_of_the_disk():
     for step in (1, 2, 3):
         fetched(cache, step)
     saved.add(2)
-    cache.saved(cache.hold(WORLD.entries[2], SliceIndex(2)))
+    cache.saved(cache.get_or_add(WORLD.entries[2], SliceIndex(2)))
     assert not leases(cache, asking_block(cache, 4)), "two of three blocks are not saved"
     saved.add(1)
-    cache.saved(cache.hold(WORLD.entries[1], SliceIndex(2)))
+    cache.saved(cache.get_or_add(WORLD.entries[1], SliceIndex(2)))
     assert leases(cache, asking_block(cache, 5))
     assert held_steps(cache) == [1, 3]
 
@@ -180,9 +180,9 @@ async def test_a_slice_that_does_not_fit_is_passed_while_it_is_read_in_order(nur
     handle = slices.reads.open(world().entries[0], SliceIndex(1))
     held = handle._held
     for offset in range(0, handle.length, MIB):
-        assert held.role in (Role.OPEN, Role.PASSED)
+        assert held.role in (Role.OPEN, Role.BEHIND)
         await handle.read(offset, MIB)
-    assert held.role is Role.PASSED
+    assert held.role is Role.BEHIND
     handle.close()
     assert held.role is Role.CONSUMED
 
@@ -191,7 +191,7 @@ async def test_a_slice_that_does_not_fit_is_passed_while_it_is_read_in_order(nur
 def test_only_what_the_table_names_may_follow_a_role(role):
     for other in Role:
         table = Cache(Pool(18 * MIB), DataCounts(), on_disk=lambda _: False)
-        held = table.hold(world().entries[0], SliceIndex(0))
+        held = table.get_or_add(world().entries[0], SliceIndex(0))
         held.handles, held.role = 1, role
         if other is role or other in NEXT[role]:
             table.set_role(held, other)

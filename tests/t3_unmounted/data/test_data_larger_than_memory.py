@@ -12,7 +12,7 @@ from data_doubles import World
 from stepfs.data.get import ConcurrencyLimit
 from stepfs.data.slices import Slices
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex, Step
-from stepfs.reader.assembly import Lending
+from stepfs.reader.assembly import CopyPool
 
 MIB = 1 << 20
 BLOCKS = 16
@@ -134,7 +134,7 @@ async def test_the_reader_without_a_mount_fetches_each_block_once(nursery, autoj
     slow(world)
     slices = await at_work(nursery, slices_of(world, CONNECTIONS + 2))
     handle = slices.reads.open(world.entries[0], INDEX)
-    assert await Lending(0).copy_of(handle) == world.payloads[0][0]
+    assert await CopyPool(0).copy_of(handle) == world.payloads[0][0]
     assert slices.counts.requests == BLOCKS
     assert slices.counts.bytes_fetched == BLOCKS * BLOCK_BYTES
 

@@ -12,21 +12,32 @@ import pytest
 import trio
 from faketable import CREATED_MS, FakeSlices, FakeTable
 
-from stepfs.follow.follower import Changes
+from stepfs.follow.follower import Changes, Follower
 from stepfs.follow.waits import Waits
 from stepfs.format.grid import Grid
 from stepfs.format.ids import Step
 from stepfs.mount.fuse.control import Control
 from stepfs.mount.fuse.files import FileTable
-from stepfs.mount.fuse.lookup_counts import LookupCounts
-from stepfs.mount.fuse.meter import Meter
-from stepfs.mount.fuse.operations import StepOperations
-from stepfs.mount.fuse.pending_sizes import PendingSizes
+from stepfs.mount.fuse.guard import Meter
+from stepfs.mount.fuse.kernel import LookupCounts
+from stepfs.mount.fuse.operations import PendingSizes, StepOperations
 from stepfs.view.names import Fixed
 from stepfs.view.ranks import FileNames, rank_map
 from stepfs.view.tree import Tree, ViewOptions
 
 ROOT = pyfuse3.ROOT_INODE
+FACTS = {  # of a mount, as `Reports.facts` gives them
+    "frontier": 1, "next_step": 2, "first_step": 0, "sealed": True, "time": 1.0, "last_step": 1, "waited_s": 0.5,
+    "waiting": 1, "open_files": 1, "known_directories": 1,
+    "store": {"trouble": None, "poll_interval_s": 1.0, "connections": 4},
+    "cache": dict.fromkeys(["memory_bytes", "memory_limit_bytes", "disk_bytes", "disk_limit_bytes"], 1),
+}  # fmt: skip
+
+
+def facts_of(follower: Follower, meter: Meter) -> dict[str, object]:
+    """Those that a mount's record in the fleet view is made of."""
+    waited_s = meter.waited.seconds()
+    return {"next_step": follower.frontier + 1, "last_step": meter.last_step, "waited_s": waited_s}
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 import trio
 from doubles.faulty_store import FaultyStore
 from doubles.trio_clock import TrioClock
+from fakemount import facts_of
 
 from stepfs.errors import StoreUnreachableError
 from stepfs.follow.consumer_group import GroupFollower
@@ -20,9 +21,9 @@ from stepfs.format.snapshot import LogState
 from stepfs.lake.control import Control, Group
 from stepfs.lake.identity import create_lake, open_lake
 from stepfs.lake.log.reader import LogReader
-from stepfs.mount.fuse.meter import Meter
+from stepfs.mount.fuse.guard import Meter
 from stepfs.mount.options import MountOptions
-from stepfs.mount.status.heartbeat import Heartbeat
+from stepfs.mount.status import Heartbeat
 from stepfs.store.api import Buffer, Counts, Entry
 from stepfs.view.tree import Tree, ViewOptions
 
@@ -130,8 +131,8 @@ class OneOfMany:
                 nursery.start_soon(self.follower.run)
                 nursery.start_soon(self._need.run)
                 heartbeat = Heartbeat(
-                    self.store, self.identity, "run", directory=self.options.directory, meter=self.meter,
-                    follower=self.follower,
+                    self.store, self.identity, "run", directory=self.options.directory,
+                    facts=lambda: facts_of(self.follower, self.meter),
                 )  # fmt: skip
                 nursery.start_soon(heartbeat.run)
 

@@ -12,7 +12,7 @@ import msgpack
 import pytest
 import trio
 import trio.testing
-from fakemount import ROOT, Caller, fails, mounted
+from fakemount import FACTS, ROOT, Caller, fails, mounted
 from faketable import FakeTable
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,11 +25,10 @@ from stepfs.format.commit import COMMIT_ID_BYTES, DIGEST_BYTES, Commit, CommitKi
 from stepfs.format.ids import Epoch, Step, Version
 from stepfs.format.keys import log_prefix, numbered
 from stepfs.histogram import Histogram
-from stepfs.mount import documents
-from stepfs.mount.fuse.meter import ACCESSLOG_LINES, Meter
+from stepfs.mount import metrics, status
+from stepfs.mount.fuse.guard import ACCESSLOG_LINES, Meter
 from stepfs.mount.options import MountOptions
 from stepfs.mount.redact import redact_url
-from stepfs.mount.status import metrics
 from stepfs.store.api import Counts
 from stepfs.view.ranks import parse_ranks, parse_steps
 
@@ -123,7 +122,7 @@ async def test_the_access_log_keeps_the_newest_and_cannot_be_broken_by_names():
 @pytest.mark.logs("getattr.* failed unexpectedly", "forget.* failed unexpectedly")
 async def test_an_unexpected_exception_is_eio_and_the_mount_lives(monkeypatch):
     async with mounted() as m:
-        monkeypatch.setattr("stepfs.view.tree.root", lambda _: 1 / 0)
+        monkeypatch.setattr("stepfs.view.attributes.root", lambda _: 1 / 0)
         with fails(errno.EIO):
             await m.ops.getattr(ROOT, Caller())
         await m.ops.forget([("no inode", 1)])  # may not raise at all
@@ -135,12 +134,11 @@ def test_counters_are_prometheus_text():
     meter = Meter()
     meter.done("lookup", (1, b"x"), 0.5, errno.ENOENT)
     meter.done("lookup", (1, b"x"), 0.25, 0)
-    gauges = dict.fromkeys(metrics.GAUGES, 1.0)
     data, lag, waits = DataCounts(hits=4), Histogram(), {"commit": Histogram()}
     for seconds in (0.0004, 0.02, 1000.0):
         lag.observe(seconds)
     data.fetch_seconds.observe(0.003)
-    collector = metrics.MountCollector(meter, Counts(get=3), data, lambda: gauges, waits, lag, {"lake_id": "0" * 32})
+    collector = metrics.MountCollector(meter, Counts(get=3), data, lambda: FACTS, waits, lag, {"lake_id": "0" * 32})
     text = metrics.render(metrics.registry_of(collector))
     samples = {(s.name, *s.labels.values()): s.value for f in text_string_to_metric_families(text) for s in f.samples}
     assert samples["stepfs_requests_total", "lookup"] == 2
@@ -190,13 +188,13 @@ async def test_a_steps_facts_and_its_producers_position():
         total_records=0,
     )
     store = OneObject(numbered(log_prefix(lake_id), 0), encode_commit(commit))
-    document = json.loads(await documents.describe_step(store, lake_id, table.state, entry))
+    document = json.loads(await status.describe_step(store, lake_id, table.state, entry))
     assert document["position"] == {"file": "a.txt", "b'\\xff'": [1, {"base64": "AAE="}], "3": None}
     assert (document["step"], document["producer"], document["epoch"]) == (0, "tok-0", 1)
     json_schemas.check("step", document)
     assert document["object"] == entry.tgb.key
     assert [s["crc32c"] for s in document["slices"]] == [f"{entry.tgb.slice(i).crc32c:08x}" for i in (0, 1)]
-    gone = await documents.describe_step(OneObject("", b""), lake_id, table.state, entry)
+    gone = await status.describe_step(OneObject("", b""), lake_id, table.state, entry)
     assert json.loads(gone)["position"] is None
     json_schemas.check("step", json.loads(gone))
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from fakemount import FACTS
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -19,8 +20,8 @@ from stepfs import scrape
 from stepfs.data.counters import DataCounts
 from stepfs.errors import RefusedError
 from stepfs.histogram import SECONDS, Histogram
-from stepfs.mount.fuse.meter import Meter
-from stepfs.mount.status import metrics
+from stepfs.mount import metrics
+from stepfs.mount.fuse.guard import Meter
 from stepfs.store.api import Counts
 from stepfs_producer.plan.step import SourceState, State
 from stepfs_producer.run import metrics as plan_metrics
@@ -38,7 +39,7 @@ def registry():
     meter = Meter()
     meter.done("read", (1,), 0.5, errno.EIO)
     collector = metrics.MountCollector(
-        meter, Counts(), DataCounts(), lambda: dict.fromkeys(metrics.GAUGES, 1.0),
+        meter, Counts(), DataCounts(), lambda: FACTS,
         {"commit": Histogram(), "index": Histogram()}, Histogram(), {"lake_id": "0" * 32, "group": "g"},
     )  # fmt: skip
     return metrics.registry_of(collector)

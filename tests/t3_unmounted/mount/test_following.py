@@ -23,9 +23,8 @@ from stepfs.follow.follower import (
     ReplacedError,
 )
 from stepfs.format.ids import Step
-from stepfs.mount.fuse.lookup_counts import LookupCounts
-from stepfs.mount.fuse.notify import Withdrawal
-from stepfs.mount.host.procfs import has_pending_signal
+from stepfs.mount.fuse.kernel import LookupCounts, Withdrawal
+from stepfs.mount.host.kernel import has_pending_signal
 from stepfs.view.names import directory_inode
 
 

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from stepfs.doctor import environment
+from stepfs.doctor import machine
 from stepfs.doctor.bundle import write_bundle
-from stepfs.doctor.finding import Level
+from stepfs.doctor.machine import Level
 from stepfs.errors import AbsentError, RefusedError
 from stepfs.mount.daemon import log_file
-from stepfs.mount.host import cache_directory, dead_mount, mountinfo, mountpoint
-from stepfs.mount.host.sysfs import tune
+from stepfs.mount.host import cache_directory, mounts
+from stepfs.mount.host.kernel import tune
 
 LAKE, OTHER = "a" * 32, "b" * 32
 
@@ -33,11 +33,11 @@ TABLE = (
 def test_the_mount_table_with_escapes_stacks_and_optional_fields(tmp_path, monkeypatch):
     table = tmp_path / "mountinfo"
     table.write_text(TABLE)
-    monkeypatch.setattr(mountinfo, "_MOUNTINFO", table)
-    top = mountinfo.mount_at(Path("/mnt/a b"))
+    monkeypatch.setattr(mounts, "_MOUNTINFO", table)
+    top = mounts.mount_at(Path("/mnt/a b"))
     assert top is not None
     assert (top.device, top.fstype, top.source) == ("0:54", "fuse.stepfs", "file:///x\\y")
-    assert mountinfo.mount_at(Path("/mnt")) is None
+    assert mounts.mount_at(Path("/mnt")) is None
 
 
 @pytest.mark.parametrize("end", ["\r", "\x0b", "\x0c", "\u0085", "\u2028"])
@@ -45,9 +45,9 @@ def test_strange_names_of_other_mounts_concern_nobody(tmp_path, monkeypatch, end
     """The kernel escapes newlines, not what else Python takes for the end of a line."""
     table = tmp_path / "mountinfo"
     table.write_bytes(f"{TABLE}92 22 0:55 / /mnt/data{end} rw - fuse.sshfs host: rw\nbroken\n".encode())
-    monkeypatch.setattr(mountinfo, "_MOUNTINFO", table)
-    assert len(mountinfo.mounts()) == 4
-    assert mountinfo.mount_at(Path(f"/mnt/data{end}")).device == "0:55"
+    monkeypatch.setattr(mounts, "_MOUNTINFO", table)
+    assert len(mounts.mounts()) == 4
+    assert mounts.mount_at(Path(f"/mnt/data{end}")).device == "0:55"
 
 
 def test_a_relative_link_behind_a_link_leads_where_the_kernel_says(tmp_path):
@@ -57,17 +57,17 @@ def test_a_relative_link_behind_a_link_leads_where_the_kernel_says(tmp_path):
     (tmp_path / "mnt/data").symlink_to("../nvme/job1")
     (tmp_path / "nvme/job1/lake").symlink_to("../lakes/run/")
     (tmp_path / "nvme/job1/up").symlink_to("../lakes/..")
-    assert mountinfo.real_directory(tmp_path / "mnt/data/lake") == (tmp_path / "nvme/lakes/run").resolve()
-    assert mountinfo.real_directory(tmp_path / "mnt/data/up") == (tmp_path / "nvme").resolve()
+    assert mounts.real_directory(tmp_path / "mnt/data/lake") == (tmp_path / "nvme/lakes/run").resolve()
+    assert mounts.real_directory(tmp_path / "mnt/data/up") == (tmp_path / "nvme").resolve()
 
 
 def test_a_mount_point_is_claimed_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(mountpoint, "_CLAIM_S", 0.2)
-    first = mountpoint.claim(tmp_path)
+    monkeypatch.setattr(mounts, "_CLAIM_S", 0.2)
+    first = mounts.claim(tmp_path)
     with pytest.raises(RefusedError, match="another mount is starting here"):
-        mountpoint.claim(tmp_path)
+        mounts.claim(tmp_path)
     os.close(first)
-    os.close(mountpoint.claim(tmp_path))
+    os.close(mounts.claim(tmp_path))
 
 
 def test_another_users_cache_is_passed_over(tmp_path, monkeypatch):
@@ -87,11 +87,11 @@ def test_real_directories_do_not_touch_what_is_mounted(tmp_path, monkeypatch):
     (tmp_path / "link").symlink_to("real")
     (tmp_path / "to-m").symlink_to("link/m")
     expected = (tmp_path / "real" / "m").resolve()
-    assert mountinfo.real_directory(tmp_path / "link" / "m") == expected
-    assert mountinfo.real_directory(tmp_path / "to-m") == expected
+    assert mounts.real_directory(tmp_path / "link" / "m") == expected
+    assert mounts.real_directory(tmp_path / "to-m") == expected
     monkeypatch.chdir(tmp_path)
-    assert mountinfo.real_directory(Path("link/m/../m")) == expected
-    assert mountinfo.real_directory(Path("/")) == Path("/")
+    assert mounts.real_directory(Path("link/m/../m")) == expected
+    assert mounts.real_directory(Path("/")) == Path("/")
 
 
 def test_bad_mount_points_say_what_to_do(tmp_path):
@@ -99,18 +99,18 @@ def test_bad_mount_points_say_what_to_do(tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").touch()
     with pytest.raises(AbsentError, match="does not exist; create it with `mkdir -p"):
-        mountpoint.prepare(tmp_path / "none")
+        mounts.prepare(tmp_path / "none")
     with pytest.raises(RefusedError, match="is not a directory"):
-        mountpoint.prepare(tmp_path / "file")
+        mounts.prepare(tmp_path / "file")
     with pytest.raises(RefusedError, match="is not empty"):
-        mountpoint.prepare(tmp_path / "full")
+        mounts.prepare(tmp_path / "full")
     (tmp_path / "empty").mkdir()
-    mountpoint.prepare(tmp_path / "empty")
+    mounts.prepare(tmp_path / "empty")
 
 
 def test_a_listing_that_fails_or_hangs_is_told_apart(tmp_path):
-    assert dead_mount.list_within(tmp_path) == []
-    error = dead_mount.list_within(tmp_path / "none")
+    assert mounts.list_within(tmp_path) == []
+    error = mounts.list_within(tmp_path / "none")
     assert isinstance(error, OSError)
     assert error.errno == errno.ENOENT
 
@@ -205,10 +205,10 @@ def test_without_fusectl_the_defaults_stay_quietly(tmp_path):
 def test_a_mount_that_appears_between_the_two_looks_is_named(tmp_path, monkeypatch):
     """Mounts that start together: the loser used to call the winner's files a directory that is not empty."""
     (tmp_path / "step-000000000000").mkdir()
-    looks = iter([None, mountinfo.Mounted("0:53", str(tmp_path), mountinfo.FSTYPE, "s3://b/p")])
-    monkeypatch.setattr(mountpoint, "mount_at", lambda _: next(looks))
+    looks = iter([None, mounts.Mounted("0:53", str(tmp_path), mounts.FSTYPE, "s3://b/p")])
+    monkeypatch.setattr(mounts, "mount_at", lambda _: next(looks))
     with pytest.raises(RefusedError, match="s3://b/p is mounted here already"):
-        mountpoint.prepare(tmp_path)
+        mounts.prepare(tmp_path)
 
 
 ALL, CONTAINER = "000001ffffffffff", "00000000a80425fb"  # what Docker leaves to root
@@ -227,14 +227,14 @@ ALL, CONTAINER = "000001ffffffffff", "00000000a80425fb"  # what Docker leaves to
 def test_who_may_mount_is_what_the_kernel_says(tmp_path, is_root, effective, bounding, level):
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/status").write_text(f"Name:\tx\nCapEff:\t{effective}\nCapBnd:\t{bounding}\nSeccomp:\t0\n")
-    found = environment.check_rights(is_root=is_root, root=tmp_path)
+    found = machine.check_rights(is_root=is_root, root=tmp_path)
     assert found.level is level
     assert ("may not mount" in found.detail) == (level is Level.FAIL)
     assert ("--cap-add SYS_ADMIN" in found.remedy) == (level is Level.FAIL)
 
 
 def test_a_kernel_that_does_not_say_is_believed_to_allow_it(tmp_path):
-    assert environment.check_rights(is_root=True, root=tmp_path).level is Level.OK
+    assert machine.check_rights(is_root=True, root=tmp_path).level is Level.OK
 
 
 def test_the_log_of_a_mount_that_failed_to_start_is_in_the_bundle(tmp_path, monkeypatch):

@@ -10,10 +10,10 @@ import trio
 from controlled import newest_control
 from doubles.faulty_store import FaultyStore
 from doubles.trio_clock import TrioClock
+from fakemount import facts_of
 from faketable import FakeTable
 
-from stepfs.checkpoints.formats import Place
-from stepfs.checkpoints.next_step import NextStep
+from stepfs.checkpoints.formats import NextStep, Place
 from stepfs.errors import StoreUnreachableError
 from stepfs.follow.consumer_group import INTERVAL_S, GroupFollower
 from stepfs.follow.follower import Follower
@@ -23,9 +23,9 @@ from stepfs.format.node import NodeRecord, node_name
 from stepfs.lake.control import Group
 from stepfs.lake.fleet import BEAT_S, list_nodes, write_node
 from stepfs.lake.identity import create_lake
-from stepfs.mount.fuse.meter import Meter
+from stepfs.mount.fuse.guard import Meter
 from stepfs.mount.options import MountOptions
-from stepfs.mount.status.heartbeat import Heartbeat
+from stepfs.mount.status import Heartbeat
 from stepfs.view.tree import Tree, ViewOptions
 
 
@@ -185,7 +185,7 @@ class Beating:
 
     def heartbeat(self, identity) -> Heartbeat:
         return Heartbeat(
-            self.store, identity, "run", directory=self.options.directory, meter=self.meter, follower=self.follower,
+            self.store, identity, "run", directory=self.options.directory, facts=lambda: facts_of(self.follower, self.meter),
         )  # fmt: skip
 
 

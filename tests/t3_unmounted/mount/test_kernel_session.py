@@ -10,8 +10,8 @@ import pytest
 import trio
 
 from stepfs.mount import session
-from stepfs.mount.fuse import kernel_session
-from stepfs.mount.host import mountinfo
+from stepfs.mount.fuse import kernel
+from stepfs.mount.host import mounts
 
 
 def end(text: str = "fuse_session_receive_buf failed with Software caused connection abort") -> OSError:
@@ -28,20 +28,20 @@ def main_that_raises(monkeypatch, error: Exception) -> None:
 async def test_a_request_that_was_being_read_at_unmount_is_no_fault(monkeypatch):
     """The kernel then says ECONNABORTED, not ENODEV: once in 3,293 unmounts of a mount with three busy readers."""
     main_that_raises(monkeypatch, end())
-    await kernel_session.answer()
+    await kernel.answer()
 
 
 async def test_a_fault_beside_it_is_told_alone(monkeypatch):
     main_that_raises(monkeypatch, ExceptionGroup("two", [end(), ValueError("a fault of a handler")]))
     with pytest.RaisesGroup(ValueError, flatten_subgroups=True):
-        await kernel_session.answer()
+        await kernel.answer()
 
 
 @pytest.mark.parametrize("error", [end("an endpoint went away"), OSError(errno.EBADF, "receive_buf")])
 async def test_an_error_of_a_handler_is_a_fault(monkeypatch, error):
     main_that_raises(monkeypatch, error)
     with pytest.RaisesGroup(type(error), flatten_subgroups=True):
-        await kernel_session.answer()
+        await kernel.answer()
 
 
 OURS = "90 22 0:53 / /mnt/a ro,nosuid shared:1 - fuse.stepfs s3://b/p ro\n"
@@ -57,7 +57,7 @@ class Table:
         self.path = path
         self.reads = []
         self.changes = []  # contents to come, one per poll; None: the poll ends without a change
-        monkeypatch.setattr(mountinfo, "_MOUNTINFO", self)
+        monkeypatch.setattr(mounts, "_MOUNTINFO", self)
         monkeypatch.setattr(select, "poll", lambda: self)
 
     def open(self, mode, *, buffering=-1):
@@ -84,21 +84,21 @@ def table(tmp_path, monkeypatch):
 
 def test_it_waits_through_changes_of_other_mounts_until_its_own_is_gone(table):
     table.changes = [OURS + OTHERS, None, OURS, OURS.replace("/mnt/a", "/mnt/elsewhere"), OTHERS]
-    mountinfo.wait_until_detached("0:53")
+    mounts.wait_until_detached("0:53")
     assert table.changes == []
 
 
 @pytest.mark.parametrize("content", ["", OTHERS, OURS.replace("0:53", "0:5"), OURS.replace("0:53", "10:53")])
 def test_a_mount_that_is_gone_already_is_not_waited_for(table, content):
     table.path.write_text(content)
-    mountinfo.wait_until_detached("0:53")
+    mounts.wait_until_detached("0:53")
 
 
 async def test_the_loop_neither_reads_nor_parses_the_table(table, monkeypatch):
     def refuse():
         raise AssertionError("5,000 mounts take 11 ms to parse")
 
-    monkeypatch.setattr(mountinfo, "mounts", refuse)
+    monkeypatch.setattr(mounts, "mounts", refuse)
     table.changes = [OURS, OTHERS]
     with trio.CancelScope() as background:
         await session._until_detached(background, "0:53")

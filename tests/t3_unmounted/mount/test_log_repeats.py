@@ -13,7 +13,7 @@ import pytest
 from fakemount import Caller, fails, mounted
 
 from stepfs.errors import CorruptError, StepfsError
-from stepfs.mount import logs
+from stepfs.mount import daemon
 
 
 class Clock:
@@ -30,8 +30,8 @@ class Logged:
     def __init__(self, logger: str):
         self.clock, self.stream = Clock(), io.StringIO()
         self.handler = logging.StreamHandler(self.stream)
-        self.handler.addFilter(logs.Repeats(self.clock))
-        self.handler.setFormatter(logs.Json(Path("/m")))
+        self.handler.addFilter(daemon.Repeats(self.clock))
+        self.handler.setFormatter(daemon.Json(Path("/m")))
         self.logger = logging.getLogger(logger)
 
     def __enter__(self):
@@ -72,13 +72,13 @@ def test_other_lines_pass(logged):
     say(logged, "b", "b")
     for _ in range(2):
         logged.logger.warning("plain")
-    logged.clock.now_s = logs.WINDOW_S
+    logged.clock.now_s = daemon.WINDOW_S
     say(logged, "a", "a again")
     assert logged.counts() == [("a", None), ("b", None), ("plain", None), ("plain", None), ("a again", 4)]
 
 
 def test_only_so_many_kinds_are_remembered(logged, monkeypatch):
-    monkeypatch.setattr(logs, "KINDS_MAX", 2)
+    monkeypatch.setattr(daemon, "KINDS_MAX", 2)
     for key in ("a", "b", "a", "c", "b"):
         say(logged, key, key)
     assert [line["message"] for line in logged.lines()] == ["a", "b", "c", "b"]
@@ -109,9 +109,9 @@ def test_the_daemons_log_is_bounded_while_it_runs_and_keeps_what_went_past_loggi
     code = """
 import logging, os, sys
 from pathlib import Path
-from stepfs.mount import logs
+from stepfs.mount import daemon
 from stepfs.mount.daemon import BoundedLog
-logs.configure(Path("/m"), BoundedLog(Path(sys.argv[1]), 10_000))
+daemon.configure_log(Path("/m"), BoundedLog(Path(sys.argv[1]), 10_000))
 for number in range(1000):
     logging.getLogger("stepfs.mount").warning("line %d", number)
 os.write(2, b"from faulthandler\\n")

@@ -20,7 +20,7 @@ from fakemount import Caller, fails, mounted
 from finished import ran
 
 from stepfs.errors import CorruptError, UsageError
-from stepfs.mount import logs
+from stepfs.mount import daemon
 from stepfs.mount.health import watchdog
 from stepfs.mount.redact import redacted
 
@@ -32,16 +32,16 @@ def record(message, *args, exc_info=None, **facts):
 
 
 def test_a_line_for_people_carries_its_facts():
-    line = logs.Text(logs._TEXT).format(record("cannot read %s", "it", step=7, rank=1, group="a b", other="no"))
+    line = daemon.Text(daemon._TEXT).format(record("cannot read %s", "it", step=7, rank=1, group="a b", other="no"))
     assert line.endswith(' WARNING stepfs.mount: cannot read it  step=7 rank=1 group="a b"')
-    assert logs.Text(logs._TEXT).format(record("plain")).endswith("stepfs.mount: plain")
+    assert daemon.Text(daemon._TEXT).format(record("plain")).endswith("stepfs.mount: plain")
 
 
 def test_a_line_for_machines_is_one_object_whatever_it_says():
     try:
         raise CorruptError("two\nlines")  # noqa: TRY301 (a traceback is wanted)
     except CorruptError:
-        line = logs.Json(Path("/m")).format(record('say "%s"\n', "ä", exc_info=sys.exc_info(), step=7, version=3))
+        line = daemon.Json(Path("/m")).format(record('say "%s"\n', "ä", exc_info=sys.exc_info(), step=7, version=3))
     assert "\n" not in line
     body = json.loads(line)
     assert body.pop("traceback").endswith("CorruptError: two\nlines")
@@ -67,22 +67,22 @@ def test_credentials_are_struck_out(monkeypatch, text, kept):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI/K7")
     monkeypatch.setenv("AWS_SESSION_TOKEN", "")
     assert redacted(text) == kept
-    assert kept in logs.Text(logs._TEXT).format(record("%s", text))
-    assert json.loads(logs.Json(Path("/m")).format(record("%s", text)))["message"] == kept
+    assert kept in daemon.Text(daemon._TEXT).format(record("%s", text))
+    assert json.loads(daemon.Json(Path("/m")).format(record("%s", text)))["message"] == kept
 
 
 def test_an_unknown_format_is_refused(monkeypatch):
     monkeypatch.setenv("STEPFS_LOG_FORMAT", "xml")
     with pytest.raises(UsageError, match="write text or json"):
-        logs.chosen()
+        daemon.chosen_format()
 
 
 def test_every_logger_of_the_process_is_configured():
     code = """
 import logging, os
 from pathlib import Path
-from stepfs.mount import logs
-logs.configure(Path("/m"))
+from stepfs.mount import daemon
+daemon.configure_log(Path("/m"))
 logging.getLogger("stepfs.data").info("fetched", extra={"step": 3})
 logging.getLogger("botocore").info("not ours")
 logging.getLogger("botocore").warning("ours all the same")
@@ -107,7 +107,7 @@ async def test_a_read_that_fails_says_step_slice_rank_and_version(caplog, monkey
         monkeypatch.setattr(type(m.files.get(opened.fh).handle), "read", corrupt)
         with fails(5):
             await m.ops.read(opened.fh, 0, 10)
-        facts = logs.facts_of(caplog.records[-1])
+        facts = daemon.facts_of(caplog.records[-1])
         assert facts == {"step": 2, "slice": 1, "rank": 2, "version": m.table.entry_if_loaded(2).version}
 
 

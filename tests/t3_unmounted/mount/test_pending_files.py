@@ -10,7 +10,7 @@ import trio
 from fakemount import fails, mounted
 from faketable import payload
 
-from stepfs.mount.fuse.pending_sizes import PendingSizes
+from stepfs.mount.fuse.operations import PendingSizes
 
 
 async def test_lookups_attributes_and_listings_of_steps_to_come_never_wait(autojump_clock):

@@ -14,7 +14,7 @@ from faketable import payload
 
 from stepfs.errors import CorruptError, ReclaimedError, StoreUnreachableError
 from stepfs.mount.fuse.files import FileTable, OpenSlice
-from stepfs.mount.host import procfs
+from stepfs.mount.host import kernel
 
 
 async def test_with_wait_a_directory_beyond_the_frontier_resolves_at_once_unlisted(autojump_clock):
@@ -229,13 +229,13 @@ async def test_a_killed_reader_leaves_a_load_that_others_wait_for_alone(autojump
 
 @pytest.mark.logs("another pid namespace")
 def test_a_caller_that_cannot_be_seen_is_said_once(caplog):
-    procfs._say_that_callers_are_hidden.cache_clear()
-    assert [procfs.has_pending_signal(0) for _ in range(3)] == [False] * 3
+    kernel._say_that_callers_are_hidden.cache_clear()
+    assert [kernel.has_pending_signal(0) for _ in range(3)] == [False] * 3
     assert [record.getMessage() for record in caplog.records if "pid namespace" in record.getMessage()] == [
         caplog.records[0].getMessage()
     ]
     assert "shareProcessNamespace" in caplog.text
-    procfs._say_that_callers_are_hidden.cache_clear()
+    kernel._say_that_callers_are_hidden.cache_clear()
 
 
 @pytest.mark.parametrize(("callers", "of_each", "looks_at_most"), [(1, 64, 120), (64, 1, 64 * 10 + 2100)])

@@ -15,7 +15,7 @@ from trio.testing import MockClock
 from stepfs.data.hints import ShuffleHint, StridedOrder
 from stepfs.errors import CorruptError, ReclaimedError
 from stepfs.format.ids import SliceIndex, Step
-from stepfs.reader.assembly import Lending
+from stepfs.reader.assembly import CopyPool
 
 MIB = 1 << 20
 
@@ -88,7 +88,7 @@ async def test_memory_is_used_again_only_when_nobody_sees_it():
         async def read(self, offset, size):
             return memoryview(bytes([self.fill]) * min(size, self.length - offset))
 
-    lending = Lending(4 * MIB)
+    lending = CopyPool(4 * MIB)
     first, second = await lending.copy_of(Whole(1)), await lending.copy_of(Whole(2))
     beyond = await lending.copy_of(Whole(3))  # the budget is held: memory of its own
     assert (first[0], second[-1], beyond[7]) == (1, 2, 3)
@@ -113,7 +113,7 @@ async def test_a_read_that_fails_gives_its_memory_back():
         async def read(self, offset, size):
             raise CorruptError("x.tgb: rotten")
 
-    lending = Lending(4 * MIB)
+    lending = CopyPool(4 * MIB)
     for _ in range(5):
         with pytest.raises(CorruptError):
             await lending.copy_of(Broken())

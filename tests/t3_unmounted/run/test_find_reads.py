@@ -195,7 +195,7 @@ async def test_reclaimed_steps_are_named(tmp_path: Path) -> None:
 
 async def test_a_place_without_a_record_and_a_lost_listing_are_named(tmp_path: Path) -> None:
     long = LongLog(tmp_path)
-    with pytest.raises(AbsentError, match=r"0/lines.txt has no record at 1; `stepfs lineage` prints"):
+    with pytest.raises(AbsentError, match=r"0/lines.txt has no record at 1; `stepfs-produce lineage` prints"):
         await found_in(long, 1)
     long._objects = {}
     with pytest.raises(AbsentError, match=r"list of files of source prose is not in the lake; restore .* sources/"):

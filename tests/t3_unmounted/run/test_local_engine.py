@@ -214,9 +214,9 @@ async def test_a_task_does_not_wait_for_workers_that_died_at_their_start() -> No
 
 
 async def test_an_idle_worker_that_stands_still_is_ended_before_it_gets_a_task() -> None:
-    async with local_engine(1) as engine:
+    async with local_engine(2) as engine:
         with trio.fail_after(100):
-            while engine.idle < 2:  # noqa: ASYNC110 - the engine has no event for it
+            while engine.idle < 3:  # noqa: ASYNC110 - the engine has no event for it
                 await trio.sleep(0.01)
             pids = [child.pid for child in multiprocessing.active_children() if child.pid is not None]
             os.kill(pids[-1], signal.SIGSTOP)

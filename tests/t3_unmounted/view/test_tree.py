@@ -198,10 +198,10 @@ def test_a_group_that_rolls_back_shows_its_older_steps_again():
     found = []
     for need in (6, 6, 2, 4):
         tree.need = Step(need)
-        found.append(tree.risen())
+        found.append(tree.take_new_first_visible())
         assert list(tree.listed()) == list(range(need, 10))
     table.first_live_step = Step(5)
-    assert [*found, tree.risen()] == [6, None, None, 4, 5]
+    assert [*found, tree.take_new_first_visible()] == [6, None, None, 4, 5]
 
 
 def test_show_last_of_named_steps_counts_the_committed_ones() -> None:

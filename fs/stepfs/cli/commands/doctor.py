@@ -18,7 +18,7 @@ from stepfs.store.api import StoreOptions
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from stepfs.doctor.finding import Finding
+    from stepfs.doctor.machine import Finding
 
 
 def doctor(
@@ -42,7 +42,7 @@ def doctor(
     Checks the environment, the mounts on this machine and a lake's store, and names a remedy for each problem. Mounts
     other than LAKE's or DIR's fail nothing. A lake's store is probed with a few small objects, which are deleted again.
     """
-    from stepfs.doctor.finding import Level
+    from stepfs.doctor.machine import Level
 
     findings = _check_machine(target)
     if target is not None and is_lake(target):
@@ -76,20 +76,20 @@ def _document(findings: Sequence[Finding], failed: int) -> str:
 
 
 def _check_machine(target: str | None) -> list[Finding]:
-    from stepfs.doctor import environment, limits, mounts
+    from stepfs.doctor import machine
 
     is_root = os.geteuid() == 0
     return [
-        *environment.check_python(),
-        environment.check_pyfuse3(),
-        environment.check_fuse_device(),
-        environment.check_fusermount(is_root=is_root),
-        *environment.check_mtab(is_root=is_root),
-        environment.check_rights(is_root=is_root),
-        *limits.check_kernel(),
-        limits.check_memory(),
-        *mounts.check_mounts(target),
-        *([] if target is None or is_lake(target) else [mounts.check_directory(Path(target))]),
+        *machine.check_python(),
+        machine.check_pyfuse3(),
+        machine.check_fuse_device(),
+        machine.check_fusermount(is_root=is_root),
+        *machine.check_mtab(is_root=is_root),
+        machine.check_rights(is_root=is_root),
+        *machine.check_kernel(),
+        machine.check_memory(),
+        *machine.check_mounts(target),
+        *([] if target is None or is_lake(target) else [machine.check_directory(Path(target))]),
     ]
 
 

@@ -16,7 +16,7 @@ from stepfs.store.api import StoreOptions
 
 if TYPE_CHECKING:
     from stepfs.lake.fork import Cut
-    from stepfs.lake.log.left_out import LeftOut
+    from stepfs.lake.log.left_out import UnreachableCommits
     from stepfs.lake.log.reader import LogReader
 
 _POINT = re.compile(r"(.+://.+)@([0-9]{1,15})")
@@ -123,7 +123,7 @@ def _cut(parent: LogReader, step: int | None, skip: tuple[int, int | None] | Non
     return Cut(Step(step), Step(first), NO_END if last is None else Step(last), end)
 
 
-def _document(lakes: dict[str, str], parent: LogReader, cut: Cut, count: int, rest: LeftOut | None) -> str:
+def _document(lakes: dict[str, str], parent: LogReader, cut: Cut, count: int, rest: UnreachableCommits | None) -> str:
     left = None
     if parent.damage is not None and rest is not None:
         left = {
@@ -138,7 +138,7 @@ def _document(lakes: dict[str, str], parent: LogReader, cut: Cut, count: int, re
     return json_text({**lakes, **steps, "left_out": left})
 
 
-def _tell_damage(parent: LogReader, rest: LeftOut | None) -> None:
+def _tell_damage(parent: LogReader, rest: UnreachableCommits | None) -> None:
     """Print the commits that a fork up to the damage lacks."""
     if parent.damage is None or rest is None:
         typer.echo("the parent's log is whole: nothing was left out because of damage")

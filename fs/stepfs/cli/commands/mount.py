@@ -30,7 +30,7 @@ def mount(
     values: dict[str, Any],
 ) -> None:
     """Mount a lake on a directory: one directory per committed step, one read-only file per rank."""
-    from stepfs.mount.host.mountinfo import real_directory
+    from stepfs.mount.host.mounts import real_directory
 
     options = MountOptions(lake, real_directory(Path(directory)), **values)
     check_watching(options)
@@ -39,10 +39,10 @@ def mount(
         import signal
 
         from stepfs.cli.failure import EXIT_INTERRUPTED
-        from stepfs.mount import logs
+        from stepfs.mount import daemon
         from stepfs.mount.session import run
 
-        logs.configure(options.directory)
+        daemon.configure_log(options.directory)
         if run(options) == signal.SIGINT:
             raise typer.Exit(EXIT_INTERRUPTED)
     else:

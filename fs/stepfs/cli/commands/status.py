@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from stepfs.format.control import GroupRecord
     from stepfs.format.node import NodeRecord
+    from stepfs.format.snapshot import LogState
     from stepfs.lake.log.reader import LogReader
 
 _WATCH_S: Final = 1.0
@@ -100,7 +101,6 @@ async def _lake_reports(lake: str, store_options: StoreOptions) -> AsyncGenerato
 def lake_document(log: LogReader, groups: Mapping[str, GroupRecord], nodes: Sequence[NodeRecord]) -> dict[str, object]:
     """The stable JSON shape. An empty lake has head -1 and frontier -1; retired groups no longer count."""
     from stepfs.format.ids import JSON_SCHEMA
-    from stepfs.mount.documents import describe_producers
 
     state = log.state
     return {
@@ -118,12 +118,29 @@ def lake_document(log: LogReader, groups: Mapping[str, GroupRecord], nodes: Sequ
         "total_bytes": state.total_bytes,
         "total_records": state.total_records,
         "live_bytes": _live_bytes(log),
-        "producers": describe_producers(state),
+        "producers": _producers(state),
         "groups": {
             name: {"need": record.need, "kept": list(record.kept), "held_bytes": _held_bytes(log, record)}
             for name, record in groups.items()
         },
         "nodes": [_node_document(record) for record in nodes],
+    }
+
+
+def _producers(state: LogState) -> dict[str, object]:
+    """Every producer that ever committed; `plan` comes from its position if `stepfs-produce run` wrote it."""
+    from stepfs.format.planned import read_plan_position
+
+    return {
+        producer.producer_id: {
+            "epoch": producer.epoch,
+            "next_seq": producer.next_seq,
+            "version": producer.version,
+            "time": producer.time_ms / 1000,
+            "retired": producer.retired,
+            "plan": None if (plan := read_plan_position(producer.position)) is None else plan.document(),
+        }
+        for producer in state.producers.values()
     }
 
 
@@ -193,7 +210,6 @@ def _node_lines(nodes: Sequence[NodeRecord]) -> Iterator[str]:
 
 def _lake_lines(log: LogReader, groups: Mapping[str, GroupRecord]) -> Iterator[str]:
     from stepfs.clock import SystemClock
-    from stepfs.mount.documents import describe_producers
 
     state = log.state
     live = state.next_step - log.first_live_step
@@ -206,7 +222,7 @@ def _lake_lines(log: LogReader, groups: Mapping[str, GroupRecord]) -> Iterator[s
     yield f"steps     {span}  ({live} live, {state.next_step} committed)"
     yield f"head      version {state.version}  ({time_text(state.time_ms)})"
     yield f"payload   {size_text(state.total_bytes)}, {state.total_records} records in all steps; {size_text(_live_bytes(log))} live"
-    yield from producer_lines(describe_producers(state), SystemClock().now_ms())
+    yield from producer_lines(_producers(state), SystemClock().now_ms())
     if groups:
         yield ""
         rows = [

@@ -35,7 +35,7 @@ def unmount(
         return
 
     from stepfs.checkpoints.record import check_next_step, check_on_mount, record_checkpoint
-    from stepfs.mount.host.mountinfo import real_directory
+    from stepfs.mount.host.mounts import real_directory
 
     where = real_directory(Path(directory))
     mounted = mounted_lake(where)

@@ -81,7 +81,7 @@ async def _verify(
     from stepfs.lake.control import Control
     from stepfs.lake.identity import open_lake
     from stepfs.lake.log.reader import LogReader
-    from stepfs.lake.verify.lake import Damage, Verification, advice, is_passed, verify_lake
+    from stepfs.lake.verify.lake import Damage, Verification, advice, is_superseded, verify_lake
     from stepfs.lake.verify.metadata import verify_metadata
 
     result, found = Verification(), []
@@ -122,7 +122,7 @@ async def _verify(
         live=live,
         control_reads=control_reads,
     )
-    return result, lines, control_reads and all(is_passed(lake_id, damage) for damage in result.errors)
+    return result, lines, control_reads and all(is_superseded(lake_id, damage) for damage in result.errors)
 
 
 async def _ends_well(work: Awaitable[object], failure: type[StepfsError]) -> bool:

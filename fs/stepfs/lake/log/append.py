@@ -115,7 +115,7 @@ async def _append(reader: LogReader, make: Callable[[LogState], Commit | None], 
         outcome = settled(await take_slot(reader.store, key, body), reader.store, "run it again to see")
         if isinstance(outcome, SlotLost):
             if not outcome.taken:
-                reader.doubt()
+                reader.mark_stale()
             continue
         reader.extend(commit, body)
         if await reader.confirm():

@@ -21,7 +21,7 @@ _BACK_AT_ONCE: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
+class UnreachableCommits:
     """The contents that a fork up to the damage lacks, as far as they are known."""
 
     commits: int  # objects in the log from the first damaged version on
@@ -29,10 +29,10 @@ class LeftOut:
     next_seqs: Mapping[str, int]  # of producers known to have committed more
 
 
-async def left_out(reader: LogReader) -> LeftOut:
+async def left_out(reader: LogReader) -> UnreachableCommits:
     """Read the commits from the damage on; zero commits for a reader without damage."""
     if reader.damage is None:
-        return LeftOut(0, reader.state.next_step, {})
+        return UnreachableCommits(0, reader.state.next_step, {})
     prefix, first = log_prefix(reader.identity.lake_id), reader.damage.version
     listed = await listed_slots(reader.store, prefix, after=first - 1)
     next_step = reader.state.next_step
@@ -48,7 +48,7 @@ async def left_out(reader: LogReader) -> LeftOut:
             known = reader.state.producers.get(commit.producer_id)
             if commit.next_seq > (known.next_seq if known else 0):
                 next_seqs[commit.producer_id] = commit.next_seq
-    return LeftOut(len(listed), next_step, next_seqs)
+    return UnreachableCommits(len(listed), next_step, next_seqs)
 
 
 async def producers_before(reader: LogReader, step: Step) -> dict[str, ProducerState]:

@@ -26,7 +26,7 @@ from stepfs.lake.control import Control
 from stepfs.lake.identity import check_identity
 from stepfs.lake.log.apply import ChainError, LogDamage, apply
 from stepfs.lake.log.index import LoneEntries, Segments
-from stepfs.lake.log.snapshots import PassedOver, is_of_log, newest_snapshot, rebuilt_segment
+from stepfs.lake.log.snapshots import PassedOver, log_contains, newest_snapshot, rebuilt_segment
 from stepfs.lake.log.tail import list_versions, read_commit, read_versions
 from stepfs.lake.slots import STRAY_GAP
 from stepfs.store.api import Store
@@ -56,7 +56,7 @@ class LogReader:
         self._lowest_unconfirmed: Version | None = None
         self._misses = 0
         self._is_outrun = False  # the last look found more than it could read one by one
-        self._misled = False  # until a `reopen` has succeeded
+        self._stale = False  # until a `reopen` has succeeded
         self.astray: OtherHistoryError | None = None  # while the log is another one than was published here
 
     @classmethod
@@ -99,7 +99,7 @@ class LogReader:
         """As `open`, from what another reader `knows`: two requests while it is the newest, and three for the floor."""
         reader = cls(store, identity, Control(store, identity, hint=state.control), state)
         with suppress(CorruptError):
-            known = await is_of_log(store, identity, state)
+            known = await log_contains(store, identity, state)
             if known and await reader.read_on(_PROBES_BEFORE_LIST) and await reader.confirm():
                 return reader
         return await cls.open(store, identity, control=reader.control, reads_only=True)
@@ -133,21 +133,21 @@ class LogReader:
                 await self.confirm()
         self._misses = 0
 
-    def doubt(self) -> None:
+    def mark_stale(self) -> None:
         """Start again at the next `refresh`: a slot was taken and is gone, so a reclaim has passed it."""
-        self._misled = True
+        self._stale = True
 
     async def refresh(self, follow: Callable[[], Awaitable[object]] | None = None) -> None:
         """Move `head` to the log's end, from the newest snapshot if a slot below the floor has misled this reader."""
         try:
-            if not self._misled:
+            if not self._stale:
                 await (follow or self.catch_up)()
         except ChainError:
             # A stale writer's commit there does not chain either; it is corruption only if the floor did not move.
             if await self.confirm():
                 await self.check_history()
                 raise
-        if self._misled:
+        if self._stale:
             await self.reopen()
 
     async def catch_up(self, *, lists_max: int = _LISTS_PER_CATCH_UP) -> bool:
@@ -203,7 +203,7 @@ class LogReader:
         next_slot = Version(self.state.version + 1)
         lowest = next_slot if self._lowest_unconfirmed is None else self._lowest_unconfirmed
         if self.control.floor > lowest:
-            self._misled = True
+            self._stale = True
             return False
         self._lowest_unconfirmed = None
         self.state = self.head
@@ -223,12 +223,12 @@ class LogReader:
         self.lone_entries.clear()
         self._lowest_unconfirmed = None
         self._misses = 0
-        self._misled = False
+        self._stale = False
 
     async def check_history(self) -> None:
         """`OtherHistoryError`, now and in `astray`, unless the log still has the newest commit that was published here."""
         version = self.state.version
-        found = await is_of_log(self.store, self.identity, self.state)
+        found = await log_contains(self.store, self.identity, self.state)
         if found or not await self.confirm() or self.control.floor > version:
             self.astray = None  # or that commit was reclaimed: the next look goes on behind it, or starts again
         else:

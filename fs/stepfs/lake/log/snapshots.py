@@ -166,7 +166,7 @@ async def _read_confirmed(store: Store, identity: LakeIdentity, key: str, versio
     return state
 
 
-async def is_of_log(store: Store, identity: LakeIdentity, state: LogState) -> bool:
+async def log_contains(store: Store, identity: LakeIdentity, state: LogState) -> bool:
     """Whether the log has the commit that a state ends with: the store may have been rolled back since it was read."""
     if state.version < 0:
         return True  # every log begins so

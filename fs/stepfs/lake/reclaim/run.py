@@ -163,7 +163,7 @@ class Reclaimer:
             await _follow(reader)
             if number != control.number:
                 return None
-        need = needed(control.record, ages_s, self._grace_s, reader.state.next_step)
+        need = reclaim_bound(control.record, ages_s, self._grace_s, reader.state.next_step)
         _check_share(reader, need, self._max_percent)
         target = await _target(reader, need)
         search = orphans or self._is_search_due()
@@ -270,7 +270,7 @@ async def ages_of_minima(control: Control, grace_s: float) -> dict[int, float]:
     return {ended: max((entry.age_s for n, entry in listed.items() if n >= ended), default=0.0) for ended in former}
 
 
-def needed(record: ControlRecord, ages_s: Mapping[int, float], grace_s: float, next_step: Step) -> Need:
+def reclaim_bound(record: ControlRecord, ages_s: Mapping[int, float], grace_s: float, next_step: Step) -> Need:
     """`RefusedError` when every group claims to have consumed steps that were never committed."""
     if not record.groups:
         return Need(None, "no group is registered: every step may still be needed")

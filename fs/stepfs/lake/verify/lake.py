@@ -372,7 +372,7 @@ def advice(
     return lines
 
 
-def is_passed(lake_id: str | None, damage: Damage) -> bool:
+def is_superseded(lake_id: str | None, damage: Damage) -> bool:
     """Whether it is of a control record. While the newest is sound, the others are never read, and never go."""
     return lake_id is not None and damage.key.startswith(control_prefix(lake_id))
 

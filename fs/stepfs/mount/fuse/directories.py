@@ -1,12 +1,11 @@
 """Open directories: pure memory, resumable at any entry, stable while steps come and go.
 
 An entry's id is a function of its name, and listings are in order of ids, so a reader that comes back with an id
-continues right behind it, in spite of changes meanwhile. The range of steps is fixed when a listing starts from the
-beginning: one `ls` shows one moment.
-"""
+continues right behind it. The range of steps is fixed when a listing starts from the beginning."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -14,13 +13,49 @@ from typing import Final, Protocol
 import pyfuse3
 
 from stepfs.format.ids import SliceIndex, Step
-from stepfs.mount.fuse.entries import NS_PER_MS, Replies
-from stepfs.mount.fuse.lookup_counts import LookupCounts
+from stepfs.mount.fuse.kernel import LookupCounts
 from stepfs.view import attributes
-from stepfs.view.attributes import Attributes
+from stepfs.view.attributes import BLOCK_BYTES_HINT, Attributes
 from stepfs.view.names import CONTROL_DIRECTORY, INODES_PER_STEP, LATEST, directory_inode, step_file_inode, step_name
 from stepfs.view.ranks import FileNames
 from stepfs.view.tree import StepTable, Tree
+
+NS_PER_MS: Final = 1_000_000
+_SECTOR_BYTES: Final = 512
+
+
+class Replies:
+    """From the view's attributes to pyfuse3's structures; the mounting user owns every file."""
+
+    def __init__(self) -> None:
+        self._uid = os.getuid()
+        self._gid = os.getgid()
+
+    def entry(self, attributes: Attributes) -> pyfuse3.EntryAttributes:
+        """A fresh structure for one reply."""
+        entry = pyfuse3.EntryAttributes()
+        self.fill(entry, attributes)
+        return entry
+
+    def fill(self, entry: pyfuse3.EntryAttributes, attributes: Attributes) -> None:
+        """Every field of a structure, new or used."""
+        entry.generation = 0
+        entry.st_uid = self._uid
+        entry.st_gid = self._gid
+        entry.st_rdev = 0
+        entry.st_blksize = BLOCK_BYTES_HINT
+        entry.entry_timeout = attributes.keep_s
+        entry.attr_timeout = attributes.keep_s
+        entry.st_mode = attributes.mode
+        entry.st_nlink = attributes.nlink
+        entry.st_size = attributes.size
+        entry.st_blocks = -(-attributes.size // _SECTOR_BYTES)
+        time_ns = attributes.time_ms * NS_PER_MS
+        entry.st_ino = attributes.inode
+        entry.st_atime_ns = time_ns
+        entry.st_mtime_ns = time_ns
+        entry.st_ctime_ns = time_ns
+
 
 _FIRST_STEP_ID: Final = 3
 

@@ -1,43 +1,168 @@
 """The kernel's requests, answered from memory wherever possible.
 
-The rule that shapes this room: a handler for the *root* never awaits, because the kernel lets one request at a time
-through a directory's lock and all others would wait with it. Handlers inside a step directory may wait, for its commit
-or its index segment, with a deadline and for no longer than the caller lives (`waits`). Awaits that may yield:
-`_entry` (after it every fact is read again), `sizes.settle` and the reads of open files.
-
-Under `--steps` names and attributes never wait for a commit. `exists` and `getsize` send the same LOOKUP and GETATTR,
-so neither may wait. The kernel gets size 0 and must not cache it; opening waits (`pending_sizes`).
-"""
+A handler for the *root* never awaits: the kernel lets one request at a time through a directory's lock. Handlers inside
+a step directory may wait, with a deadline and no longer than the caller lives (`waits`). Awaits that may yield: `_entry`
+(after it every fact is read again), `sizes.settle` and the reads of open files."""
 
 from __future__ import annotations
 
 import errno
+import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
 import pyfuse3
+import trio
 
 from stepfs.data.slices import SliceReads
 from stepfs.follow.waits import WaitOutcome, Waits
-from stepfs.format.ids import Step
+from stepfs.format.ids import SliceIndex, Step
 from stepfs.format.snapshot import StepEntry
 from stepfs.lake.log.reader import LogReader
 from stepfs.mount.fuse.control import Control
-from stepfs.mount.fuse.directories import OpenDirectory, OpenRoot, OpenStep, ReaddirReply, Rows
-from stepfs.mount.fuse.entries import Replies
+from stepfs.mount.fuse.directories import OpenDirectory, OpenRoot, OpenStep, ReaddirReply, Replies, Rows
 from stepfs.mount.fuse.files import FileTable, OpenFile, OpenSlice, OpenUnread
-from stepfs.mount.fuse.guard import guarded, read_only, refusal
-from stepfs.mount.fuse.known_attributes import KnownAttributes
-from stepfs.mount.fuse.lookup_counts import LookupCounts
-from stepfs.mount.fuse.meter import Meter
-from stepfs.mount.fuse.pending_sizes import PendingSizes
+from stepfs.mount.fuse.guard import Meter, guarded, read_only, refusal
+from stepfs.mount.fuse.kernel import LookupCounts
+from stepfs.view import attributes
 from stepfs.view.attributes import Attributes
-from stepfs.view.names import Fixed, SliceFile, StepDirectory, StepFile, WaitFile, node_of, step_name
-from stepfs.view.ranks import FileNames
+from stepfs.view.names import (
+    CONTROL_DIRECTORY,
+    LATEST,
+    Fixed,
+    SliceFile,
+    StepDirectory,
+    StepFile,
+    WaitFile,
+    directory_inode,
+    node_of,
+    parse_step,
+    step_name,
+)
+from stepfs.view.ranks import FileNames, RankMap
 from stepfs.view.tree import Presence, Tree
+
+_log = logging.getLogger("stepfs.mount")
+
+StorePages = Callable[[int, int, bytes | memoryview], None]  # `pyfuse3.notify_store`
+LastByte = Callable[[], Awaitable[bytes | memoryview]]
+
+
+class PendingSizes:
+    """Files that the kernel takes for empty: looked up before their step was committed. At most the inodes that it remembers."""
+
+    def __init__(self, store: StorePages = pyfuse3.notify_store) -> None:  # type: ignore[assignment]
+        self._store = store
+        self._pending: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def note(self, inode: int) -> None:
+        """Note that the kernel gets size 0 for this file."""
+        self._pending.add(inode)
+
+    def forget(self, inode: int) -> None:
+        self._pending.discard(inode)
+
+    async def settle(self, inode: int, size: int, last_byte: LastByte) -> None:
+        """Give the kernel the true size before the file is opened; returns at once if it has it."""
+        if inode not in self._pending:
+            return
+        if size:
+            try:
+                byte = await last_byte()
+                # All concurrent opens of the file do the same: one that returned at once might be faster than the
+                # kernel. In a worker thread, like every notification: see `mount/fuse/kernel.py`.
+                await trio.to_thread.run_sync(self._store, inode, size - 1, byte)
+            except (OSError, pyfuse3.FUSEError) as error:
+                _log.debug("inode %d keeps size 0 until somebody asks: %s", inode, error)
+        self._pending.discard(inode)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class KnownAttributes:
+    """The attributes of names and inodes that are known in memory: the answers that never wait."""
+
+    reader: LogReader
+    tree: Tree
+    ranks: RankMap
+    control: Control
+    files: FileTable
+    sizes: PendingSizes
+
+    def in_root(self, name: bytes) -> Attributes | None:
+        step = parse_step(name)
+        if step is not None:
+            if self.tree.presence(step) is Presence.ABSENT:
+                return None
+            return attributes.step_directory(self.reader, self.tree, step)
+        if name == LATEST:
+            newest = self.tree.latest()
+            return None if newest is None else attributes.latest(self.reader, newest)
+        return self.control.directory if name == CONTROL_DIRECTORY else None
+
+    def unopenable(self, step: Step, index: SliceIndex) -> Attributes:
+        """A file of a pending or released step, for a listing: size 0, unless the file is still open here. Another size
+        than before would cut the pages that its readers have mapped."""
+        entry = self.files.entry_of(step, index) if step < self.tree.next_step else None
+        if entry is not None:
+            return self.of_index(entry, index)
+        return attributes.pending_file(self.reader, step, index, self.ranks.links)
+
+    def looked_up_unopenable(self, step: Step, index: SliceIndex) -> Attributes:
+        """The same for a lookup. A file of size 0 is one that the kernel takes for empty from now on."""
+        found = self.unopenable(step, index)
+        if found.size == 0:
+            self.sizes.note(found.inode)
+        return found
+
+    def above(self, inode: int) -> Attributes | None:
+        """The directory above an inode; None if either does not exist."""
+        node = node_of(inode)
+        if node is None:
+            return None
+        if isinstance(node, SliceFile):
+            return self.attributes(directory_inode(node.step))
+        above = {StepFile: Fixed.STEPS, WaitFile: Fixed.WAIT}.get(type(node), Fixed.ROOT)
+        return self._fixed(Fixed.CONTROL if node in {Fixed.STEPS, Fixed.WAIT, Fixed.ORDER} else above)
+
+    def attributes(self, inode: int) -> Attributes | None:
+        """Attributes of an inode without waiting; None if it does not exist or is not in memory."""
+        node = node_of(inode)
+        if isinstance(node, StepDirectory):
+            gone = self.tree.presence(node.step) is Presence.ABSENT
+            return None if gone else attributes.step_directory(self.reader, self.tree, node.step)
+        if isinstance(node, SliceFile):
+            if node.index < self.ranks.grid.slices and self.tree.names_known(node.step):
+                return self.looked_up_unopenable(node.step, node.index)
+            entry = self.files.entry_of(node.step, node.index) or self.reader.entry_if_loaded(node.step)
+            return None if entry is None else self.of_slice(entry, node)
+        if isinstance(node, StepFile | WaitFile):
+            return self.control.numbered(node)
+        return None if node is None else self._fixed(node)
+
+    def of_slice(self, entry: StepEntry, node: SliceFile) -> Attributes | None:
+        """A committed slice; None if the step has no such slice."""
+        if node.index >= entry.tgb.slices:
+            return None
+        return self.of_index(entry, node.index)
+
+    def of_index(self, entry: StepEntry, index: SliceIndex) -> Attributes:
+        """A slice that the committed step has."""
+        return attributes.slice_file(entry, index, self.ranks.links)
+
+    def _fixed(self, node: Fixed) -> Attributes | None:
+        if node is Fixed.ROOT:
+            return attributes.root(self.reader)
+        if node is Fixed.LATEST:
+            newest = self.tree.latest()
+            return None if newest is None else attributes.latest(self.reader, newest)
+        return self.control.fixed(node)
+
 
 _WRITING: Final = os.O_WRONLY | os.O_RDWR | os.O_APPEND | os.O_TRUNC | os.O_CREAT
 _STATFS_BLOCK_BYTES: Final = 4096

@@ -1,13 +1,7 @@
 """A small process without /dev/fuse that aborts the connection when the daemon dies.
 
-The daemon's own threads call into its own mount: priming looks files up and stores pages.
-After kill -9 such a thread can wait in the kernel for an answer that will never come. It keeps the process alive, and
-the process keeps /dev/fuse open, so the kernel never learns that the daemon is gone: readers hang for good (in 3 to 5
-of 20 kills while small files were primed), and `umount -l` does not help.
-
-So no thread of a daemon calls into its own mount unless another process can cut the connection; `start` returns
-whether one can. Rejected: a helper process for stat and open alone, because a thread in `notify_store` waits in the
-same way for a page that an unanswered READ has locked.
+No thread of a daemon calls into its own mount unless another process can cut the connection; `start` returns whether
+one can.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@
     stderr   the daemon's log
 
 The kernel sends PR_SET_PDEATHSIG when the *thread* that started this process ends, here the daemon's main thread.
-A pipe or a pidfd would not do: they report only the end of the whole process, which the hanging thread prevents.
 """
 
 from __future__ import annotations

@@ -1,21 +1,8 @@
 """A stuck daemon writes its stacks to the log, and in the end releases its readers; so does SIGUSR1 for the stacks.
 
-    beat    every `interval_s`, in the loop: the loop runs. The mount answers if requests were answered, if handlers hold
-            some, or if the kernel waits for none (`waiting` of fusectl).
-    stuck   no beat for `stuck_s`: all threads' stacks go to stderr.
-    abort   no beat, or no answer, for `abort_s`: the FUSE connection is aborted, so that readers fail instead of
-            hanging, and the process ends; a supervisor starts another, which clears the dead mount.
-
-systemd gets WATCHDOG=1 only while both proofs are fresh (sd_watchdog_enabled(3)), so it ends even a process that this
-thread cannot end: one whose loop keeps the GIL; SIGABRT shows its stack. Time is counted in ticks of the watching
-thread, never as a difference of clocks: a process that was stopped, or a machine that slept, was not stuck. Rejected:
-`faulthandler`'s own timer, which cannot distinguish the two and, after SIGCONT, walks the frames of a loop that runs
-again: 7 of 10 daemons ended in SIGSEGV. The guardian (guardian.py) handles killed daemons.
-
-At SIGUSR1 `faulthandler` dumps the main thread's stack from the signal handler itself, so even a stuck loop shows its
-place. A running loop adds the other threads: their frames stand still only while it has the GIL. The stacks are
-collected in memory, and a thread of their own writes them: stderr may be a pipe that is never read.
-"""
+beat    every `interval_s`: the loop runs; requests were answered or are held, or the kernel waits for none
+stuck   no beat for `stuck_s`: all threads' stacks go to stderr
+abort   no beat, or no answer, for `abort_s`: the FUSE connection is aborted and the process ends"""
 
 from __future__ import annotations
 
@@ -35,6 +22,37 @@ from typing import Final, NoReturn
 import trio
 
 from stepfs.mount.host.abort import CONNECTIONS
+
+SILENCE_S_MAX: Final = 15.0  # a healthy loop reads the clock more often: the watchdog beats every 10 s
+
+
+class RunningTime(trio.abc.Clock):
+    """trio's clock for a daemon that may be suspended, in seconds: between two readings at most `silence_s_max` pass.
+
+    Any thread may read it.
+    """
+
+    def __init__(self, silence_s_max: float | None = None, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+        """Default `SILENCE_S_MAX`."""
+        self._silence_s_max = SILENCE_S_MAX if silence_s_max is None else silence_s_max
+        self._monotonic = monotonic
+        self._lock = threading.Lock()
+        self._looked = monotonic()
+        self._now = self._looked
+
+    def start_clock(self) -> None:
+        """For trio."""
+
+    def current_time(self) -> float:
+        with self._lock:
+            looked = self._monotonic()
+            self._now += min(looked - self._looked, self._silence_s_max)
+            self._looked = looked
+            return self._now
+
+    def deadline_to_sleep_time(self, deadline: float) -> float:
+        return deadline - self.current_time()
+
 
 _log = logging.getLogger("stepfs.mount")
 

@@ -1,4 +1,7 @@
-"""Whether a plan's files are here. Their names are relative to the plan's directory, which the lake does not know."""
+"""The plans that a lake keeps, and whether their files are here.
+
+Names of files are relative to the plan's directory, which the lake does not know.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,18 @@ from collections.abc import Collection
 from pathlib import PurePosixPath
 
 from stepfs.errors import AbsentError
+from stepfs.lake.log.reader import LogReader
+from stepfs.lake.planned import kept_plan
+from stepfs_producer.plan.file.digest import plan_of_text
 from stepfs_producer.plan.file.schema import Plan
 from stepfs_producer.run.prepare import source_specs, tokenizer_spec
 from stepfs_producer.sources.formats import format_of
+
+
+async def plan_of(log: LogReader, digest: str) -> Plan | None:
+    """The plan of a digest, as the lake keeps it; None if its object is gone."""
+    text = await kept_plan(log.store, log.identity.lake_id, digest)
+    return None if text is None else plan_of_text(text)
 
 
 def require_files(plan: Plan, directory: str, sources: Collection[str]) -> None:

@@ -19,13 +19,11 @@ from stepfs.format.keys import plans_prefix
 from stepfs.format.planned import Listing
 from stepfs.lake.lineage import LineageReader
 from stepfs.lake.log.reader import LogReader
-from stepfs.lake.planned import kept_plan
 from stepfs.payload import COLUMNS, Spans
 from stepfs_producer.engine.worker import find_modules_in
-from stepfs_producer.plan.file.digest import plan_of_text
 from stepfs_producer.plan.file.schema import Plan
 from stepfs_producer.plan.step import State, read_position
-from stepfs_producer.run.history.at_hand import require_files
+from stepfs_producer.run.history.at_hand import plan_of, require_files
 from stepfs_producer.run.history.positions import CommitBehind, Positions
 from stepfs_producer.run.history.texts import RESTORE
 from stepfs_producer.run.lake import committed_positions, frozen_listing
@@ -204,7 +202,7 @@ class _Corpus:
                     return _Place(block, int(at.argmax()), bare.fragments_count)
                 place = block.follows if block.follows[:2] == place[:2] else None
         raise _ElsewhereError(
-            f"{self.listing.files[self.file].name} has no record at {self.record}; `stepfs lineage` prints files and "
+            f"{self.listing.files[self.file].name} has no record at {self.record}; `stepfs-produce lineage` prints files and "
             "records as they are meant here"
         )
 
@@ -333,14 +331,13 @@ def file_number(listing: Listing, name: str) -> int:
 
 async def _plan_with(log: LogReader, newest: str, source: str) -> Plan:
     """The newest plan, or if the source has left it, any that had it: its order is the same in all."""
-    store, lake_id = log.store, log.identity.lake_id
-    text = await kept_plan(store, lake_id, newest)
-    if text is not None and source in (plan := plan_of_text(text)).sources:
+    prefix = plans_prefix(log.identity.lake_id)
+    if (plan := await plan_of(log, newest)) is not None and source in plan.sources:
         return plan
-    for entry in await store.list(plans_prefix(lake_id)):
-        digest = entry.key.removeprefix(plans_prefix(lake_id))
-        text = None if "-" in digest else await kept_plan(store, lake_id, digest)
-        if text is not None and source in (plan := plan_of_text(text)).sources:
+    for entry in await log.store.list(prefix):
+        digest = entry.key.removeprefix(prefix)
+        plan = None if "-" in digest else await plan_of(log, digest)
+        if plan is not None and source in plan.sources:
             return plan
     raise AbsentError(
         f"the plan of source {source} is not in the lake; restore the objects plans/{newest} and its like"

@@ -23,17 +23,15 @@ from stepfs.format.ids import Epoch, SliceIndex, Step
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import StepEntry
 from stepfs.lake.lineage import LineageReader
-from stepfs.lake.planned import kept_plan
 from stepfs.payload import COLUMNS, Spans, UnreadablePayloadError, read_spans
 from stepfs.view.names import step_name
 from stepfs.view.ranks import names_of
 from stepfs_producer.commit.uploads import Ticket
 from stepfs_producer.engine.worker import find_modules_in
-from stepfs_producer.plan.file.digest import plan_of_text
 from stepfs_producer.plan.planner import REVISION, Planner
 from stepfs_producer.plan.step import State
 from stepfs_producer.run.conductor import StepSink, conduct_here
-from stepfs_producer.run.history.at_hand import require_files
+from stepfs_producer.run.history.at_hand import plan_of, require_files
 from stepfs_producer.run.history.positions import CommitBehind, Positions
 from stepfs_producer.run.history.texts import RESTORE
 from stepfs_producer.run.lake import frozen_listing, kept_libraries, libraries
@@ -371,11 +369,11 @@ class _Run:
         """The plan of the steps, with the listings of then; `RefusedError` if it would not make the same samples."""
         digest, sources = stretch.behind.plan, stretch.behind.sources
         store, lake_id = self._log.store, self._log.identity.lake_id
-        text = await kept_plan(store, lake_id, digest)
-        if text is None:
+        plan = await plan_of(self._log, digest)
+        if plan is None:
             raise AbsentError(f"the plan {digest} is not in the lake; restore its object plans/{digest}")
         self.result.plans.append(digest)
-        place = LocatedPlan(plan_of_text(text), self._options.directory, stretch.behind.held_out)
+        place = LocatedPlan(plan, self._options.directory, stretch.behind.held_out)
         await trio.to_thread.run_sync(require_files, place.plan, place.directory, place.plan.sources.keys())
         now = await list_sources(place)
         listings = {}

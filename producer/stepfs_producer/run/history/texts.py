@@ -1,4 +1,4 @@
-"""The records behind tokens, for `stepfs lineage --text`: read where their files are at hand, and tokenised once more.
+"""The records behind tokens, for `stepfs-produce lineage --text`: read where their files are at hand, and tokenised once more.
 
 A listing compares names, sizes and beginnings, so a file may have changed unnoticed. The tokens say the rest: the text
 that is shown is the one that was tokenised, or none is.
@@ -16,9 +16,13 @@ from typing import Final
 import numpy as np
 
 from stepfs.errors import StepfsError
-from stepfs.format.planned import Listing, NoText, RecordPart
+from stepfs.format.planned import Listing
 from stepfs_producer.engine.worker import find_modules_in
-from stepfs_producer.plan.packages import plan_packages
+from stepfs_producer.plan.file.digest import with_defaults
+from stepfs_producer.plan.file.schema import Plan
+from stepfs_producer.run.history.at_hand import require_files
+from stepfs_producer.run.history.lineage import NoText, RecordPart
+from stepfs_producer.run.prepare import source_specs, tokenizer_spec, transform_spec
 from stepfs_producer.sources.listing import Layout, located_files
 from stepfs_producer.sources.reading import read_record
 from stepfs_producer.sources.record import Kind, Records, SourceSpec, unpacked
@@ -26,22 +30,15 @@ from stepfs_producer.transforms.documents import TransformSpec
 from stepfs_producer.transforms.records import timed_transform
 from stepfs_producer.transforms.tokenizer import pinned
 
-with plan_packages():
-    from stepfs_producer.plan.file.digest import plan_of_text, with_defaults
-    from stepfs_producer.plan.file.schema import Plan
-    from stepfs_producer.run.history.at_hand import require_files
-    from stepfs_producer.run.prepare import source_specs, tokenizer_spec, transform_spec
-
 RESTORE: Final = "restore it"
 _RECORDS_KEPT: Final = 64
 
 
 def record_texts(
-    plan_text: str, listings: Mapping[str, Listing], parts: Sequence[RecordPart], directory: str
+    plan: Plan, listings: Mapping[str, Listing], parts: Sequence[RecordPart], directory: str
 ) -> Sequence[str | NoText]:
-    """See `stepfs.format.planned.RecordTexts`."""
+    """The record of each part, whole: never another text than the one that was tokenised. `directory`: of the plan's file."""
     find_modules_in(directory)
-    plan = plan_of_text(plan_text)
     specs = source_specs(plan, directory=directory)
     tokenizer = tokenizer_spec(plan, directory=directory)
     with suppress(StepfsError):  # each text says so

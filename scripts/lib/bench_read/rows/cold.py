@@ -84,8 +84,8 @@ class Cold:
         best = max((peer.name for peer in self._peers.all), key=speed.__getitem__)
         what = f"cold, nothing fetched ahead; server {server}"
         if server.startswith("warm"):
-            self._bed.ratio(0.85, what, ours, f"{gets} threads", speed[gets])
-            self._bed.ratio(1.5, what, ours, f"best peer: {best}", speed[best])
+            self._bed.ratio(0.9, what, ours, f"{gets} threads", speed[gets])
+            self._bed.ratio(2, what, ours, f"best peer: {best}", speed[best])
             self._bed.report.add(Row("limit: SeaweedFS, bare HTTP × 4", f"{speed['http']:,.0f} MB/s"))
         else:
             text = f"{gets} {speed[gets]:,.0f}, {best} {speed[best]:,.0f} MB/s"

@@ -36,9 +36,9 @@ def random_order(bed: Bed) -> None:
     bed.report.say(f"making {steps} steps of {size >> 10} KiB slices")
     url = bed.lake("random", SLICES, _bodies(steps, size))
     ranges = trio.run(_ranges, url)
-    _compare(bed, url, bed.server.endpoint_url, ranges, "on loopback", 0.7, count)
+    _compare(bed, url, bed.server.endpoint_url, ranges, "on loopback", 0.75, count)
     with slowed(bed.server.endpoint_url, 1e9, DELAY_S) as store:
-        _compare(bed, url, store.url, ranges, "behind 20 ms", 0.9, count)
+        _compare(bed, url, store.url, ranges, "behind 20 ms", 1.0, count)
 
 
 def _compare(bed: Bed, url: str, endpoint: str, ranges: Ranges, where: str, bound: float, count: int) -> None:

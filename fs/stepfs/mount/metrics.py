@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -22,26 +22,44 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from stepfs.data.counters import HELP, DataCounts
 from stepfs.histogram import Histogram
-from stepfs.mount.fuse.meter import Meter
 from stepfs.store.api import Counts
 
-GAUGES: Final = {
-    "frontier_step": "Newest committed step known here; -1 before the first",
-    "first_step": "Oldest step that can be opened",
-    "last_read_step": "Step whose file was opened last; -1 before the first",
-    "sealed": "1 once no more steps will come",
-    "newest_commit_timestamp_seconds": "When the newest commit was made, by its producer's clock",
-    "poll_interval_seconds": "Current interval between looks for new steps",
-    "store_up": "1 if the last look at the store succeeded",
-    "waiting_requests": "File system requests waiting for a commit",
-    "open_files": "Files open now",
-    "known_directories": "Step directories the kernel holds",
-    "memory_bytes": "Bytes of slices in memory, primed pages included",
-    "memory_limit_bytes": "The budget for them",
-    "disk_bytes": "Bytes of slices in the disk cache",
-    "disk_limit_bytes": "The budget for them; 0 without a disk cache",
-    "connections_limit": "Ranged GETs of slices under way at a time, at most, as the store bears now",
-    "start_timestamp_seconds": "When the mount started",
+if TYPE_CHECKING:
+    from stepfs.mount.fuse.guard import Meter
+
+Facts = Mapping[str, Any]  # `Reports.facts`
+
+GAUGES: Final[Mapping[str, tuple[str, Callable[[Facts], float]]]] = {
+    "frontier_step": ("Newest committed step known here; -1 before the first", lambda facts: facts["frontier"]),
+    "first_step": ("Oldest step that can be opened", lambda facts: facts["first_step"]),
+    "last_read_step": (
+        "Step whose file was opened last; -1 before the first",
+        lambda facts: -1 if facts["last_step"] is None else facts["last_step"],
+    ),
+    "sealed": ("1 once no more steps will come", lambda facts: facts["sealed"]),
+    "newest_commit_timestamp_seconds": (
+        "When the newest commit was made, by its producer's clock",
+        lambda facts: facts["time"] or 0,
+    ),
+    "poll_interval_seconds": (
+        "Current interval between looks for new steps",
+        lambda facts: facts["store"]["poll_interval_s"],
+    ),
+    "store_up": ("1 if the last look at the store succeeded", lambda facts: facts["store"]["trouble"] is None),
+    "waiting_requests": ("File system requests waiting for a commit", lambda facts: facts["waiting"]),
+    "open_files": ("Files open now", lambda facts: facts["open_files"]),
+    "known_directories": ("Step directories the kernel holds", lambda facts: facts["known_directories"]),
+    "memory_bytes": ("Bytes of slices in memory, primed pages included", lambda facts: facts["cache"]["memory_bytes"]),
+    "memory_limit_bytes": ("The budget for them", lambda facts: facts["cache"]["memory_limit_bytes"]),
+    "disk_bytes": ("Bytes of slices in the disk cache", lambda facts: facts["cache"]["disk_bytes"]),
+    "disk_limit_bytes": (
+        "The budget for them; 0 without a disk cache",
+        lambda facts: facts["cache"]["disk_limit_bytes"],
+    ),
+    "connections_limit": (
+        "Ranged GETs of slices under way at a time, at most, as the store bears now",
+        lambda facts: facts["store"]["connections"],
+    ),
 }
 
 
@@ -52,7 +70,7 @@ class MountCollector(Collector):
     meter: Meter
     store: Counts
     data: DataCounts
-    gauges: Callable[[], Mapping[str, float]]
+    facts: Callable[[], Facts]
     waits: Mapping[str, Histogram]  # seconds that readers waited, by cause
     lag: Histogram  # seconds from commit to sight
     info: Mapping[str, str]  # constant labels that tell this mount from others
@@ -68,8 +86,10 @@ class MountCollector(Collector):
         yield CounterMetricFamily("stepfs_store_read_bytes", "Bytes from the store", value=self.store.bytes_read)
         for name, value in self.data.as_dict().items():
             yield CounterMetricFamily(f"stepfs_data_{name}", HELP[name], value=value)
-        for name, level in self.gauges().items():
-            yield GaugeMetricFamily(f"stepfs_{name}", GAUGES[name], value=level)
+        facts = self.facts()
+        for name, (text, level) in GAUGES.items():
+            yield GaugeMetricFamily(f"stepfs_{name}", text, value=float(level(facts)))
+        yield GaugeMetricFamily("stepfs_start_timestamp_seconds", "When the mount started", value=self.meter.started_at)
 
     def _requests(self) -> Iterator[Metric]:
         meter = self.meter

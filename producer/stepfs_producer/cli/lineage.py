@@ -1,4 +1,4 @@
-"""`stepfs lineage`: which records stand in a step, a file of it, a micro-batch or a token."""
+"""`stepfs-produce lineage`: which records stand in a step, a file of it, a micro-batch or a token."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Annotated, Final
 
 import typer
 
-from stepfs import interruption
 from stepfs.cli.options import EndpointUrl, Json, PlanDirectory, not_empty, opt
+from stepfs.cli.target import is_lake
 from stepfs.errors import AbsentError, UsageError
 from stepfs.store.api import StoreOptions
 
@@ -40,28 +40,27 @@ def lineage(
 ) -> None:
     """Show which records stand in a step: source, file, record, epoch and tokens of each.
 
-    For lakes that `stepfs-produce run` fills. Reads the spans in the files themselves, and the lake's list of each
-    source's files. The other way round, from a record to its steps: `stepfs-produce find`.
+    Reads the spans in the files themselves, and the lake's list of each source's files. The other way round, from a
+    record to its steps: `find`.
     """
-    from stepfs.cli.commands.lineage.report import document, lines, no_text_at_all
-    from stepfs.cli.commands.lineage.spans import Wanted, shown_spans
-    from stepfs.cli.target import is_lake
+    from stepfs_producer.cli.plans.lineage_report import Asked, lineage_report, place_of
+    from stepfs_producer.run.history.lineage import Wanted
 
     options = StoreOptions(endpoint_url)
     if is_lake(target):
         whose, micro, token = _parted(rank or "")
         if whose and not whose.isdigit():
             raise UsageError(f"--rank {rank!r}: write a rank, and if need be micro-batch and token: 3 or 3:0:512")
-        wanted = Wanted(target, options, step, int(whose) if whose else None, micro, token)
+        asked = Asked(target, options, Wanted(step, int(whose) if whose else None, micro, token))
     else:
         for option, given in (("--step", step), ("--rank", rank)):
             if given is not None:
                 raise UsageError(f"{option} is for lakes; {target} is a path of a mount")
         path, micro, token = _parted(target)
-        wanted = Wanted.of_path(path, options, micro, token)
-    found = interruption.run(shown_spans, wanted, plan_dir if text else None)
-    typer.echo(document(found) if as_json else "\n".join(lines(found)))
-    if text and (why := no_text_at_all(found)):
+        asked = place_of(path, options, micro, token)
+    printed, why = lineage_report(asked, plan_dir if text else None, as_json=as_json)
+    typer.echo(printed)
+    if text and why:
         raise AbsentError(why)
 
 

@@ -1,0 +1,295 @@
+"""The published state of a mount: the documents of `.stepfs/`, and its record in the fleet view."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import trio
+
+from stepfs import __version__
+from stepfs.clock import SystemClock
+from stepfs.errors import StepfsError
+from stepfs.format.codec import Value, unpack
+from stepfs.format.ids import JSON_SCHEMA, SliceIndex, Step
+from stepfs.format.node import PERMILLE, NodeRecord
+from stepfs.format.planned import read_plan_position
+from stepfs.format.records import LakeIdentity
+from stepfs.format.snapshot import LogState, StepEntry
+from stepfs.lake.fleet import BEAT_S, remove_node, write_node
+from stepfs.lake.planned import commit_of
+from stepfs.mount.host.kernel import process_start
+from stepfs.mount.redact import redact_url, shown_path
+from stepfs.store.api import Store
+
+if TYPE_CHECKING:
+    from stepfs.follow.served import LakeParts
+    from stepfs.mount.fuse.files import FileTable
+    from stepfs.mount.fuse.guard import Meter
+    from stepfs.mount.fuse.kernel import LookupCounts
+    from stepfs.mount.options import MountOptions
+    from stepfs.view.ranks import RankMap
+
+Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+
+
+def render(document: Json) -> str:
+    """One document, readable by people. A path's bytes that are not UTF-8 become `\\udc..`, as `os.fsdecode` has them."""
+    return json.dumps(document, indent=2, ensure_ascii=False).encode(errors="backslashreplace").decode() + "\n"
+
+
+async def describe_step(store: Store, lake_id: str, state: LogState, entry: StepEntry) -> str:
+    """`steps/<step>.json`. The producer's position costs one GET; null once that log version was reclaimed."""
+    commit = await commit_of(store, lake_id, entry.version)
+    packed = b"" if commit is None else commit.position
+    tgb = entry.tgb
+    slices: list[Json] = []
+    for number in range(tgb.slices):
+        ref = tgb.slice(SliceIndex(number))
+        slices.append(
+            {
+                "slice": number,
+                "offset": ref.offset,
+                "length": ref.length,
+                "crc32c": f"{ref.crc32c:08x}",
+                "records": ref.records,
+            }
+        )
+    return render(
+        {
+            "schema": JSON_SCHEMA,
+            "step": entry.step,
+            "producer": entry.producer_id,
+            "epoch": entry.epoch,
+            "version": entry.version,
+            "time": entry.time_ms / 1000,
+            "object": tgb.key,
+            "origin": state.origins[tgb.origin - 1].url if tgb.origin else None,
+            "size": tgb.size,
+            "slices": slices,
+            "plan": _describe_plan(packed),
+            "position": to_json(unpack(packed, f"step {entry.step}")) if packed else None,
+        }
+    )
+
+
+def _describe_plan(position: bytes) -> Json:
+    standing = read_plan_position(position)
+    return None if standing is None else cast("Json", standing.document())
+
+
+def to_json(value: Value) -> Json:
+    """A msgpack value as JSON: bytes become {"base64": …}, keys become text."""
+    if isinstance(value, bytes):
+        return {"base64": base64.b64encode(value).decode()}
+    if isinstance(value, list):
+        return [to_json(item) for item in value]
+    if isinstance(value, dict):
+        return {key if isinstance(key, str) else repr(key): to_json(item) for key, item in value.items()}
+    return value
+
+
+_log = logging.getLogger("stepfs.mount")
+
+_REMOVE_S: Final = 5.0  # an unmount waits no longer for an unreachable store; readers see the record's age
+
+
+@dataclass(eq=False)
+class Heartbeat:
+    """The record of one mount in its group."""
+
+    store: Store
+    identity: LakeIdentity
+    group: str
+    directory: Path
+    facts: Callable[[], Mapping[str, Any]]  # `Reports.facts`
+
+    def __post_init__(self) -> None:
+        self._published_at = time.perf_counter()
+        self._waited_s = 0.0
+        self._troubled = False
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Publish until cancelled, then remove the record."""
+        task_status.started()
+        try:
+            while True:
+                await self._publish()
+                await trio.sleep(BEAT_S)
+        finally:
+            with trio.move_on_after(_REMOVE_S, shield=True) as scope:
+                await self._withdraw()
+            if scope.cancelled_caught:
+                _log.info("the store is away: this mount's record in the fleet view will look stale")
+
+    async def _publish(self) -> None:
+        try:
+            await write_node(self.store, self.identity, self.record())
+        except StepfsError as error:
+            if not self._troubled:
+                _log.info("cannot write this mount's record for the fleet view: %s", error)
+            self._troubled = True
+        else:
+            self._troubled = False
+
+    async def _withdraw(self) -> None:
+        try:
+            await remove_node(self.store, self.identity, self.record())
+        except StepfsError as error:
+            _log.info("cannot remove this mount's record from the fleet view: %s", error)
+
+    def record(self) -> NodeRecord:
+        """The record of this moment. The waited time counts from the last record."""
+        facts, now = self.facts(), time.perf_counter()
+        waited_s, last = facts["waited_s"], facts["last_step"]
+        share = (waited_s - self._waited_s) / max(now - self._published_at, 1e-9)
+        self._published_at, self._waited_s = now, waited_s
+        return NodeRecord(
+            group=self.group,
+            host=socket.gethostname(),
+            directory=shown_path(self.directory),
+            pid=os.getpid(),
+            version=__version__,
+            next_step=Step(facts["next_step"]),
+            read_to=Step(0 if last is None else last + 1),
+            waited_permille=min(PERMILLE, round(PERMILLE * share)),
+            time_ms=SystemClock().now_ms(),
+        )
+
+
+@dataclass(slots=True)
+class Machine:
+    """Facts about a mount that are known only once it stands."""
+
+    cache_dir: Path
+    memory_bytes: int
+    disk_bytes: int
+    device: str | None = None
+    kernel: dict[str, int | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Reports:
+    """Reads all facts at each call; stores none."""
+
+    lake: LakeParts
+    options: MountOptions
+    machine: Machine
+    meter: Meter
+    known: LookupCounts
+    files: FileTable
+    ranks: RankMap
+
+    def facts(self) -> dict[str, Any]:
+        """The facts that status.json shares with the metrics and the fleet view. Any thread may ask for them."""
+        state, follower = self.lake.log.state, self.lake.follower
+        return {
+            "lake": redact_url(self.options.lake),
+            "lake_id": state.lake_id,
+            "frontier": follower.frontier,
+            "next_step": state.next_step,
+            "first_step": self.lake.tree.first_visible(),
+            "sealed": state.sealed,
+            "time": state.time_ms / 1000 if state.version >= 0 else None,
+            "group": self.options.group,
+            "store": {
+                "trouble": follower.trouble,
+                "poll_interval_s": round(follower.interval_s, 3),
+                "connections": self.lake.slices.connections_limit,
+            },
+            "cache": dict(self.lake.slices.budgets()),
+            "last_step": self.meter.last_step,
+            "waited_s": round(self.meter.waited.seconds(), 3),
+            "waiting": self.lake.waits.waiting,
+            "open_files": len(self.files),
+            "known_directories": len(self.known),
+        }
+
+    def status(self) -> Json:
+        """`.stepfs/status.json`."""
+        facts, state, looked = self.facts(), self.lake.log.state, self.lake.follower.looked_at
+        return {
+            "schema": JSON_SCHEMA,
+            **facts,
+            **self._shape(),
+            "origins": dict(state.origin_cuts),
+            "slices": state.slices,
+            "ext": self.lake.log.identity.ext,
+            "head": state.version,
+            "total_bytes": state.total_bytes,
+            "total_records": state.total_records,
+            "need": self.lake.tree.need if self.options.group is not None else None,
+            "store": {
+                **facts["store"],
+                "reachable": facts["store"]["trouble"] is None or self.lake.log.astray is not None,
+                "looked_s_ago": None if looked is None else round(trio.current_time() - looked, 3),
+                "requests": self.lake.store.counts.requests,
+                "bytes_read": self.lake.store.counts.bytes_read,
+            },
+            "order_needs_from": self.lake.prefetcher.hints.needed_from(),
+            "requests": dict(sorted(self.meter.requests.items())),
+            "faults": self.meter.faults,
+            "bytes_read": self.meter.bytes_read,
+            "data": dict(self.lake.slices.counts.as_dict()),
+            "uptime_s": round(time.time() - self.meter.started_at, 1),
+        }
+
+    def _shape(self) -> dict[str, Json]:
+        """What status.json and config.json both say of steps and of this process."""
+        return {
+            "grid": self.lake.log.identity.grid.document(),  # type: ignore[dict-item]
+            "world": self.ranks.world,
+            "micro_batches": self.ranks.micro_batches,
+            "pid": os.getpid(),
+        }
+
+    def orders(self) -> Json:
+        """A file in `.stepfs/order/`: the announced order, and the first step that a checkpoint must keep for it."""
+        hints = self.lake.prefetcher.hints
+        return {
+            "schema": JSON_SCHEMA,
+            "needed_from": hints.needed_from(),
+            "orders": [dict(order) for order in hints.describe()],
+        }
+
+    def config(self) -> Json:
+        """`.stepfs/config.json`: effective options, and the facts by which `stepfs unmount` finds this process."""
+        return {
+            "schema": JSON_SCHEMA,
+            "options": self.options.redacted(),  # type: ignore[dict-item]
+            "lake_id": self.lake.log.identity.lake_id,
+            "directory": str(self.options.directory),
+            **self._shape(),
+            "memory_bytes": self.machine.memory_bytes,
+            "disk_bytes": self.machine.disk_bytes,
+            "cache_dir": str(self.machine.cache_dir),
+            "device": self.machine.device,
+            "kernel": dict(self.machine.kernel),
+            "process_start": process_start(os.getpid()),
+        }
+
+    def line(self) -> str:
+        """One line for a supervisor's status; it changes with events, not with time."""
+        facts = self.facts()
+        trouble = facts["store"]["trouble"]
+        steps = f"steps {facts['first_step']} to {facts['frontier']}"
+        return f"serving {shown_path(self.options.directory)}, {steps}" + (f"; {trouble}" if trouble else "")
+
+    def labels(self) -> dict[str, str]:
+        """The labels that distinguish this mount's metrics from those of others."""
+        facts = self.facts()
+        return {
+            "lake": facts["lake"],
+            "lake_id": facts["lake_id"],
+            "directory": shown_path(self.options.directory),
+            "group": facts["group"] or "",
+            "version": __version__,
+        }
