@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from stepfs.declared_option import declared
 from stepfs.errors import UsageError
-from stepfs_producer.cli.plans.text_options import TextOptions
 from stepfs_producer.run.measured import (
     FEWER_AFTER_S,
     FEWER_EVERY_S,
@@ -21,7 +20,7 @@ from stepfs_producer.run.measured import (
     WorkersWanted,
     workers_needed,
 )
-from stepfs_producer.run.options import RunOptions, Workers, parse_workers
+from stepfs_producer.run.options import RunOptions, TextOptions, Workers, parse_workers
 
 
 def followed(wanted: WorkersWanted, needs: list[float]) -> list[int]:
