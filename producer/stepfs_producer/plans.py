@@ -19,6 +19,7 @@ mistakes; everything else raises what `stepfs.errors` has.
 
 from __future__ import annotations
 
+import inspect
 import multiprocessing
 import signal
 import sys
@@ -30,15 +31,15 @@ from typing import Any, TypeVar
 
 import trio
 
+from stepfs.declared_option import declared
 from stepfs.errors import UsageError, leading_error
-from stepfs.format.arguments import parse_size
 from stepfs.store.api import StoreOptions
 from stepfs_producer.plan.packages import plan_packages
 
 with plan_packages():
     from stepfs_producer.plan.file import schema
     from stepfs_producer.run.check import simulate_plan
-    from stepfs_producer.run.options import RunOptions, parse_engine, parse_workers
+    from stepfs_producer.run.options import RunOptions, keywords_of
     from stepfs_producer.run.prepare import LocatedPlan
     from stepfs_producer.run.session import Stopping, run_plan
 
@@ -52,49 +53,26 @@ class Plan(schema.Plan):
         self,
         lake: str,
         *,
-        producer_id: str = "plan",
-        accept_changes: bool = False,
-        workers: int | str | None = None,
-        engine: str = "local",
-        ray_address: str | None = None,
-        memory: int | str | None = None,
-        max_lead: int | None = 1000,
-        max_live_bytes: int | str | None = None,
-        limit_steps: int | None = None,
-        steps_per_second: float | None = None,
         holdout: bool = False,
-        seal: bool = False,
         endpoint_url: str | None = None,
+        **options: Any,
     ) -> dict[str, Any]:
         """Run the plan into `lake`, created when absent, as `stepfs-produce run` does; run again, it continues exactly.
 
-        Returns the document that `stepfs-produce run --json` prints (fs/JSON.md). `workers`: a number, or "2:8"; `memory`,
-        `max_live_bytes`: bytes, or text such as "8G"; `max_lead`: steps. `max_live_bytes` None, and `max_lead` None or 0: no
-        bound. In the main thread Ctrl-C ends it between two steps: everything appended is committed, then
-        `KeyboardInterrupt` is raised; SIGTERM the same with `SystemExit`.
+        Returns the document that `stepfs-produce run --json` prints (fs/JSON.md). The keywords are the command's options,
+        as help() shows them: `workers`: a number, or "2:8"; `memory`, `max_live_bytes`: bytes, or text such as "8G";
+        `max_lead`: steps. `max_live_bytes` None, and `max_lead` None or 0: no bound. In the main thread Ctrl-C ends it
+        between two steps: everything appended is committed, then `KeyboardInterrupt` is raised; SIGTERM the same with
+        `SystemExit`.
         """
         _refuse_import_by_worker("run")
-        options = RunOptions(
-            lake,
-            producer_id=producer_id,
-            accept_changes=accept_changes,
-            workers=None if workers is None else parse_workers(str(workers)),
-            engine=parse_engine(engine),
-            ray_address=ray_address,
-            memory_bytes=parse_size(memory) if isinstance(memory, str) else memory,
-            max_lead=max_lead,
-            max_live_bytes=parse_size(max_live_bytes) if isinstance(max_live_bytes, str) else max_live_bytes,
-            limit_steps=limit_steps,
-            steps_per_second=steps_per_second,
-            seal=seal,
-            store_options=StoreOptions(endpoint_url),
-        )
+        chosen = RunOptions(lake, **keywords_of(RunOptions, options), store_options=StoreOptions(endpoint_url))
         stopping = Stopping(_say)
         in_main = threading.current_thread() is threading.main_thread()
         with stopping if in_main else nullcontext():
             place = LocatedPlan(self, held_out=holdout)
             try:
-                result = _finished(partial(run_plan, place, options, stopping, say=_say))
+                result = _finished(partial(run_plan, place, chosen, stopping, say=_say))
             except KeyboardInterrupt:
                 if not stopping.requested:
                     raise
@@ -114,6 +92,20 @@ class Plan(schema.Plan):
             raise UsageError(f"steps={steps}: use at least 1")
         place = LocatedPlan(self, held_out=holdout)
         return _finished(partial(simulate_plan, place, steps, workers, say=_say)).document()
+
+
+def _with_options(run: Callable[..., object], options: type) -> inspect.Signature:
+    """The signature of `run`, for help(): with the options that its `**options` stand for."""
+    own = [one for one in inspect.signature(run).parameters.values() if one.kind is not one.VAR_KEYWORD]
+    fields = inspect.signature(options).parameters
+    known = [
+        fields[name].replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=kind)
+        for name, (kind, _) in declared(options).items()
+    ]
+    return inspect.Signature([*own, *known])
+
+
+Plan.run.__signature__ = _with_options(Plan.run, RunOptions)  # type: ignore[attr-defined]
 
 
 def _say(line: str) -> None:

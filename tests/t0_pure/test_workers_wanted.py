@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from stepfs.declared_option import declared
 from stepfs.errors import UsageError
-from stepfs_producer.cli.plans.text_options import TextOptions
 from stepfs_producer.run.measured import (
     FEWER_AFTER_S,
     FEWER_EVERY_S,
@@ -21,7 +20,7 @@ from stepfs_producer.run.measured import (
     WorkersWanted,
     workers_needed,
 )
-from stepfs_producer.run.options import RunOptions, Workers, parse_workers
+from stepfs_producer.run.options import RunOptions, TextOptions, Workers, keywords_of, parse_workers
 
 
 def followed(wanted: WorkersWanted, needs: list[float]) -> list[int]:
@@ -88,3 +87,14 @@ def test_a_rate_that_is_not_above_zero_is_refused_by_its_name(rate):
 def test_an_option_of_both_commands_is_one_declaration():
     of_run, of_text = declared(RunOptions), declared(TextOptions)
     assert of_run["limit_steps"] == of_text["limit_steps"]
+
+
+def test_python_takes_the_same_options_as_values_or_as_texts():
+    given = {"workers": 4, "memory": "1G", "max_live_bytes": 7, "max_lead": None, "engine": "local"}
+    wanted = {"workers": Workers(4, 4), "memory": 1 << 30, "max_live_bytes": 7, "max_lead": None, "engine": "local"}
+    assert keywords_of(RunOptions, given) == wanted
+    assert keywords_of(RunOptions, {"workers": "2:8"}) == {"workers": Workers(2, 8)}
+    with pytest.raises(TypeError, match="no option 'worker'; known: producer_id, "):
+        keywords_of(RunOptions, {"worker": 4})
+    with pytest.raises(UsageError, match="--engine other: use local or ray"):
+        RunOptions("file:///lake", engine="other")

@@ -103,7 +103,7 @@ def interrupted(package, module, argv, *, handler="signal.default_int_handler"):
         ("stepfs", "stepfs.cli.failure", ["stepfs", "ls", "file:///nothing"]),
         ("stepfs", "stepfs.cli.commands.ls", ["stepfs", "ls", "file:///nothing"]),
         ("stepfs_producer", "typer", ["stepfs-produce", "--help"]),
-        ("stepfs_producer", "stepfs_producer.cli.text", ["stepfs-produce", "--help"]),
+        ("stepfs_producer", "stepfs_producer.cli.app", ["stepfs-produce", "--help"]),
     ],
 )
 def test_an_interrupt_while_loading_prints_nothing(package, module, argv):

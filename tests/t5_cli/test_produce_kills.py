@@ -18,9 +18,9 @@ from stepfs.format.ids import Step
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.store.opening import open_store
-from stepfs_producer.cli.plans.text_options import TextOptions
-from stepfs_producer.cli.plans.text_plan import LakeShape, text_plan
+from stepfs_producer.cli.text_plan import LakeShape, text_plan
 from stepfs_producer.plan.file.digest import plan_text
+from stepfs_producer.run.options import TextOptions
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,277 @@
-"""The table of `stepfs-produce` commands. They import the library inside their functions, so help is immediate."""
+"""The commands of `stepfs-produce`. They import the library inside their functions, so help is immediate."""
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
 from stepfs.cli.failure import reported
-from stepfs.cli.options import with_options
+from stepfs.cli.options import EndpointUrl, Json, Lake, PlanDirectory, not_empty, with_options
 from stepfs.cli.program import new_program
-from stepfs_producer.cli.check import check
-from stepfs_producer.cli.find import find
-from stepfs_producer.cli.lineage import lineage
-from stepfs_producer.cli.replay import replay
-from stepfs_producer.cli.run import run
-from stepfs_producer.cli.simulate import simulate
-from stepfs_producer.cli.text import text
+from stepfs.cli.target import is_lake
+from stepfs.declared_option import Opt
+from stepfs.errors import AbsentError, UsageError
+from stepfs.store.api import StoreOptions
 from stepfs_producer.plan.packages import plan_packages
+from stepfs_producer.run.options import RunOptions, TextOptions
+
+PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="The plan: a YAML file.")]
+Holdout = Annotated[
+    bool, Opt("--holdout", "Take the records that the plan holds out; a run needs a lake of their own.")
+]
+Workers = Annotated[
+    int | None, Opt("--workers", "Processes that read and tokenise; one per core by default.", "N", least=1)
+]
+
+
+def run(
+    plan: PlanFile,
+    lake: Lake,
+    *,
+    holdout: Holdout = False,
+    endpoint_url: EndpointUrl = None,
+    as_json: Json = False,
+    values: Annotated[dict[str, Any], RunOptions],
+) -> None:
+    """Run PLAN into LAKE, created when absent; run again after any ending, it continues exactly."""
+    from stepfs_producer.cli.reports import run_and_report
+    from stepfs_producer.run.prepare import plan_at
+
+    options = RunOptions(lake, **values, store_options=StoreOptions(endpoint_url))
+    if code := run_and_report(plan_at(plan, held_out=holdout), options, as_json=as_json):
+        raise typer.Exit(code)
+
+
+def check(
+    plan: Annotated[
+        Path | None, typer.Argument(metavar="PLAN", help="YAML file of the plan; not needed with --schema.")
+    ] = None,
+    lake: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[LAKE]", help="Compare this lake with the plan, too.", callback=not_empty, show_default=False
+        ),
+    ] = None,
+    *,
+    producer_id: Annotated[
+        str, Opt("--producer-id", "The producer id of the run to compare with LAKE.", "ID")
+    ] = "plan",
+    accept_changes: Annotated[bool, Opt("--accept-changes", "Compare as a run with this option does.")] = False,
+    holdout: Holdout = False,
+    schema: Annotated[bool, Opt("--schema", "Print the JSON Schema of plan files, for editors.")] = False,
+    no_sources: Annotated[
+        bool, Opt("--no-sources", "Look at the text of the plan alone: open no file, import no function.")
+    ] = False,
+    endpoint_url: EndpointUrl = None,
+    as_json: Json = False,
+) -> None:
+    """Report every mistake in PLAN with its line, then shares, files, bytes, epochs, slices and memory. Writes nothing.
+
+    With LAKE: refuse what a run would refuse before it starts."""
+    from stepfs.errors import UsageError
+
+    if schema:
+        from stepfs_producer.cli.reports import schema_text
+
+        typer.echo(schema_text())
+        return
+    if plan is None:
+        raise UsageError("no plan was named; name its YAML file, or give --schema")
+    from stepfs_producer.cli.reports import check_plan
+
+    if lake is not None and no_sources:
+        raise UsageError("a lake is compared with sources, too; leave out --no-sources, or LAKE")
+    options = None
+    if lake is not None:
+        at = StoreOptions(endpoint_url)
+        options = RunOptions(lake, producer_id=producer_id, accept_changes=accept_changes, store_options=at)
+    typer.echo(check_plan(plan, options, held_out=holdout, sources=not no_sources, as_json=as_json))
+
+
+def simulate(
+    plan: PlanFile,
+    steps: Annotated[  # without a variable: STEPFS_STEPS is what a mount shows
+        int, typer.Option("--steps", help="Plan the first N steps, or to the end.", metavar="N", min=1)
+    ] = 100,
+    workers: Workers = None,
+    holdout: Holdout = False,
+    as_json: Json = False,
+) -> None:
+    """Plan the first steps of PLAN over its real records, without a lake: shares, fill, balance, padding, planning time."""
+    from stepfs_producer.cli.reports import simulation_report
+
+    typer.echo(simulation_report(plan, steps=steps, workers=workers, held_out=holdout, as_json=as_json))
+
+
+def find(
+    lake: Lake,
+    source: Annotated[str, Opt("--source", "Name of the source in the plan.", "NAME")],
+    file: Annotated[str, Opt("--file", "The file, as `stepfs-produce lineage` prints it.", "FILE")],
+    record: Annotated[
+        int,
+        Opt(
+            "--record",
+            "Where the record begins: byte of the file, row of Parquet, number of a document.",
+            "N",
+            least=0,
+        ),
+    ],
+    plan_dir: PlanDirectory = ".",
+    endpoint_url: EndpointUrl = None,
+    as_json: Json = False,
+) -> None:
+    """Find the steps of LAKE that hold a record, in every epoch. The other way round: `stepfs-produce lineage`."""
+    from stepfs_producer.cli.reports import find_report
+
+    report = find_report(lake, StoreOptions(endpoint_url), source, file, record, plan_dir=plan_dir, as_json=as_json)
+    typer.echo(report)
+
+
+_PLACE: Final = re.compile(r"(.*?)(?::([0-9]{1,9})(?::([0-9]{1,9}))?)?", re.DOTALL)
+
+
+def lineage(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="LAKE|PATH[:MICRO[:TOKEN]]",
+            help="A lake, a step of a mount, or a file there: all of it, one of its micro-batches, or a token of that.",
+            callback=not_empty,
+        ),
+    ],
+    step: Annotated[int | None, Opt("--step", "Of a lake; the newest by default.", "N", least=0)] = None,
+    rank: Annotated[
+        str | None,
+        Opt(
+            "--rank",
+            "Of a lake: a data rank, one of its micro-batches, or a token; by default the whole step.",
+            "R[:MICRO[:TOKEN]]",
+        ),
+    ] = None,
+    text: Annotated[bool, Opt("--text", "Show the records, where their files are at hand and the same.")] = False,
+    plan_dir: PlanDirectory = ".",
+    as_json: Json = False,
+    endpoint_url: EndpointUrl = None,
+) -> None:
+    """Show which records stand in a step: source, file, record, epoch and tokens of each.
+
+    Reads the spans in the files themselves, and the lake's list of each source's files. The other way round, from a
+    record to its steps: `find`.
+    """
+    from stepfs_producer.cli.lineage_report import LineageQuery, lineage_report, place_of
+    from stepfs_producer.run.history.lineage import Wanted
+
+    options = StoreOptions(endpoint_url)
+    if is_lake(target):
+        whose, micro, token = _parted(rank or "")
+        if whose and not whose.isdigit():
+            raise UsageError(f"--rank {rank!r}: write a rank, and if need be micro-batch and token: 3 or 3:0:512")
+        asked = LineageQuery(target, options, Wanted(step, int(whose) if whose else None, micro, token))
+    else:
+        for option, given in (("--step", step), ("--rank", rank)):
+            if given is not None:
+                raise UsageError(f"{option} is for lakes; {target} is a path of a mount")
+        path, micro, token = _parted(target)
+        asked = place_of(path, options, micro, token)
+    printed, why = lineage_report(asked, plan_dir if text else None, as_json=as_json)
+    typer.echo(printed)
+    if text and why:
+        raise AbsentError(why)
+
+
+def _parted(text: str) -> tuple[str, int | None, int | None]:
+    match = _PLACE.fullmatch(text)
+    assert match is not None
+    return match[1], *(None if number is None else int(number) for number in match.groups()[1:])  # type: ignore[return-value]
+
+
+def replay(
+    lake: Lake,
+    # Without variables: STEPFS_STEPS and STEPFS_RANKS are what a mount shows, and fetches ahead.
+    steps: Annotated[str, typer.Option("--steps", help="Steps A to B-1, by the lake's numbers.", metavar="A:B")],
+    compare: Annotated[bool, Opt("--compare", "Compare them with those of the lake; the default.")] = False,
+    to: Annotated[Path | None, Opt("--to", "Write them there instead, named as in a mount.", "DIR")] = None,
+    ranks: Annotated[
+        str | None,
+        typer.Option("--ranks", help="Make the files of these data ranks only; all are planned.", metavar="R,S-T"),
+    ] = None,
+    producer_id: Annotated[
+        str | None, Opt("--producer-id", "Only the steps of this producer, where several made them.", "ID")
+    ] = None,
+    plan_dir: PlanDirectory = ".",
+    workers: Workers = None,
+    endpoint_url: EndpointUrl = None,
+    as_json: Json = False,
+) -> None:
+    """Make steps of LAKE again, from its plan, its lists of files and the files themselves, and compare every byte.
+
+    Exit code 1 if a step differs; each difference is named, and libraries that are not those of then.
+    """
+    from stepfs.errors import UsageError
+    from stepfs.view.ranks import parse_ranks, parse_steps
+    from stepfs_producer.cli.reports import replay_and_report
+    from stepfs_producer.run.history.replay import ReplayOptions
+
+    if compare and to is not None:
+        raise UsageError("--compare and --to are two purposes; give one of them")
+    options = ReplayOptions(
+        lake,
+        parse_steps(steps),
+        producer_id=producer_id,
+        ranks=None if ranks is None else parse_ranks(ranks),
+        to=to,
+        directory=plan_dir,
+        workers=workers,
+    )
+    if code := replay_and_report(options, StoreOptions(endpoint_url), as_json=as_json):
+        raise typer.Exit(code)
+
+
+def text(
+    lake: Lake,
+    *,
+    inputs: Annotated[
+        list[str],
+        Opt(
+            "--input",
+            "File, directory, glob or s3:// URL of text or of .jsonl (.gz, .zst too); repeatable. Separated by spaces in "
+            "the variable.",
+            "PATH",
+            short="-i",
+        ),
+    ],
+    endpoint_url: EndpointUrl = None,
+    values: Annotated[dict[str, Any], TextOptions],
+) -> None:
+    """Pack text into steps of LAKE, created when absent; run again after any ending, it continues exactly.
+
+    Documents stand end to end in the order of the files, and every one is in exactly one step; the last step is padded. Files
+    must not change meanwhile. For everything else, such as several sources or shuffling, write a plan: `stepfs-produce run`.
+    """
+    from stepfs_producer.cli.reports import run_and_report
+    from stepfs_producer.cli.text_plan import parsed_shard, shape_of_lake, text_plan
+    from stepfs_producer.run.prepare import LocatedPlan
+
+    options = TextOptions(**values)
+    index, count = parsed_shard(options.shard)
+    store_options = StoreOptions(endpoint_url)
+    shape = shape_of_lake(lake, options.slices, options.ext, store_options)
+    plan = text_plan(inputs, shape, options, endpoint_url)
+    run_options = RunOptions(
+        lake,
+        producer_id=options.producer_id or f"text-{index}-of-{count}",
+        max_lead=None,
+        limit_steps=options.limit_steps,
+        seal=options.seal,
+        fixed_shape=True,
+        store_options=store_options,
+    )
+    if code := run_and_report(LocatedPlan(plan), run_options):
+        raise typer.Exit(code)
+
 
 app = new_program(
     "stepfs-produce",

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Protocol
 
 import numpy as np
 import trio
@@ -177,12 +176,7 @@ class LoadedSource:
     layout: Layout
 
 
-class OnSkip(Protocol):
-    """Called with every bad record that is brought in: source, file number, offset, reason."""
-
-    def __call__(self, source: str, file: int, offset: int, reason: str) -> None: ...
-
-
+OnSkip = Callable[[str, int, int, str], None]  # of every bad record brought in: source, file number, offset, reason
 _Block = tuple[BlockHead, KeptBody]
 
 

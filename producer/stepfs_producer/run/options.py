@@ -1,11 +1,12 @@
-"""The options of a run beside its plan."""
+"""The options of a run beside its plan, and those of a plan that a command makes."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
-from stepfs.declared_option import Opt
+from stepfs.declared_option import Opt, declared
 from stepfs.errors import UsageError
 from stepfs.format.arguments import parse_size
 from stepfs.store.api import StoreOptions
@@ -40,16 +41,9 @@ def parse_workers(text: str) -> Workers:
         raise UsageError(f"--workers {text}: use N or MIN:MAX, such as 4 or 2:8") from error
 
 
-def parse_engine(text: str) -> str:
-    """`local` or `ray`."""
-    if text not in {"local", "ray"}:
-        raise UsageError(f"--engine {text}: use local or ray")
-    return text
-
-
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """The options of a run, beside its plan. `UsageError` for a rate that is not above 0."""
+    """The options of a run, beside its plan. `UsageError` for a value that makes no sense."""
 
     lake: str
     producer_id: Annotated[
@@ -82,8 +76,6 @@ class RunOptions:
             "--engine",
             "local: workers of this machine; ray: of a Ray cluster that runs already.",
             "NAME",
-            parse=parse_engine,
-            given="local",
         ),
     ] = "local"
     ray_address: Annotated[
@@ -94,7 +86,7 @@ class RunOptions:
             "HOST:PORT|auto",
         ),
     ] = None
-    memory_bytes: Annotated[
+    memory: Annotated[  # bytes
         int | None,
         Opt(
             "--memory",
@@ -141,5 +133,47 @@ class RunOptions:
     def __post_init__(self) -> None:
         if self.steps_per_second is not None and not self.steps_per_second > 0:
             raise UsageError(f"steps_per_second={self.steps_per_second}: use a number above 0")
+        if self.engine not in {"local", "ray"}:
+            raise UsageError(f"--engine {self.engine}: use local or ray")
         if self.ray_address is not None and self.engine != "ray":
             raise UsageError(f"--ray-address {self.ray_address} needs --engine ray")
+
+
+@dataclass(frozen=True, slots=True)
+class TextOptions:
+    """The plan that a run of text gets, and where that run ends."""
+
+    slices: Annotated[int | None, Opt("--slices", "Slices per step; needed to create the lake.", "N", least=1)] = None
+    seq_len: Annotated[int, Opt("--seq-len", "Tokens per row.", "L", least=2)] = 1024
+    batch_size: Annotated[int, Opt("--batch-size", "Rows per slice.", "B", least=1)] = 8
+    tokenizer_file: Annotated[
+        str | None,
+        Opt("--tokenizer-file", "The model's tokenizer.json; without it, tokens are bytes.", "PATH"),
+    ] = None
+    ext: Annotated[
+        str | None,
+        Opt("--ext", "Kind of file: .safetensors .npy .pt .tar .bin; .safetensors for a new lake.", ".EXT"),
+    ] = None
+    limit_steps: LimitSteps = None
+    seal: Annotated[bool, Opt("--seal", "Seal the lake at the end of the text: no more steps come.")] = False
+    shard: Annotated[str, Opt("--shard", "Produce part I of N of the text, one process each.", "I/N")] = "0/1"
+    producer_id: Annotated[
+        str | None,
+        Opt(
+            "--producer-id",
+            "Name that a restart continues under; from the shard by default. One live process per id.",
+            "ID",
+        ),
+    ] = None
+
+
+def keywords_of(options: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields from keywords as Python has them: values, or texts as on the command line. `TypeError` for an unknown one."""
+    known = declared(options)
+    for name in given.keys() - known.keys():
+        raise TypeError(f"there is no option {name!r}; known: {', '.join(known)}")
+    return {
+        name: value if isinstance(value, kind) or option.parse is None else option.parse(str(value))
+        for name, value in given.items()
+        for kind, option in (known[name],)
+    }

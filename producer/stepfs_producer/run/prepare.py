@@ -207,8 +207,6 @@ def _cost(plan: Plan) -> Cost:
 def _source_spec(plan: Plan, name: str, source: AnySource, held_out: bool, directory: str) -> SourceSpec:
     known = {one.name: getattr(source, one.name) for one in fields(SourceSpec) if hasattr(source, one.name)}
     whole = source.transform is not None and "text_field" in known
-    if whole or known.get("tokens_field"):
-        known["text_field"] = ""
     known |= {
         "files": tuple(_below(directory, file) for file in source.files),
         "shuffle": source.shuffle is not None,

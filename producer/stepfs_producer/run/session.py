@@ -250,7 +250,7 @@ class _RunSession:
                 await store.aclose()
 
     def _memory_of(self, prepared: PreparedPlan) -> Memory:
-        given = self.options.memory_bytes
+        given = self.options.memory
         return memory_of(given, prepared.rules, prepared.sources, self.workers_max)
 
     def _as_worked(self, prepared: PreparedPlan) -> tuple[LoadedSource, ...]:

@@ -1,4 +1,4 @@
-"""The plan that `stepfs-produce text` runs: one source, end to end as stored, every row full but those of the last step."""
+"""The plan that `stepfs-produce text` runs: one source, end to end as stored, every row full but the last ones."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from stepfs.errors import AbsentError, RefusedError, UsageError
 from stepfs.format.records import LakeIdentity
 from stepfs.lake.identity import open_lake
 from stepfs.store.api import StoreOptions
-from stepfs_producer.cli.plans.text_options import TextOptions
 from stepfs_producer.plan.file.schema import Plan, parsed_plan
 from stepfs_producer.plan.file.values import parse_shard
+from stepfs_producer.run.options import TextOptions
 from stepfs_producer.sources.files import find_files
 
 _EXT: Final = ".safetensors"  # of a new lake

@@ -22,7 +22,7 @@ from stepfs_producer.run.history.lineage import Shown, ShownSpan, Wanted, shown_
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class LineageQuery:
     """The wanted spans, and the lake that they are in."""
 
     lake: str
@@ -30,7 +30,7 @@ class Asked:
     wanted: Wanted
 
 
-def place_of(path: str, options: StoreOptions, micro: int | None, token: int | None) -> Asked:
+def place_of(path: str, options: StoreOptions, micro: int | None, token: int | None) -> LineageQuery:
     """The spans of a step or a file of a mount, which its inode identifies under any name."""
     full = Path(os.path.abspath(path))  # noqa: PTH100 (resolve() would follow `latest` of a mount that hangs)
     status = answer_within(full.stat)
@@ -47,21 +47,21 @@ def place_of(path: str, options: StoreOptions, micro: int | None, token: int | N
             f"{path} is no step or file of a mount; name one, or the lake: LAKE --step N --rank R"
         ) from None
     if isinstance(node, SliceFile):
-        return Asked(lake, options, Wanted(node.step, None, micro, token, node.index))
+        return LineageQuery(lake, options, Wanted(node.step, None, micro, token, node.index))
     if not isinstance(node, StepDirectory):
         raise UsageError(f"{path} is no file of a step; name one, such as step-000000042/rank-00003.pt")
     if micro is not None:
         raise UsageError(f"{path} is a step of several ranks; name a file of it for a micro-batch or a token")
-    return Asked(lake, options, Wanted(node.step))
+    return LineageQuery(lake, options, Wanted(node.step))
 
 
-def lineage_report(asked: Asked, texts_below: str | None, *, as_json: bool) -> tuple[str, str | None]:
+def lineage_report(asked: LineageQuery, texts_below: str | None, *, as_json: bool) -> tuple[str, str | None]:
     """The text, and why no record could be shown, where none of them could be."""
     shown = interruption.run(_shown, asked, texts_below)
     return _document(asked.lake, shown) if as_json else "\n".join(_lines(shown)), _no_text_at_all(shown)
 
 
-async def _shown(asked: Asked, texts_below: str | None) -> Shown:
+async def _shown(asked: LineageQuery, texts_below: str | None) -> Shown:
     async with opened_lineage(asked.lake, asked.options) as reader:
         return await shown_spans(reader, asked.wanted, texts_below, announce)
 

@@ -1,1 +1,0 @@
-"""Reports of commands about plans, and the plan of `stepfs-produce text`: one file per command."""

@@ -1,0 +1,462 @@
+"""What the commands of `stepfs-produce` print: lines for people, or a JSON document."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import trio
+import typer
+
+from stepfs import interruption
+from stepfs.cli.columns import printable, size_text, table
+from stepfs.cli.failure import announce, say
+from stepfs.cli.target import opened_lineage
+from stepfs.errors import AbsentError, StepfsError
+from stepfs.format.ids import JSON_SCHEMA, POSITION_BYTES_MAX
+from stepfs.limits import usable_cpus
+from stepfs.store.api import StoreOptions
+from stepfs_producer.engine.worker import find_modules_in
+from stepfs_producer.plan.draw import ONE, MixEntry
+from stepfs_producer.plan.file.digest import micro_batch_tokens, plan_digest, stages_of, with_defaults
+from stepfs_producer.plan.file.schema import Plan, Stage, position_bytes
+from stepfs_producer.plan.file.yaml_file import PlanFile
+from stepfs_producer.plan.rules import Exhausted
+from stepfs_producer.run.check import Inspection, PlanEstimate, SourceFacts, estimate_plan, inspect, simulate_plan
+from stepfs_producer.run.conductor import EndReason
+from stepfs_producer.run.history.find import Asked, Found, Holder, NotHeld, NotSearched, find_record
+from stepfs_producer.run.history.replay import Replay, ReplayOptions, replay
+from stepfs_producer.run.memory import least_bytes, longest_text_bytes
+from stepfs_producer.run.options import RunOptions
+from stepfs_producer.run.prepare import LocatedPlan, compare_with_lake, grid_of, plan_at, plan_file_at
+from stepfs_producer.run.results import PlanTotals, RunResult, Show, SimulationResult
+from stepfs_producer.run.session import Stopping, run_plan
+from stepfs_producer.sources.record import RECORD_BYTES_MAX
+from stepfs_producer.transforms.tokenizer import TEXT_BYTES_MAX
+
+_USAGE: Final = 2
+
+
+def schema_text() -> str:
+    return json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **Plan.model_json_schema()}, indent=1)
+
+
+def check_plan(path: Path, options: RunOptions | None, *, held_out: bool, sources: bool, as_json: bool) -> str:
+    """The report. Exits with the mistakes on stderr if there are any. `options`: of a run, to compare its lake, too."""
+    file = plan_file_at(path)
+    if sources:
+        find_modules_in(str(path.parent))
+    directory = str(path.parent)
+    found = inspect(file.plan, held_out=held_out, directory=directory) if sources else Inspection()
+    if found.findings:
+        _refuse(file, found)
+    lake = None
+    if options is not None:
+        place = LocatedPlan(file.plan, directory, held_out)
+        is_there = interruption.run(compare_with_lake, place, found.listings, options, _warn)
+        lake = {"url": options.lake, "exists": is_there}
+    report = _Report(file.plan, estimate_plan(file.plan), found.facts if sources else None, lake)
+    return json.dumps(report.as_document(), ensure_ascii=False) if as_json else "\n".join(report.lines())
+
+
+def _refuse(file: PlanFile, found: Inspection) -> None:
+    """Mistakes of the plan come first: 2 if there is one, else the code of the first error."""
+    codes = [finding.exit_code for finding in found.findings]
+    error = file.error([finding.problem for finding in found.findings])
+    say("stepfs-produce: " + "\n".join(map(printable, str(error).split("\n"))))
+    raise typer.Exit(_USAGE if _USAGE in codes else codes[0])
+
+
+@dataclass(frozen=True, slots=True)
+class _Report:
+    plan: Plan
+    estimate: PlanEstimate
+    facts: Mapping[str, SourceFacts] | None  # None: sources were not looked at
+    lake: Mapping[str, Any] | None  # None: no lake was named
+
+    def as_document(self) -> dict[str, Any]:
+        output = self.plan.output
+        return {
+            "schema": JSON_SCHEMA,
+            "plan": plan_digest(self.plan),
+            "slices": grid_of(self.plan).slices,
+            "ranks": output.mesh.world,
+            "mesh": str(output.mesh),
+            "files": output.files,
+            "micro_batches": output.micro_batches,
+            "micro_batch_tokens": micro_batch_tokens(self.plan),
+            "step_tokens": self.estimate.step_tokens,
+            "stages": [stage.model_dump(by_alias=True) for stage in stages_of(self.plan)],
+            "mix": [
+                {
+                    "step": entry.step,
+                    "ramp": entry.ramp,
+                    "shares": {name: float(one) for name, one in self._shares(entry).items()},
+                }
+                for entry in self.estimate.mix
+            ],
+            "steps": self.estimate.steps,
+            "position_bytes": position_bytes(sorted(self.plan.sources)),
+            "position_bytes_limit": POSITION_BYTES_MAX,
+            "memory_bytes": self._memory(),
+            "memory_bytes_longest": self._memory_longest(),
+            "record_bytes_limit": RECORD_BYTES_MAX,
+            "text_bytes_limit": self._text_bytes(),
+            "sources": {name: self._source(name) for name in sorted(self.plan.sources)},
+            "lake": self.lake,
+            "warnings": list(self.warnings()),
+        }
+
+    def lines(self) -> Iterator[str]:
+        output, grid = self.plan.output, grid_of(self.plan)
+        mesh = output.mesh
+        lengths = ", ".join(map(_rows_text, stages_of(self.plan)))
+        yield f"plan       {plan_digest(self.plan)}"
+        kind = "coordinate of dp" if output.files == "ranks" else "micro-batch of it"
+        has = f"has {len(grid.files)} slices" if len(grid.files) > 1 else "is a slice"
+        yield f"slices     {grid.slices} (mesh {mesh}: {mesh.world} ranks; each {kind} {has})"
+        yield (
+            f"step       {self.estimate.step_tokens} tokens: {mesh.data_ranks} data ranks × {output.micro_batches} micro-batches × "
+            f"{micro_batch_tokens(self.plan)}; rows of {lengths}"
+        )
+        yield f"steps      {self._steps_text()}"
+        position = position_bytes(sorted(self.plan.sources))
+        yield f"position   {position} bytes at most, of {POSITION_BYTES_MAX}"
+        memory = self._memory()
+        if memory is not None:
+            longest = size_text(self._memory_longest() or 0)
+            yield f"memory     {size_text(memory)} at least, with one worker per core; {longest} while all have a longest text"
+        if self.lake is not None:
+            fits = "the plan fits it" if self.lake["exists"] else "not there yet; a run creates it"
+            yield f"lake       {printable(self.lake['url'])}: {fits}"
+        yield f"record     {size_text(RECORD_BYTES_MAX)} at most, {size_text(self._text_bytes())} of text; a longer one is a bad record"
+        yield ""
+        yield from table(*self._table())
+        for warning in self.warnings():
+            yield f"note: {printable(warning)}"
+
+    def warnings(self) -> Iterator[str]:
+        for name, facts in (self.facts or {}).items():
+            if facts.bad:
+                reason = next(iter(facts.bad.values()))
+                yield (
+                    f"source {name}: {len(facts.bad)} of {facts.sampled} records looked at cannot be decoded ({reason}); "
+                    "a run stops at the first one unless on_error: {do: skip} allows it"
+                )
+            needed, declared = self._epochs(name), self._declared(name)
+            if needed is not None and declared is not None and needed > declared:
+                yield (
+                    f"source {name}: the plan takes about {float(needed):.1f} epochs of it and it has {float(declared):g}; "
+                    "it will be exhausted, and the others take its share"
+                )
+
+    def _table(self) -> tuple[list[str], list[list[str]]]:
+        entries = self.estimate.mix
+        header = ["SOURCE", "FORMAT", *(_step_text(entry.step, ramp=entry.ramp) for entry in entries)]
+        if self.facts is not None:
+            header += ["FILES", "BYTES", "TOKENS", "EPOCHS"]
+        rows = []
+        for name in sorted(self.plan.sources):
+            row = [printable(name), printable(self.plan.sources[name].format)]
+            row += [f"{float(self._shares(entry)[name]):.3%}" for entry in entries]
+            if self.facts is not None:
+                facts, epochs = self.facts[name], self._epochs(name)
+                tokens = "?" if facts.tokens is None else f"≈ {facts.tokens}"
+                row += [str(facts.files), size_text(facts.bytes), tokens]
+                row.append("-" if epochs is None else f"≈ {float(epochs):.2f}")
+            rows.append(row)
+        return header, rows
+
+    def _shares(self, entry: MixEntry) -> dict[str, Fraction]:
+        return {name: Fraction(share, ONE) for name, share in zip(sorted(self.plan.sources), entry.shares, strict=True)}
+
+    def _source(self, name: str) -> dict[str, Any]:
+        facts = None if self.facts is None else self.facts[name]
+        needed, declared = self._epochs(name), self._declared(name)
+        return {
+            "format": self.plan.sources[name].format,
+            "files": None if facts is None else facts.files,
+            "bytes": None if facts is None else facts.bytes,
+            "tokens": None if facts is None else facts.tokens,
+            "epochs": None if declared is None else float(declared),
+            "epochs_needed": None if needed is None else round(float(needed), 6),
+        }
+
+    def _memory(self) -> int | None:
+        """The least that a run with one worker per core needs."""
+        if self.facts is None:
+            return None
+        blocks = (facts.largest_block_bytes for facts in self.facts.values())
+        return least_bytes(blocks, self.estimate.step_tokens, usable_cpus())
+
+    def _memory_longest(self) -> int | None:
+        """The same, while every worker makes tokens of a text as long as one may be."""
+        least = self._memory()
+        if self.facts is None or least is None:
+            return None
+        tokens = max((facts.tokens_at_once for facts in self.facts.values()), default=0)
+        of_model = self.plan.tokenizer.file is not None
+        return least + usable_cpus() * longest_text_bytes(tokens, of_model=of_model)
+
+    def _text_bytes(self) -> int:
+        """The longest text that becomes tokens."""
+        return RECORD_BYTES_MAX if self.plan.tokenizer.file is None else TEXT_BYTES_MAX
+
+    def _steps_text(self) -> str:
+        if self.estimate.steps is not None:
+            return f"{self.estimate.steps} at most"
+        ends = [source.epochs is not None for source in with_defaults(self.plan).values()]
+        first = self.plan.until.exhausted is Exhausted.FIRST
+        return "until the sources end" if (any(ends) if first else all(ends)) else "without end"
+
+    def _epochs(self, name: str) -> Fraction | None:
+        """About how often the plan reads the source until its end."""
+        tokens = None if self.facts is None else self.facts[name].tokens
+        if not tokens or self.estimate.tokens is None:
+            return None
+        return Fraction(self.estimate.tokens[name], tokens)
+
+    def _declared(self, name: str) -> Fraction | None:
+        return with_defaults(self.plan)[name].epochs
+
+
+def _step_text(step: int, *, ramp: bool) -> str:
+    return f"{'TO' if ramp else 'FROM'} STEP {step}"
+
+
+def _rows_text(stage: Stage) -> str:
+    begins = f" from step {stage.from_}" if stage.from_ else ""
+    own = ", ".join(f"{printable(name)} {length}" for name, length in stage.lengths.items())
+    return f"{stage.sequence_length}{begins}" + (f" ({own})" if own else "")
+
+
+def find_report(
+    lake: str, options: StoreOptions, source: str, file: str, record: int, *, plan_dir: str, as_json: bool
+) -> str:
+    """`AbsentError` if no step holds the record."""
+    asked = Asked(source, file, record, plan_dir)
+    found = interruption.run(partial(_found, lake, options, asked))
+    if not any(isinstance(one, Holder) for one in found):
+        why = [f"epoch {one.epoch} of {one.producer}: {one.why}" for one in found if isinstance(one, NotHeld)][:5]
+        why += [one.line() for one in found if isinstance(one, NotSearched)]
+        raise AbsentError(
+            f"no step that was searched holds record {record} of {file}; {'; '.join(why) or 'the source was not drawn yet'}"
+        )
+    return _find_document(lake, asked, found) if as_json else "\n".join(_find_lines(found))
+
+
+async def _found(lake: str, options: StoreOptions, asked: Asked) -> Sequence[Found]:
+    async with opened_lineage(lake, options) as reader:
+        return await find_record(reader.log, reader, asked)
+
+
+def _find_document(lake: str, asked: Asked, found: Sequence[Found]) -> str:
+    return json.dumps(
+        {
+            "schema": JSON_SCHEMA,
+            "lake": lake,
+            "source": asked.source,
+            "file": asked.file,
+            "record": asked.record,
+            "found": [asdict(one) for one in found if isinstance(one, Holder)],
+            "missing": [asdict(one) for one in found if isinstance(one, NotHeld)],
+            "not_searched": [asdict(one) for one in found if isinstance(one, NotSearched)],
+        },
+        ensure_ascii=False,
+    )
+
+
+def _find_lines(found: Sequence[Found]) -> Iterator[str]:
+    header = ["EPOCH", "STEP", "RANK", "MICRO", "START", "TOKENS", "FIRST", "PRODUCER"]
+    yield from table(
+        header,
+        [
+            [str(getattr(one, name.lower())) for name in header[:-1]] + [printable(one.producer)]
+            for one in found
+            if isinstance(one, Holder)
+        ],
+    )
+    for one in found:
+        if isinstance(one, NotHeld):
+            yield printable(f"epoch {one.epoch} of {one.producer}: {one.why}")
+        elif isinstance(one, NotSearched):
+            yield printable(one.line())
+
+
+def _warn(line: str) -> None:
+    announce(printable(line))
+
+
+def run_and_report(place: LocatedPlan, options: RunOptions, *, as_json: bool = False) -> int:
+    """Run to the end of the plan, the limit or a signal; the exit code."""
+    with Stopping(_warn) as stopping:
+        try:
+            result = trio.run(partial(run_plan, place, options, stopping, say=_warn, progress=showing_plan))
+        except KeyboardInterrupt:
+            return stopping.exit_code
+    for line in result.totals.bad_lines():
+        _warn(f"skipped: {line}")
+    typer.echo(json.dumps(result.document()) if as_json else _run_line(result))
+    return stopping.exit_code if result.ending is EndReason.STOPPED else 0
+
+
+def _run_line(result: RunResult) -> str:
+    totals = result.totals
+    ended = {
+        EndReason.COMPLETE: result.reason,
+        EndReason.LIMIT: "the limit is reached",
+        EndReason.STOPPED: "stopped; run the same command again to continue",
+    }[result.ending]
+    sealed = "; the lake is sealed" if result.sealed else ""
+    if not totals.steps:
+        sealed = "; sealed, nothing to do" if result.sealed else ""
+        return f"{result.producer_id}: no further step; {totals.state.step} steps in total; {ended}{sealed}"
+    measures = totals.measures()
+    shares = ", ".join(
+        f"{printable(name)} {one['share']:.2%}" + (f" ({one['skipped']} records skipped)" if one["skipped"] else "")
+        for name, one in totals.sources().items()
+    )
+    bottleneck = "" if result.bottleneck is None else f"bottleneck: {printable(str(result.bottleneck))}; "
+    return (
+        f"{result.producer_id}: {totals.steps} steps in {result.seconds:.1f} s, all committed; {totals.state.step} steps in "
+        f"total; {totals.tokens} tokens ({shares}), fill {measures['fill']:.4f}, slowest ÷ mean rank "
+        f"{measures['slowest_to_mean']:.4f}; {bottleneck}{ended}{sealed}"
+    )
+
+
+@contextmanager
+def showing_plan(name: str, steps_max: int | None) -> Iterator[Show]:
+    """A callable (totals, tokens held ahead by source) that keeps the bar current; nothing without a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda _totals, _held: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[line]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(name, total=steps_max, line="")
+
+        def show(totals: PlanTotals, held: Mapping[str, int]) -> None:
+            measures = totals.measures()
+            low = sorted(held, key=lambda one: held[one])[:3]
+            line = (
+                f"{totals.state.step} steps  {_short(totals.tokens)} tokens  fill {measures['fill']:.3f}  "
+                f"slowest/mean {measures['slowest_to_mean']:.3f}  plan {measures['planning_ms']:.0f} ms  ahead: "
+                + " ".join(f"{one} {_short(held[one])}" for one in low)
+            )
+            progress.update(task, completed=totals.state.step, line=line)
+
+        yield show
+
+
+def _short(count: int) -> str:
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f}{unit}"
+    return str(count)
+
+
+def simulation_report(path: Path, *, steps: int, workers: int | None, held_out: bool, as_json: bool) -> str:
+    place = plan_at(path, held_out=held_out)
+    done = interruption.run(partial(simulate_plan, place, steps, workers, say=_warn, progress=showing_plan))
+    return json.dumps(done.document(), ensure_ascii=False) if as_json else "\n".join(_page(done))
+
+
+def _page(done: SimulationResult) -> Iterator[str]:
+    totals, measures = done.totals, done.totals.measures()
+    yield f"steps      {totals.steps} in {done.seconds:.1f} s; {done.reason}"
+    yield f"tokens     {totals.tokens}, fill {measures['fill']:.4f}, {measures['padding_tokens']} of padding"
+    yield (
+        f"balance    slowest ÷ mean rank {measures['slowest_to_mean']:.4f}, at each micro-batch "
+        f"{measures['slowest_to_mean_micro']:.4f}"
+    )
+    for name, load in measures.get("loads", {}).items():
+        yield (
+            f"  {name:8} slowest ÷ mean rank {load['slowest_to_mean']:.4f}, at each micro-batch "
+            f"{load['slowest_to_mean_micro']:.4f}"
+        )
+    yield f"documents  {measures['cut_documents']} cut, {measures['lost_tokens']} tokens lost by truncate or drop"
+    yield f"planning   {measures['planning_ms']:.1f} ms a step"
+    yield ""
+    header = ["SOURCE", "SHARE", "WANTED", "TOKENS", "RECORDS", "SKIPPED", "EPOCH"]
+    rows = [
+        [
+            printable(name),
+            f"{one['share']:.3%}",
+            f"{one['wanted']:.3%}",
+            *(str(one[key]) for key in ("tokens", "records", "skipped", "epoch")),
+        ]
+        for name, one in totals.sources().items()
+    ]
+    yield from table(header, rows)
+    yield from (printable(f"skipped: {line}") for line in totals.bad_lines())
+
+
+_LINES_MAX: Final = 20
+
+
+def replay_and_report(options: ReplayOptions, store_options: StoreOptions, *, as_json: bool) -> int:
+    """The exit code."""
+    done = interruption.run(_replayed, options, store_options)
+    for line in _trouble(done):
+        _warn(line)
+    typer.echo(json.dumps(_replay_document(done), ensure_ascii=False) if as_json else _replay_line(done))
+    return StepfsError.exit_code if done.found.different else 0
+
+
+async def _replayed(options: ReplayOptions, store_options: StoreOptions) -> Replay:
+    async with opened_lineage(options.lake, store_options) as reader:
+        return await replay(options, reader, progress=showing_plan)
+
+
+def _replay_document(done: Replay) -> dict[str, Any]:
+    options = done.options
+    return {
+        "schema": JSON_SCHEMA,
+        "lake": options.lake,
+        "lake_id": done.lake_id,
+        "producer": done.producer_id,
+        "plans": done.plans,
+        "first_step": options.steps.start,
+        "next_step": options.steps.stop,
+        "ranks": None if options.ranks is None else list(options.ranks),
+        "to": None if options.to is None else str(options.to),
+        "steps": done.found.steps,
+        "different": sorted(done.found.different),
+        "differences": [asdict(one) for one in done.found.shown],
+        "libraries": [asdict(one) for one in done.libraries],
+        "seconds": round(done.seconds, 3),
+    }
+
+
+def _trouble(done: Replay) -> Iterator[str]:
+    for one in done.found.shown[:_LINES_MAX]:
+        where = "" if one.slice is None else f", rank {one.rank} (slice {one.slice})"
+        yield f"step {one.step}{where}: {one.what}"
+    if done.found.different:
+        for change in done.libraries:
+            yield f"then {change.library} {change.then or 'not installed'}, now {change.now or 'not installed'}"
+
+
+def _replay_line(done: Replay) -> str:
+    found, options = done.found, done.options
+    steps = "1 step" if found.steps == 1 else f"{found.steps} steps"
+    what = f"{steps} of {printable(done.producer_id)} made again in {done.seconds:.1f} s"
+    if options.to is None:
+        return f"{what}: " + (f"{len(found.different)} differ" if found.different else "all the same")
+    files = "1 file" if found.files == 1 else f"{found.files} files"
+    missing = f"; {len(found.different)} could not be made" if found.different else ""
+    return f"{what}: {files} written to {printable(str(options.to))}, nothing compared with the lake{missing}"
