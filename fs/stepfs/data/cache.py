@@ -53,7 +53,7 @@ class ReadingOrder:
         return step < self._low and step not in self._places
 
 
-_REOPENED: Final = 4  # blocks read last
+_REOPENED: Final = 1  # blocks read last
 
 
 class EvictionOrder:
