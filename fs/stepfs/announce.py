@@ -1,6 +1,6 @@
 """Announcing the order in which steps will be opened, from a trainer to a mount: advice that never fails the trainer.
 
-`data/prefetch/order_hint` defines the names, `data/prefetch/hinted` uses them, SEMANTICS.md describes their meaning.
+`data/hints` defines the names, SEMANTICS.md describes their meaning.
 """
 
 from __future__ import annotations

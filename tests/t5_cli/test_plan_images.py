@@ -218,7 +218,7 @@ def test_another_column_or_version_of_pillow_is_another_source(original, monkeyp
     directory, _, _ = original
     lake = f"file://{directory}/lake"
     words = "source pictures is not the one that this lake has taken samples of"
-    for room in ("compile", "history.replay"):
+    for room in ("prepare", "history.replay"):
         monkeypatch.setattr(f"stepfs_producer.run.{room}.library", lambda: "pillow-99")
     one_line(produce("run", directory / "plan.yaml", lake), 4, words)
     pillow = f"its images are decoded by pillow-99 here, by another version then (pillow {version('pillow')})"

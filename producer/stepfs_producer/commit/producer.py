@@ -183,7 +183,7 @@ class AsyncProducer(Readings):
 
     lake_url: an existing lake. producer_id: 1 to 256 bytes of printable text; the identity that survives restarts,
     unique among live processes. endpoint_url: an S3-compatible server. max_pending_bytes to give_up_after: see
-    `stepfs_producer.settings.ProducerSettings`. store, clock, pacer: instead of the URL's, the machine's and
+    `ProducerSettings`. store, clock, pacer: instead of the URL's, the machine's and
     `stepfs_producer.commit.pace`'s (simulations, benchmarks); a given pacer has its own `max_delay`.
 
     Entering starts the incarnation and fences all older ones; leaving flushes; leaving by an exception abandons

@@ -436,7 +436,7 @@ def _refuse_other_arrays(settings: Mapping[str, Any], plan: Plan, whose: str, op
 
 
 def _columns_text(columns: object) -> str:
-    return "the columns " + json.dumps(columns) if columns else "no columns"
+    return "the columns " + json.dumps(columns, sort_keys=True) if columns else "no columns"
 
 
 def _refuse_other_producers(
