@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import trio
 from ledger import payload
 from producer_world import SLICES, World, feed, simulate
 from scenarios import scenario
@@ -128,19 +127,3 @@ async def test_any_buffer_is_a_payload(world: World, make: Callable[[bytes], Any
     assert stored is not None
     assert stored[ref.offset : ref.offset + ref.length] == bytes(make(data))
     assert entry.tgb.length(SliceIndex(1)) == 0
-
-
-@scenario(simulate)
-async def test_an_append_that_is_cancelled_while_a_thread_checks_it_is_none(world: World, monkeypatch):
-    """Ctrl-C during the check of a large batch: whoever appends it again from `next_seq` must not append it twice."""
-
-    async def check(_self: AsyncProducer, _payloads: object) -> None:
-        with trio.CancelScope(shield=True):  # as `trio.to_thread.run_sync`, which cannot be abandoned
-            await trio.sleep(4.0)
-
-    monkeypatch.setattr(AsyncProducer, "_check_schema", check)
-    async with world.producer("p") as producer:
-        with trio.move_on_after(1.0) as scope:
-            await producer.append(BATCH, position=0)
-        assert scope.cancelled_caught
-        assert producer.next_seq == 0
