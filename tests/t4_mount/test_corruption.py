@@ -13,6 +13,7 @@ from realmount import clear, mounted, running, stepfs, until
 
 from stepfs.format.ids import SEGMENT_STEPS, Step
 from stepfs.format.snapshot import place_of
+from stepfs.mount.host import mounts
 from stepfs_producer import Producer
 
 HOW = ["flip", "truncate", "delete"]
@@ -92,9 +93,9 @@ def produce_more(url):
         producer.append([rottenlake.payload(rottenlake.STEPS)], position=rottenlake.STEPS)
 
 
-@pytest.mark.parametrize("mounts", FRESH_MOUNTS)
+@pytest.mark.parametrize("count", FRESH_MOUNTS)
 @pytest.mark.parametrize("how", HOW)
-def test_a_new_mount_of_a_rotten_lake_serves_or_says_why_in_one_line(lake, tmp_path, how, mounts, monkeypatch):
+def test_a_new_mount_of_a_rotten_lake_serves_or_says_why_in_one_line(lake, tmp_path, how, count, monkeypatch):
     monkeypatch.setenv("STEPFS_LOG_DIR", str(tmp_path / "logs"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     chance = random.Random(f"fresh {how}")
@@ -103,7 +104,7 @@ def test_a_new_mount_of_a_rotten_lake_serves_or_says_why_in_one_line(lake, tmp_p
     if how == "delete":  # a log that ends before WELL cannot be told from one that was never longer
         victims = [key for key in victims if key not in rottenlake.tail_up_to(lake, Step(WELL))]
     (tmp_path / "m").mkdir()
-    for key in chance.sample(victims, mounts):
+    for key in chance.sample(victims, count):
         body = rottenlake.spoil(lake / key, how, chance)
         done = stepfs("mount", lake.as_uri(), tmp_path / "m", "--group", "g")
         if done.returncode == 0:
