@@ -177,10 +177,10 @@ main()
     [
         ("stepfs", ("stepfs.store.local.local_store", "LocalStore", "_get"), ["ls", "LAKE"]),
         ("stepfs_producer", ("stepfs.store.local.local_store", "LocalStore", "_get"), ["run", "PLAN", "LAKE"]),
-        ("stepfs_producer", ("stepfs_producer.sources", "corpus", "_found"), ["run", "PLAN", "LAKE"]),
-        ("stepfs_producer", ("stepfs_producer.sources", "corpus", "_found"), ["check", "PLAN"]),
-        ("stepfs_producer", ("stepfs_producer.sources", "corpus", "_found"), ["simulate", "PLAN", "--steps", "5"]),
-        ("stepfs_producer", ("stepfs_producer.sources", "corpus", "_found"), ["replay", "PLANNED", "--steps", "0:2"]),
+        ("stepfs_producer", ("stepfs_producer.sources", "listing", "_found"), ["run", "PLAN", "LAKE"]),
+        ("stepfs_producer", ("stepfs_producer.sources", "listing", "_found"), ["check", "PLAN"]),
+        ("stepfs_producer", ("stepfs_producer.sources", "listing", "_found"), ["simulate", "PLAN", "--steps", "5"]),
+        ("stepfs_producer", ("stepfs_producer.sources", "listing", "_found"), ["replay", "PLANNED", "--steps", "0:2"]),
         ("stepfs_producer", ("stepfs_producer.run.history", "find", "require_files"), ["find", "PLANNED", *RECORD]),
         ("stepfs_producer", ("stepfs_producer.run.history", "find", "read_block"), ["find", "PLANNED", *RECORD]),
         (
