@@ -50,11 +50,12 @@ def look(lake: str, *, steps: bool = True) -> Seen:
     ("lake_url", "kills"),
     [
         ("file", 3),  # one while it starts, two among its commits
-        pytest.param("file", 20, marks=pytest.mark.slow),
-        pytest.param("s3", 5, marks=pytest.mark.slow),
+        pytest.param("file", 20),
+        pytest.param("s3", 5),
     ],
     indirect=["lake_url"],
 )
+@pytest.mark.slow
 def test_every_record_exactly_once_across_kills(lake_url: str, kills: int, tmp_path: Path) -> None:
     """Two shards of a corpus, in the shape that `stepfs-produce text` gives them, at a pace that can be hit."""
     corpus = tmp_path / "corpus"

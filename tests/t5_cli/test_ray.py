@@ -119,6 +119,7 @@ def test_steps_are_those_of_local_workers_and_no_worker_is_left_of_a_killed_run(
     assert committed(file_url) == expected
 
 
+@pytest.mark.slow
 def test_a_signal_ends_it_between_two_steps(plan, file_url, address) -> None:
     with started(command(plan, file_url, "--steps-per-second", 4, "--ray-address", address)) as process:
         until(lambda: log_length(file_url) > 2 or process.poll() is not None, 300)

@@ -56,6 +56,7 @@ def test_a_body_stays_outlives_its_worker_and_is_freed(look) -> None:
     assert found["left"] == [0, 0]
 
 
+@pytest.mark.slow
 def test_a_hundredth_of_the_steps_passes_through_the_command(look, tmp_path: Path) -> None:
     (tmp_path / "prose.txt").write_text(
         "".join(f"prose {number} " + "y" * (6000 + number * 31 % 3600) + "\n" for number in range(1000))
