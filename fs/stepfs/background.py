@@ -23,6 +23,7 @@ P = TypeVar("P")
 
 _END_S: Final = 8.0  # at the end of the interpreter, for the last records of a group
 _TAKEN_BACK_S: Final = 2.0  # for a call that Ctrl-C takes back; it may be in a thread of the store
+_LOOK_S: Final = 1.0  # a signal that comes just before a wait does not end it (CPython): look so often
 _generation = 0
 _alive: set[BackgroundLoop[object]] = set()
 _of_parents: list[object] = []  # never finalized here
@@ -31,6 +32,12 @@ _of_parents: list[object] = []  # never finalized here
 def generation() -> int:
     """How many forks lie between this process and the one that imported this module."""
     return _generation
+
+
+def _wait(lock: threading.Lock) -> None:
+    """Wait until it is released; a signal's handler runs within a second, whenever the signal comes."""
+    while not lock.acquire(timeout=_LOOK_S):
+        pass
 
 
 class _Call(Generic[T]):
@@ -46,7 +53,7 @@ class _Call(Generic[T]):
 
     def result(self) -> T:
         """Wait for it; KeyboardInterrupt comes through."""
-        self._done.acquire()
+        _wait(self._done)
         outcome = self._outcome
         if isinstance(outcome, BaseException):
             try:
@@ -112,7 +119,7 @@ class BackgroundLoop(Generic[P]):
         _alive.add(cast("BackgroundLoop[object]", self))  # first: a loop that cannot open ends at once
         try:
             self._thread.start()
-            self._opened.acquire()
+            _wait(self._opened)
         except BaseException:  # Ctrl-C while the store is silent, or no thread to be had
             self._stopping = True
             if self._thread.ident is None:
@@ -158,7 +165,10 @@ class BackgroundLoop(Generic[P]):
         with suppress(StepfsError):
             self._submit(self._scope.cancel)
         if threading.current_thread() is not self._thread:  # the collector may run anywhere
-            self._thread.join(join_s)
+            if join_s is not None:
+                self._thread.join(join_s)
+            while join_s is None and self._thread.is_alive():
+                self._thread.join(_LOOK_S)
 
     def _submit(self, run: Callable[[], None]) -> None:
         token = self._token

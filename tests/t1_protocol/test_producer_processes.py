@@ -91,6 +91,38 @@ def test_ctrl_c_in_a_blocked_append_ends_cleanly_and_abandons(lake: str) -> None
     assert done.stderr == ""
 
 
+def test_ctrl_c_just_before_a_wait_ends_it(lake: str) -> None:
+    """CPython looks for signals between two bytecodes: one that comes after the last look does not wake a lock."""
+    done = in_child(
+        lake,
+        """
+        import ctypes, functools, operator, types
+        from stepfs import background
+
+        late = [functools.partial(ctypes.CDLL(None)["raise"], signal.SIGINT)]
+
+        class Lock:
+            def __init__(self):
+                self._lock = threading.Lock()
+                self.release = self._lock.release
+
+            def acquire(self, timeout=-1):
+                calls = [functools.partial(self._lock.acquire, True, timeout)]
+                if late and self._lock.locked():
+                    calls.insert(0, late.pop())
+                return any(map(operator.call, calls))  # no bytecode lies between the two
+
+        with Producer(lake, producer_id="p") as producer:
+            background.threading = types.SimpleNamespace(**vars(threading) | {"Lock": Lock})
+            try:
+                producer._call(trio.sleep_forever)
+            except KeyboardInterrupt:
+                print("interrupted", late)
+        """,
+    )
+    assert done.stdout == "interrupted []\n", done.stderr
+
+
 def test_ctrl_c_takes_the_append_back_that_waits(lake: str) -> None:
     """Whoever catches it continues at `next_seq`: no batch is missing, none comes twice."""
     done = in_child(
