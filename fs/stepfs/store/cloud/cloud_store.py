@@ -145,7 +145,7 @@ class RequestError(Exception):
     """A request failed; `answer` says how."""
 
     def __init__(self, answer: Answer) -> None:
-        super().__init__(answer.said)
+        super().__init__(answer.reason)
         self.answer = answer
 
 
