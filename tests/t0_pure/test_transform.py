@@ -138,7 +138,7 @@ def test_what_a_function_may_return(record, sample, mask) -> None:
         ({"value": {"columns": {}}}, r"returned a mapping without 'input_ids'; its keys are \['columns'\]"),
         ({"value": {"input_ids": [5], "loss_masks": [1]}}, "returned the unknown key 'loss_masks'; did you mean 'loss_mask'"),
         ({"value": {"input_ids": [5], "weight": 2}}, "returned the unknown key 'weight'; known: input_ids, text,"),
-        ({"value": {"input_ids": [5, 0], "attention_mask": [1, 0]}}, "'attention_mask' with zeros; return ids without"),
+        ({"value": {"input_ids": [5, 0], "attention_mask": [1, 0]}}, "returned an 'attention_mask' with zeros; return ids without"),
         ({"value": {"input_ids": [5], "labels": [5], "loss_mask": [1]}}, "returned both"),
         ({"value": {"input_ids": [5, 7], "labels": [7, -100]}}, "returned the label 7 at place 0, where the id is 5"),
         ({"value": {"input_ids": [5, 7], "labels": [5]}}, "returned 1 labels for 2 ids"),
