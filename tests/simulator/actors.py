@@ -60,8 +60,7 @@ class ProducerActor:
                     await self._append(producer, done)
                 await producer.flush()
                 ledger.require(
-                    ledger.published.get(plan.name, 0) == plan.total,
-                    f"{plan.name} flushed, but {ledger.published}",
+                    ledger.published.get(plan.name, 0) == plan.total, f"{plan.name} flushed, but {ledger.published}"
                 )
                 if plan.retire:
                     await producer.retire()

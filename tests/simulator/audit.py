@@ -24,8 +24,7 @@ def audit(ledger: Ledger, totals: dict[str, int], reader: LogReader) -> None:
     """After the last reclaim. `reader` was opened after everything settled: what a stranger sees."""
     shared, lake_id = ledger.shared, ledger.identity.lake_id
     ledger.require(
-        ledger.published == {n: t for n, t in totals.items() if t},
-        f"published {ledger.published} of {totals}",
+        ledger.published == {n: t for n, t in totals.items() if t}, f"published {ledger.published} of {totals}"
     )
     ledger.require(reader.state.digest == ledger.state.digest, "a fresh reader ends at another digest than the log")
     ledger.require(
@@ -62,8 +61,7 @@ def _snapshots(ledger: Ledger, keys: set[str]) -> None:
         digest = decode(Kind.SNAPSHOT, ledger.shared.objects[key], key).binary("digest")
         usable += ledger.digests[Version(version)] == digest
     ledger.require(
-        usable >= 2 or ledger.floor_version == 0,
-        f"{usable} snapshots are left to start from; one may be damaged",
+        usable >= 2 or ledger.floor_version == 0, f"{usable} snapshots are left to start from; one may be damaged"
     )
 
 

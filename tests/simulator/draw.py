@@ -166,12 +166,7 @@ def _lives(rng: random.Random, *, most: int, reach: int, freeze: float, replaced
         elif rng.random() < freeze:
             freeze_s = rng.choice((1.0, 20.0, 120.0, 300.0))
             lives.append(
-                Life(
-                    freeze_at=at,
-                    freeze_s=freeze_s,
-                    replaced=replaced and rng.random() < 0.7,
-                    restart_s=restart_s,
-                )
+                Life(freeze_at=at, freeze_s=freeze_s, replaced=replaced and rng.random() < 0.7, restart_s=restart_s)
             )
         else:
             lives.append(Life(kill_at=at, restart_s=restart_s))

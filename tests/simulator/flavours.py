@@ -6,16 +6,7 @@ import enum
 import random
 from dataclasses import replace
 
-from scenario import (
-    Life,
-    NodePlan,
-    ProducerPlan,
-    ReclaimerPlan,
-    Scenario,
-    TrainerPlan,
-    WatchedPlan,
-    WatcherPlan,
-)
+from scenario import Life, NodePlan, ProducerPlan, ReclaimerPlan, Scenario, TrainerPlan, WatchedPlan, WatcherPlan
 
 _DOZE_S = 20.0
 

@@ -219,8 +219,7 @@ class Ledger:
         """Nothing that anybody was promised, nor anything that a group needed within the reclaimer's grace."""
         first = record.first_live_step
         self.require(
-            first <= self.first_needed,
-            f"{key}: gives up steps below {first}, but {self.promises} were promised",
+            first <= self.first_needed, f"{key}: gives up steps below {first}, but {self.promises} were promised"
         )
         grace_s = self.graces_s.get(event.actor.partition(".")[0], 0.0)
         for number, ended_s in enumerate(self.control_times_s[1:-1]):

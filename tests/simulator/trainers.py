@@ -144,8 +144,7 @@ class TrainerActor:
 
     def _confirmed(self, step: int, record: GroupRecord) -> None:
         self.world.ledger.require(
-            {step, *self.acknowledged} <= set(record.kept),
-            f"{self.name}: {step}, {self.acknowledged} not in {record}",
+            {step, *self.acknowledged} <= set(record.kept), f"{self.name}: {step}, {self.acknowledged} not in {record}"
         )
         self.world.ledger.check_record(self.name, self.name, record)
         self.acknowledged.add(step)

@@ -58,12 +58,7 @@ class Reader:
                 await sink.send_all(piece)
 
     async def relay_body(
-        self,
-        request: Message,
-        answer: Message,
-        sink: Stream | bytearray,
-        *,
-        bytes_per_s: float | None = None,
+        self, request: Message, answer: Message, sink: Stream | bytearray, *, bytes_per_s: float | None = None
     ) -> None:
         """Pass on the body of `answer`, framing included."""
         if request.first_line[0] == "HEAD" or answer.first_line[1] in {"204", "304"}:

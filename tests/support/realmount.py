@@ -131,12 +131,7 @@ class Mount:
 
 
 @contextmanager
-def mounted(
-    url: str,
-    directory: Path,
-    *options: str,
-    allowed: list[str] | None = None,
-) -> Iterator[Mount]:
+def mounted(url: str, directory: Path, *options: str, allowed: list[str] | None = None) -> Iterator[Mount]:
     """`stepfs mount`; on leaving nothing is left, also after a failure. Fails on faults and unannounced warnings."""
     if mounts.mount_at(directory) is None:  # a dead mount answers not even mkdir
         directory.mkdir(exist_ok=True)

@@ -228,10 +228,7 @@ def _client(endpoint_url: str) -> S3Client:
         aws_access_key_id=ACCESS_KEY,
         aws_secret_access_key=SECRET_KEY,
         config=Config(
-            retries={"total_max_attempts": 1},
-            connect_timeout=2,
-            read_timeout=10,
-            s3={"addressing_style": "path"},
+            retries={"total_max_attempts": 1}, connect_timeout=2, read_timeout=10, s3={"addressing_style": "path"}
         ),
     )
 

@@ -23,10 +23,7 @@ class Part:
 
 
 def task_of(
-    shape: tuple[int, int, int],
-    sequence_length: int,
-    parts: list[Part],
-    sources: tuple[str, ...] = ("prose",),
+    shape: tuple[int, int, int], sequence_length: int, parts: list[Part], sources: tuple[str, ...] = ("prose",)
 ) -> StepTask:
     masked = any(part.mask is not None or not part.following_learned for part in parts)
     masks = [part.mask if part.mask is not None else [1] * len(part.ids) for part in parts]

@@ -5,23 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tokenizers import (
-    AddedToken,
-    Regex,
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-    trainers,
-)
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-CORPUS = [
-    "the cat sat on the mat",
-    "naïve 日本語 text, over and over",
-    "def add(a, b):\n    return a + b\n",
-] * 20
+CORPUS = ["the cat sat on the mat", "naïve 日本語 text, over and over", "def add(a, b):\n    return a + b\n"] * 20
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 
 

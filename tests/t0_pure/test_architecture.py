@@ -78,12 +78,7 @@ def test_a_question_is_answered_by_the_name_of_a_file(question: str, answer: str
 
 PAGES = sorted(
     path
-    for path in [
-        *ROOT.glob("*.md"),
-        *ROOT.glob("fs/*.md"),
-        *ROOT.glob("producer/*.md"),
-        *ROOT.glob("scripts/*"),
-    ]
+    for path in [*ROOT.glob("*.md"), *ROOT.glob("fs/*.md"), *ROOT.glob("producer/*.md"), *ROOT.glob("scripts/*")]
     if path.is_file() and path.name != "CHANGELOG.md"  # which tells of the past
 )
 
@@ -113,10 +108,7 @@ BREACHES = {
         ("stepfs.mount.unnamed", ""),
     ],
     "rooms of stepfs.reader, highest first": [("stepfs.reader.unnamed", "")],
-    "rooms of stepfs.data, highest first": [
-        ("stepfs.data.get", "stepfs.data.slices"),
-        ("stepfs.data.unnamed", ""),
-    ],
+    "rooms of stepfs.data, highest first": [("stepfs.data.get", "stepfs.data.slices"), ("stepfs.data.unnamed", "")],
     "rooms of stepfs_producer, highest first": [
         ("stepfs_producer.sources.upwards", "stepfs_producer.commit.rebase"),
         ("stepfs_producer.unnamed", ""),
@@ -141,17 +133,12 @@ BREACHES = {
         (f"stepfs_producer.cli.borrows_{library}", library)
         for library in ("PIL", "pyarrow", "pydantic", "ray", "trio_parallel", "yaml", "zstandard")
     ],
-    "the kernel is known to stepfs.mount alone": [
-        ("stepfs.data.kernel", "pyfuse3"),
-        ("stepfs.cli.kernel", "sdnotify"),
-    ],
+    "the kernel is known to stepfs.mount alone": [("stepfs.data.kernel", "pyfuse3"), ("stepfs.cli.kernel", "sdnotify")],
     "S3 is known to stepfs.store.s3 alone": [
         ("stepfs.store.buckets", "boto3"),
         ("stepfs_producer.buckets", "botocore.config"),
     ],
-    "obstore is known to stepfs.store.cloud alone": [
-        ("stepfs.store.s3.clouds", "obstore"),
-    ],
+    "obstore is known to stepfs.store.cloud alone": [("stepfs.store.s3.clouds", "obstore")],
     "terminals are the command lines' business": [
         ("stepfs.doctor.prints", "rich.table"),
         ("stepfs_producer.sources.asks", "typer"),

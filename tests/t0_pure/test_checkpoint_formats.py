@@ -35,11 +35,7 @@ def test_torch_dcp_counts_once_its_metadata_is_there(tmp_path: Path) -> None:
 
 
 def test_hugging_face_counts_once_its_trainer_state_is_whole(tmp_path: Path) -> None:
-    for number, text in (
-        (100, json.dumps({"global_step": 100})),
-        (200, '{"global_st'),
-        (300, '{"global_step": 1}'),
-    ):
+    for number, text in ((100, json.dumps({"global_step": 100})), (200, '{"global_st'), (300, '{"global_step": 1}')):
         (tmp_path / f"checkpoint-{number}").mkdir()
         (tmp_path / f"checkpoint-{number}" / "trainer_state.json").write_text(text)
     (tmp_path / "checkpoint-400").mkdir()
@@ -98,8 +94,7 @@ def test_an_absent_directory_is_not_an_empty_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "counter", "step"),
-    [("N", 7, 7), ("N+1", 7, 8), ("N*4", 7, 28), ("(N + 1) * 2 // 4", 7, 4), ("N-1", 1, 0)],
+    ("text", "counter", "step"), [("N", 7, 7), ("N+1", 7, 8), ("N*4", 7, 28), ("(N + 1) * 2 // 4", 7, 4), ("N-1", 1, 0)]
 )
 def test_the_next_step_is_what_the_user_says(text: str, counter: int, step: int) -> None:
     assert NextStep(text)(counter) == step

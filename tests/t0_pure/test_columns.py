@@ -40,10 +40,7 @@ def columns_of(counts: list[tuple[int, int]]) -> Columns:
     return Columns.of_samples(
         SPECS,
         [
-            {
-                "grid": np.full((grid, 3), sample, np.int32),
-                "pixels": np.full((pixels, 6), sample % 251, np.uint8),
-            }
+            {"grid": np.full((grid, 3), sample, np.int32), "pixels": np.full((pixels, 6), sample % 251, np.uint8)}
             for sample, (grid, pixels) in enumerate(counts)
         ],
     )

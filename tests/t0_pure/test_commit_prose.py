@@ -35,11 +35,7 @@ HELD_BY = {  # the section: its tests, or files of them
         "test_growth",
         "test_an_outage_is_borne_and_a_longer_one_ends_the_producer",
     ),
-    "Assumptions about the store": (
-        "test_lying_store",
-        "test_cloud_answers",
-        "test_passing_refusals",
-    ),
+    "Assumptions about the store": ("test_lying_store", "test_cloud_answers", "test_passing_refusals"),
     "Objects a producer touches": ("test_a_producer_overwrites_nothing_and_deletes_only_its_probes",),
     "Names": ("test_concurrent_appends_get_dense_seqs",),
     "The loop": (
@@ -98,10 +94,7 @@ HELD_BY = {  # the section: its tests, or files of them
         "test_control_repair",
         "test_control_holes",
     ),
-    "Snapshots": (
-        "test_snapshot_writer",
-        "test_damaged_snapshots",
-    ),
+    "Snapshots": ("test_snapshot_writer", "test_damaged_snapshots"),
     "Hazards": (
         "test_commit_hazards",
         "test_state_hazards",

@@ -44,12 +44,7 @@ requests: st.SearchStrategy[Request] = st.one_of(
     st.builds(Add, names, steps, st.sampled_from([None, 1, 2])),
     st.builds(Resume, names, steps),
     st.builds(Drop, names, steps),
-    st.builds(
-        lambda name, kept, revives: Revise(name, lambda _: kept, revives),
-        names,
-        sets,
-        st.booleans(),
-    ),
+    st.builds(lambda name, kept, revives: Revise(name, lambda _: kept, revives), names, sets, st.booleans()),
     st.builds(Retire, names),
     st.builds(lambda first_live: Advance(first_live, Version(first_live), 1), steps),
 )

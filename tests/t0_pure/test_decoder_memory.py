@@ -82,11 +82,7 @@ def pieces() -> st.SearchStrategy[bytes]:
 @given(parts=st.lists(st.tuples(pieces(), st.integers(1, 2000)), min_size=1, max_size=5))
 def test_no_decoder_takes_more_than_a_small_multiple(kind: Kind, parts: list[tuple[bytes, int]]) -> None:
     body = b"".join(piece * times for piece, times in parts)
-    for data in (
-        envelope(kind, body),
-        envelope(kind, b"\x81\xa5steps" + body),
-        envelope(kind, array(20) + body),
-    ):
+    for data in (envelope(kind, body), envelope(kind, b"\x81\xa5steps" + body), envelope(kind, array(20) + body)):
         assert peak_of(DECODERS[kind], data) <= BOUND_PER_BYTE * len(data) + SLACK
 
 

@@ -54,8 +54,7 @@ def test_the_unit_passes_systemds_own_check(tmp_path):
     installed = tmp_path / "stepfs@node.service"
     installed.write_text(UNIT.read_text().replace(program, str(stepfs)))
     done = ran(
-        ["systemd-analyze", "verify", "--man=no", str(installed)],
-        env={**os.environ, "SYSTEMD_LOG_LEVEL": "warning"},
+        ["systemd-analyze", "verify", "--man=no", str(installed)], env={**os.environ, "SYSTEMD_LOG_LEVEL": "warning"}
     )
     said = [line for line in done.stderr.splitlines() if "stepfs@" in line]
     assert (done.returncode, said) == (0, [])
@@ -134,15 +133,7 @@ def test_a_policy_names_only_what_stepfs_stores(policy):
 CALLS = [
     (["s3://b/r", "/m", "-o", "rw"], ["mount", "s3://b/r", "/m", "--daemon"]),
     (
-        [
-            "s3://b/r",
-            "/m",
-            "-s",
-            "-n",
-            "-v",
-            "-o",
-            "ro,_netdev,nofail,x-systemd.requires=a.service,group=g,wait=300",
-        ],
+        ["s3://b/r", "/m", "-s", "-n", "-v", "-o", "ro,_netdev,nofail,x-systemd.requires=a.service,group=g,wait=300"],
         ["mount", "s3://b/r", "/m", "--daemon", "--group=g", "--wait=300"],
     ),
     (

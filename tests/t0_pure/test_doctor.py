@@ -112,20 +112,14 @@ def test_packages_that_are_absent(monkeypatch):
     monkeypatch.setattr(checks, "libraries", lambda: found)
     shown = {found.subject: found for found in checks.check_python()}
     assert (shown["packages"].level, shown["packages"].detail) == (Level.FAIL, "not installed: trio")
-    assert (shown["extra text"].level, shown["extra text"].detail) == (
-        Level.NOTE,
-        "not installed: tokenizers",
-    )
+    assert (shown["extra text"].level, shown["extra text"].detail) == (Level.NOTE, "not installed: tokenizers")
     assert "stepfs[torch]" in shown["extra torch"].remedy
 
 
 @pytest.fixture
 def answers(monkeypatch):
     """What listing a directory gives, by the name of the mount point; the directories themselves are not there."""
-    found = {
-        "stale": OSError(errno.ENOTCONN, "Transport endpoint is not connected"),
-        "alive": ["status.json"],
-    }
+    found = {"stale": OSError(errno.ENOTCONN, "Transport endpoint is not connected"), "alive": ["status.json"]}
     monkeypatch.setattr(mounts, "list_within", lambda directory, _: found[directory.parent.name])
     return found
 

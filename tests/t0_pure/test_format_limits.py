@@ -47,8 +47,7 @@ def next_commit(head: LogState) -> Commit:
 
 
 @pytest.mark.parametrize(
-    "head",
-    [at(0, 0), at(INTEGER_MAX - 6, 0), at(0, INTEGER_MAX), at(TOTAL_MAX - 7, TOTAL_MAX - 1)],
+    "head", [at(0, 0), at(INTEGER_MAX - 6, 0), at(0, INTEGER_MAX), at(TOTAL_MAX - 7, TOTAL_MAX - 1)]
 )
 def test_a_total_of_any_size_reads_back(head: LogState) -> None:
     commit = next_commit(head)

@@ -12,12 +12,7 @@ from dataclasses import replace
 import pytest
 
 from stepfs.format.commit import Commit, CommitKind, Origin, decode_commit, encode_commit
-from stepfs.format.control import (
-    ControlRecord,
-    GroupRecord,
-    decode_control,
-    encode_control,
-)
+from stepfs.format.control import ControlRecord, GroupRecord, decode_control, encode_control
 from stepfs.format.grid import Grid
 from stepfs.format.ids import SEGMENT_STEPS, Epoch, SegmentIndex, SliceIndex, Step, Version
 from stepfs.format.node import NodeRecord, decode_node, encode_node
@@ -96,9 +91,7 @@ NODE = NodeRecord("run", "host", "/mnt/run", 4711, "0.1.0", Step(9), Step(8), 12
 IDENTITY = LakeIdentity(LAKE, Grid(2), ".safetensors", 1_700_000_000_000, check_payload=True)
 
 
-def with_lake(
-    decode: Callable[[bytes, str], tuple[str, object]],
-) -> Callable[[bytes, str], object]:
+def with_lake(decode: Callable[[bytes, str], tuple[str, object]]) -> Callable[[bytes, str], object]:
     def value(data: bytes, what: str) -> object:
         lake_id, found = decode(data, what)
         assert lake_id == LAKE

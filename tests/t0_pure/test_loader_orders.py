@@ -21,12 +21,7 @@ from stepfs.shuffled_steps import ShuffledSteps
 from stepfs.torch import coordinates
 
 
-@given(
-    first=st.integers(0, 50),
-    count=st.integers(0, 60),
-    block=st.integers(1, 5),
-    workers=st.integers(1, 5),
-)
+@given(first=st.integers(0, 50), count=st.integers(0, 60), block=st.integers(1, 5), workers=st.integers(1, 5))
 def test_workers_that_take_turns_read_every_step_once_in_order(first, count, block, workers):
     stop = first + count
     parts = [

@@ -269,12 +269,7 @@ def test_racing_starts_are_pulled_apart_though_nobody_is_in_view() -> None:
     assert draws == [(0.0, pytest.approx(0.02))]
 
 
-@given(
-    st.integers(0, 300),
-    st.floats(0.0, 10.0),
-    st.floats(0.0, 10.0),
-    st.lists(st.booleans(), max_size=40),
-)
+@given(st.integers(0, 300), st.floats(0.0, 10.0), st.floats(0.0, 10.0), st.lists(st.booleans(), max_size=40))
 def test_due_is_bounded_whatever_happened(others, exposure_s, delay_max_s, wins):
     pacer = Pacer(delay_max_s=delay_max_s, draw=lambda _low, high: high)
     last_s = 0.0

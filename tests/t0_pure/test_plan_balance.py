@@ -16,8 +16,7 @@ from stepfs_producer.plan.pack import best_fit
 METHODS = [greedy, differencing, *(lambda costs, bins, m=m: partition(costs, bins, m) for m in Method)]
 problems = st.tuples(st.integers(1, 5), st.integers(1, 6)).flatmap(
     lambda shape: st.tuples(
-        st.just(shape[0]),
-        st.lists(st.integers(0, 1000), min_size=shape[0] * shape[1], max_size=shape[0] * shape[1]),
+        st.just(shape[0]), st.lists(st.integers(0, 1000), min_size=shape[0] * shape[1], max_size=shape[0] * shape[1])
     )
 )
 

@@ -274,11 +274,7 @@ def test_only_sources_that_may_give_columns_are_others_with_them() -> None:
     own = {name: Column(dtype=one.dtype, shape=one.shape, file="own") for name, one in PIXELS.items()}
     other = {**PIXELS, "grid": Column(dtype="int64", shape=[3])}
     images = (None, Images(fields="jpg"), Images(fields="jpg", patch=16))
-    plans = [
-        plan_of(columns={}),
-        plan_of(columns=other),
-        *(plan_of(columns=PIXELS, images=one) for one in images),
-    ]
+    plans = [plan_of(columns={}), plan_of(columns=other), *(plan_of(columns=PIXELS, images=one) for one in images)]
     assert len({identities(plan)["pictures"] for plan in plans}) == len(plans)
     assert identities(plan_of(columns=own)) == declared, "where a column is written is policy"
 

@@ -67,10 +67,7 @@ def test_the_second_plan_reaches_every_room():
     assert second.specs["chats"].epochs == Fraction(5, 2)
     assert second.transforms["chats"].call == "my_sft:render"
     assert second.transforms["code"].call is None
-    assert (second.specs["code"].endpoint_url, second.specs["code"].profile) == (
-        "https://s3.example",
-        "corpora",
-    )
+    assert (second.specs["code"].endpoint_url, second.specs["code"].profile) == ("https://s3.example", "corpora")
     assert {spec.seed for spec in second.specs.values()} == {20260701}
 
 
@@ -84,9 +81,7 @@ def test_relative_names_are_below_the_directory_of_the_plan():
     assert there.specs["a"].files == ("/plans/x", "/abs", "s3://b/k", "/plans/sub/*.txt")
     assert there.transforms["a"].tokenizer.file == "/plans/t.json"
     assert there.rules == dataclasses.replace(
-        compile_plan(plan, listings={}, tokenizer_digest="").rules,
-        mix=there.rules.mix,
-        stages=there.rules.stages,
+        compile_plan(plan, listings={}, tokenizer_digest="").rules, mix=there.rules.mix, stages=there.rules.stages
     )
 
 
@@ -109,11 +104,7 @@ def test_every_format_has_its_settings():
         d=Jsonl("x", shuffle="none"),
         e=Text("x", shuffle={"block": "1MiB"}, transform="m:f"),
     ).specs
-    assert (specs["a"].tokens_field, specs["a"].labels_field, specs["a"].mask_field) == (
-        "input_ids",
-        "labels",
-        None,
-    )
+    assert (specs["a"].tokens_field, specs["a"].labels_field, specs["a"].mask_field) == ("input_ids", "labels", None)
     assert specs["b"].format == "megatron"
     assert (specs["c"].format, specs["c"].options, specs["c"].version) == ("m:C", {"k": "1_000"}, "3")
     assert (specs["c"].text_field, specs["c"].whole_records) == ("body", True)

@@ -91,9 +91,7 @@ def rules(length: int):
 
 
 @given(
-    st.lists(st.integers(1, 64 * MIB), min_size=1, max_size=40),
-    st.sampled_from([64, 4096, 65536]),
-    st.integers(1, 8),
+    st.lists(st.integers(1, 64 * MIB), min_size=1, max_size=40), st.sampled_from([64, 4096, 65536]), st.integers(1, 8)
 )
 @example([64 * MIB] * 40, 4096, 2)
 def test_what_a_refusal_names_is_enough_and_no_less_is(blocks, length, workers):

@@ -35,10 +35,7 @@ from stepfs_producer.plan.file.yaml_file import read_plan
 from stepfs_producer.run.prepare import compile_plan
 
 PLANS = sorted((Path(__file__).parent / "plans").glob("*.yaml"))
-SHORT = Plan(
-    output=Output(mesh="dp=2", sequence_length=64),
-    sources={"b": Text("y"), "a": Parquet("x")},
-)
+SHORT = Plan(output=Output(mesh="dp=2", sequence_length=64), sources={"b": Text("y"), "a": Parquet("x")})
 
 
 def identities(plan: Plan, digest: str, *, held_out: bool = False) -> dict[str, str]:
@@ -65,8 +62,7 @@ settings = st.fixed_dictionaries(
     },
 )
 beside = st.fixed_dictionaries(
-    {"files": st.lists(words, min_size=1, max_size=3)},
-    optional={"version": words, "transform": st.just("m.n:f")},
+    {"files": st.lists(words, min_size=1, max_size=3)}, optional={"version": words, "transform": st.just("m.n:f")}
 )
 sources = st.one_of(
     st.builds(lambda one, two: Jsonl(**one, **two), settings, beside),
@@ -74,16 +70,10 @@ sources = st.one_of(
     st.builds(lambda one, two: Megatron(**one, **two), settings, beside),
     st.builds(lambda one, two, field: Parquet(**one, **two, text_field=field), settings, beside, words),
     st.builds(
-        lambda one, two, field: Parquet(**one, **two, tokens_field=field, mask_field="m"),
-        settings,
-        beside,
-        words,
+        lambda one, two, field: Parquet(**one, **two, tokens_field=field, mask_field="m"), settings, beside, words
     ),
     st.builds(
-        lambda one, two, value: Source(**one, **two, format="m:C", options={"k": value}),
-        settings,
-        beside,
-        words,
+        lambda one, two, value: Source(**one, **two, format="m:C", options={"k": value}), settings, beside, words
     ),
 )
 
@@ -138,10 +128,7 @@ def test_what_is_given_and_what_is_default_are_one_plan():
         output=Output(mesh="dp=2", ext=".safetensors", micro_batches=1, micro_batch_tokens=64),
         stages=[Stage(from_=0, sequence_length=64)],
         tokenizer=Tokenizer(kind="bytes"),
-        sources={
-            "a": Parquet("x", shuffle={"block": "8MiB"}),
-            "b": Text("y", epochs="none", on_error="stop"),
-        },
+        sources={"a": Parquet("x", shuffle={"block": "8MiB"}), "b": Text("y", epochs="none", on_error="stop")},
         mix=[Mix(from_=0, weights={"a": "1.0", "b": 1})],
         cost=Cost(hidden_size=4096),
         until="none",

@@ -66,10 +66,7 @@ def test_the_same_plan_from_python_is_equal():
     plan = Plan(
         output=Output(ext=".safetensors", mesh="dp=8", sequence_length=4096),
         tokenizer={"kind": "huggingface", "file": "tokenizer.json", "eos": "</s>"},
-        sources={
-            "code": Parquet("s3://corpora/code/*.parquet", text_field="content"),
-            "prose": Jsonl("/data/web/"),
-        },
+        sources={"code": Parquet("s3://corpora/code/*.parquet", text_field="content"), "prose": Jsonl("/data/web/")},
         mix=[Mix(weights={"code": 30, "prose": 70})],
     )
     assert plan == read(FIRST)

@@ -83,10 +83,7 @@ def one_by_one(chosen: list[int], rows: int) -> list[int]:
     return [row_of[index] for index in range(kept)] + after
 
 
-@given(
-    st.lists(st.integers(1, LENGTH), max_size=60) | st.lists(st.integers(1, 5), max_size=60),
-    st.integers(1, 12),
-)
+@given(st.lists(st.integers(1, LENGTH), max_size=60) | st.lists(st.integers(1, 5), max_size=60), st.integers(1, 12))
 def test_best_fit_places_each_document_where_it_would_stand_alone(chosen: list[int], rows: int) -> None:
     given_lengths = drawn(chosen, rows)
     assert best_fit(given_lengths, rows=rows, sequence_length=LENGTH) == one_by_one(given_lengths, rows)

@@ -68,11 +68,7 @@ def test_a_position_of_something_else_is_nobody_s_plan(packed: bytes) -> None:
 
 
 def test_people_see_a_row_for_each_source() -> None:
-    producers = {
-        "plan": {"plan": standing(stored()).document()},
-        "tok-0": {"plan": None},
-        "of an older daemon": {},
-    }
+    producers = {"plan": {"plan": standing(stored()).document()}, "tok-0": {"plan": None}, "of an older daemon": {}}
     assert list(plan_lines(producers)) == [
         "",
         "PRODUCER  SOURCE  TOKENS  SHARE   RECORDS  SKIPPED  EPOCH",

@@ -7,14 +7,7 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepfs_producer.plan.draw import (
-    ONE,
-    MixEntry,
-    MixSchedule,
-    Stages,
-    apportion,
-    normalise,
-)
+from stepfs_producer.plan.draw import ONE, MixEntry, MixSchedule, Stages, apportion, normalise
 
 weights = st.lists(st.integers(0, 10**6), min_size=1, max_size=12).filter(any)
 
@@ -49,11 +42,7 @@ def test_scaling_all_weights_changes_no_share(chosen: list[int], factor: int) ->
 def test_a_ramp_is_linear_from_the_entry_before_and_then_holds() -> None:
     quarter = ONE // 4
     mix = MixSchedule(
-        [
-            MixEntry(0, (ONE, 0)),
-            MixEntry(100, (3 * quarter, quarter)),
-            MixEntry(200, (quarter, 3 * quarter), ramp=True),
-        ]
+        [MixEntry(0, (ONE, 0)), MixEntry(100, (3 * quarter, quarter)), MixEntry(200, (quarter, 3 * quarter), ramp=True)]
     )
     assert mix.shares(99) == (ONE, 0)
     assert mix.shares(100) == (3 * quarter, quarter)

@@ -5,13 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepfs_producer.run.measured import (
-    GROUP_RECORDS_MAX,
-    GROUP_TOKENS_MAX,
-    STEPS_AHEAD,
-    Work,
-    marks_of,
-)
+from stepfs_producer.run.measured import GROUP_RECORDS_MAX, GROUP_TOKENS_MAX, STEPS_AHEAD, Work, marks_of
 
 STEP_TOKENS = 100_000
 WORKERS = 8

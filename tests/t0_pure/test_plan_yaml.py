@@ -35,10 +35,7 @@ def bomb(levels: int) -> bytes:
         (b"[" * 5000, "p.yaml:1:33: nested deeper than 32 levels; a plan is flatter"),
         (b"- " * 100_001, "nested deeper than 32 levels; a plan is flatter"),
         (b"#" * (BYTES_MAX + 1), "p.yaml:1:1: 4194305 bytes; a plan has at most 4194304"),
-        (
-            COMPLETE + b"seed: 1\nseed: 2\n",
-            "p.yaml:4:1: key 'seed' stands here twice (first at 3:1); remove one",
-        ),
+        (COMPLETE + b"seed: 1\nseed: 2\n", "p.yaml:4:1: key 'seed' stands here twice (first at 3:1); remove one"),
         (COMPLETE + b"seed: !!int 1\n", "p.yaml:3:7: tags are not supported; write plain text"),
         (
             COMPLETE + b"seed: !!python/object/apply:os.system [x]\n",
@@ -132,22 +129,7 @@ KEYS = st.sampled_from(
 SCALARS = st.one_of(
     KEYS,
     st.sampled_from(
-        [
-            "1",
-            "0",
-            "-1",
-            "NaN",
-            "none",
-            "null",
-            "0.1%",
-            "8MiB",
-            "dp=2",
-            "jsonl",
-            "m:f",
-            "best_fit",
-            "no",
-            "{}",
-        ]
+        ["1", "0", "-1", "NaN", "none", "null", "0.1%", "8MiB", "dp=2", "jsonl", "m:f", "best_fit", "no", "{}"]
     ),
     st.text(max_size=6),
 )

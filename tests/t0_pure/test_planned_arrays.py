@@ -30,14 +30,8 @@ def test_a_small_step_exactly() -> None:
         [1, 2, 3, 5, 6, 7, 8, 9, 99, 99, 99, 99],
         [99, 99, 99, 99, 99, 99, 11, 12, 13, 14, 15, 16],
     ]
-    assert first.labels.tolist() == [
-        [2, 3, N, 6, 7, 8, 9, N, N, N, N, N],
-        [N, N, N, N, N, N, N, 13, 14, N, 16, N],
-    ]
-    assert first.position_ids.tolist() == [
-        [0, 1, 2, 0, 1, 2, 0, 1, 0, 0, 0, 0],
-        [0, 0, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5],
-    ]
+    assert first.labels.tolist() == [[2, 3, N, 6, 7, 8, 9, N, N, N, N, N], [N, N, N, N, N, N, N, 13, 14, N, 16, N]]
+    assert first.position_ids.tolist() == [[0, 1, 2, 0, 1, 2, 0, 1, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5]]
     assert first.doc_ids.tolist() == [[0, 0, 0, 1, 1, 1, 2, 2, -1, -1, -1, -1], [-1] * 6 + [0] * 6]
     assert first.cu_seqlens.tolist() == [0, 3, 6, 8, 12, 0, 6, 12]
     assert first.cu_seqlens_offsets.tolist() == [0, 5, 8]
@@ -53,10 +47,7 @@ def test_a_small_step_exactly() -> None:
 
 def test_labels_same_are_the_ids() -> None:
     first, _ = one(shifted=False)
-    assert first.labels.tolist() == [
-        [1, 2, 3, 5, 6, 7, 8, 9, N, N, N, N],
-        [N, N, N, N, N, N, N, N, 13, 14, N, 16],
-    ]
+    assert first.labels.tolist() == [[1, 2, 3, 5, 6, 7, 8, 9, N, N, N, N], [N, N, N, N, N, N, N, N, 13, 14, N, 16]]
 
 
 def test_dtypes_and_a_rank_without_a_token() -> None:

@@ -35,11 +35,7 @@ def record(*minima: tuple[int, int], first_live: int = 3) -> ControlRecord:
         ([(4, 10), (5, 20)], {4: 3600.0}, 20),
         ([(4, 10), (5, 20)], {}, 10),  # a LIST that does not show it yet
         ([(2, 5), (3, 10), (4, 15), (5, 20)], {2: 9000.0, 3: 5000.0, 4: 10.0}, 15),
-        (
-            [(2, 5), (3, 10), (4, 15), (5, 20)],
-            {2: 10.0, 3: 5000.0, 4: 5000.0},
-            5,
-        ),  # by a store whose ages are wrong
+        ([(2, 5), (3, 10), (4, 15), (5, 20)], {2: 10.0, 3: 5000.0, 4: 5000.0}, 5),  # by a store whose ages are wrong
     ],
 )
 def test_a_need_counts_until_the_record_that_ended_it_is_as_old_as_the_grace(minima, ages_s, expected):

@@ -53,10 +53,7 @@ HELD_BY = {  # the promise: its tests, or files of them
         "test_steps_reclaimed_under_a_reader_of_a_quiet_lake_leave_it_within_100_s",
     ),
     4: ("test_a_listing_shows_one_moment_and_never_what_has_left_meanwhile",),
-    5: (
-        "test_tools_see_what_was_appended",
-        "test_a_short_buffer_from_below_is_never_padded_with_zeros",
-    ),
+    5: ("test_tools_see_what_was_appended", "test_a_short_buffer_from_below_is_never_padded_with_zeros"),
     6: ("test_a_damaged_slice_is_eio_for_that_file_alone", "test_one_rotten_slice_in_a_joined_get_fails_alone"),
     7: (
         "test_open_files_stay_readable_and_names_never_come_back",
@@ -66,10 +63,7 @@ HELD_BY = {  # the promise: its tests, or files of them
         "test_a_reader_that_waits_is_not_given_up_because_the_daemon_was_suspended",
         "test_the_store_is_away_for_a_while",
     ),
-    9: (
-        "test_numpy_memmap_is_a_shared_mapping",
-        "test_torch_load_mmap",
-    ),
+    9: ("test_numpy_memmap_is_a_shared_mapping", "test_torch_load_mmap"),
     10: (
         "test_aliases_of_steps_are_refused",
         "test_sorted_names_are_in_the_order_of_accumulation_also_of_more_than_ten_thousand",
@@ -102,10 +96,7 @@ HELD_BY = {  # the promise: its tests, or files of them
         "test_every_kind_of_reader_that_opened_before_the_commit_gets_the_true_bytes",
         "test_steps_beyond_the_end_of_a_sealed_lake_are_refused",
     ),
-    18: (
-        "test_wait_files_block_in_read_and_give_the_directorys_name",
-        "test_a_wait_file_expires_like_every_wait",
-    ),
+    18: ("test_wait_files_block_in_read_and_give_the_directorys_name", "test_a_wait_file_expires_like_every_wait"),
     19: (
         "test_waiting_readers_die_within_half_a_second",
         "test_waiters_queued_on_the_directorys_lock_share_the_first_ones_deadline",
@@ -125,10 +116,7 @@ HELD_BY = {  # the promise: its tests, or files of them
         "test_a_file_costs_three_requests_when_primed_and_its_bytes_are_fetched_once",
         "test_a_store_that_is_slow_for_each_connection_gives_what_32_connections_give",
     ),
-    24: (
-        "test_bad_beginnings_say_one_line_and_their_exit_code",
-        "test_a_live_mount_is_not_stacked_upon",
-    ),
+    24: ("test_bad_beginnings_say_one_line_and_their_exit_code", "test_a_live_mount_is_not_stacked_upon"),
     25: (
         "test_nothing_is_left",
         "test_a_busy_mount_is_left_exactly_as_it_was",
@@ -137,14 +125,8 @@ HELD_BY = {  # the promise: its tests, or files of them
     26: ("test_readers_of_a_killed_daemon_get_an_error_instead_of_hanging",),
     27: ("test_a_hung_mount_is_left_alone_and_the_advice_frees_its_readers",),
     28: ("test_a_planted_cache_is_passed_over_for_a_fresh_one_beside_it",),
-    29: (
-        "test_a_file_of_step_numbers_and_the_end_of_it",
-        "test_another_user_reads_and_may_not_say_what_comes_next",
-    ),
-    30: (
-        "test_a_shuffled_epoch_hits_like_a_sequential_one",
-        "test_a_wrong_hint_costs_a_window_and_no_bytes_differ",
-    ),
+    29: ("test_a_file_of_step_numbers_and_the_end_of_it", "test_another_user_reads_and_may_not_say_what_comes_next"),
+    30: ("test_a_shuffled_epoch_hits_like_a_sequential_one", "test_a_wrong_hint_costs_a_window_and_no_bytes_differ"),
     31: ("test_a_checkpoint_inside_a_shuffled_epoch_keeps_its_first_step",),
     32: (
         "test_following_gives_each_step_once_as_it_is_committed_and_ends_with_the_lake",

@@ -19,20 +19,12 @@ from stepfs_producer.sources.reading import read_block
 from stepfs_producer.sources.record import BlockAddress, identity_of
 
 LINES = st.lists(
-    st.sampled_from(["", " \t", "a", "grüße", "日本語" * 7, "x" * 90, "\r", '{"text": "y"}', "\u2028z"]),
-    max_size=30,
+    st.sampled_from(["", " \t", "a", "grüße", "日本語" * 7, "x" * 90, "\r", '{"text": "y"}', "\u2028z"]), max_size=30
 )
 
 
 @settings(deadline=None)
-@given(
-    LINES,
-    st.sampled_from(["\n", "\r\n"]),
-    st.booleans(),
-    st.integers(1, 70),
-    st.integers(1, 40),
-    st.booleans(),
-)
+@given(LINES, st.sampled_from(["\n", "\r\n"]), st.booleans(), st.integers(1, 70), st.integers(1, 40), st.booleans())
 def test_every_line_begins_in_exactly_one_range(lines_, end, final, size, piece, bom) -> None:
     text = end.join(lines_) + (end if final else "")
     data = (b"\xef\xbb\xbf" if bom else b"") + text.encode()

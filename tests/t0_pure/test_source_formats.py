@@ -136,10 +136,7 @@ def test_a_row_that_holds_no_text_is_bad_and_its_neighbours_stay(tmp_path) -> No
     parquet.write_table(table.cast(pa.schema([("text", pa.binary())])), tmp_path / "a.parquet")
     (block,) = blocks(source(tmp_path, form="parquet", shuffle=False))
     assert values([block]) == [b"one", b"two"]
-    assert block.records.bad == {
-        1: "not UTF-8 (invalid start byte at byte 0)",
-        2: "no text in the field 'text'",
-    }
+    assert block.records.bad == {1: "not UTF-8 (invalid start byte at byte 0)", 2: "no text in the field 'text'"}
     assert block.records.offsets.tolist() == [0, 1, 2, 3]
 
 

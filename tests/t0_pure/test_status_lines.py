@@ -34,14 +34,7 @@ LATER = {
     "last_step": 1830,
     "waited_s": 2.5,
     "bytes_read": 2 << 20,
-    "data": {
-        **EARLIER["data"],
-        "bytes_fetched": 4 << 20,
-        "primed": 1 << 30,
-        "requests": 110,
-        "hits": 19,
-        "misses": 1,
-    },
+    "data": {**EARLIER["data"], "bytes_fetched": 4 << 20, "primed": 1 << 30, "requests": 110, "hits": 19, "misses": 1},
     "store": {"reachable": True, "trouble": None, "requests": 72},
 }
 

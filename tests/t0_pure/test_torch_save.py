@@ -54,8 +54,7 @@ def assert_equal(found, wanted):
 
 
 @given(
-    st.dictionaries(st.text(max_size=8), tensors, max_size=4),
-    st.dictionaries(st.text(max_size=8), plain, max_size=3),
+    st.dictionaries(st.text(max_size=8), tensors, max_size=4), st.dictionaries(st.text(max_size=8), plain, max_size=3)
 )
 def test_torch_loads_what_it_would_have_saved(arrays, facts):
     loaded = torch.load(io.BytesIO(torch_bytes(arrays, facts)), weights_only=True)

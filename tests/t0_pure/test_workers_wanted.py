@@ -13,13 +13,7 @@ from hypothesis import strategies as st
 
 from stepfs.declared_option import declared
 from stepfs.errors import UsageError
-from stepfs_producer.run.measured import (
-    FEWER_AFTER_S,
-    FEWER_EVERY_S,
-    LOOK_EVERY_S,
-    WorkersWanted,
-    workers_needed,
-)
+from stepfs_producer.run.measured import FEWER_AFTER_S, FEWER_EVERY_S, LOOK_EVERY_S, WorkersWanted, workers_needed
 from stepfs_producer.run.options import RunOptions, TextOptions, Workers, keywords_of, parse_workers
 
 

@@ -13,18 +13,7 @@ from itertools import permutations
 from stepfs.errors import AbsentError, WithdrawnError
 from stepfs.format.control import ControlRecord, GroupRecord
 from stepfs.format.ids import Step, Version
-from stepfs.lake.decisions import (
-    Add,
-    Advance,
-    Drop,
-    Register,
-    Request,
-    Resume,
-    Retire,
-    Revise,
-    decide,
-    successor,
-)
+from stepfs.lake.decisions import Add, Advance, Drop, Register, Request, Resume, Retire, Revise, decide, successor
 
 NUMBER = 5
 ABSENT = 3  # in place of a start: there is no such group

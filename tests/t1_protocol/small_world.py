@@ -136,15 +136,7 @@ async def litter(world: World) -> None:
     store, lake_id = process(world, "litter"), world.identity.lake_id
     async with world.producer("c") as producer:
         await producer.retire()
-    for who, epoch, seq in (
-        ("a", 1, 3),
-        ("a", 2, 40),
-        ("a", 6, 0),
-        ("b", 1, 7),
-        ("b", 6, 4),
-        ("c", 1, 0),
-        ("c", 1, 5),
-    ):
+    for who, epoch, seq in (("a", 1, 3), ("a", 2, 40), ("a", 6, 0), ("b", 1, 7), ("b", 6, 4), ("c", 1, 0), ("c", 1, 5)):
         await store.put(data_key(lake_id, who, Epoch(epoch), seq), [b"litter"])
 
 
@@ -163,9 +155,7 @@ async def audited(world: World) -> None:
 
 
 def killed_everywhere(
-    before: Build,
-    work: Callable[[World, ProcessStore], Awaitable[object]],
-    after: Callable[[World], Awaitable[None]],
+    before: Build, work: Callable[[World, ProcessStore], Awaitable[object]], after: Callable[[World], Awaitable[None]]
 ) -> int:
     """`work` is killed at its 1st, 2nd, … await, until it gets through; `after` looks at each. Returns how often."""
 

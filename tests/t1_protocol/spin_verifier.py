@@ -83,12 +83,7 @@ class Verifier:
     def search(self, bounds: Bounds, *, timeout_s: float = 600, **more: int) -> Search:
         """What `output` found. An incomplete search is a failure of its own."""
         found = self.output(bounds | more, timeout_s=timeout_s)
-        for trouble in (
-            "max search depth too small",
-            "out of memory",
-            "Search not completed",
-            "invalid end state (",
-        ):
+        for trouble in ("max search depth too small", "out of memory", "Search not completed", "invalid end state ("):
             if trouble == "Search not completed" and "assertion violated" in found:
                 continue
             assert trouble not in found, found

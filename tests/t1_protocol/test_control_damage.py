@@ -14,18 +14,7 @@ from lakework import list_groups
 from process_store import ProcessStore
 from producer_world import World, feed
 from scenarios import scenario
-from small_world import (
-    NEED,
-    STEPS,
-    checkpoint,
-    clean,
-    group,
-    grow,
-    killed_everywhere,
-    process,
-    register,
-    small,
-)
+from small_world import NEED, STEPS, checkpoint, clean, group, grow, killed_everywhere, process, register, small
 
 from stepfs.errors import CorruptError, NewerFormatError
 from stepfs.format.control import RECORD_BYTES_MAX

@@ -11,15 +11,7 @@ from doubles.trio_clock import TrioClock
 from lakework import list_groups
 from producer_world import World
 from scenarios import scenario
-from small_world import (
-    NEED,
-    STEPS,
-    clean,
-    group,
-    grow,
-    process,
-    small,
-)
+from small_world import NEED, STEPS, clean, group, grow, process, small
 
 from stepfs.errors import RefusedError
 from stepfs.format.control import RECORD_BYTES_MAX, RESERVED_BYTES

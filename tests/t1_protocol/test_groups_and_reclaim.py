@@ -88,12 +88,7 @@ async def follows_up(world: World) -> None:
 _BOTH = {"withdrawn", "kept"}
 every_change = pytest.mark.parametrize(
     ("change", "expected"),
-    [
-        (rolls_back, _BOTH),
-        (comes_too_early, _BOTH),
-        (joins, {"from 0", f"from {NEED}"}),
-        (leaves, {"retired"}),
-    ],
+    [(rolls_back, _BOTH), (comes_too_early, _BOTH), (joins, {"from 0", f"from {NEED}"}), (leaves, {"retired"})],
 )
 
 

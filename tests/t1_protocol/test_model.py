@@ -23,35 +23,17 @@ from spin_verifier import MODELS, Bounds, Verifier
 
 from stepfs.lake import decisions
 
-KILLED: Bounds = {
-    "PROCESSES": 0b0101,
-    "RESTARTS": 1,
-}  # two producers; each may be killed anywhere, and restarts
-ZOMBIE: Bounds = {
-    "PROCESSES": 0b0011,
-    "APPENDS": 2,
-}  # one producer; its first incarnation lives on beside the second
-TWICE: Bounds = {
-    "PROCESSES": 0b0011,
-    "APPENDS": 3,
-    "ROUNDS": 2,
-    "FAULTS": 0,
-}  # the same; the floor rises twice
-ALONE: Bounds = {
-    "PROCESSES": 0b00101,
-    "OPERATIONS_OF_0": 2,
-    "ROUNDS": 2,
-}  # a writer calls twice, one reclaimer
+KILLED: Bounds = {"PROCESSES": 0b0101, "RESTARTS": 1}  # two producers; each may be killed anywhere, and restarts
+ZOMBIE: Bounds = {"PROCESSES": 0b0011, "APPENDS": 2}  # one producer; its first incarnation lives on beside the second
+TWICE: Bounds = {"PROCESSES": 0b0011, "APPENDS": 3, "ROUNDS": 2, "FAULTS": 0}  # the same; the floor rises twice
+ALONE: Bounds = {"PROCESSES": 0b00101, "OPERATIONS_OF_0": 2, "ROUNDS": 2}  # a writer calls twice, one reclaimer
 SAME_GROUP: Bounds = {"PROCESSES": 0b00111, "FAULTS": 0}  # two writers
 TWO_GROUPS: Bounds = {"PROCESSES": 0b00111, "FAULTS": 0, "HOME_OF_1": 1}
 REPAIRED: Bounds = {"PROCESSES": 0b10101, "OPERATIONS_OF_0": 2, "CALLS": 0b10001010}  # add, hook, retire
 TWO_RECLAIMERS: Bounds = {"PROCESSES": 0b11101}
 TABLE: Bounds = {"PROCESSES": 0b100000}
 
-BASE = {
-    "log": [KILLED, ZOMBIE, TWICE],
-    "control": [ALONE, SAME_GROUP, TWO_GROUPS, REPAIRED, TWO_RECLAIMERS],
-}
+BASE = {"log": [KILLED, ZOMBIE, TWICE], "control": [ALONE, SAME_GROUP, TWO_GROUPS, REPAIRED, TWO_RECLAIMERS]}
 
 MUTANTS = [
     ("log", 1, ZOMBIE, "fencing"),  # rebase looks at no incarnation

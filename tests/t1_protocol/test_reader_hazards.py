@@ -84,9 +84,7 @@ async def hazard_01(world: World, *, zombie: bool = True, chained: bool = True, 
 
 @pytest.mark.parametrize("forked", [False, True], ids=["it wakes", "it forks"])
 @pytest.mark.parametrize(
-    "variant",
-    [{}, {"chained": False}, {"zombie": False}],
-    ids=["zombie", "zombie of another history", "empty slot"],
+    "variant", [{}, {"chained": False}, {"zombie": False}], ids=["zombie", "zombie of another history", "empty slot"]
 )
 def test_hazard_01_a_reader_wakes_after_a_reclaim(variant: dict[str, bool], forked: bool) -> None:
     """It neither publishes what the slot holds, nor calls the lake corrupt, nor polls an empty slot for ever."""

@@ -12,20 +12,7 @@ from doubles.trio_clock import TrioClock
 from lakework import reclaim
 from producer_world import World
 from scenarios import scenario
-from small_world import (
-    NEED,
-    SEGMENT,
-    STEPS,
-    audited,
-    checkpoint,
-    clean,
-    group,
-    grow,
-    litter,
-    process,
-    register,
-    small,
-)
+from small_world import NEED, SEGMENT, STEPS, audited, checkpoint, clean, group, grow, litter, process, register, small
 from test_reader_hazards import move_on
 
 from stepfs.errors import CorruptError, ReclaimedError, RefusedError
@@ -155,12 +142,7 @@ async def test_listings_and_plans_survive_a_reclaim_and_are_no_damage(world: Wor
     assert not (await verify_lake(reader, origins=OriginStores(store, lambda _: store))).errors
     assert not await verify_metadata(store, identity)
     child = FaultyStore(ObjectMap(), actor="child")
-    await fork(
-        reader,
-        child,
-        Cut(reader.first_live_step, reader.first_live_step, reader.first_live_step),
-        TrioClock(),
-    )
+    await fork(reader, child, Cut(reader.first_live_step, reader.first_live_step, reader.first_live_step), TrioClock())
     forked = (await open_lake(child)).lake_id
     for key, data in kept.items():
         assert await child.get(key.replace(identity.lake_id, forked)) == data, "a run goes on in the fork"

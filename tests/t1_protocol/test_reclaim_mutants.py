@@ -13,13 +13,7 @@ import pytest
 from process_store import ProcessStore
 from producer_world import World, append
 from small_world import STEPS, audited, checkpoint, clean, grow, inside_everywhere
-from test_groups_and_reclaim import (
-    comes_too_early,
-    follows_up,
-    joins,
-    lands_late_and_is_tried_again,
-    rolls_back,
-)
+from test_groups_and_reclaim import comes_too_early, follows_up, joins, lands_late_and_is_tried_again, rolls_back
 from test_reader_hazards import without_snapshots
 from test_reclaim_kills import grown_and_littered
 

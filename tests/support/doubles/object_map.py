@@ -80,13 +80,7 @@ class ObjectMap:
             del self._keys[bisect.bisect_left(self._keys, key)]
 
     def select(
-        self,
-        prefix: str,
-        after: str = "",
-        limit: int | None = None,
-        *,
-        stale_s: float = 0.0,
-        ages: bool = False,
+        self, prefix: str, after: str = "", limit: int | None = None, *, stale_s: float = 0.0, ages: bool = False
     ) -> Listing:
         """Objects under `prefix` after the key `after`, in key order; with `stale_s` the objects of that long ago."""
         if stale_s and self.trace:

@@ -38,10 +38,7 @@ def land(range_, data, cuts):
 
 
 @given(
-    st.lists(st.integers(1, 300), min_size=1, max_size=6),
-    st.integers(0, 63),
-    st.lists(st.integers(1, 2000)),
-    st.data(),
+    st.lists(st.integers(1, 300), min_size=1, max_size=6), st.integers(0, 63), st.lists(st.integers(1, 2000)), st.data()
 )
 def test_every_byte_of_every_piece_counts_however_they_come(lengths, gap, cuts, draw):
     data = random.Random(1).randbytes(sum(lengths) + gap * len(lengths))

@@ -66,8 +66,7 @@ async def test_a_slice_larger_than_the_budget_is_read_as_fast_as_one_that_fits(n
 async def test_in_the_smallest_budget_all_but_two_buffers_are_in_flight(nursery, autojump_clock, world):
     slow(world)
     slices = await at_work(
-        nursery,
-        Slices(world.store, memory_bytes=8 * BLOCK_BYTES, concurrency=ConcurrencyLimit(16, fixed=True)),
+        nursery, Slices(world.store, memory_bytes=8 * BLOCK_BYTES, concurrency=ConcurrencyLimit(16, fixed=True))
     )
     took = await read_blocks(slices, world, range(BLOCKS))
     assert took <= 0.1 * (BLOCKS / 6 + 2)

@@ -13,14 +13,7 @@ from stepfs.data.memory import MemoryGovernor, is_tight
 from stepfs.data.slices import Slices
 from stepfs.errors import UsageError
 from stepfs.format.ids import SliceIndex
-from stepfs.limits import (
-    MEMORY_BYTES_MIN,
-    Memory,
-    default_memory_bytes,
-    local_ranks,
-    read_memory,
-    usable_cpus,
-)
+from stepfs.limits import MEMORY_BYTES_MIN, Memory, default_memory_bytes, local_ranks, read_memory, usable_cpus
 from stepfs.reader.options import LakeOptions
 from stepfs_producer.run.memory import memory_of
 
@@ -48,8 +41,7 @@ def test_a_bare_machine(machine):
 
 
 @pytest.mark.parametrize(
-    ("available", "expected"),
-    [(0, 1 / 16), (4, 1), (32, 8), (48, 9), (256, 22), (1024, 64), (4096, 64)],
+    ("available", "expected"), [(0, 1 / 16), (4, 1), (32, 8), (48, 9), (256, 22), (1024, 64), (4096, 64)]
 )
 def test_the_default_budget_grows_with_memory(available, expected):
     assert default_memory_bytes(Memory(4096 * GIB, available * GIB, 0.0)) == expected * GIB
@@ -60,10 +52,7 @@ def test_the_tightest_ancestor_counts(machine):
     write("proc/self/cgroup", "0::/pod/trainer\n")
     write("sys/fs/cgroup/pod/memory.max", f"{8 * GIB}\n")
     write("sys/fs/cgroup/pod/memory.current", f"{6 * GIB}\n")
-    write(
-        "sys/fs/cgroup/pod/memory.stat",
-        f"anon 1\nactive_file {GIB}\ninactive_file {2 * GIB}\nfile_dirty {GIB}\n",
-    )
+    write("sys/fs/cgroup/pod/memory.stat", f"anon 1\nactive_file {GIB}\ninactive_file {2 * GIB}\nfile_dirty {GIB}\n")
     write("sys/fs/cgroup/pod/trainer/memory.max", "max\n")
     write("sys/fs/cgroup/pod/trainer/memory.high", f"{20 * GIB}\n")
     write("sys/fs/cgroup/pod/trainer/memory.pressure", "some avg10=33.00 avg60=0\n")

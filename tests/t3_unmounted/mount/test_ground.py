@@ -188,11 +188,7 @@ def test_kernel_settings_are_written_where_they_can_be_and_read_back(tmp_path):
     connection.mkdir(parents=True)
     for path in (bdi / "read_ahead_kb", connection / "max_background", connection / "congestion_threshold"):
         path.write_text("128\n")
-    assert tune("0:53", sysfs=tmp_path) == {
-        "read_ahead_kb": 4096,
-        "max_background": 64,
-        "congestion_threshold": 48,
-    }
+    assert tune("0:53", sysfs=tmp_path) == {"read_ahead_kb": 4096, "max_background": 64, "congestion_threshold": 48}
 
 
 def test_without_fusectl_the_defaults_stay_quietly(tmp_path):

@@ -89,10 +89,7 @@ logging.getLogger("botocore").warning("ours all the same")
 """
     done = ran([sys.executable, "-c", code], env={"STEPFS_LOG_FORMAT": "json"}, check=True)
     lines = [json.loads(line) for line in done.stderr.splitlines()]
-    assert [(line["message"], line.get("step")) for line in lines] == [
-        ("fetched", 3),
-        ("ours all the same", None),
-    ]
+    assert [(line["message"], line.get("step")) for line in lines] == [("fetched", 3), ("ours all the same", None)]
 
 
 @pytest.mark.logs("cannot be read")

@@ -64,10 +64,7 @@ def test_an_address_of_ip_version_6():
 
 
 def test_an_address_of_another_machine_is_refused_by_name():
-    with (
-        pytest.raises(RefusedError, match=r"192\.0\.2\.1: .*--metrics-address"),
-        serving(address="192.0.2.1"),
-    ):
+    with pytest.raises(RefusedError, match=r"192\.0\.2\.1: .*--metrics-address"), serving(address="192.0.2.1"):
         pass
 
 

@@ -38,14 +38,7 @@ class Heard:
         self.more = trio.Event()
 
 
-def watched(
-    *,
-    timing=QUICK,
-    answered=lambda: 0,
-    unanswered=lambda: None,
-    status=lambda: "serving",
-    held=lambda: 0,
-):
+def watched(*, timing=QUICK, answered=lambda: 0, unanswered=lambda: None, status=lambda: "serving", held=lambda: 0):
     heard, gave_up = Heard(), threading.Event()
     dog = Watchdog(
         notify=heard.notify,

@@ -18,14 +18,7 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, IterableDataset
 
 from stepfs import Lake, ShuffledSteps, StepDataset, StreamState
-from stepfs.errors import (
-    ClosedError,
-    CorruptError,
-    NoSuchStepError,
-    ReclaimedError,
-    UsageError,
-    WaitExpiredError,
-)
+from stepfs.errors import ClosedError, CorruptError, NoSuchStepError, ReclaimedError, UsageError, WaitExpiredError
 from stepfs.torch import dump
 from stepfs_producer import Producer
 

@@ -35,12 +35,7 @@ def test_closing_ends_who_waits_and_frees_thread_and_memory(still):
     assert parts() is None
     assert view == payload(0, 0, SMALL), "what was given out stays"
     lake.close()
-    for use in (
-        lambda: lake[0],
-        lambda: lake.next_step,
-        lambda: lake.read(0, 0),
-        lambda: next(lake.follow()),
-    ):
+    for use in (lambda: lake[0], lambda: lake.next_step, lambda: lake.read(0, 0), lambda: next(lake.follow())):
         with pytest.raises(ClosedError, match="closed"):
             use()
     assert issubclass(ClosedError, ValueError)

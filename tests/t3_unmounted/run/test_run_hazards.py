@@ -164,11 +164,7 @@ async def test_an_error_that_passes_costs_no_record(corpus, error, patient_clock
 async def test_a_reader_that_takes_it_for_bad_records_is_noticed(corpus, monkeypatch) -> None:
     monkeypatch.setattr(load, "read", sloppy_read)
     budget = SkipBudget(Fraction(1), 10_000)
-    lenient = rules(
-        MIX,
-        micro_batch_tokens=256,
-        sources={name: SourceRule("i", "l", skips=budget) for name in MIX},
-    )
+    lenient = rules(MIX, micro_batch_tokens=256, sources={name: SourceRule("i", "l", skips=budget) for name in MIX})
     engine = PassingErrors(2, ERRORS[0])
     producer = NotedProducer()
     await run(engine, producer, lenient, sources_in(corpus, MIX), steps_max=STEPS)

@@ -22,10 +22,7 @@ RULES = rules({"pictures": 1}, micro_batch_tokens=64, columns=("pixels",))
 
 
 def sample(record):
-    return {
-        "text": record["text"],
-        "columns": {"pixels": np.full((record["rows"], ROW_BYTES), 7, np.uint8)},
-    }
+    return {"text": record["text"], "columns": {"pixels": np.full((record["rows"], ROW_BYTES), 7, np.uint8)}}
 
 
 @pytest.fixture(scope="module")

@@ -64,13 +64,7 @@ async def expected(corpus) -> list:
 
 
 @settings(max_examples=12, deadline=None)
-@given(
-    st.integers(0, 2**32),
-    st.integers(1, 5),
-    st.booleans(),
-    st.sampled_from([0, 0.3]),
-    st.sampled_from([0, 0.2]),
-)
+@given(st.integers(0, 2**32), st.integers(1, 5), st.booleans(), st.sampled_from([0, 0.3]), st.sampled_from([0, 0.2]))
 def test_steps_are_those_of_one_worker(corpus, tmp_path_factory, seed, workers, late, share, losses):
     tickets = NotedProducer(tmp_path_factory.mktemp("lake"))
     engine = LosingConstructors(seed, share, workers=workers, losses=losses)
@@ -131,8 +125,7 @@ async def test_a_producer_that_waits_stops_the_planner(corpus, tmp_path, patient
 
 
 @pytest.mark.parametrize(
-    ("lake", "why"),
-    [({"slices": 3}, "a step of 2 files"), ({"ext": ".tar"}, "payload 0 .*--check-payload")],
+    ("lake", "why"), [({"slices": 3}, "a step of 2 files"), ({"ext": ".tar"}, "payload 0 .*--check-payload")]
 )
 async def test_a_step_that_breaks_the_lakes_promises_is_refused_in_the_worker(corpus, tmp_path, lake, why):
     tickets = NotedProducer(tmp_path)

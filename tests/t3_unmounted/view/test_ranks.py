@@ -98,8 +98,7 @@ def test_a_lake_cut_for_context_parallelism_gives_each_piece_to_its_rank():
 
 def test_a_data_size_that_does_not_divide_the_micro_batches_is_refused_with_the_nearest_that_do():
     with pytest.raises(
-        UsageError,
-        match=r"--mesh dp=5: .* 5 ranks, .* the 32 ranks × micro-batches of this lake; dp=4 and dp=8 would",
+        UsageError, match=r"--mesh dp=5: .* 5 ranks, .* the 32 ranks × micro-batches of this lake; dp=4 and dp=8 would"
     ):
         rank_map(Grid(4, micro=8), mesh="dp=5")
     with pytest.raises(UsageError, match=r"dp=2 would \(tp, pp, ep and others are peers"):
