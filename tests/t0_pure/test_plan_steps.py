@@ -1,21 +1,30 @@
-"""Steps of a plan: the same whatever is delivered when, every sample once, shares as scheduled, debts that cancel."""
+"""The steps of a plan, and its position: where it stands, what it may grow to, and how it goes on from there."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
+from fractions import Fraction
 from itertools import accumulate, pairwise
 
+import msgpack
+import numpy as np
+import planned
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planned import Corpus, next_step, rules, small_plan, steps
 
+from stepfs.cli.commands.status import plan_lines
+from stepfs.errors import RefusedError
+from stepfs.format.planned import PlanStanding, read_plan_position
 from stepfs_producer.plan.draw import ONE
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import Exhausted, Packing, SourceRule
-from stepfs_producer.plan.samples import Long
-from stepfs_producer.plan.step import End, SourceState, StepPlan, read_position
+from stepfs_producer.plan.samples import BAD, Ahead, Long, Piece, SkipBudget, samples_after
+from stepfs_producer.plan.step import End, Need, SourceState, State, StepPlan, position_bytes_max, read_position
 
 TEN_STEPS: list[tuple[str, int, int]] = [  # of `small_plan`: digest, tokens kept, spans
     ("1e47b10fb560b55a132658b0b2b1420d", 2048, 133),
@@ -173,3 +182,233 @@ def test_a_plan_ends_with_its_first_or_its_last_source(exhausted: Exhausted) -> 
         assert left["long"] > 1000
     else:
         assert sum(left.values()) < 256  # what would have left a micro-batch without a token
+
+
+integers = st.integers(-(2**63), 2**63 - 1)
+states = st.dictionaries(
+    st.text(max_size=8), st.builds(SourceState, st.text(max_size=8), st.text(max_size=8), *[integers] * 10)
+)
+
+
+@given(states, st.integers(0, 2**63 - 1))
+def test_a_position_is_read_back_and_never_outgrows_its_bound(sources, step: int) -> None:
+    state = State("digest", step, sources)
+    stored = msgpack.packb(state.position())
+    assert read_position(msgpack.unpackb(stored)) == state
+    assert len(stored) <= position_bytes_max(state)
+
+
+@pytest.mark.parametrize(
+    ("change", "advice"),
+    [
+        ({"pipeline": "text"}, "used by another pipeline"),
+        ({"v": 2}, "of version 2, this program reads 1; upgrade stepfs"),
+        ({"sources": {"code": ["a", "b", 1]}}, "malformed"),
+        ({"sources": 3}, "malformed"),
+        ({"step": None}, "malformed"),
+    ],
+)
+def test_what_is_no_position_of_a_plan_is_refused(change: dict[str, object], advice: str) -> None:
+    position = State("digest", 3, {"code": SourceState("a", "b")}).position()
+    assert read_position(position).step == 3
+    with pytest.raises(RefusedError, match=advice):
+        read_position({**position, **change})
+
+
+def test_another_identity_is_refused_by_name() -> None:
+    chosen, _ = small_plan()
+    state = Planner(chosen).begin()
+    other = {**state.sources, "prose": SourceState("prose-2", "")}
+    with pytest.raises(RefusedError, match="source prose is not the one that this lake"):
+        Planner(chosen).begin(State("digest", 5, other))
+
+
+def test_a_source_that_leaves_keeps_its_place_and_hands_on_its_debt() -> None:
+    chosen, corpora = small_plan()
+    before = steps(chosen, corpora, 3)[-1].after
+    fewer = rules({"code": 1, "prose": 1}, lengths={0: 64}, ranks=4, micro_batch_tokens=256)
+    planner = Planner(fewer)
+    plan = next_step(planner, planner.begin(before), {name: corpora[name] for name in fewer.sources})
+    left = plan.after.sources["chats"]
+    assert left.debt == 0
+    assert (left.tokens, left.taken, left.block) == (
+        before.sources["chats"].tokens,
+        before.sources["chats"].taken,
+        before.sources["chats"].block,
+    )
+    assert sum(source.debt for source in plan.after.sources.values()) == 0
+    assert plan.after.tokens == before.tokens + plan.tokens
+
+
+def samples(tokens: list[int], *, state: SourceState | None = None, **how):
+    piece = Piece(0, 0, 0, 100, 0, np.array(tokens, np.int64), (0, 0, 1))
+    how = {"sequence_length": 64, "long": Long.SPLIT, "skips": None, **how}
+    return samples_after("s", state or SourceState("", ""), Ahead((piece,)), **how)
+
+
+def test_a_budget_of_bad_records_counts_shares_runs_and_what_was_skipped_before() -> None:
+    lenient = SkipBudget(Fraction(1, 10), 2)
+    assert samples([5, BAD, 5]).refused_from == 1
+    assert samples([5, BAD, BAD, 5], skips=lenient).refused_from is None
+    assert samples([5, BAD, BAD, BAD, 5], skips=lenient).refused_from == 1
+    assert samples([BAD, 5] * 11, skips=lenient).refused_from == 10  # ten are always allowed
+    earlier = SourceState("", "", records=1000, skipped=99)
+    assert samples([BAD, 5, BAD, 5], state=earlier, skips=lenient).refused_from == 1
+    with pytest.raises(RefusedError, match="source s: too many records"):
+        samples([5, BAD, 5]).refuse_if_spent(1)
+
+
+def test_bad_records_are_crossed_and_counted_and_the_first_too_many_stops_the_plan() -> None:
+    corpora = {"s": Corpus("s", longest=40, bad=True)}
+    source = {"s": SourceRule("s", skips=SkipBudget(Fraction(1, 2), 5))}
+    chosen = rules({"s": 1}, lengths={0: 64}, ranks=2, micro_batch_tokens=256, sources=source)
+    end = steps(chosen, corpora, 6)[-1].after.sources["s"]
+    assert 0 < end.skipped < end.records
+    strict = rules({"s": 1}, lengths={0: 64}, ranks=2, micro_batch_tokens=256)
+    with pytest.raises(RefusedError, match="source s: too many records could not be decoded"):
+        steps(strict, corpora, 6)
+
+
+def test_a_document_begun_under_split_is_finished_under_it() -> None:
+    begun = SourceState("", "", into=64)
+    found = samples([200, 200], state=begun, long=Long.TRUNCATE)
+    assert found.tokens.tolist() == [64, 64, 8, 64]
+    assert found.first.tolist() == [64, 128, 192, 0]
+    assert found.lost.tolist() == [0, 136]
+
+
+def test_metadata_that_does_not_begin_at_the_cursor_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"expected metadata from \(0, 0, 1, 0\) on"):
+        samples([1, 2], state=SourceState("", "", block=1))
+
+
+def test_nothing_known_is_a_need_and_limits_are_ends() -> None:
+    chosen, corpora = small_plan()
+    planner = Planner(chosen)
+    assert planner.next(planner.begin(), {}) == Need({"chats": 1, "code": 1, "prose": 1})
+    for limit in ({"steps_max": 2}, {"tokens_max": 300}):
+        short = rules({"code": 1}, lengths={0: 64}, ranks=4, micro_batch_tokens=64, **limit)
+        plans = steps(short, {"code": corpora["code"]}, 9)
+        assert len(plans) == 2
+        assert isinstance(Planner(short).next(plans[-1].after, {}), End)
+
+
+CODE = SourceState("i1", "l1", epoch=2, fragment=3, debt=-5, records=40, skipped=2, tokens=3000)
+PROSE = SourceState("i2", "l2", epoch=0, taken=7, debt=5, records=70, tokens=7000)
+STATE = State("0123abcd", 12, {"prose": PROSE, "code": CODE}, revision=3)
+
+
+def stored(state: State = STATE, **changes: object) -> bytes:
+    packed: bytes = msgpack.packb({**state.position(), **changes})
+    return packed
+
+
+def standing(packed: bytes) -> PlanStanding:
+    found = read_plan_position(packed)
+    assert found is not None
+    return found
+
+
+def test_it_says_what_each_source_has_given() -> None:
+    assert standing(stored()).document() == {
+        "digest": "0123abcd",
+        "step": 12,
+        "tokens": 10_000,
+        "sources": {
+            "code": {"tokens": 3000, "share": 0.3, "records": 40, "skipped": 2, "epoch": 2},
+            "prose": {"tokens": 7000, "share": 0.7, "records": 70, "skipped": 0, "epoch": 0},
+        },
+    }
+
+
+@pytest.mark.parametrize("field", ["tokens", "records", "skipped", "epoch"])
+def test_each_figure_is_the_one_that_the_planner_calls_so(field: str) -> None:
+    for value in (1, 5, 1 << 62):
+        source = dataclasses.replace(PROSE, **{field: value})
+        document = standing(stored(State("p", 1, {"prose": source}))).document()
+        assert dict(document["sources"]["prose"])[field] == value
+
+
+def test_a_plan_without_a_token_has_no_shares_yet() -> None:
+    document = standing(stored(State("p", 0, {"a": SourceState("i", "l")}))).document()
+    assert document["sources"]["a"]["share"] == 0.0
+
+
+@pytest.mark.parametrize(
+    "packed", [
+        b"", b"\xc1", msgpack.packb(7),
+        msgpack.packb({"pipeline": "text", "v": 1}), stored(pipeline="text"), stored(v=2),
+        stored(v=True), stored(plan=7), stored(step=-1), stored(step="12"), stored(sources=[]),
+        stored(sources={"a": 7}), stored(sources={"a": ["i", "l", 0, 0]}),
+        stored(sources={"a": ["i", "l", *[0.5] * 10]}),
+        stored(sources={"a": ["i", "l", *[-1] * 10]}),
+        stored(sources={7: ["i", "l", *[0] * 10]}),
+    ],
+)  # fmt: skip
+def test_a_position_of_something_else_is_nobody_s_plan(packed: bytes) -> None:
+    assert read_plan_position(packed) is None
+
+
+def test_people_see_a_row_for_each_source() -> None:
+    producers = {"plan": {"plan": standing(stored()).document()}, "tok-0": {"plan": None}, "of an older daemon": {}}
+    assert list(plan_lines(producers)) == [
+        "",
+        "PRODUCER  SOURCE  TOKENS  SHARE   RECORDS  SKIPPED  EPOCH",
+        "plan      prose   7000    70.00%  70       0        0",
+        "plan      code    3000    30.00%  40       2        2",
+    ]
+    assert list(plan_lines({"tok-0": {"plan": None}})) == []
+
+
+def test_a_name_of_a_writer_s_choice_reaches_no_terminal() -> None:
+    sources = {"\x1b[2Jcode": SourceState("i", "l", tokens=1)}
+    producers = {"\x1b]0;x": {"plan": standing(stored(State("p", 9, sources))).document()}}
+    assert "\x1b" not in "".join(plan_lines(producers))
+
+
+DECADES = {"records": 1 << 62, "skipped": 1 << 62, "tokens": 1 << 62, "debt": -(1 << 62), "run": 1 << 31}
+
+
+def is_refused(count: int) -> bool:
+    """Every one of `count` steps begins from the stored position of the one before, as after a restart."""
+    budget = SkipBudget(Fraction(1, 1000), 50)
+    chosen = rules(
+        {"s": 1}, lengths={0: 64}, ranks=1, micro_batch_tokens=256, sources={"s": SourceRule("s", skips=budget)},
+    )  # fmt: skip
+    corpus = {"s": Corpus("s", longest=40, bad=True)}
+    try:
+        steps(chosen, corpus, count)
+    except RefusedError:
+        return True
+    return False
+
+
+def test_restarts_do_not_forgive_skipped_records() -> None:
+    assert not is_refused(5)
+    assert is_refused(25)
+
+
+def test_a_position_that_forgets_them_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P8."""
+
+    def forgiving(value: object) -> State:
+        state = read_position(value)
+        return replace(state, sources={name: replace(one, skipped=0) for name, one in state.sources.items()})
+
+    monkeypatch.setattr(planned, "read_position", forgiving)
+    assert not is_refused(25)
+
+
+def after_decades(state: State) -> int:
+    """Bytes of the position when every number has grown."""
+    place = {"epoch": 1 << 32, "fragment": 1 << 20, "block": 1 << 32, "taken": 1 << 32, "into": 1 << 32}
+    sources = {name: replace(one, **place, **DECADES) for name, one in state.sources.items()}
+    return len(msgpack.packb(replace(state, step=1 << 62, sources=sources).position()))
+
+
+@pytest.mark.parametrize("count", [1, 20, 306])
+def test_a_position_is_refused_by_what_it_can_become(count: int) -> None:
+    state = State("d" * 32, 0, {f"source-{n}": SourceState("i" * 16, "l" * 32) for n in range(count)})
+    assert after_decades(state) <= position_bytes_max(state)
+    # P9: by what it is at the start, it would be let in.
+    assert len(msgpack.packb(state.position())) < after_decades(state)

@@ -1,27 +1,35 @@
-"""Files of a planned step, each read by the library that trainers read it with, as the page of payloads says."""
+"""The files of a planned step: arrays, formats, and micro-batches."""
+
+from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 import json
 import re
 import struct
 import sys
+import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import safetensors
 import safetensors.numpy
+import safetensors.torch
 import step_tasks
 import torch
 import webdataset
 from finished import ran
 from hypothesis import given, settings
-from step_tasks import EXAMPLE, tasks
+from hypothesis import strategies as st
+from step_tasks import EXAMPLE, Part, task_of, tasks
 
-from stepfs.errors import UsageError
-from stepfs_producer.payloads.files import RankArrays, construct, rank_arrays
-from stepfs_producer.payloads.step import PayloadSpec
+from stepfs.errors import UsageError, WrongTypeError
+from stepfs.torch import micro_batches
+from stepfs_producer.payloads.files import IGNORED, NO_DOCUMENT, RankArrays, construct, rank_arrays
+from stepfs_producer.payloads.step import NO_TOKEN, PayloadSpec
 
 PAGE = (Path(__file__).resolve().parents[2] / "producer/PAYLOADS.md").read_text()
 TASK = EXAMPLE
@@ -162,4 +170,194 @@ def described(page: str, sizes: dict[str, int]) -> dict[str, tuple[tuple[int, ..
     return {
         name: (tuple(int(size) if size.isdecimal() else sizes[size] for size in shape.split(", ")), dtype)
         for name, shape, dtype in rows
+    }
+
+
+N = IGNORED
+STEP = [
+    Part((0, 0, 0, 0), [1, 2, 3], address=(1, 0, 4, 50, 0)),
+    Part((0, 0, 0, 3), [5, 6, 7], following=8),  # cut by the end of its row
+    Part((0, 0, 1, 0), [8, 9], address=(0, 0, 0, 0, 3)),  # its rest; then padding
+    Part((0, 1, 1, 0), [11, 12, 13, 14, 15, 16], mask=[0, 0, 1, 1, 0, 1], following=17, following_learned=False),
+    Part((1, 0, 0, 0), [21], following=22),
+]
+
+
+def one(shifted: bool = True) -> list:
+    return list(rank_arrays(task_of((2, 2, 2), 6, STEP, ("a", "b")), padding=99, labels_shifted=shifted))
+
+
+def test_a_small_step_exactly() -> None:
+    first, second = one()
+    assert first.input_ids.tolist() == [
+        [1, 2, 3, 5, 6, 7, 8, 9, 99, 99, 99, 99],
+        [99, 99, 99, 99, 99, 99, 11, 12, 13, 14, 15, 16],
+    ]
+    assert first.labels.tolist() == [[2, 3, N, 6, 7, 8, 9, N, N, N, N, N], [N, N, N, N, N, N, N, 13, 14, N, 16, N]]
+    assert first.position_ids.tolist() == [[0, 1, 2, 0, 1, 2, 0, 1, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5]]
+    assert first.doc_ids.tolist() == [[0, 0, 0, 1, 1, 1, 2, 2, -1, -1, -1, -1], [-1] * 6 + [0] * 6]
+    assert first.cu_seqlens.tolist() == [0, 3, 6, 8, 12, 0, 6, 12]
+    assert first.cu_seqlens_offsets.tolist() == [0, 5, 8]
+    assert first.spans.tolist() == [
+        [0, 0, 3, 1, 0, 4, 50, 0], [0, 3, 3, 0, 0, 0, 0, 0], [0, 6, 2, 0, 0, 0, 0, 3], [1, 6, 6, 0, 0, 0, 0, 0],
+    ]  # fmt: skip
+    assert first.sources == ("a", "b")
+    assert second.input_ids.tolist() == [[21] + [99] * 11, [99] * 12]
+    assert second.labels.tolist() == [[22] + [N] * 11, [N] * 12]
+    assert second.cu_seqlens.tolist() == [0, 1, 6, 12, 0, 6, 12]
+    assert second.cu_seqlens_offsets.tolist() == [0, 4, 7]
+
+
+def test_labels_same_are_the_ids() -> None:
+    first, _ = one(shifted=False)
+    assert first.labels.tolist() == [[1, 2, 3, 5, 6, 7, 8, 9, N, N, N, N], [N, N, N, N, N, N, N, N, 13, 14, N, 16]]
+
+
+def test_dtypes_and_a_rank_without_a_token() -> None:
+    arrays = list(rank_arrays(task_of((3, 1, 1), 2, [Part((1, 0, 0, 0), [7, 8])]), padding=0, labels_shifted=True))
+    for rank in arrays:
+        names = ("input_ids", "labels", "position_ids", "doc_ids", "cu_seqlens", "cu_seqlens_offsets")
+        assert {getattr(rank, name).dtype for name in names} == {np.dtype(np.int32)}
+        assert rank.spans.dtype == np.int64
+        assert rank.cu_seqlens.tolist() == [0, 2]
+        assert rank.spans.shape[1] == 8
+    assert [len(rank.spans) for rank in arrays] == [0, 1, 0]
+    assert arrays[0].doc_ids.tolist() == [[-1, -1]]
+
+
+@given(tasks(), st.booleans())
+@settings(max_examples=150)
+def test_every_token_stands_once_and_segments_are_documents(drawn, shifted: bool) -> None:
+    task, parts = drawn
+    ranks = list(rank_arrays(task, padding=1 << 20, labels_shifted=shifted))
+    assert len(ranks) == task.shape[0]
+    found: list[tuple[list[int], list[int], int]] = []
+    for arrays in ranks:
+        offsets = arrays.cu_seqlens_offsets.tolist()
+        spans = {(m, s): (n, *rest) for m, s, n, *rest in arrays.spans.tolist()}
+        for micro in range(task.shape[1]):
+            bounds = arrays.cu_seqlens[offsets[micro] : offsets[micro + 1]].tolist()
+            assert bounds[0] == 0
+            assert bounds[-1] == task.shape[2] * task.sequence_length
+            assert bounds == sorted(set(bounds))
+            number = 0
+            for begin, end in itertools.pairwise(bounds):
+                here = (micro, slice(begin, end))
+                ids, labels = arrays.input_ids[here].tolist(), arrays.labels[here].tolist()
+                if arrays.doc_ids[micro, begin] == NO_DOCUMENT:
+                    assert set(ids) == {1 << 20}
+                    assert set(labels) == {IGNORED}
+                    assert set(arrays.position_ids[here].tolist()) == {0}
+                    assert set(arrays.doc_ids[here].tolist()) == {NO_DOCUMENT}
+                    assert begin // task.sequence_length == (end - 1) // task.sequence_length
+                    continue
+                assert set(arrays.doc_ids[here].tolist()) == {number}
+                assert arrays.position_ids[here].tolist() == list(range(end - begin))
+                size, source, *_, offset, first = spans.pop((micro, begin))
+                assert size == end - begin
+                found.append((ids, labels, offset, first, source))
+                number += 1
+        assert not spans
+    assert found == [
+        (part.ids, expected_labels(part, shifted), part.address[3], part.address[4], part.address[0]) for part in parts
+    ]
+
+
+def expected_labels(part: Part, shifted: bool) -> list[int]:
+    mask = part.mask if part.mask is not None else [1] * len(part.ids)
+    own = [number if bit else IGNORED for number, bit in zip(part.ids, mask, strict=True)]
+    if not shifted:
+        return own
+    learned = part.following != NO_TOKEN and part.following_learned
+    return [*own[1:], part.following if learned else IGNORED]
+
+
+LOADERS = {
+    ".safetensors": safetensors.torch.load,
+    ".pt": lambda payload: torch.load(io.BytesIO(payload), weights_only=True),
+}
+
+
+def made(ext: str, task=EXAMPLE) -> tuple[list[bytes], list[bytes]]:
+    """Files of ranks, and of micro-batches."""
+    spec = PayloadSpec(ext, labels_shifted=True, padding=0, vocabulary=1 << 20)
+    whole, records = construct(spec, task)
+    parts, of_parts = construct(replace(spec, of_micro_batch=True), task)
+    assert (len(parts), sum(of_parts)) == (task.shape[0] * task.shape[1], sum(records))
+    return whole, parts
+
+
+def same(left: dict, right: dict) -> None:
+    assert set(left) == set(right)
+    for name, value in left.items():
+        other = right[name]
+        if isinstance(value, torch.Tensor | np.ndarray):
+            assert (value.dtype, value.shape) == (other.dtype, other.shape), name
+            assert (value == other).all(), name
+        else:
+            assert value == other
+
+
+@pytest.mark.parametrize("ext", LOADERS)
+@given(tasks())
+@settings(max_examples=40)
+def test_the_parts_of_a_ranks_file_are_the_files_of_its_micro_batches(ext, drawn):
+    whole, parts = made(ext, drawn[0])
+    split = itertools.chain(*(micro_batches(LOADERS[ext](payload)) for payload in whole))
+    for left, right in zip(split, map(LOADERS[ext], parts), strict=True):
+        same(left, right)
+        same(micro_batches(right)[0], right)
+
+
+@given(tasks())
+def test_other_files_of_micro_batches_are_the_parts_of_a_ranks_file(drawn):
+    whole, parts = made(".bin", drawn[0])
+    assert b"".join(whole) == b"".join(parts)
+    whole, parts = made(".npy", drawn[0])
+    stacked = np.concatenate([np.load(io.BytesIO(payload)) for payload in whole], axis=1)
+    assert (stacked == np.concatenate([np.load(io.BytesIO(payload)) for payload in parts], axis=1)).all()
+    whole, parts = made(".tar", drawn[0])
+    assert [tar_members(whole, "padding"), tar_members(parts, "padding")] == [tar_members(whole, "padding")] * 2
+
+
+def tar_members(payloads: list[bytes], apart: str) -> list[tuple[str, bytes]]:
+    """Names and contents; samples of padding alone have no place in the corpus to be named for."""
+    found = []
+    for payload in payloads:
+        with tarfile.open(fileobj=io.BytesIO(payload)) as archive:
+            for member in archive:
+                body = archive.extractfile(member).read()
+                name = member.name if not member.name.startswith(apart) else apart
+                found.append((name, body))
+    return found
+
+
+def test_tokens_are_not_copied_and_the_file_stays_as_it_was():
+    for load in (safetensors.torch.load, safetensors.numpy.load):
+        batch = load(made(".safetensors")[0][0])
+        before = {name: value.tolist() for name, value in batch.items()}
+        for micro, part in enumerate(micro_batches(batch)):
+            for name in ("input_ids", "labels", "position_ids", "doc_ids"):
+                assert np.shares_memory(np.asarray(part[name]), np.asarray(batch[name])), name
+            assert part["cu_seqlens"][0] == 0
+            assert part["cu_seqlens"][-1] == part["input_ids"].shape[1]
+            assert part["spans"].tolist() == [[0, *row[1:]] for row in before["spans"] if row[0] == micro]
+        assert {name: value.tolist() for name, value in batch.items()} == before
+
+
+@pytest.mark.parametrize("batch", [{}, {"input_ids": torch.zeros(2, 4)}, [1], b"x", torch.zeros(4, 2, 8), None])
+def test_what_no_plan_made_is_refused_with_the_other_way(batch):
+    with pytest.raises(WrongTypeError, match=r"no decoded .pt or .safetensors of a plan.*output.files: micro_batches"):
+        micro_batches(batch)
+
+
+def test_default_plans_write_the_bytes_that_they_always_wrote():
+    digests = {
+        ext: hashlib.sha256(b"".join(made(ext)[0])).hexdigest()[:16] for ext in (".safetensors", ".npy", ".tar", ".bin")
+    }
+    assert digests == {
+        ".safetensors": "b82dd600628186f4",
+        ".npy": "d5528fe19dc18298",
+        ".tar": "804947b8912eecea",
+        ".bin": "a1c089c046f95c34",
     }

@@ -1,22 +1,29 @@
-"""The same records in any format give the same texts and tokens; damaged files are named, and are no bad records."""
+"""The records of a source: every format, the programs of users too."""
 
 from __future__ import annotations
 
 import gzip
 import io
 import json
-from collections.abc import Sequence
+import struct
+import tracemalloc
+from collections.abc import Callable, Sequence
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pyarrow import parquet
 from sourced import blocks, laid_out, source, values
 
-from stepfs.errors import CorruptError, StepfsError, UsageError
+from stepfs.errors import AbsentError, CorruptError, StepfsError, UsageError
+from stepfs_producer import Bad
 from stepfs_producer.sources import formats, reading
+from stepfs_producer.sources import formats as lines
 from stepfs_producer.sources import parquet as parquet_format
 from stepfs_producer.sources.listing import list_corpus
 from stepfs_producer.sources.reading import read_block
@@ -233,3 +240,259 @@ def test_a_missing_library_says_what_to_install(tmp_path, library, write, form, 
         monkeypatch.setattr(module, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=rf"pip install 'stepfs\[{library}\]'"):
         list_corpus(source(write(tmp_path), form=form))
+
+
+def write_megatron(
+    path: Path, documents: Sequence[Sequence[Sequence[int]]], code: int = 8, *, modes: bool = False
+) -> Path:
+    dtype = {4: "<i4", 5: "<i8", 8: "<u2"}[code]
+    sequences = [sequence for document in documents for sequence in document]
+    lengths = np.array([len(sequence) for sequence in sequences], "<i4")
+    width = np.dtype(dtype).itemsize
+    pointers = np.concatenate([[0], np.cumsum(lengths.astype("<i8") * width)[:-1]])[: len(lengths)].astype("<i8")
+    bounds = np.concatenate([[0], np.cumsum([len(document) for document in documents])]).astype("<i8")
+    head = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, code, len(lengths), len(bounds))
+    tail = bytes(len(lengths)) if modes else b""
+    (path / "a.idx").write_bytes(head + lengths.tobytes() + pointers.tobytes() + bounds.tobytes() + tail)
+    (path / "a.bin").write_bytes(b"".join(np.array(sequence, dtype).tobytes() for sequence in sequences))
+    return path / "a.bin"
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.lists(st.lists(st.integers(0, 65535), max_size=6), max_size=3), min_size=1, max_size=20),
+    st.sampled_from([4, 5, 8]),
+    st.sampled_from([8, 16, 64]),
+    st.booleans(),
+)
+def test_every_document_of_an_indexed_dataset_is_in_one_block(tmp_path_factory, documents, code, least, modes) -> None:
+    flat = [[token for sequence in document for token in sequence] for document in documents]
+    expected = [np.array(document, "<i4").tobytes() for document in flat if document]
+    if not expected:
+        return
+    path = write_megatron(tmp_path_factory.mktemp("megatron"), documents, code, modes=modes)
+    spec = source(path, form="megatron", shuffle=False, block_bytes=100)
+    found = blocks(spec, laid_out(spec, range_bytes_min=least))
+    assert values(found) == expected
+    assert [one for block in found for one in block.records.offsets.tolist()] == [
+        number for number, document in enumerate(flat) if document
+    ]
+
+
+def drop_index(path: Path) -> None:
+    path.with_suffix(".idx").unlink()
+
+
+def damage_index(path: Path) -> None:
+    path.with_suffix(".idx").write_bytes(b"MMIDIDY\0\0" + bytes(40))
+
+
+def float_index(path: Path) -> None:
+    data = bytearray(path.with_suffix(".idx").read_bytes())
+    data[17] = 6
+    path.with_suffix(".idx").write_bytes(data)
+
+
+def shift_pointers(path: Path) -> None:
+    data = bytearray(path.with_suffix(".idx").read_bytes())
+    data[34 + 4 * 3 + 8] += 2
+    path.with_suffix(".idx").write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "said"),
+    [
+        (drop_index, AbsentError, "has no .idx file beside it"),
+        (damage_index, CorruptError, "no Megatron index"),
+        (float_index, UsageError, "data type 6"),
+        (shift_pointers, CorruptError, "damaged Megatron index"),
+        (lambda path: path.write_bytes(b"\0\0"), CorruptError, "damaged Megatron index"),
+    ],
+)
+def test_a_wrong_index_is_refused_by_name(tmp_path, change: Callable[[Path], None], kind, said) -> None:
+    path = write_megatron(tmp_path, [[[1, 2]], [[3]], [[4]]])
+    assert len(values(blocks(source(str(path)[:-4], form="megatron")))) == 3  # named as Megatron does
+    change(path)
+    with pytest.raises(kind, match=said):
+        blocks(source(tmp_path, form="megatron"))
+
+
+def test_a_record_that_cannot_be_decoded_says_why_and_the_others_stay(tmp_path) -> None:
+    bad = [
+        b'{"text": "\xff"}', b'{"text": ', b'{"body": "x"}', b'{"text": 3}', b"[1]", b'{"text": "\\ud800"}',
+        b"[" * 100_000, b'{"text": "a", "n": ' + b"9" * 5000 + b"}",
+    ]  # fmt: skip
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join([*bad, b'{"text": "good"}']))
+    (block,) = blocks(source(tmp_path, shuffle=False))
+    assert values([block]) == [b"good"]
+    reasons = [block.records.bad[index] for index in range(len(bad))]
+    assert reasons[0] == "not UTF-8 (invalid start byte at byte 10)"
+    assert reasons[1].startswith("not JSON (Expecting value")
+    assert reasons[2:6] == [
+        "no field 'text'; it has 'body'",
+        "no text in the field 'text'",
+        "not a JSON object",
+        "not Unicode (surrogates not allowed at character 0)",
+    ]
+    assert all(reason.startswith("not JSON (") for reason in reasons[6:])
+
+
+def test_a_line_above_the_bound_is_a_bad_record_that_is_never_held(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(lines, "RECORD_BYTES_MAX", 3 << 20)
+    path = tmp_path / "a.jsonl"
+    with path.open("wb") as file:
+        file.write(b'{"text": "before"}\n')
+        file.truncate(200 << 20)
+        file.seek(0, 2)
+        file.write(b'\n{"text": "after"}\n')
+    tracemalloc.start()
+    found = blocks(source(path, shuffle=False))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert values(found) == [b"before", b"after"]
+    (reason,) = [why for one in found for why in one.records.bad.values()]
+    assert reason.startswith(f"a line of {(200 << 20) - 19} bytes; at most ")
+    assert peak < 16 << 20
+
+
+def test_a_line_of_text_is_a_record(tmp_path) -> None:
+    (tmp_path / "a").write_bytes(b"one\r\n\r\n  two \n\xff\nthree")
+    (tmp_path / ".hidden").write_text("no")
+    (block,) = blocks(source(tmp_path, form="text", shuffle=False))
+    assert values([block]) == [b"one", b"  two ", b"three"]
+    assert block.records.offsets.tolist() == [0, 7, 14, 16]
+    assert block.records.bad == {2: "not UTF-8 (invalid start byte at byte 0)"}
+
+
+def test_a_transform_of_whole_records_gets_the_object(tmp_path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b' {"turns": [1]} \r\n{"text": }\n')
+    (block,) = blocks(source(tmp_path, whole_records=True, shuffle=False))
+    assert (block.records.kind, values([block])) == (Kind.JSON, [b'{"turns": [1]}'])
+    assert list(block.records.bad) == [1]
+
+
+def test_token_ids_of_json_lines_have_a_mask(tmp_path) -> None:
+    rows = [
+        {"ids": [1, 2, 3], "labels": [-100, 2, 3]}, {"ids": [], "labels": []}, {"ids": [1.5], "labels": [1]},
+        {"ids": [-1], "labels": [1]}, {"ids": [1], "labels": [1, 2]}, {"ids": [2**31], "labels": [1]},
+        {"ids": [True], "labels": [1]}, {"ids": [[1], [2, 3]], "labels": [1, 1]}, {"ids": [4], "labels": [4]},
+    ]  # fmt: skip
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (block,) = blocks(source(tmp_path, tokens_field="ids", labels_field="labels", shuffle=False))
+    assert block.records.kind is Kind.TOKENS
+    assert np.frombuffer(block.records.data, "<i4").tolist() == [1, 2, 3, 4]
+    assert block.records.mask == bytes([0, 1, 1, 1])
+    assert sorted(block.records.bad) == [2, 3, 4, 5, 6, 7]
+
+
+class Fasta:
+    """The example of `stepfs_producer.sources.own`, with an option."""
+
+    suffixes = (".fa",)
+
+    def __init__(self, mark: str = ">") -> None:
+        self.mark = mark.encode()
+
+    def records(self, file, part):
+        for number, entry in enumerate(file.read().split(self.mark)[1:]):
+            name, _, letters = entry.partition(b"\n")
+            yield number, Bad("no name") if not name else letters.replace(b"\n", b"")
+
+
+class Chunks:
+    """Token ids in parts that are read alone."""
+
+    kind = "tokens"
+
+    def parts(self, file):
+        return [(len(row["ids"]), 4 * len(row["ids"])) for row in map(json.loads, file)]
+
+    def records(self, file, part):
+        for number, line in enumerate(file):
+            if number == part:
+                yield from ((1000 * part + n, [one]) for n, one in enumerate(json.loads(line)["ids"]))
+
+
+class Rows:
+    def records(self, file, part):
+        yield from enumerate(map(json.loads, file))
+
+
+class Broken:
+    def records(self, file, part):
+        yield 0, b"good"
+        raise KeyError("oops")
+
+
+class Nothing:
+    pass
+
+
+class Wrong:
+    def records(self, file, part):
+        yield 0, 3
+
+
+HERE = __name__
+
+
+def test_a_class_of_few_lines_is_a_source(tmp_path) -> None:
+    (tmp_path / "a.fa").write_bytes(b">one\nAC\nGT\n>\nX\n>two\nTT\n")
+    (tmp_path / "notes.txt").write_bytes(b"no")
+    spec = source(tmp_path, form=f"{HERE}:Fasta", shuffle=False)
+    (block,) = blocks(spec)
+    assert values([block]) == [b"ACGT", b"TT"]
+    assert block.records.bad == {1: "no name"}
+    (tmp_path / "a.fa").write_bytes(b"#one\nAC\n" * 50)
+    cut = source(tmp_path, form=f"{HERE}:Fasta", options={"mark": "#"}, block_bytes=10)
+    assert len(blocks(cut)) == 10
+    assert values(blocks(cut)) == [b"AC"] * 50
+
+
+def test_its_parts_are_fragments_and_its_tokens_tokens(tmp_path) -> None:
+    (tmp_path / "a").write_text('{"ids": [1, 2]}\n{"ids": [3]}\n')
+    spec = source(tmp_path, form=f"{HERE}:Chunks", shuffle=False)
+    assert laid_out(spec).fragments_count == 2
+    (block,) = blocks(spec)
+    assert block.records.kind is Kind.TOKENS
+    assert np.frombuffer(block.records.data, "<i4").tolist() == [1, 2, 3]
+    assert block.records.offsets.tolist() == [0, 1, 1000]
+
+
+def test_its_objects_have_fields(tmp_path) -> None:
+    (tmp_path / "a").write_text('{"body": "x"}\n{"body": 1}\n')
+    (block,) = blocks(source(tmp_path, form=f"{HERE}:Rows", text_field="body", shuffle=False))
+    assert (values([block]), list(block.records.bad)) == ([b"x"], [1])
+    (block,) = blocks(source(tmp_path, form=f"{HERE}:Rows", whole_records=True, epochs=Fraction(1), shuffle=False))
+    assert values([block]) == [b'{"body": "x"}', b'{"body": 1}']
+
+
+@pytest.mark.parametrize(
+    ("form", "said"),
+    [
+        (f"{HERE}:Broken", r"a: .*:Broken raised KeyError: 'oops'; mend it, or leave the file out"),
+        (f"{HERE}:Nothing", "has no method `records`"),
+        (f"{HERE}:Wrong", "yields int where the plan expects text"),
+        (f"{HERE}:Absent", "name a class as `module:Class`"),
+        ("no_such_module:Absent", "name a class as `module:Class`"),
+    ],
+)
+def test_a_wrong_class_is_named_in_one_line(tmp_path, form, said) -> None:
+    (tmp_path / "a").write_bytes(b"x")
+    with pytest.raises(UsageError, match=said) as caught:
+        blocks(source(tmp_path, form=form))
+    assert "\n" not in str(caught.value)
+
+
+def test_an_error_of_the_disk_is_not_the_classs(tmp_path, monkeypatch) -> None:
+    (tmp_path / "a.fa").write_bytes(b">one\nAC")
+    spec = source(tmp_path, form=f"{HERE}:Fasta")
+    layout = laid_out(spec, list_corpus(spec))
+    blocks(spec, layout)  # the file's beginning is checked, so that the class meets the error
+
+    def failing(*arguments):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("os.pread", failing)
+    with pytest.raises(OSError, match="Input/output error"):
+        blocks(spec, layout)

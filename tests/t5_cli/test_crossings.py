@@ -71,7 +71,7 @@ fork × steps: HERE
 fork × show_last: NUMBERS
 fork × order: HERE
 fork × mesh: HERE
-fork × groups: t0_pure/test_torch_state.py::test_a_fork_goes_on_from_a_checkpoint_of_its_parent_before_the_first_step_that_it_left_out
+fork × groups: t0_pure/test_torch_save.py::test_a_fork_goes_on_from_a_checkpoint_of_its_parent_before_the_first_step_that_it_left_out
 fork × reclaim: t5_cli/test_fork_lifecycle.py::test_parent_and_fork_let_go_of_each_other
 fork × seal: HERE
 fork × holdout: t5_cli/test_produce_unfit.py::test_both_sides_of_a_holdout_do_not_share_a_lake
