@@ -4,7 +4,7 @@ A simulated cluster spends its time between its tasks: thousands of pauses, each
 for events, looks for instruments and makes three objects to deliver one `None`. While `virtual_loop` is in force,
 `trio.run` makes its passes here. A pause is one `yield` of its length; if nobody else is due before its end, the clock
 moves and the same task goes on. Every decision with a random part is made as trio makes it under its switch for
-Hypothesis, so a seed's interleaving is the one that trio's own loop gives it (`test_virtual_loop.py` compares them).
+Hypothesis, so a seed's interleaving is the one that trio's own loop gives it (`test_faulty_store.py` compares them).
 
 Left out: instruments and guest mode. Threads and files are served when nothing else is due.
 """

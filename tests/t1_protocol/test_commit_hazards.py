@@ -1,11 +1,11 @@
-"""The hazards of COMMIT.md that concern a slot and its answers, each met on purpose; and mutants that must be caught.
+"""The hazards of COMMIT.md, each met on purpose; and mutants that must be caught.
 
 A mutant puts one classic mistake back. If its run still passed, the scenario would prove nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -24,17 +24,30 @@ from doubles.faults import (
     Scripted,
     delayed,
 )
-from producer_world import World, append, caught, feed, reclaim_below, simulate
+from ledger import payload
+from process_store import ProcessStore
+from producer_world import SLICES, World, append, caught, feed, reclaim_below, simulate
+from scenarios import scenario
+from small_world import grow, small
 
+from stepfs.errors import RefusedError
+from stepfs.format import snapshot as snapshot_format
 from stepfs.format.commit import Commit
+from stepfs.format.ids import Epoch
+from stepfs.format.keys import LAKE, component
 from stepfs.format.snapshot import LogState
+from stepfs.lake.identity import create_lake
+from stepfs.lake.log import snapshots as log_snapshots
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.slots import Mine, SlotLost, SlotOutcome
 from stepfs.store.api import Put, Store
 from stepfs_producer.commit import loop as commit_loop
-from stepfs_producer.commit.loop import CommitStats
+from stepfs_producer.commit import producer as producer_room
+from stepfs_producer.commit.loop import IDENTITY_CHECK_S, CommitLoop, CommitStats
+from stepfs_producer.commit.pace import Pacer
+from stepfs_producer.commit.producer import TgbWriter
 from stepfs_producer.commit.rebase import Durable, Incarnation, Refusal, Stamp, rebase
-from stepfs_producer.commit.uploads import CommitWindow
+from stepfs_producer.commit.uploads import CommitWindow, Item
 
 
 def forgetful_rebase(head: LogState, pending: Sequence[Durable], me: Incarnation, stamp: Stamp) -> Commit | Refusal:
@@ -269,3 +282,269 @@ def test_hazard_05_mutant_that_forgets_what_it_sent(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(commit_loop, "rebase", forgetful_rebase)
     with caught():
         simulate(hazard_05)
+
+
+async def hazard_06(world: World) -> None:
+    """A producer is away so long that nothing of it is left but its state."""
+    async with world.producer("away") as producer:
+        await feed(producer, 3)
+    async with world.producer("busy") as busy:
+        await feed(busy, 2100)
+        await busy.flush()
+    await reclaim_below(world, 2050)
+    async with world.producer("away") as producer:
+        assert (producer.position, producer.next_seq) == (3, 3)
+        await feed(producer, 5)
+    world.check(away=5, busy=2100)
+
+
+def test_hazard_06_producer_state_never_expires() -> None:
+    simulate(hazard_06)
+
+
+def test_hazard_06_mutant_that_expires_idle_producers(monkeypatch: pytest.MonkeyPatch) -> None:
+    keep = snapshot_format.encode_snapshot
+
+    def expire(state: LogState) -> bytes:
+        recent = {name: known for name, known in state.producers.items() if state.version - known.version < 3}
+        return keep(replace(state, producers=recent))
+
+    monkeypatch.setattr(log_snapshots, "encode_snapshot", expire)
+    with caught():
+        simulate(hazard_06)
+
+
+async def hazard_07(world: World) -> list[str]:
+    """The lake is dropped and another one made under the same URL, with a producer still at work."""
+    operator = world.store("operator")
+    new_id = ""
+    with pytest.raises(RefusedError, match="recreated"):
+        async with world.producer("p") as producer:
+            await append(producer, 0)
+            await producer.flush()
+            await operator.delete([entry.key for entry in await operator.list("")])
+            new_id = (await create_lake(operator, slices=SLICES)).lake_id
+            for number in range(1, 100):
+                await producer.append([payload("p", number, i) for i in range(SLICES)], position=number)
+                await producer.flush()
+                await trio.sleep(IDENTITY_CHECK_S / 20)
+    return [entry.key for entry in await operator.list("") if entry.key.startswith(new_id)]
+
+
+def test_hazard_07_a_recreated_lake_is_noticed_and_never_written_to() -> None:
+    assert simulate(hazard_07) == []
+
+
+def test_hazard_07_mutant_that_never_looks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commit_loop, "IDENTITY_CHECK_S", float("inf"))
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        simulate(hazard_07)
+
+
+@scenario(simulate)
+async def test_hazard_07_a_dropped_lake_is_noticed(world: World) -> None:
+    operator = world.store("operator")
+    with pytest.raises(Exception, match="not a lake") as caught:
+        async with world.producer("p") as producer:
+            await operator.delete([LAKE])
+            await trio.sleep(IDENTITY_CHECK_S)
+            await append(producer, 0)
+    assert type(caught.value).__name__ == "AbsentError"
+
+
+def test_hazard_08_no_two_uploads_share_a_name() -> None:
+    """Two images of one process (fork, restored checkpoint) upload the same seq: neither overwrites the other."""
+
+    async def scenario(world: World) -> set[str]:
+        me = Incarnation("p", Epoch(1), b"i" * 16)
+        item = Item(0, (b"x",), (1,), b"", 1)
+        writers = [TgbWriter(world.store("p"), world.identity, me, at_once=1) for _ in range(2)]
+        return {(await writer.write(item, writer.new_key(item))).key for writer in writers}
+
+    assert len(simulate(scenario)) == 2
+
+
+@scenario(simulate)
+async def test_hazard_11_a_snapshot_is_of_a_committed_state_only(world: World) -> None:
+    """What is handed to the snapshot writer is the state after a commit that passed the floor check."""
+    async with world.producer("p") as producer:
+        await feed(producer, 1100)
+    store = world.store("reader")
+    snapshots = await store.list(f"{world.identity.lake_id}/snapshot/")
+    assert snapshots
+    reader = await LogReader.open(store, world.identity)
+    assert reader.state.digest == world.ledger.digests[-1]
+
+
+async def hazard_09(world: World, others: int) -> float:
+    """That many contenders in view, the longest jitter, and one record: how long until it can be read?"""
+    async with world.producer("p", max_delay=3.0) as producer:
+        await append(producer, 0)
+        await producer.flush()
+        pacer = producer._pacer
+        pacer._draw = lambda _low, high: high
+        pacer.others = others
+        for _ in range(9):
+            pacer.won(started_s=trio.current_time(), exposure_s=0.02)
+        appended_s = trio.current_time()
+        await append(producer, 1)
+        await producer.flush()
+        return trio.current_time() - appended_s
+
+
+def test_hazard_09_adaptive_batching_flushes_within_its_bound() -> None:
+    assert 2.0 < simulate(lambda world: hazard_09(world, 29)) < 3.1
+
+
+def test_hazard_09_a_bound_shorter_than_the_pace_becomes_the_pace() -> None:
+    assert 15.0 < simulate(lambda world: hazard_09(world, 150)) < 15.0 * 1.15 + 0.5
+
+
+@pytest.mark.logs("move it nearer to the store")
+def test_a_producer_that_loses_all_the_time_says_so_once(monkeypatch, caplog):
+    async def scenario(world: World) -> None:
+        async with trio.open_nursery() as nursery:
+            for who in "abcdefgh":
+                nursery.start_soon(one, world, who)
+
+    async def one(world: World, who: str) -> None:
+        async with world.producer(who) as producer:
+            await feed(producer, 20, pause_s=0.3)
+
+    simulate(scenario)
+    assert "move it nearer" not in caplog.text, "losing now and then is usual"
+    monkeypatch.setattr(commit_loop, "LOSSES_WORTH_SAYING", 1)
+    simulate(scenario)
+    told = [record.args[0] for record in caplog.records if "move it nearer" in record.msg]
+    assert 0 < len(told) == len(set(told))
+
+
+def test_hazard_09_mutant_that_only_adapts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Pacer, "gives_way", True)
+    with monkeypatch.context() as silent:
+        silent.setattr(CommitLoop, "_say_if_giving_way", lambda _loop: None)
+        assert simulate(lambda world: hazard_09(world, 29)) > 3.1
+
+
+@pytest.mark.logs("raise max_delay")
+@scenario(simulate)
+async def test_hazard_09_a_bound_that_gives_way_to_the_pacing_is_said_once(world: World, caplog):
+    async def other(world: World, who: str) -> None:
+        async with world.producer(who) as producer:
+            await feed(producer, 1)
+
+    async with world.producer("p", max_delay=0.0) as producer:
+        await append(producer, 0)
+        await producer.flush()
+        async with trio.open_nursery() as nursery:
+            for who in "abcdefgh":
+                nursery.start_soon(other, world, who)
+        for number in range(1, 4):
+            await append(producer, number)
+            await producer.flush()
+        assert producer.pacing.gives_way
+        assert producer.pacing.others == 8
+    assert sum(str(record.args).startswith("('p',") for record in caplog.records) == 1
+
+
+class LyingStore(ProcessStore):
+    """Answers every create with success and overwrites, as `rclone serve s3` does (hazard 4)."""
+
+    async def create(self, key: str, body: bytes) -> Put:
+        self.shared.remove(key)
+        return await super().create(key, body)
+
+
+async def hazard_04(world: World) -> None:
+    """Two producers on a store that ignores conditions: neither may start."""
+    async with trio.open_nursery() as nursery:
+        for who in ("x", "y"):
+            nursery.start_soon(_produce, world, who)
+    world.check(**world.ledger.published)
+
+
+async def _produce(world: World, who: str) -> None:
+    with pytest.raises(RefusedError, match="honours conditional"):
+        async with world.producer(who, LyingStore(world.shared, actor=who)) as producer:
+            await feed(producer, 5)
+
+
+def test_hazard_04_a_store_that_ignores_conditions_is_refused() -> None:
+    small(hazard_04, on=grow)
+
+    async def no_lake(world: World) -> None:
+        world.shared.remove(LAKE)
+        with pytest.raises(RefusedError, match="honours conditional"):
+            await create_lake(LyingStore(world.shared, actor="liar"), slices=1)
+
+    small(no_lake, on=grow)
+
+
+def test_mutant_04_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def believe(store: Store, *, thorough: bool) -> None:
+        """Never probe."""
+
+    monkeypatch.setattr("stepfs_producer.commit.loop.probe_store", believe)
+    with pytest.raises(BaseExceptionGroup) as found:
+        small(hazard_04, on=grow)
+    assert found.group_contains(pytest.fail.Exception) or found.group_contains(AssertionError)
+
+
+def test_a_lake_that_a_false_412_refused_is_said_to_be_tried_again() -> None:
+    """Seed 3001189: it was called another process's, and the simulated fork took that for an answer."""
+
+    async def refused(world: World) -> None:
+        world.shared.remove(LAKE)
+        store = ProcessStore(world.shared, actor="founder", plan=Scripted([("create", LAKE, FALSE_412)]))
+        with pytest.raises(RefusedError, match="or the store erred; try again"):
+            await create_lake(store, slices=1)
+        await create_lake(store, slices=1)
+
+    small(refused, on=grow)
+
+
+async def hazard_08_append(world: World) -> None:
+    """A child process goes on with its parent's producer."""
+    async with world.producer("p") as producer:
+        await append(producer, 0)
+        await producer.flush()
+        with pytest.MonkeyPatch.context() as child:
+            child.setattr(producer_room.os, "getpid", lambda: 1)  # type: ignore[attr-defined]
+            with pytest.raises(RefusedError, match="after a fork"):
+                await append(producer, 1)
+
+
+async def hazard_08_upload(world: World) -> None:
+    """Both images upload the same seq of the same epoch, with different bytes."""
+    me = Incarnation("p", Epoch(1), b"i" * 16)
+    for body in (b"parent", b"child"):
+        writer = TgbWriter(world.store("p"), world.identity, me, at_once=1)
+        item = Item(0, (body, body), (1, 1), b"", 2 * len(body))
+        await writer.write(item, writer.new_key(item))
+    found = sorted(body.find(b"parent") > 0 for key, body in world.shared.objects.items() if ".tgb" in key)
+    assert found == [False, True]
+
+
+def no_look_at_the_pid(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(producer_room.os, "getpid", lambda: 1)  # type: ignore[attr-defined]
+
+
+def predictable_names(patch: pytest.MonkeyPatch) -> None:
+    def key(lake_id: str, producer_id: str, epoch: Epoch, seq: int) -> str:
+        return f"{lake_id}/data/{component(producer_id)}/{epoch:010d}-{seq:016d}-{0:016x}.tgb"
+
+    patch.setattr(producer_room, "data_key", key)
+
+
+@pytest.mark.parametrize("scenario", [hazard_08_append, hazard_08_upload])
+def test_hazard_08_a_second_image_of_a_producer(scenario: Callable[..., object]) -> None:
+    simulate(scenario)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("mutate", "scenario"), [(no_look_at_the_pid, hazard_08_append), (predictable_names, hazard_08_upload)]
+)
+def test_mutant_08_is_found(mutate, scenario, monkeypatch):
+    mutate(monkeypatch)
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        simulate(scenario)  # type: ignore[arg-type]

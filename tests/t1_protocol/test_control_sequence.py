@@ -1,17 +1,21 @@
-"""The control sequence as processes share it: two at once, answers that come late or never, a repair beside a writer.
-
-`model/control.pml` searches the runs of the protocol; these are runs of the code, some of which the model found.
-"""
+"""Control records as a sequence: own ones, unanswered ones, refusals, and holes."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 import pytest
 import trio
+from controlled import control_keys
 from deterministic import scaled
 from doubles.faults import ERROR_500, delayed
 from doubles.faulty_store import FaultyStore
 from doubles.trio_clock import TrioClock
-from lakework import reclaim
+from lakework import list_groups, reclaim
+from process_store import ProcessStore
+from producer_world import World
+from scenarios import scenario
+from small_world import GROWN, NEED, checkpoint, clean, group, grow, process, register, small
 
 from stepfs.errors import AbsentError, RefusedError, StoreUnreachableError, WithdrawnError
 from stepfs.format.grid import Grid
@@ -21,8 +25,11 @@ from stepfs.format.records import LakeIdentity
 from stepfs.lake.control import Control, Group
 from stepfs.lake.decisions import Advance
 from stepfs.lake.identity import create_lake
+from stepfs.lake.log.reader import LogReader
 from stepfs.lake.origins import OriginStores
+from stepfs.lake.reclaim.run import Reclaimer
 from stepfs.lake.verify.repair import repair_control
+from stepfs.store.api import Put
 from stepfs_producer import AsyncProducer
 
 LAKE = LakeIdentity("0" * 32, Grid(1), ".bin", 0)
@@ -270,3 +277,100 @@ async def test_a_repair_begins_where_a_snapshot_shows_that_steps_were_given_up(a
         await repaired.refresh()
         assert repaired.first_live_step == 9
         assert repaired.groups == control.groups
+
+
+@scenario(small, on=grow)
+async def test_a_reclaimer_before_a_hole_gives_up_nothing_that_was_promised_behind_it(world: World) -> None:
+    reclaimer = Reclaimer(process(world, "old"), world.identity, clock=TrioClock())
+    await reclaimer.run(dry_run=True)
+    for name in ("x", "y", "z"):
+        await register(world, name)
+    for key in control_keys(world.shared, world.identity)[GROWN + 1 : -1]:
+        world.shared.remove(key)
+    assert (await reclaimer.run()).first_live_step == 0
+
+
+@scenario(small, on=grow)
+async def test_a_group_before_a_hole_records_behind_it(world: World) -> None:
+    old = group(world, "run")
+    await old.read()
+    for name in ("x", "y", "z"):
+        await register(world, name)
+    world.shared.remove(control_keys(world.shared, world.identity)[GROWN + 1])
+    await old.add(Step(NEED + 2))
+    groups = await list_groups(process(world, "look"), world.identity)
+    assert groups["run"].kept == (NEED, NEED + 2)
+    assert groups.keys() == {"run", "x", "y", "z"}
+
+
+@scenario(small, on=grow)
+async def test_a_reader_that_slept_before_a_hole_learns_the_floor_behind_it(world: World) -> None:
+    reader = await LogReader.open(process(world, "sleeper"), world.identity)
+    await clean(world)
+    await checkpoint(world, "run", NEED + 1)
+    world.shared.remove(control_keys(world.shared, world.identity)[-2])
+    await trio.sleep(3600)
+    while not await reader.confirm():
+        await reader.refresh()
+    assert reader.first_live_step == NEED
+
+
+@scenario(small, on=grow)
+async def test_a_minimum_whose_record_is_gone_grows_old_too(world: World) -> None:
+    await checkpoint(world, "run", NEED + 1)
+    await checkpoint(world, "run", NEED + 2)
+    world.shared.remove(control_keys(world.shared, world.identity)[-2])
+    reclaimer = Reclaimer(process(world, "patient"), world.identity, clock=TrioClock(), grace_s=60)
+    assert (await reclaimer.run()).first_live_step < NEED + 2
+    await trio.sleep(3600)
+    assert (await reclaimer.run()).first_live_step == NEED + 2
+
+
+class Sleeper(ProcessStore):
+    """Its next create under `control/` is sent only when `meanwhile` has come to its end."""
+
+    meanwhile: Callable[[], Awaitable[None]] | None = None
+
+    async def create(self, key: str, body: bytes) -> Put:
+        if self.meanwhile is not None and "/control/" in key:
+            meanwhile, self.meanwhile = self.meanwhile, None
+            await meanwhile()
+        return await super().create(key, body)
+
+
+@scenario(small, on=grow)
+async def test_an_advance_that_lands_in_a_hole_deletes_nothing_that_is_needed_behind_it(world: World) -> None:
+    """The reclaimer slept before its create, and two records that it had not seen were lost."""
+    world.shared.watch = None
+    sleeper = Sleeper(world.shared, actor="sleeper")
+
+    async def others_join_and_their_records_vanish() -> None:
+        for name in ("x", "y", "z"):
+            await group(world, name).register()
+        for key in control_keys(world.shared, world.identity)[GROWN + 1 : -1]:
+            world.shared.remove(key)
+
+    sleeper.meanwhile = others_join_and_their_records_vanish
+    before = {key for key in world.shared.objects if "/data/" in key}
+    await clean(world, sleeper)
+    assert before <= world.shared.objects.keys()
+    groups = await list_groups(process(world, "look"), world.identity)
+    assert groups.keys() == {"run", "x", "y", "z"}
+
+
+@scenario(small, on=grow)
+async def test_a_group_change_that_fills_a_hole_is_lost_and_undoes_nothing(world: World) -> None:
+    """The limit of the above: whether a newer record was decided on one's own cannot be seen."""
+    world.shared.watch = None
+    sleeper = Sleeper(world.shared, actor="sleeper")
+
+    async def others_join_and_a_record_vanishes() -> None:
+        for name in ("x", "y"):
+            await group(world, name).register()
+        world.shared.remove(control_keys(world.shared, world.identity)[GROWN + 1])
+
+    sleeper.meanwhile = others_join_and_a_record_vanishes
+    assert (await group(world, "run", sleeper).add(Step(NEED + 1))).kept == (NEED, NEED + 1)
+    groups = await list_groups(process(world, "look"), world.identity)
+    assert groups.keys() == {"run", "x", "y"}
+    assert groups["run"].kept == (NEED,)

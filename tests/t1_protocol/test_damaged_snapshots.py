@@ -1,22 +1,22 @@
-"""One damaged snapshot costs nobody the lake: two are kept, and the log from the older one on.
-
-Whoever falls back accepts nothing that the chain does not confirm, and never a log that ends early.
-"""
+"""Snapshots: when they are written, which of them may be damaged, and how much they hold."""
 
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from functools import partial
 
 import pytest
+import trio
 from crc32c import crc32c
-from doubles.faulty_store import ObjectMap
+from doubles.faulty_store import FaultyStore, ObjectMap
 from doubles.trio_clock import TrioClock
 from lakework import reclaim
-from producer_world import World, feed
+from producer_world import World, append, feed, simulate
 from scenarios import scenario
 from small_world import (
     NEED,
+    SEGMENT,
     STEPS,
     audited,
     checkpoint,
@@ -30,12 +30,18 @@ from small_world import (
 )
 from test_growth import lake_of, virtually
 
-from stepfs.errors import CorruptError, NewerFormatError
-from stepfs.format.ids import SEGMENT_STEPS, Step
-from stepfs.format.keys import log_prefix, number_of, snapshot_prefix
+from stepfs.errors import CorruptError, NewerFormatError, RefusedError, StepfsError
+from stepfs.format.commit import Commit
+from stepfs.format.ids import SEGMENT_STEPS, Step, Version
+from stepfs.format.keys import log_prefix, number_of, numbered, snapshot_prefix
+from stepfs.format.snapshot import REF_BYTES, LogState, decode_snapshot, encode_snapshot, genesis
 from stepfs.lake.control import Group
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
+from stepfs.lake.log.snapshots import snapshot_due
+from stepfs.store.api import Put
+from stepfs_producer.commit import loop as commit_loop
+from stepfs_producer.commit import rebase
 
 UNREADABLE = pytest.mark.logs("unreadable, using an older one")
 
@@ -253,3 +259,184 @@ async def test_a_new_group_never_needs_what_only_the_kept_log_names(world: World
     await register(world, "late")
     assert world.ledger.promises["late"] == world.ledger.first_live_step
     await audited(world)
+
+
+class SlowSnapshots(FaultyStore):
+    """Each of its snapshots takes `snapshot_s` before it arrives."""
+
+    snapshot_s = 0.0
+
+    async def create(self, key: str, body: bytes) -> Put:
+        if "/snapshot/" in key:
+            await trio.sleep(self.snapshot_s)
+        return await super().create(key, body)
+
+
+def slow(world: World, seconds: float) -> SlowSnapshots:
+    store = SlowSnapshots(world.shared, actor="p")
+    store.snapshot_s = seconds
+    return store
+
+
+def snapshots_of(world: World) -> list[int | None]:
+    prefix = snapshot_prefix(world.identity.lake_id)
+    return [number_of(prefix, key) for key in sorted(world.shared.objects) if key.startswith(prefix)]
+
+
+def state(version: int, steps: int = 0) -> LogState:
+    refs = bytes(REF_BYTES * (steps // SEGMENT_STEPS))
+    return replace(genesis("0" * 32, 1), version=Version(version), next_step=Step(steps), segment_refs=refs)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_due"), [
+        (state(5, 511), state(6, 512), True), (state(5, 500), state(6, 1100), True),
+        (state(5, 512), state(6, 1023), False), (state(1022), state(1023), False), (state(1023), state(1024), True),
+        (state(1024), state(1025), False), (state(-1), state(0), False),
+    ],
+)  # fmt: skip
+def test_a_snapshot_is_due_after_each_segment_and_each_1024_versions(before: LogState, after: LogState, is_due):
+    assert snapshot_due(before, after) is is_due
+
+
+async def commit(world: World, store: FaultyStore, segments: int) -> list[float]:
+    """One producer, one commit a step; the seconds that each took."""
+    took = []
+    async with world.producer("p", store) as producer:
+        for number in range(SEGMENT * segments):
+            began_s = trio.current_time()
+            await append(producer, number)
+            await producer.flush()
+            took.append(trio.current_time() - began_s)
+    return took
+
+
+@scenario(small)
+async def test_commits_wait_for_no_snapshot_and_of_those_that_wait_the_newest_is_written(world: World):
+    """With an epoch commit in front, steps 3, 7 and 11 fill segments as versions 4, 8 and 12, while 4 is under way."""
+    assert max(await commit(world, slow(world, 10.0), 3)) < 1.0
+    assert snapshots_of(world) == [4, 12]
+    reader = await LogReader.open(world.store("reader"), world.identity)
+    for step in range(3 * SEGMENT):
+        world.ledger.check_entry("reader", await reader.entry(Step(step)))
+    assert not world.ledger.broken, world.ledger.broken
+
+
+@pytest.mark.parametrize(("snapshot_s", "waits_s"), [(20.0, 20.0), (100.0, 30.0)])
+@scenario(small)
+async def test_an_end_waits_half_a_minute_for_a_snapshot(world: World, snapshot_s, waits_s):
+    async with world.producer("p", slow(world, snapshot_s)) as producer:
+        await feed(producer, SEGMENT)
+        await producer.flush()
+        began_s = trio.current_time()
+    assert trio.current_time() - began_s == pytest.approx(waits_s, abs=0.5)
+    assert len(snapshots_of(world)) == (snapshot_s == waits_s)
+
+
+@scenario(small)
+async def test_the_next_producer_at_a_boundary_makes_up_for_a_missing_snapshot(world: World) -> None:
+    """One is killed between its commit and its snapshot; the other writes the segment of both."""
+    with trio.CancelScope() as killed:
+        async with world.producer("p", slow(world, 1000.0)) as producer:
+            await feed(producer, SEGMENT + 1)
+            await producer.flush()
+            killed.cancel()
+            await trio.sleep_forever()
+    assert snapshots_of(world) == []
+    async with world.producer("q") as producer:
+        await feed(producer, SEGMENT)
+    assert snapshots_of(world)
+    from_snapshot = ObjectMap()
+    for key, body in world.shared.objects.items():
+        if "/log/" not in key or key >= world.ledger.head_key(snapshots_of(world)[-1] or 0):
+            from_snapshot.put(key, body)
+    reader = await LogReader.open(FaultyStore(from_snapshot), world.identity)
+    for step in range(2 * SEGMENT + 1):
+        world.ledger.check_entry("reader", await reader.entry(Step(step)))
+    assert not world.ledger.broken, world.ledger.broken
+
+
+POSITION_BYTES = 1000
+
+
+async def read(world: World) -> LogState:
+    return (await LogReader.open(world.store("reader"), world.identity)).state
+
+
+async def publish(world: World, who: str, *positions: object) -> None:
+    async with world.producer(who) as producer:
+        for position in positions:
+            await producer.append([b"a", b"b"], position=position)
+
+
+@scenario(simulate)
+async def test_a_lake_whose_totals_are_full_refuses_appends_and_stays_readable(world: World, monkeypatch):
+    await publish(world, "a", 1, 2, 3)
+    before = await read(world)
+    monkeypatch.setattr(rebase, "TOTAL_MAX", before.total_bytes + 1)
+    with pytest.raises(RefusedError, match="the lake is full") as refused:
+        await publish(world, "a", 4)
+    assert refused.value.exit_code == 4
+    after = await read(world)
+    assert (after.next_step, after.total_bytes) == (before.next_step, before.total_bytes)
+    assert after.producers["a"].next_seq == 3
+
+
+@scenario(simulate)
+async def test_positions_that_grow_are_refused_before_no_snapshot_can_hold_them(world: World, monkeypatch):
+    monkeypatch.setattr(rebase, "POSITIONS_BYTES_MAX", 5 * POSITION_BYTES)
+    monkeypatch.setattr(rebase, "POSITION_BYTES_MAX", POSITION_BYTES + 10)
+    for number in range(8):  # all join while there is room
+        await publish(world, f"p{number}", b"")
+    for number in range(4):
+        await publish(world, f"p{number}", b"x" * POSITION_BYTES)
+    with pytest.raises(RefusedError, match=r"producer 'p4': a position of 1003 bytes does not fit"):
+        await publish(world, "p4", 7, b"x" * POSITION_BYTES)
+    await publish(world, "p0", b"y" * POSITION_BYTES)  # those that do not grow go on
+    await publish(world, "p4", b"z")
+    state = await read(world)
+    assert sum(len(producer.position) for producer in state.producers.values()) <= 5 * POSITION_BYTES
+    assert decode_snapshot(encode_snapshot(state), "snapshot") == state
+    await Group.of(world.store("run"), world.identity, "run", TrioClock()).add(Step(state.next_step))
+    report = await reclaim(world.store("reclaim"), world.identity)
+    assert report.first_live_step == state.next_step
+    assert (await read(world)).producers == state.producers
+
+
+@scenario(simulate)
+async def test_a_lake_that_is_beyond_the_limit_lets_positions_stay_and_shrink(world: World, monkeypatch):
+    for number in range(6):
+        await publish(world, f"p{number}", b"x" * POSITION_BYTES)
+    monkeypatch.setattr(rebase, "POSITIONS_BYTES_MAX", POSITION_BYTES)
+    monkeypatch.setattr(rebase, "POSITION_BYTES_MAX", POSITION_BYTES + 10)
+    await publish(world, "p0", b"y" * POSITION_BYTES)
+    await publish(world, "p1", b"y")
+    with pytest.raises(RefusedError, match="smaller positions"):
+        await publish(world, "p1", b"y" * 900)
+    assert (await read(world)).next_step == 8
+
+
+@pytest.mark.parametrize("wrong", [{"total_records": 1 << 50}, {"time_ms": 1 << 54}, {"first_step": Step(9)}])
+@scenario(simulate)
+async def test_a_writer_that_is_wrong_writes_nothing(world: World, monkeypatch, wrong):
+    sound = commit_loop.rebase  # type: ignore[attr-defined]
+
+    def broken(*arguments: object) -> object:
+        made = sound(*arguments)  # type: ignore[arg-type]
+        return replace(made, **wrong) if isinstance(made, Commit) else made  # type: ignore[arg-type]
+
+    async with world.producer("a") as producer:
+        await feed(producer, 2)
+    before = await read(world)
+    monkeypatch.setattr(commit_loop, "rebase", broken)
+    with pytest.raises(StepfsError, match="is not written"):
+        async with world.producer("a") as producer:
+            await append(producer, 2)
+    epoch = before.version + 1
+    assert (await read(world)).version == epoch
+    slot = numbered(log_prefix(world.identity.lake_id), epoch + 1)
+    assert await world.store("reader").get(slot) is None
+    monkeypatch.setattr(commit_loop, "rebase", sound)
+    async with world.producer("a") as producer:
+        await feed(producer, 5)
+    world.check(a=5)

@@ -1,11 +1,9 @@
-"""The hazards of COMMIT.md as a reader meets them; and mutants of the reader that must be caught.
-
-The producer's side of the same hazards is in test_commit_hazards.py, hazard 10 in test_groups_and_reclaim.py.
-"""
+"""The hazards of COMMIT.md as a reader meets them, slots that are taken again, and readers that were forked; with mutants."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -13,26 +11,37 @@ import pytest
 import trio
 from doubles.trio_clock import TrioClock
 from process_store import ProcessStore
-from producer_world import World, feed
+from producer_world import World, append, feed
 from scenarios import scenario
-from small_world import SEGMENT, STEPS, checkpoint, clean, grow, inside_everywhere, process, small
+from small_world import GROWN, SEGMENT, STEPS, checkpoint, clean, grow, inside_everywhere, process, small
 
-from stepfs.errors import AbsentError, CorruptError, OtherHistoryError, RefusedError, StepfsError
+from stepfs.errors import (
+    AbsentError,
+    CorruptError,
+    OtherHistoryError,
+    RefusedError,
+    SealedError,
+    StepfsError,
+    StoreUnreachableError,
+)
 from stepfs.follow.follower import IDENTITY_CHECK_S, Changes, Follower
 from stepfs.follow.waits import Waits
 from stepfs.format.commit import CommitKind, encode_commit
+from stepfs.format.control import RECORD_ID_BYTES, encode_control
 from stepfs.format.ids import SegmentIndex, Step, Version
-from stepfs.format.keys import index_prefix, log_prefix, numbered, snapshot_prefix
+from stepfs.format.keys import control_prefix, index_prefix, log_prefix, numbered, snapshot_prefix
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import LogState, decode_snapshot, encode_snapshot
 from stepfs.lake.identity import create_lake
 from stepfs.lake.log import reader as reader_room
 from stepfs.lake.log import snapshots as snapshots_room
-from stepfs.lake.log.append import ownerless
+from stepfs.lake.log.append import ownerless, seal
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.log.snapshots import write_snapshot
-from stepfs.store.api import Store
+from stepfs.store.api import Put, Store
 from stepfs.view.tree import Tree, ViewOptions
+from stepfs_producer.commit import loop as commit_loop
+from stepfs_producer.commit.rebase import SealedRefusal
 
 POLLS_MAX = 20
 
@@ -358,3 +367,252 @@ async def test_a_reader_whose_newest_commit_was_reclaimed_is_not_led_astray(worl
         assert reader.astray is None
         await reader.poll()
         assert reader.state == newest.state
+
+
+def _newest_snapshot(world: World) -> LogState:
+    prefix = snapshot_prefix(world.identity.lake_id)
+    key = max(key for key in world.shared.objects if key.startswith(prefix))
+    return decode_snapshot(world.shared.objects[key], key)
+
+
+async def _opens(world: World, store: ProcessStore) -> None:
+    await reaches_the_end(world, await LogReader.open(store, world.identity))
+
+
+async def _a_zombie_follows_the_snapshot(world: World) -> None:
+    """All goes on and is reclaimed; then a sleeper takes the slot right after the snapshot a reader may have begun with."""
+    await move_on(world, zombie_after=_newest_snapshot(world))
+
+
+async def _nothing(world: World) -> None:
+    del world
+
+
+def test_hazard_01_a_cold_start_whose_list_shows_a_slot_taken_again() -> None:
+    assert inside_everywhere(grow, _opens, _a_zombie_follows_the_snapshot, _nothing) >= 8
+
+
+def only_probes_are_checked(patch: pytest.MonkeyPatch) -> None:
+    """A slot that was not probed (a LIST showed it, or it was taken after a reopen) needs no look at the floor."""
+    confirm, read = LogReader.confirm, LogReader._read_listed
+
+    async def untouched(reader: LogReader) -> Version | None:
+        lowest = reader._lowest_unconfirmed
+        behind = await read(reader)
+        reader._lowest_unconfirmed = lowest
+        return behind
+
+    patch.setattr(LogReader, "_read_listed", untouched)
+
+    async def believe(reader: LogReader, *, lenient: bool = False) -> bool:
+        del lenient
+        if reader._lowest_unconfirmed is not None:
+            return await confirm(reader)
+        await reader.control.refresh()
+        reader.state, reader.first_live_step = reader.head, reader.control.first_live_step
+        return True
+
+    patch.setattr(LogReader, "confirm", believe)
+
+
+async def _seals_after_a_reopen(world: World, store: ProcessStore) -> None:
+    """What it follows is a zombie's slot, so it starts again from a snapshot, and takes the next slot unprobed."""
+    reader = await LogReader.open(process(world, "before"), world.identity)
+    await move_on(world, zombie_after=reader.head, chained=False)
+    reader.store = store
+    with suppress(SealedError):
+        await seal(reader, TrioClock())
+        assert world.ledger.state.sealed, "who was told that the lake is sealed finds it sealed"
+
+
+async def _all_goes_on(world: World) -> None:
+    """Until every slot that a writer may be about to take is filled, and deleted again."""
+    if world.ledger.state.sealed:
+        return
+    for until in (18, 20, 22):
+        async with world.producer("a") as producer:
+            await feed(producer, until)
+    await checkpoint(world, "run", len(world.ledger.steps))
+    await clean(world)
+
+
+def test_hazard_01_a_slot_taken_right_after_a_reopen_is_floor_checked() -> None:
+    """A writer's own slot, never probed: the simulator lost a record so (a producer that followed a zombie's commit)."""
+    assert inside_everywhere(grow, _seals_after_a_reopen, _all_goes_on, _nothing) >= 8
+
+
+def test_mutant_only_probes_are_checked_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    only_probes_are_checked(monkeypatch)
+    with pytest.raises(AssertionError, match="another history"):
+        inside_everywhere(grow, _opens, _a_zombie_follows_the_snapshot, _nothing)
+    with pytest.raises(AssertionError, match="finds it sealed"):
+        inside_everywhere(grow, _seals_after_a_reopen, _all_goes_on, _nothing)
+
+
+@scenario(small, on=grow)
+async def test_a_misled_writer_starts_again_though_the_slot_that_misled_it_is_gone(world: World) -> None:
+    """Its reopen fails once; meanwhile the slot is deleted, and looks like the free slot behind its stale head."""
+    reader = await LogReader.open(process(world, "writer"), world.identity)
+    await move_on(world, zombie_after=reader.head, chained=False)
+    reopen, failures = reader.reopen, [StoreUnreachableError("503")]
+
+    async def fails_once() -> None:
+        if failures:
+            raise failures.pop()
+        await reopen()
+
+    reader.reopen = fails_once  # type: ignore[method-assign]
+    with pytest.raises(StoreUnreachableError):
+        await reader.refresh()
+    world.shared.remove(numbered(log_prefix(world.identity.lake_id), Version(reader.head.version + 1)))
+    await reader.refresh()
+    assert reader.head.version == world.ledger.state.version
+
+
+def _refuses_by_an_error(patch: pytest.MonkeyPatch) -> None:
+    """As one whose totals or positions are full."""
+    rebase = commit_loop.rebase  # type: ignore[attr-defined]
+
+    def refuse(*arguments: object) -> object:
+        made = rebase(*arguments)  # type: ignore[arg-type]
+        if isinstance(made, SealedRefusal):
+            raise RefusedError("sealed")
+        return made
+
+    patch.setattr(commit_loop, "rebase", refuse)
+
+
+@pytest.mark.parametrize("mutate", [lambda _: None, _refuses_by_an_error], ids=["a value", "an error"])
+@scenario(small, on=grow)
+async def test_no_producer_is_refused_by_a_slot_that_is_taken_again(world: World, mutate, monkeypatch):
+    """A zombie's seal follows what it knows. A refusal would end it, and drop what it holds."""
+    mutate(monkeypatch)
+    async with world.producer("c", process(world, "c")) as producer:
+        known = world.ledger.state
+        await _all_goes_on(world)
+        await move_on(world, zombie_after=known)
+        await append(producer, 0)
+    assert world.ledger.published["c"] == 1
+    assert producer.tally.lost == 1
+
+
+@scenario(small, on=grow)
+async def test_a_lake_is_not_said_to_be_sealed_because_of_a_slot_that_is_taken_again(world: World) -> None:
+    reader = await LogReader.open(process(world, "operator"), world.identity)
+    await _all_goes_on(world)
+    await move_on(world, zombie_after=reader.head)
+    assert await seal(reader, TrioClock())
+    assert world.ledger.state.sealed
+
+
+class Overtaken(ProcessStore):
+    """Before its next create in the log another takes the slot; before it looks there, a reclaim deletes that."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world.shared, actor="c")
+        self.world = world
+        self.is_next = False
+
+    async def create(self, key: str, body: bytes) -> Put:
+        if not self.is_next or "/log/" not in key:
+            return await super().create(key, body)
+        self.is_next = False
+        for who, until in (("a", 20), ("d", 3)):
+            async with self.world.producer(who) as producer:
+                await feed(producer, until)
+        put = await super().create(key, body)
+        await checkpoint(self.world, "run", len(self.world.ledger.steps) - 2)
+        await clean(self.world)
+        assert key not in self.shared.objects
+        return put
+
+
+@scenario(small, on=grow)
+async def test_a_slot_that_was_taken_and_is_gone_is_not_taken_again(world: World) -> None:
+    store = Overtaken(world)
+    async with world.producer("c", store) as producer:
+        store.is_next = True
+        await append(producer, 0)
+    assert world.ledger.published["c"] == 1
+    assert producer.tally.lost == 1
+    assert world.ledger.counts["zombie slots"] == 0
+
+
+CONFIRM = 3  # requests of the first look at the control sequence: a LIST, the newest record, the one behind it
+
+
+@pytest.mark.parametrize("more", [0, 1, 3])
+def test_a_forked_reader_reads_only_what_is_new(more: int) -> None:
+    async def fork(world: World) -> None:
+        reader = await LogReader.open(process(world, "reader"), world.identity)
+        async with world.producer("d") as producer:
+            await feed(producer, more)
+        worker = process(world, "worker")
+        forked = await LogReader.continued(worker, world.identity, reader.knows)
+        assert forked.knows == (await LogReader.open(process(world, "new"), world.identity)).knows
+        assert forked.first_live_step == reader.first_live_step
+        assert worker.counts.requests == 2 + CONFIRM + forked.state.version - reader.state.version
+
+    small(fork, on=grow)
+
+
+def test_going_on_costs_the_same_after_any_number_of_control_records() -> None:
+    """Groups of a lake that nobody commits to: no commit names their records."""
+
+    async def fork(world: World) -> list[int]:
+        requests, made = [], GROWN
+        record = (await LogReader.open(process(world, "reader"), world.identity)).control.record
+        for count in (10, 2_500, 5_000):
+            for number in range(made + 1, count):
+                body = encode_control(
+                    world.identity.lake_id, replace(record, record_id=number.to_bytes(RECORD_ID_BYTES))
+                )
+                world.shared.put(numbered(control_prefix(world.identity.lake_id), number), body)
+            made = count - 1
+            reader, worker = await LogReader.open(process(world, "reader"), world.identity), process(world, "worker")
+            forked = await LogReader.continued(worker, world.identity, reader.knows)
+            assert forked.control.number == made
+            requests.append(worker.counts.requests)
+        return requests
+
+    assert small(fork, on=grow) == [2 + CONFIRM] * 3
+
+
+@pytest.mark.parametrize("other", [False, True], ids=["shorter", "another history"])
+def test_of_a_log_that_was_rolled_back_a_forked_reader_shows_what_a_new_one_shows(other: bool) -> None:
+    """From a copy of the store: a reader that remembered the lost commits would show steps that nobody committed."""
+
+    async def roll_back(world: World) -> None:
+        before = await LogReader.open(process(world, "reader"), world.identity)
+        old = dict(world.shared.objects)
+        async with world.producer("d") as producer:
+            await feed(producer, 2)
+        known = (await LogReader.open(process(world, "reader"), world.identity)).state
+        for key in set(world.shared.objects) - set(old):
+            await process(world, "operator").delete([key])
+        if other:  # just as long by now
+            known = replace(known, version=before.state.version)
+        forked = await LogReader.continued(process(world, "worker"), world.identity, known)
+        assert forked.state == before.state
+
+    small(roll_back, on=grow)
+
+
+@scenario(small)
+async def test_of_a_lake_without_a_commit_a_forked_reader_shows_the_first(world: World) -> None:
+    known = (await LogReader.open(process(world, "reader"), world.identity)).state
+    for count in (0, 1):
+        async with world.producer("a") as producer:
+            await feed(producer, count)
+        forked = await LogReader.continued(process(world, "worker"), world.identity, known)
+        assert forked.state == (await LogReader.open(process(world, "new"), world.identity)).state
+    assert (await LogReader.continued(process(world, "worker"), world.identity, known)).state.next_step == 1
+
+
+async def hazard_01_forked(world: World, store: ProcessStore) -> None:
+    known = (await LogReader.open(process(world, "reader"), world.identity)).state
+    await reaches_the_end(world, await LogReader.continued(store, world.identity, known))
+
+
+def test_hazard_01_inside_every_await_of_going_on() -> None:
+    assert inside_everywhere(grow, hazard_01_forked, zombies_everywhere, nothing) > 2

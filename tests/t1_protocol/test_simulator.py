@@ -1,16 +1,33 @@
-"""Clusters under fire, others every day: 30, under `--slow` 900; and the proof that each is a function of its seed."""
+"""The simulator: seeds of today, what takes part, and what its oracle must see or forgive."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections import Counter
+from dataclasses import replace
 from datetime import UTC, date, datetime
+from random import Random
 
 import pytest
+from actors import ProducerActor
 from cluster import simulate
-from draw import scenario
+from cluster_world import World as Stage
+from doubles.faults import STALE_404
+from draw import Storm, scenario
+from forks import ForkActor
+from process_store import ProcessStore
+from producer_world import World
+from scenario import ForkPlan, ProducerPlan
+from small_world import grow, inside_everywhere, process
 from sweep import sweep
+from test_control_damage import flipped
+from test_reader_hazards import move_on
+
+from stepfs.format.keys import log_prefix, numbered
+from stepfs.format.snapshot import LogState
+from stepfs_producer.commit import loop as commit_loop
+from stepfs_producer.commit.rebase import Incarnation, NothingLeft, Stamp
 
 SEEDS = 900
 PART = SEEDS // 30  # CI's; all of them under --slow
@@ -78,3 +95,98 @@ def test_some_of_every_kind_take_part() -> None:
         [plan for plan in plans if any(life.locked_out_s for one in plan.producers for life in one.lives)],
     ):
         assert len(met) > 50
+
+
+RECORDS = 3
+
+
+def _plan(*, retire: bool) -> ProducerPlan:
+    return ProducerPlan("r", RECORDS, gap_s=0.0, max_delay_s=5.0, retire=retire, begins_s=0.0, lives=())
+
+
+def _actor(world: World, *, retire: bool) -> ProducerActor:
+    return ProducerActor(Stage(world.ledger, seed=0, total_steps=0), _plan(retire=retire))
+
+
+async def _retires(world: World, store: ProcessStore) -> None:
+    await _actor(world, retire=True).main(store)
+
+
+async def _succeeds(world: World) -> None:
+    await _actor(world, retire=False).main(process(world, "successor"))
+
+
+def _a_successor_everywhere() -> Counter[str]:
+    """How the producer that retires ended, for a successor inside each of its awaits."""
+    endings: Counter[str] = Counter()
+
+    async def look(world: World) -> None:
+        assert world.ledger.published["r"] == RECORDS
+        outlived = world.ledger.farewells and not world.ledger.state.producers["r"].retired
+        endings["fenced"] += world.ledger.counts["fenced"]
+        endings["said goodbye, and its successor lives"] += bool(outlived)
+
+    assert inside_everywhere(grow, _retires, _succeeds, look) > 20
+    return endings
+
+
+def test_a_producer_has_retired_though_its_successor_starts_before_it_hears_so() -> None:
+    """Seeds 501644 and 1006135: its goodbye is in the log, and a start after it is allowed. `retire()` told the truth."""
+    endings = _a_successor_everywhere()
+    assert endings["fenced"] > 10
+    assert endings["said goodbye, and its successor lives"] > 0
+
+
+def test_mutant_a_producer_that_only_says_that_it_has_retired_is_found(monkeypatch):
+    """The oracle asks the log and not the state that a successor has changed since; it still notices a lie."""
+
+    def pretend(head: LogState, me: Incarnation, _stamp: Stamp) -> NothingLeft:
+        return NothingLeft(replace(head.producers[me.producer_id], retired=True))
+
+    monkeypatch.setattr(commit_loop, "rebase_retire", pretend)
+    with pytest.raises(AssertionError, match="did not retire"):
+        _a_successor_everywhere()
+
+
+async def _rotten(world: World) -> None:
+    await grow(world)
+    flipped(world, numbered(log_prefix(world.identity.lake_id), world.ledger.state.version))
+
+
+@pytest.mark.slow
+def test_a_fork_of_a_damaged_log_that_is_mended_and_reclaimed_meanwhile_may_be_refused() -> None:
+    """Seed 91018489: it read a log that ended at the damage, and slept until a reclaim had passed that end."""
+    met: Counter[str] = Counter()
+
+    async def forks(world: World, store: ProcessStore) -> None:
+        plan = ForkPlan("f", every=3, step_s=0.0, begins_s=0.0, lives=(), until_damage=True)
+        await ForkActor(Stage(world.ledger, seed=0, total_steps=0), plan).main(store)
+
+    async def is_mended_and_reclaimed(world: World) -> None:
+        flipped(world, numbered(log_prefix(world.identity.lake_id), world.ledger.state.version))
+        await move_on(world)
+
+    async def look(world: World) -> None:
+        met.update(world.ledger.counts)
+        groups = world.ledger.control.groups
+        assert {"run"} <= groups.keys() <= {"run", *world.ledger.promises}, "a fork that was refused holds nothing"
+
+    assert inside_everywhere(_rotten, forks, is_mended_and_reclaimed, look) > 10
+    assert met["forks overtaken"] > 0
+    assert met["forks"] > 0
+
+
+def test_a_storm_ends() -> None:
+    """Seed 60000862: a trainer that needs fifty requests, each without a retry, found no such moment in four hours."""
+    now_s = 0.0
+    storm = Storm({STALE_404: 1.0}, lambda: now_s)
+    assert storm("get", "lake/log/0", Random(0)) is STALE_404
+    now_s = 2.5 * 3600
+    assert storm("get", "lake/log/0", Random(0)) is None
+
+
+def test_no_producer_waits_for_a_checkpoint_that_was_brought_back() -> None:
+    """Seed 70000632: killed between bringing an old one back and resuming from it, the trainer went on without it."""
+    bounded = [plan for plan in map(scenario, range(2000)) if any(one.max_lead for one in plan.producers)]
+    assert len(bounded) > 20
+    assert not any(run.behind or run.retires for plan in bounded for run in plan.trainers)

@@ -13,8 +13,7 @@ import trio
 from cluster import simulate
 from flavours import Flavour
 from test_commit_hazards import forgetful_rebase, trusting_take_slot, undecided_is_believed
-from test_reader_hazards import never_look
-from test_reclaim_mutants import (
+from test_groups_and_reclaim import (
     by_record_not_by_floor,
     decided_once,
     deletes_first,
@@ -25,8 +24,8 @@ from test_reclaim_mutants import (
     no_orphans,
     no_snapshot,
 )
-from test_reused_slots import only_probes_are_checked
-from test_unstored_segments import never_rebuilt
+from test_lone_entries import never_rebuilt
+from test_reader_hazards import never_look, only_probes_are_checked
 
 from stepfs.errors import StepfsError
 from stepfs.format.control import ControlRecord

@@ -75,7 +75,7 @@ fork × groups: t0_pure/test_torch_save.py::test_a_fork_goes_on_from_a_checkpoin
 fork × reclaim: t5_cli/test_fork_lifecycle.py::test_parent_and_fork_let_go_of_each_other
 fork × seal: HERE
 fork × holdout: t5_cli/test_produce_unfit.py::test_both_sides_of_a_holdout_do_not_share_a_lake
-fork × producers: t1_protocol/test_fork_rewind.py::test_producers_go_back_to_the_cut_and_later_ones_are_gone
+fork × producers: t1_protocol/test_fork_kills.py::test_producers_go_back_to_the_cut_and_later_ones_are_gone
 fork × lead: t1_protocol/test_lead.py::test_a_producer_does_not_wait_for_a_fork_of_its_lake
 fork × rollback: a fork reads its parent's objects and no log: what a copy lacks is damage
 fork × kill: t1_protocol/test_fork_kills.py::test_a_fork_killed_at_any_await_is_whole_or_no_lake_and_the_next_names_its_group
@@ -85,7 +85,7 @@ steps × show_last: t3_unmounted/view/test_tree.py::test_show_last_of_named_step
 steps × order: t4_mount/test_announced_order.py::test_the_mount_says_where_the_order_begins_and_ends
 steps × mesh: t4_mount/test_meshes.py::test_commands_that_take_a_mount_show_what_it_shows
 steps × groups: t4_mount/test_steps_names.py::test_steps_behind_a_checkpoint_keep_their_names_so_that_a_data_set_keeps_its_length
-steps × reclaim: t3_unmounted/reader/test_reader_waiting.py::test_reclaimed_steps_are_an_error_and_never_skipped
+steps × reclaim: t3_unmounted/reader/test_reader_bytes.py::test_reclaimed_steps_are_an_error_and_never_skipped
 steps × seal: t4_mount/test_steps_names.py::test_steps_beyond_the_end_of_a_sealed_lake_are_refused
 steps × holdout: SIDES
 steps × producers: SIDES
@@ -136,13 +136,13 @@ groups × rollback: t1_protocol/test_control_limits.py::test_a_checkpoint_beyond
 groups × kill: t1_protocol/test_reclaim_kills.py::test_a_group_writer_killed_at_any_await_never_loses_steps
 groups × replaced: t2_stores/test_torch_hook.py::test_a_lake_that_was_replaced_gets_no_checkpoint_of_the_former
 groups × namespaces: PLACE
-reclaim × seal: t1_protocol/test_reclaim_dry_run.py::test_a_dry_run_on_a_sealed_lake
+reclaim × seal: t1_protocol/test_reclaim_kills.py::test_a_dry_run_on_a_sealed_lake
 reclaim × holdout: a reclaim deletes steps, of whichever side they are
 reclaim × producers: t2_stores/test_lifecycle.py::test_the_log_stays_short_and_producers_and_readers_go_on
 reclaim × lead: t1_protocol/test_lead.py::test_live_bytes_stop_producers_until_a_reclaim_and_cost_no_request
-reclaim × rollback: t1_protocol/test_reclaim_progress.py::test_a_reclaimer_under_which_the_lake_was_restored_deletes_nothing_live
+reclaim × rollback: t1_protocol/test_reclaim_kills.py::test_a_reclaimer_under_which_the_lake_was_restored_deletes_nothing_live
 reclaim × kill: t1_protocol/test_reclaim_kills.py::test_a_reclaim_killed_at_any_await_is_finished_by_the_next
-reclaim × replaced: t1_protocol/test_reclaim_circumstances.py::test_who_knew_a_dropped_lake_does_nothing_to_the_one_that_was_made_in_its_place
+reclaim × replaced: t1_protocol/test_reclaim_kills.py::test_who_knew_a_dropped_lake_does_nothing_to_the_one_that_was_made_in_its_place
 reclaim × namespaces: PLACE
 seal × holdout: each side has a lake of its own (holdout × producers)
 seal × producers: t1_protocol/test_producer_restart.py::test_a_sealed_lake_ends_producers_and_lets_no_new_ones_start
@@ -160,7 +160,7 @@ holdout × namespaces: SIDES
 producers × lead: t1_protocol/test_lead.py::test_several_producers_exceed_the_bound_by_what_each_appends_between_its_looks
 producers × rollback: untested: what a producer does when an older copy of its store is put back under it
 producers × kill: t1_protocol/test_producer_restart.py::test_killed_at_any_await_and_restarted
-producers × replaced: t1_protocol/test_state_hazards.py::test_hazard_07_a_recreated_lake_is_noticed_and_never_written_to
+producers × replaced: t1_protocol/test_commit_hazards.py::test_hazard_07_a_recreated_lake_is_noticed_and_never_written_to
 producers × namespaces: SIDES
 lead × rollback: the lead is read from the log, which the producer follows (producers × rollback)
 lead × kill: a producer keeps nothing of its lead: a restart reads it from the log

@@ -1,8 +1,9 @@
-"""One `ShuffledSteps(source, …)` for each of its sources: a `StepDataset`, a `Lake`, a mount, and nobody."""
+"""Shuffled steps: their sources for loaders, and their checkpoints."""
 
 from __future__ import annotations
 
 import pickle
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from shelf import SMALL, commit_on_disk, lake_on_disk, payload
 from torch.utils.data import DataLoader
 
 import stepfs
+from stepfs import CheckpointHook, Lake, ShuffledSteps, StepDataset
 from stepfs.errors import ClosedError, RefusedError, UsageError, WrongTypeError
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -124,3 +126,105 @@ def test_a_step_has_no_length_and_says_where_the_number_of_ranks_is(lake):
         len(lake[5])
     assert [bytes(ranks) for ranks in lake[5]] == [payload(5, rank, SMALL) for rank in range(lake.world)]
     assert np.array([lake[5]]).tolist() == [5]
+
+
+FIRST, STOP = 2, 12
+
+
+@pytest.fixture
+def checkpointed_lake(tmp_path):
+    url = (tmp_path / "lake").as_uri()
+    lake_on_disk(url)
+    commit_on_disk(url, range(STOP), SMALL)
+    with Lake(url, group="run", ranks=1) as opened:
+        yield opened
+
+
+def epoch_of(lake, **options):
+    """A sampler and the loader of its steps."""
+    items = StepDataset(lake, rank=1, start=FIRST, stop=STOP, decode=bytes)
+    sampler = ShuffledSteps(items, seed=7)
+    return sampler, DataLoader(items, sampler=sampler, batch_size=None, **options)
+
+
+def refused(durable, *next_steps):
+    for next_step in next_steps:
+        with pytest.raises(RefusedError, match=f"record {FIRST}"):
+            durable(next_step)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_inside_an_epoch_only_its_first_step_is_recorded(checkpointed_lake, workers):
+    """Workers draw ahead of what is trained: that all steps are drawn says nothing about them."""
+    (sampler, loader), durable = epoch_of(checkpointed_lake, num_workers=workers), CheckpointHook(checkpointed_lake)
+    durable(1)
+    for trained, _ in enumerate(loader, 1):
+        refused(durable, FIRST + 1, STOP - 1)
+        if trained < 5:
+            refused(durable, STOP)
+        durable(sampler.next_step)
+    refused(durable, FIRST + 1)
+    durable(STOP)
+    assert checkpointed_lake.first_step <= STOP
+
+
+def test_an_epoch_that_was_left_is_given_up_by_the_next(checkpointed_lake):
+    (sampler, loader), durable = epoch_of(checkpointed_lake), CheckpointHook(checkpointed_lake)
+    for _ in loader:
+        break
+    refused(durable, 5, STOP)
+    sampler.set_epoch(1)
+    durable(5)
+
+
+def test_an_epoch_that_is_resumed_needs_its_steps_from_the_start(checkpointed_lake):
+    (sampler, loader), durable = epoch_of(checkpointed_lake), CheckpointHook(checkpointed_lake)
+    sampler.set_epoch(0, position=3)
+    refused(durable, 5, STOP)
+    assert len(list(loader)) == STOP - FIRST - 3
+    durable(STOP)
+
+
+def test_an_epoch_that_was_whole_when_it_was_left_releases_all_of_it(checkpointed_lake):
+    (sampler, loader), durable = epoch_of(checkpointed_lake), CheckpointHook(checkpointed_lake)
+    sampler.set_epoch(0, position=STOP - FIRST)
+    refused(durable, STOP - 1)
+    assert list(loader) == []
+    durable(STOP)
+
+
+def test_an_epoch_that_does_not_exist_changes_nothing(checkpointed_lake):
+    (sampler, loader), durable = epoch_of(checkpointed_lake), CheckpointHook(checkpointed_lake)
+    training = iter(loader)
+    next(training)
+    with pytest.raises(UsageError, match="has no position 99"):
+        sampler.set_epoch(1, position=99)
+    refused(durable, 5)
+    assert len(list(training)) == STOP - FIRST - 1
+
+
+def test_other_samplers_and_other_draws_do_not_hide_it(checkpointed_lake):
+    (sampler, loader), durable = epoch_of(checkpointed_lake), CheckpointHook(checkpointed_lake)
+    training = iter(loader)
+    next(training)
+    evaluation = epoch_of(checkpointed_lake)
+    StepDataset(checkpointed_lake, rank=0, stop=2, decode=bytes)
+    list(sampler)
+    refused(durable, 5)
+    del training, loader, sampler
+    durable(5)
+    del evaluation
+
+
+def test_a_save_that_ends_later_is_judged_when_it_begins(checkpointed_lake):
+    (sampler, _), durable = epoch_of(checkpointed_lake), CheckpointHook(checkpointed_lake)
+    next(iter(sampler))
+    saved: Future[object] = Future()
+    with pytest.raises(RefusedError, match="set_epoch"):
+        durable.after(saved, 5)
+    sampler.set_epoch(1)
+    durable.after(saved, 5)
+    next(iter(sampler))  # the next epoch has begun
+    saved.set_result(None)
+    with Lake(checkpointed_lake.url, group="run") as again:
+        assert again.first_step == 5

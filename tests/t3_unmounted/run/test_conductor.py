@@ -1,14 +1,18 @@
-"""A run of a plan: the steps do not depend on who worked when, and every record is in exactly one of them."""
+"""The conductor of a run: order, late tasks, and machines that come and go."""
 
 from __future__ import annotations
 
 import io
 import os
+import pickle
 import re
 import signal
 from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from functools import partial
+from importlib import metadata
 from random import Random
 
 import numpy as np
@@ -18,19 +22,33 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planned_run import HereEngine, NotedProducer, rules, run, sources_in, write_corpus
 
-from stepfs.errors import RefusedError, StepfsError
+from stepfs.errors import RefusedError, StepfsError, StoreUnreachableError, UsageError
+from stepfs.format.grid import Grid
+from stepfs.format.keys import data_prefix, parse_data_key
+from stepfs.lake.identity import create_lake, open_lake
+from stepfs.store.opening import open_store
 from stepfs_producer.commit.uploads import Ticket
 from stepfs_producer.engine import tasks as failover
 from stepfs_producer.engine.local import local_engine
+from stepfs_producer.engine.tasks import (
+    LATE_S_MIN,
+    LATE_TIMES_MEAN,
+    MachinesLostError,
+    TaskRunner,
+    WorkerDied,
+    WorkersDiedError,
+)
 from stepfs_producer.payloads.step import PayloadSpec
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import Exhausted, Packing, SourceRule
 from stepfs_producer.plan.samples import SkipBudget
 from stepfs_producer.plan.step import StepPlan
-from stepfs_producer.run import conductor, measured
+from stepfs_producer.run import conductor, machines, measured
 from stepfs_producer.run.conductor import Conductor, EndReason, RunCallbacks, RunConfig
+from stepfs_producer.run.machines import node_check
 from stepfs_producer.run.measured import WorkersWanted
 from stepfs_producer.run.memory import STEPS_PER_WORKER
+from stepfs_producer.run.options import RunOptions
 
 MIX = {"code": 30, "prose": 70}
 
@@ -254,3 +272,300 @@ async def test_a_source_that_gives_nothing_for_a_whole_epoch_ends_the_run(tmp_pa
     with pytest.raises(ExceptionGroup) as caught:
         await run(HereEngine(1), NotedProducer(), chosen, sources_in(tmp_path, {"code": 1}))
     assert caught.group_contains(RefusedError, match="a whole epoch of it gave no sample")
+
+
+HANGS = float("inf")
+
+
+def work() -> str:
+    return "done"
+
+
+class TimedEngine:
+    """The n-th submission takes the n-th number of seconds, and answers with its number, or what `answers` says."""
+
+    def __init__(self, seconds: Sequence[float], *, workers: int = 1, spares: int = 1, answers=None) -> None:
+        self.seconds, self.workers, self.spares = list(seconds), workers, spares
+        self.answers = answers or {}
+        self.began: list[float] = []
+        self.asked_at: list[int] = []
+        self.ended: list[int] = []
+        self.replaced = 0
+        self.busiest = self._busy = 0
+
+    async def submit(self, _function: Callable[..., object], *_arguments: object) -> object:
+        number = len(self.began)
+        self.began.append(trio.current_time())
+        self._busy += 1
+        self.busiest = max(self.busiest, self._busy)
+        try:
+            await trio.sleep(self.seconds[number])
+        except trio.Cancelled:
+            self.ended.append(number)
+            raise
+        finally:
+            self._busy -= 1
+        answer = self.answers.get(number, number)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def up(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    def warm_spare(self) -> None:
+        self.replaced += 1
+
+    async def end_stalled(self) -> None:
+        self.asked_at.append(len(self.began))
+        await trio.lowlevel.checkpoint()
+
+
+def since(began_s: float) -> float:
+    return round(trio.current_time() - began_s, 6)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "answer", "took_s", "ended", "busiest"),
+    [
+        ([HANGS, 1], 1, LATE_S_MIN + 1, [0], 2),
+        ([7, HANGS], 0, 7, [1], 2),
+        ([HANGS, HANGS, HANGS, 1], 3, LATE_S_MIN * (1 + 2 + 4) + 1, [1, 2, 0], 2),
+        # Never begun anew: each of the others had twice the time of the one before.
+        ([1000] * 20, 0, 1000, [1, 2, 3, 4, 5, 6, 7], 2),
+    ],
+    ids=["another worker does it", "the first may still win", "a spare hangs as well", "a long task"],
+)
+async def test_the_first_answer_counts_and_every_other_try_ends(
+    autojump_clock, seconds, answer, took_s, ended, busiest
+) -> None:
+    engine = TimedEngine(seconds)
+    tasks = TaskRunner(engine, 600)
+    began_s = trio.current_time()
+    assert await tasks.carry_out("it", "code", work) == answer
+    assert since(began_s) == took_s
+    assert (engine.ended, engine.replaced, engine.busiest) == (ended, len(ended), busiest)
+    assert (tasks.late, len(engine.began)) == (1, len(ended) + 1)
+
+
+async def test_late_is_ten_times_the_mean_of_its_kind_and_source(autojump_clock) -> None:
+    engine = TimedEngine([2, HANGS, 1, HANGS, 1])
+    tasks = TaskRunner(engine, 600)
+    await tasks.carry_out("it", "code", work)
+    for source, late_s in (("code", 2 * LATE_TIMES_MEAN), ("prose", LATE_S_MIN)):
+        began_s = trio.current_time()
+        await tasks.carry_out("it", source, work)
+        assert since(began_s) == late_s + 1
+
+
+async def test_waiting_for_a_worker_is_not_late(autojump_clock) -> None:
+    engine = TimedEngine([4] * 6)
+    tasks = TaskRunner(engine, 600)
+    async with trio.open_nursery() as nursery:
+        for _ in range(6):
+            nursery.start_soon(tasks.carry_out, "it", "code", work)
+    assert (len(engine.began), tasks.late, engine.busiest) == (6, 0, 1)
+
+
+async def test_second_tries_are_at_most_as_many_as_spares(autojump_clock) -> None:
+    engine = TimedEngine([HANGS] * 4 + [9] * 4, workers=4, spares=2)
+    tasks = TaskRunner(engine, 600)
+    began_s = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        for _ in range(4):
+            nursery.start_soon(tasks.carry_out, "it", "code", work)
+    assert engine.busiest == 6
+    assert since(began_s) == LATE_S_MIN + 18
+    assert sorted(engine.ended) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("seconds", [(6, 3), (9, 2)], ids=["the first dies", "the second dies"])
+async def test_a_death_beside_another_try_costs_nothing(autojump_clock, seconds) -> None:
+    first_dies = LATE_S_MIN + seconds[1] > seconds[0]
+    dying = 0 if first_dies else 1
+    engine = TimedEngine(seconds, answers={dying: WorkerDied("killed")})
+    assert await TaskRunner(engine, 600).carry_out("it", "code", work) == 1 - dying
+    assert (len(engine.began), engine.ended, engine.replaced) == (2, [], 0)
+
+
+async def test_when_both_die_it_is_one_death_of_the_task(autojump_clock) -> None:
+    died = {number: WorkerDied("killed") for number in range(4)}
+    engine = TimedEngine([6, 3, 6, 3, 1], answers=died)
+    assert await TaskRunner(engine, 600).carry_out("it", "code", work) == 4
+
+
+@pytest.mark.parametrize(
+    ("deaths", "ended_by"), [
+        ("mmmmmmm", None), ("mmmwmmwm", None), ("mmwmmwmw", WorkersDiedError), ("mmmmwmwmmm", MachinesLostError),
+    ],
+)  # fmt: skip
+async def test_a_lost_machine_is_not_charged_as_a_worker(autojump_clock, deaths: str, ended_by) -> None:
+    """w: a worker died; m: its machine was lost."""
+    died = {number: WorkerDied("killed", with_machine=one == "m") for number, one in enumerate(deaths)}
+    engine = TimedEngine([1] * (len(deaths) + 1), answers=died)
+    task = TaskRunner(engine, 600).carry_out("it", "code", work)
+    if ended_by is None:
+        assert await task == len(deaths)
+    else:
+        with pytest.raises(ended_by, match=r"^it: \d (workers|machines) .*\(killed\)"):
+            await task
+        assert len(engine.began) == len(deaths)
+
+
+async def test_an_error_is_an_answer(autojump_clock) -> None:
+    engine = TimedEngine([HANGS, 1], answers={1: UsageError("no such function")})
+    with pytest.raises(UsageError, match="no such function"):
+        await TaskRunner(engine, 600).carry_out("it", "code", work)
+    assert engine.ended == [0]
+
+
+async def test_a_run_that_ends_ends_both_tries(autojump_clock) -> None:
+    engine = TimedEngine([HANGS, HANGS])
+    with trio.move_on_after(2 * LATE_S_MIN):
+        await TaskRunner(engine, 600).carry_out("it", "code", work)
+    assert sorted(engine.ended) == [0, 1]
+    assert engine.replaced == 0
+
+
+async def test_idle_workers_have_to_answer_before_a_second_try(autojump_clock) -> None:
+    """A spare that stands still since its last task would cost twice the patience: 15 s in all."""
+    engine = TimedEngine([HANGS, HANGS, 1.0])
+    assert await TaskRunner(engine, 600).carry_out("task", "", work) == 2
+    assert engine.asked_at == [1, 2]
+
+
+TWO_SOURCES = {"code": 1, "prose": 1}
+
+
+@pytest.fixture
+def lake(tmp_path) -> RunOptions:
+    url = f"file://{tmp_path}/lake"
+
+    async def create() -> None:
+        store = open_store(url)
+        await create_lake(store, slices=Grid(2, 1), ext=".npy")
+        await store.aclose()
+
+    trio.run(create)
+    return RunOptions(url)
+
+
+@pytest.fixture
+def sources(tmp_path):
+    for name in TWO_SOURCES:
+        write_corpus(tmp_path, name, 20)
+    return sources_in(tmp_path, TWO_SOURCES)
+
+
+def lake_id_of(options: RunOptions) -> str:
+    async def read() -> str:
+        store = open_store(options.lake)
+        found = (await open_lake(store)).lake_id
+        await store.aclose()
+        return found
+
+    return trio.run(read)
+
+
+def lacks(sources, options: RunOptions, lake_id: str | None = None) -> list[str]:
+    """As another machine finds it, to which it travels."""
+    look = node_check(sources, lake_id or lake_id_of(options), options)
+    return pickle.loads(pickle.dumps(look))()
+
+
+def test_a_machine_that_has_all_lacks_nothing(sources, lake) -> None:
+    assert lacks(sources, lake) == []
+
+
+def test_other_versions_are_named(sources, lake, monkeypatch) -> None:
+    look = node_check(sources, lake_id_of(lake), lake)
+    installed = metadata.version
+
+    def version(name: str) -> str:
+        if name == "tokenizers":
+            raise metadata.PackageNotFoundError
+        return "0.9" if name == "numpy" else installed(name)
+
+    monkeypatch.setattr("stepfs_producer.run.lake.version", version)
+    assert look() == [
+        f"has numpy 0.9, the command {installed('numpy')}; install the same",
+        f"has tokenizers not, the command {installed('tokenizers')}; install the same",
+    ]
+
+
+def test_a_file_a_function_and_a_tokenizer_that_are_not_there_are_named(sources, lake, tmp_path) -> None:
+    (tmp_path / "code/a.jsonl").unlink()
+    code, prose = sources
+    wrong = replace(prose, transform=replace(prose.transform, call="my_missing:render"))
+    line, other = lacks((code, wrong), lake)
+    assert line.startswith(f"cannot work for source code: {tmp_path}/code/a.jsonl is gone")
+    assert other.startswith("cannot work for source prose: my_missing:render: no module")
+    tokenizer = replace(prose.transform.tokenizer, file="gone.json", digest="0" * 64)
+    (line,) = lacks((replace(prose, transform=replace(prose.transform, tokenizer=tokenizer)),), lake)
+    assert "gone.json: no such tokenizer file" in line
+
+
+def test_a_lake_that_is_elsewhere_or_another_one_is_named(sources, lake, tmp_path) -> None:
+    (line,) = lacks(sources, RunOptions(f"file://{tmp_path}/elsewhere"), "0" * 32)
+    assert line.startswith(f"cannot put into the lake file://{tmp_path}/elsewhere: ")
+    (line,) = lacks(sources, lake, "0" * 32)
+    assert "another lake stands there" in line
+
+
+def test_rights_to_put_are_tried(sources, lake, monkeypatch) -> None:
+    async def refused(*_arguments, **_more) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("stepfs.store.local.local_store.LocalStore.put", refused)
+    (line,) = lacks(sources, lake)
+    assert "Permission denied" in line
+
+
+@pytest.mark.parametrize("store", ["lake", "source"])
+def test_a_store_that_is_away_says_nothing_about_the_machine(sources, lake, monkeypatch, store) -> None:
+    """The run ended with exit code 4, which asks to mend something, where a server was restarted."""
+
+    def away(*_arguments: object, **_more: object) -> None:
+        raise StoreUnreachableError("the server answers nothing")
+
+    name = "open_lake" if store == "lake" else "format_of"
+    monkeypatch.setattr(f"stepfs_producer.run.machines.{name}", away)
+    with pytest.raises(StoreUnreachableError, match="the server answers nothing"):
+        lacks(sources, lake)
+
+
+def test_what_the_look_puts_is_known_as_an_orphan(sources, lake) -> None:
+    assert lacks(sources, lake) == []
+
+    async def keys() -> list[str]:
+        store = open_store(lake.lake)
+        found = await store.list(data_prefix((await open_lake(store)).lake_id))
+        await store.aclose()
+        return [one.key for one in found]
+
+    (key,) = trio.run(keys)
+    name = parse_data_key(key)
+    assert name is not None
+    assert name.epoch == 0, "before any incarnation, so no step can name it"
+
+
+def test_the_directory_travels_without_the_files_of_sources(sources, tmp_path) -> None:
+    (tmp_path / "prose" / "render.py").write_text("x")
+    assert machines.travelling(str(tmp_path), sources) == {
+        "working_dir": str(tmp_path),
+        "excludes": [".?*", "__pycache__", "/code", "/prose/a.jsonl", "/prose/b.jsonl"],
+    }
+
+
+def test_nodes_find_the_tokenizer_in_the_directory_that_travels(sources, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def named(file: str | None, directory: str) -> str | None:
+        spec = replace(sources[0].transform.tokenizer, file=file)
+        given = replace(sources[0], transform=replace(sources[0].transform, tokenizer=spec))
+        return machines.as_nodes_see((given,), directory)[0].transform.tokenizer.file
+
+    assert named(None, "plans") is None
+    assert named("plans/tokenizer.json", "plans") == "tokenizer.json"
+    assert named("plans/../shared/tokenizer.json", "plans") == f"{tmp_path}/shared/tokenizer.json"
+    assert named("/models/tokenizer.json", "plans") == "/models/tokenizer.json"
