@@ -30,7 +30,9 @@ class Search:
 class Verifier:
     """One model, compiled in `place` unless it is there already; other bounds come with each search, run in `runs`."""
 
-    def __init__(self, model: str, place: Path, defines: list[str], runs: Path | None = None) -> None:
+    def __init__(
+        self, model: str, place: Path, defines: list[str], runs: Path | None = None, optimise: str = "-O1"
+    ) -> None:
         self.source = (MODELS / f"{model}.pml").read_text()
         names = re.search(r"^mtype = \{(.*?)\}", self.source, re.MULTILINE)
         assert names is not None
@@ -40,24 +42,12 @@ class Verifier:
         with (place / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not self.program.exists():
-                self._compile(MODELS / f"{model}.pml", place, defines)
+                self._compile(MODELS / f"{model}.pml", place, defines, optimise)
 
-    def _compile(self, model: Path, place: Path, defines: list[str]) -> None:
-        for command in (
-            [tool("spin"), "-a", *defines, str(model)],
-            [
-                tool("gcc"),
-                "-O1",
-                "-w",
-                "-DPRINTF",  # of the table of decisions
-                "-DSAFETY",
-                "-DCOLLAPSE",
-                f"-DMEMLIM={MEMORY_MAX_MIB}",
-                "-o",
-                "pan",
-                "pan.c",
-            ],
-        ):
+    def _compile(self, model: Path, place: Path, defines: list[str], optimise: str) -> None:
+        # PRINTF is for the table of decisions.
+        options = ["-w", "-DPRINTF", "-DSAFETY", "-DCOLLAPSE", f"-DMEMLIM={MEMORY_MAX_MIB}", "-o", "pan", "pan.c"]
+        for command in ([tool("spin"), "-a", *defines, str(model)], [tool("gcc"), optimise, *options]):
             done = ran(command, cwd=place, timeout=300)
             assert done.returncode == 0, done.stdout + done.stderr
             assert not done.stderr, done.stderr
