@@ -52,9 +52,9 @@ leaves = (
 values = st.recursive(
     leaves,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(FIELDS) | leaves, inner, max_size=9),
-    max_leaves=30,
+    max_leaves=12,
 )
-maps = st.dictionaries(st.sampled_from(FIELDS), values, max_size=30)
+maps = st.dictionaries(st.sampled_from(FIELDS), values, max_size=20)
 
 
 def envelope(kind: int, body: bytes, *, version: int = codec.FORMAT_VERSION) -> bytes:
@@ -76,7 +76,7 @@ def test_random_bytes(kind: Kind, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("kind", DECODERS)
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(body=maps)
 def test_well_formed_maps_with_absurd_values(kind: Kind, body: dict[str, object]) -> None:
     accepts_or_refuses(DECODERS[kind], envelope(kind, msgpack.packb(body, use_bin_type=True)))

@@ -27,7 +27,7 @@ async def requests_of(producer: AsyncProducer, world: World, first: int, count: 
 
 
 @pytest.mark.parametrize("tgbs", [1, 7, 300])
-@pytest.mark.parametrize("history", [0, 100, 3000])
+@pytest.mark.parametrize("history", [0, 100, 1100])
 @scenario(simulate)
 async def test_an_uncontended_commit_takes_three_requests(world: World, tgbs: int, history: int) -> None:
     async with world.producer("old") as old:

@@ -33,7 +33,7 @@ from small_world import (
     register,
     small,
 )
-from test_growth import Lake, lake_of, virtually
+from test_growth import MANY, Lake, lake_of, virtually
 from test_reader_hazards import move_on
 
 from stepfs.errors import CorruptError, ReclaimedError, RefusedError, WithdrawnError
@@ -417,7 +417,7 @@ async def idle(steps: int) -> tuple[int, int]:
 
 def test_an_idle_run_costs_two_requests_at_any_length() -> None:
     """The next version of the log and the next control record; `--every` reads lake.msgpack besides."""
-    assert virtually(partial(idle, 100)) == virtually(partial(idle, 20_000)) == (2, 2)
+    assert virtually(partial(idle, 100)) == virtually(partial(idle, MANY)) == (2, 2)
 
 
 async def timer(steps: int) -> list[int]:
@@ -441,7 +441,7 @@ async def run_once(store: FaultyStore) -> Report:
 
 def test_an_idle_run_of_a_new_process_costs_a_request_per_thousand_live_steps_and_one_per_segment() -> None:
     """Beside the 15 that the beginning costs at any length, it looks for orphans among all that is live."""
-    for segments in (4, 40):
+    for segments in (4, 16):
         live = segments * SEGMENT_STEPS // 2 + 1
         costs = virtually(partial(timer, segments * SEGMENT_STEPS + 1))
         assert max(costs) <= 15 + -(-live // 1000) + -(-live // SEGMENT_STEPS), costs
