@@ -114,7 +114,11 @@ def inspect(plan: Plan, *, held_out: bool = False, directory: str = "") -> Inspe
         sees = usable
         if source is not None:
             sees = found.attempt((*where, "transform"), lambda: function_of(source)) is not None and sees
-        work = transform_spec(plan, sources[spec.name], loaded or tokenizer)
+        settings = sources[spec.name]
+        chat = ("tokenizer", "chat_template")
+        work = found.attempt(chat, lambda: transform_spec(plan, settings, loaded or tokenizer, directory=directory))
+        if work is None:
+            return
         if work.images is not None:
             sees = found.attempt((*where, "images"), library) is not None and sees
         listing = found.attempt((*where, "files"), lambda: list_corpus(spec))
