@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Final, NoReturn, cast
 
 import jinja2
-import numpy as np
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -126,10 +125,7 @@ class Chats:
         text, spans = self._spelled(text, spans)
         if len(text.encode(errors="replace")) > self._tokenizer.text_bytes_max:
             raise UnfitRecordError(f"a conversation of {len(text)} characters; this tokenizer takes fewer")
-        ids, begins, ends = self._tokenizer.encode_rendered(text)
-        mask = np.zeros(len(ids), np.uint8)
-        for begin, end in spans:
-            mask[(ends > begin) & (begins < end) & (ends > begins)] = 1
+        ids, mask = self._tokenizer.encode_rendered(text, [span for span in spans if span[0] < span[1]])
         if not mask.any():
             raise UnfitRecordError(
                 f"no learned token; the roles are {_roles(messages)}, and learn is {self._spec.learn}"

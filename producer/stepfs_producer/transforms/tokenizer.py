@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.util import find_spec
@@ -22,7 +22,7 @@ import numpy as np
 
 from stepfs.errors import AbsentError, MissingPackageError, RefusedError, StepfsError, UsageError
 from stepfs_producer.sources.record import RECORD_BYTES_MAX
-from stepfs_producer.transforms.documents import Documents, Ids, Integers, TokenizerSpec, UnfitRecordError
+from stepfs_producer.transforms.documents import Documents, Ids, Mask, TokenizerSpec, UnfitRecordError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Model
@@ -296,17 +296,26 @@ class ModelTokenizer(Tokenizer):
             lengths += counts
         return Documents(np.concatenate(parts), np.array(lengths, np.int64))
 
-    def encode_rendered(self, text: str) -> tuple[Ids, Integers, Integers]:
-        """The ids of a text that may name `control_tokens`, and where each begins and ends in it, in characters."""
+    def encode_rendered(self, text: str, spans: Iterable[tuple[int, int]]) -> tuple[Ids, Mask]:
+        """The ids of a text that may name `control_tokens`, and 1 for those with a character in one of the spans."""
         self._model.encode_special_tokens = False
         try:
-            encoding = self._model.encode(text, add_special_tokens=False)
+            found = self._model.encode(text, add_special_tokens=False)
         except Exception as error:
             raise _refused(error) from error
         finally:
             self._model.encode_special_tokens = True
-        places = np.array(encoding.offsets, np.int64).reshape(-1, 2)
-        return np.array(encoding.ids, np.int32), places[:, 0], places[:, 1]
+        mask = np.zeros(len(found), np.uint8)
+        for begin, end in spans:
+            first, last = found.char_to_token(begin), found.char_to_token(end - 1) if end else None
+            if first is None or last is None:  # a character that is in no token, such as a space that is trimmed
+                begins, ends = np.array(found.offsets, np.int64).reshape(-1, 2).T
+                mask[(ends > begin) & (begins < end) & (ends > begins)] = 1
+                continue
+            while last + 1 < len(found) and found.token_to_chars(last + 1) == found.token_to_chars(last):
+                last += 1  # a character of several tokens
+            mask[first : last + 1] = 1
+        return np.array(found.ids, np.int32), mask
 
 
 def _refused(error: Exception) -> UnfitRecordError:
