@@ -143,6 +143,8 @@ class _Report:
             yield f"note: {printable(warning)}"
 
     def warnings(self) -> Iterator[str]:
+        if self.plan.tokenizer.file is None and any(facts.tokens_at_once for facts in (self.facts or {}).values()):
+            yield "the plan names no tokenizer, so token ids are bytes of UTF-8; tokenizer: {kind: huggingface, file: …} for a model's"
         for name, facts in (self.facts or {}).items():
             if facts.bad:
                 reason = next(iter(facts.bad.values()))
@@ -150,6 +152,8 @@ class _Report:
                     f"source {name}: {len(facts.bad)} of {facts.sampled} records looked at cannot be decoded ({reason}); "
                     "a run stops at the first one unless on_error: {do: skip} allows it"
                 )
+            if getattr(self.plan.sources[name], "chat", None) is not None and facts.learned == 1:
+                yield f"source {name}: every token of the chats looked at is learned, the user's too; is that what chat.learn says?"
             needed, declared = self._epochs(name), self._declared(name)
             if needed is not None and declared is not None and needed > declared:
                 yield (
@@ -161,7 +165,7 @@ class _Report:
         entries = self.estimate.mix
         header = ["SOURCE", "FORMAT", *(_step_text(entry.step, ramp=entry.ramp) for entry in entries)]
         if self.facts is not None:
-            header += ["FILES", "BYTES", "TOKENS", "EPOCHS"]
+            header += ["FILES", "BYTES", "TOKENS", "LEARNED", "EPOCHS"]
         rows = []
         for name in sorted(self.plan.sources):
             row = [printable(name), printable(self.plan.sources[name].format)]
@@ -169,7 +173,8 @@ class _Report:
             if self.facts is not None:
                 facts, epochs = self.facts[name], self._epochs(name)
                 tokens = "?" if facts.tokens is None else f"≈ {facts.tokens}"
-                row += [str(facts.files), size_text(facts.bytes), tokens]
+                learned = "-" if facts.learned is None else f"≈ {facts.learned:.1%}"
+                row += [str(facts.files), size_text(facts.bytes), tokens, learned]
                 row.append("-" if epochs is None else f"≈ {float(epochs):.2f}")
             rows.append(row)
         return header, rows
@@ -185,6 +190,7 @@ class _Report:
             "files": None if facts is None else facts.files,
             "bytes": None if facts is None else facts.bytes,
             "tokens": None if facts is None else facts.tokens,
+            "learned": None if facts is None or facts.learned is None else round(facts.learned, 6),
             "epochs": None if declared is None else float(declared),
             "epochs_needed": None if needed is None else round(float(needed), 6),
         }

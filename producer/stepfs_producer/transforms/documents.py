@@ -47,6 +47,25 @@ class ImagesSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ChatSpec:
+    """Conversations in records, and how they are rendered and learned: see `transforms.chat`."""
+
+    template: str  # of Jinja
+    tokens: tuple[tuple[str, str], ...] = ()  # bos_token, eos_token, …, as templates know them
+    messages: str = "messages"  # the field that holds the conversation
+    tools: str | None = None  # the field that holds the tools
+    system: str | None = None  # a field of text that comes first
+    prompt: tuple[str, ...] = ()  # in place of `messages`: fields whose texts are the user's turn
+    completion: str | None = None  # and the one that is the answer
+    role: str = "role"
+    content: str = "content"
+    roles: tuple[tuple[str, str], ...] = ()  # the records' own name → a template's
+    learn: str = "assistant"  # or last, all
+    date: str | None = None  # that templates take for today's
+    control_tokens: str = "text"  # what a control token is that a message spells; or tokens
+
+
+@dataclass(frozen=True, slots=True)
 class TransformSpec:
     """How a record becomes a sample."""
 
@@ -54,6 +73,7 @@ class TransformSpec:
     call: str | None = None  # `module:function` of the user
     columns: tuple[ColumnSpec, ...] = ()  # that it may give
     images: ImagesSpec | None = None
+    chat: ChatSpec | None = None  # in place of `call`
 
 
 Ids = NDArray[np.int32]

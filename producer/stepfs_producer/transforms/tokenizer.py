@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.util import find_spec
@@ -22,7 +22,7 @@ import numpy as np
 
 from stepfs.errors import AbsentError, MissingPackageError, RefusedError, StepfsError, UsageError
 from stepfs_producer.sources.record import RECORD_BYTES_MAX
-from stepfs_producer.transforms.documents import Documents, TokenizerSpec, UnfitRecordError
+from stepfs_producer.transforms.documents import Documents, Ids, Mask, TokenizerSpec, UnfitRecordError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Model
@@ -267,6 +267,8 @@ class ModelTokenizer(Tokenizer):
         changed, new_names = prepared(model_json, named)
         self._model: Model = Model.from_str(changed)
         self._model.encode_special_tokens = True
+        self.control_tokens = new_names
+        """Control tokens by their names in the file → the names that the model knows here, which no text spells."""
         old_names = {new: old for old, new in new_names.items()}
         vocabulary: dict[str, int] = {
             old_names.get(name, name): number for name, number in self._model.get_vocab().items()
@@ -286,14 +288,39 @@ class ModelTokenizer(Tokenizer):
         for batch in _batches(texts):
             try:
                 encodings = self._model.encode_batch_fast(batch, add_special_tokens=False)
-            except Exception as error:  # such as a vocabulary of words that has none for the unknown
-                reason = " ".join(str(error).split())
-                raise UnfitRecordError(f"the tokenizer refuses the text ({reason})") from error
+            except Exception as error:
+                raise _refused(error) from error
             numbers = [encoding.ids for encoding in encodings]
             counts = [len(ids) for ids in numbers]
             parts.append(np.fromiter(chain.from_iterable(numbers), np.int32, sum(counts)))
             lengths += counts
         return Documents(np.concatenate(parts), np.array(lengths, np.int64))
+
+    def encode_rendered(self, text: str, spans: Iterable[tuple[int, int]]) -> tuple[Ids, Mask]:
+        """The ids of a text that may name `control_tokens`, and 1 for those with a character in one of the spans."""
+        self._model.encode_special_tokens = False
+        try:
+            found = self._model.encode(text, add_special_tokens=False)
+        except Exception as error:
+            raise _refused(error) from error
+        finally:
+            self._model.encode_special_tokens = True
+        mask = np.zeros(len(found), np.uint8)
+        for begin, end in spans:
+            first, last = found.char_to_token(begin), found.char_to_token(end - 1) if end else None
+            if first is None or last is None:  # a character that is in no token, such as a space that is trimmed
+                begins, ends = np.array(found.offsets, np.int64).reshape(-1, 2).T
+                mask[(ends > begin) & (begins < end) & (ends > begins)] = 1
+                continue
+            while last + 1 < len(found) and found.token_to_chars(last + 1) == found.token_to_chars(last):
+                last += 1  # a character of several tokens
+            mask[first : last + 1] = 1
+        return np.array(found.ids, np.int32), mask
+
+
+def _refused(error: Exception) -> UnfitRecordError:
+    """Such as a vocabulary of words that has none for the unknown."""
+    return UnfitRecordError(f"the tokenizer refuses the text ({' '.join(str(error).split())})")
 
 
 def _batches(texts: Sequence[str]) -> Iterator[list[str]]:

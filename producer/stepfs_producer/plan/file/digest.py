@@ -19,6 +19,7 @@ from stepfs.format.mesh import Mesh
 from stepfs_producer.plan.file.parts import AnySource, Mix, OnError, SourceFiles, Stage
 from stepfs_producer.plan.file.schema import Plan
 from stepfs_producer.plan.file.values import NONE, PlanModel, Shard, Where, decimal_text, path_text
+from stepfs_producer.plan.samples import Long
 
 Normalised = dict[str, Any]  # JSON
 _ABSENT: Final = object()
@@ -27,12 +28,13 @@ _ABSENT: Final = object()
 def with_defaults(plan: Plan) -> dict[str, AnySource]:
     """The sources in order of names, each with the settings of `defaults` that it does not have itself."""
     common = {name: getattr(plan.defaults, name) for name in type(plan.defaults).model_fields}
-    return {
-        name: source.model_copy(
-            update={key: value for key, value in common.items() if key not in source.model_fields_set}
-        )
-        for name, source in sorted(plan.sources.items())
-    }
+    found = {}
+    for name, source in sorted(plan.sources.items()):
+        update = {key: value for key, value in common.items() if key not in source.model_fields_set}
+        if getattr(source, "chat", None) is not None:
+            update["long"] = Long.DROP  # a turn is never cut
+        found[name] = source.model_copy(update=update)
+    return found
 
 
 def stages_of(plan: Plan) -> tuple[Stage, ...]:
@@ -105,7 +107,7 @@ def _plain(value: object) -> Any:
                 if one != default or one not in (None, {}, ()):
                     # Text has no null, and YAML would read the word.
                     found[field.serialization_alias or name] = NONE if one is None else _plain(one)
-            if "tokens_field" in found:
+            if {"tokens_field", "chat"} & found.keys() and "text_field" in found:
                 del found["text_field"]  # one or the other
             return found
         case Mapping():

@@ -222,6 +222,10 @@ class Tokenizer(PlanModel):
     """Token before each document, by name; `none` for no token."""
     pad: Annotated[str, text("token")] | None = None
     """Token that fills the last row, by name."""
+    chat_template: Annotated[str, text("chat template")] | None = None
+    """A file, or the template itself; by default that beside the tokenizer's file."""
+    control_tokens: Annotated[Literal["text", "tokens"], choice("way", ("text", "tokens"))] = "text"
+    """What a control token is that a message of a chat spells: text, or the token."""
 
     def own_problems(self) -> list[Problem]:
         if self.kind == _BYTES and self.file is not None:
@@ -359,6 +363,49 @@ class Until(PlanModel):
 _FIELD: Final = text("name of a field")
 
 
+def _date(value: object) -> str:
+    if re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", str(value)):
+        return str(value)
+    raise ValueError(f"{shown(value)} is no date; write it as 2026-01-31")
+
+
+class Chat(PlanModel):
+    """Conversations in records: rendered by the tokenizer's chat template, learned by turns."""
+
+    short: ClassVar[str | None] = "messages"
+    example: ClassVar[str] = "{messages: messages, learn: assistant}"
+
+    messages: Annotated[str, _FIELD] = "messages"
+    """Field of the list of messages."""
+    role: Annotated[str, _FIELD] = "role"
+    """Of a message; `from` in ShareGPT."""
+    content: Annotated[str, _FIELD] = "content"
+    """Of a message; `value` in ShareGPT."""
+    roles: dict[str, Annotated[str, text("role")]] = Field(default_factory=dict)
+    """The records' own names of roles, such as {human: user, gpt: assistant}."""
+    prompt: Annotated[tuple[str, ...], NAMES] | None = None
+    """In place of messages: fields that make the user's turn, such as [instruction, input]."""
+    completion: Annotated[str, _FIELD] | None = None
+    """Field of the answer to it, such as output."""
+    system: Annotated[str, _FIELD] | None = None
+    """Field of a system message that comes first."""
+    tools: Annotated[str, _FIELD] | None = None
+    """Field of the tools that templates get, as a list or as JSON."""
+    learn: Annotated[Literal["assistant", "last", "all"], choice("way", ("assistant", "last", "all"))] = "assistant"
+    """assistant: what the assistant says; last: its last turn; all. A message with `"train": false` is never learned."""
+    date: Annotated[str, Parsed(_date, {"type": "string", "format": "date"})] | None = None
+    """The day that templates take for today's."""
+
+    def own_problems(self) -> list[Problem]:
+        problems = []
+        if (self.prompt is None) != (self.completion is None):
+            missing = "completion" if self.completion is None else "prompt"
+            problems.append(Problem((), f"prompt and completion stand together; add {missing}"))
+        if self.prompt is not None and "messages" in self.model_fields_set:
+            problems.append(Problem(("messages",), "give one of messages and prompt", of_key=True))
+        return problems
+
+
 def _none_shuffles_nothing(value: object) -> object:
     return None if value == NONE else value
 
@@ -419,9 +466,14 @@ class Jsonl(SourceFiles):
     format: Literal["jsonl"] = "jsonl"
     text_field: Annotated[str, _FIELD] = "text"
     """Field of the object that holds the text."""
+    chat: Chat | None = None
+    """In place of text: conversations."""
 
     def __init__(self, /, *files: str, **settings: Any) -> None:
         super().__init__(*files, **settings)
+
+    def own_problems(self) -> list[Problem]:
+        return _chats_alone(self)
 
 
 class Text(SourceFiles):
@@ -449,6 +501,8 @@ class Parquet(SourceFiles):
     """Column beside the ids: -100 where the loss ignores the token."""
     images: Images | None = None
     """Columns of encoded images, which the transform gets as patches."""
+    chat: Chat | None = None
+    """In place of text: conversations."""
 
     def __init__(self, /, *files: str, **settings: Any) -> None:
         super().__init__(*files, **settings)
@@ -465,7 +519,7 @@ class Parquet(SourceFiles):
             problems.append(Problem(("text_field",), "give one of text_field and tokens_field"))
         if self.tokens_field is not None and self.images is not None:
             problems.append(Problem(("images",), "give one of images and tokens_field"))
-        return problems + _images_alone(self.images, self.transform)
+        return problems + _images_alone(self.images, self.transform) + _chats_alone(self)
 
 
 class Megatron(SourceFiles):
@@ -488,18 +542,37 @@ class Source(SourceFiles):
     """For the class, as text."""
     images: Images | None = None
     """Fields of encoded images, which the transform gets as patches."""
+    chat: Chat | None = None
+    """In place of text: conversations."""
 
     def __init__(self, /, *files: str, **settings: Any) -> None:
         super().__init__(*files, **settings)
 
     def own_problems(self) -> list[Problem]:
-        return _images_alone(self.images, self.transform)
+        return _images_alone(self.images, self.transform) + _chats_alone(self)
 
 
 def _images_alone(images: Images | None, transform: str | None) -> list[Problem]:
     if images is None or transform is not None:
         return []
     return [Problem(("images",), "images need a transform to put them into a sample; add transform: module:function")]
+
+
+def _chats_alone(source: Jsonl | Parquet | Source) -> list[Problem]:
+    """A conversation is the whole record, and no part of one is a sample."""
+    if source.chat is None:
+        return []
+    given = source.model_fields_set
+    problems = [
+        Problem((name,), f"give one of chat and {name}", of_key=True)
+        for name in ("text_field", "tokens_field", "transform", "images")
+        if name in given and getattr(source, name) is not None
+    ]
+    if "long" in given and source.long is not Long.DROP:
+        problems.append(
+            Problem(("long",), "a turn is never cut: chats longer than a row are dropped and counted; use drop")
+        )
+    return problems
 
 
 _FORMATS: Final[Mapping[str, type[SourceFiles]]] = {
@@ -526,6 +599,7 @@ class _Unknown(SourceFiles):
     labels_field: Any = None
     options: Any = None
     images: Any = None
+    chat: Any = None
 
 
 def _of_its_format(value: object) -> object:

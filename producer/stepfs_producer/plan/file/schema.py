@@ -21,6 +21,7 @@ from stepfs_producer.plan.file.parts import (
     HIDDEN_SIZE,
     AnySource,
     Balance,
+    Chat,
     Column,
     Cost,
     Defaults,
@@ -66,6 +67,10 @@ def problems_of_plan(
         problems += _lengths_of_sources(fields["output"], fields["stages"], fields.get("sources", {}), sources or {})
     if "output" in fields:
         problems += problems_of_use(fields, fields["output"].columns)
+    if {"tokenizer", "sources"} <= set(fields) and fields["tokenizer"].file is None:
+        what = "chats need a model's tokenizer; add tokenizer: {kind: huggingface, file: tokenizer.json}"
+        chats = [name for name, source in fields["sources"].items() if getattr(source, "chat", None) is not None]
+        problems += [Problem(("sources", name, "chat"), what, of_key=True) for name in chats]
     if {"until", "defaults", "sources"} <= set(fields):
         problems += _ending(fields["until"], fields["defaults"], fields["sources"])
     return problems
@@ -233,7 +238,7 @@ def _ending(until: Until, defaults: Defaults, sources: Mapping[str, Defaults]) -
 
 
 __all__ = [
-    "Balance", "Column", "Cost", "Defaults", "Images", "Jsonl", "Megatron", "Mix", "OnError", "Output", "Pack", "Parquet",
+    "Balance", "Chat", "Column", "Cost", "Defaults", "Images", "Jsonl", "Megatron", "Mix", "OnError", "Output", "Pack", "Parquet",
     "Plan", "Shuffle", "Source", "Stage", "Text", "Tokenizer", "Until",
 ]  # fmt: skip
 
