@@ -23,28 +23,6 @@ FOLDERS = sorted({path.parent for path in SOURCES})
 LINES_MAX = 800
 
 HOMES = (PACKAGES[0], PACKAGES[1].parent)
-QUESTIONS = {  # of a newcomer, to be answered from folder and file names alone
-    "Where is the eviction order decided?": "data/cache.py",
-    "Who retries a lost create?": "lake/slots.py",
-    "What runs when a checkpoint appears in a directory?": "checkpoints/watch.py",
-    "Which files does a data rank of another mesh read?": "view/ranks.py",
-    "What does the daemon do when its loop is stuck?": "mount/health/watchdog.py",
-    "Which records do the tokens of a step come from?": "lake/lineage.py",
-    "Which objects may a reclaim delete?": "lake/reclaim/sweep.py",
-    "How often does a mount look for new steps?": "follow/follower.py",
-    "Who decides how many GETs run at once?": "data/get.py",
-    "Which steps hold a record?": "stepfs_producer/run/history/find.py",
-    "What clears the mount point of a killed daemon?": "mount/host/mounts.py",
-    "When does a producer try its next commit?": "stepfs_producer/commit/pace.py",
-    "Where is an old incarnation of a producer refused?": "stepfs_producer/commit/rebase.py",
-    "Where does a server's refusal become our error?": "store/answers.py",
-    "What does a planned run wait for most?": "stepfs_producer/run/measured.py",
-    "When may a group's change or an advance be recorded?": "lake/decisions.py",
-    "Who gives the task of a worker that hangs to another?": "stepfs_producer/engine/tasks.py",
-    "What pushes bytes into the page cache?": "data/pagecache.py",
-    "When does a producer wait for trainers that are behind?": "stepfs_producer/commit/backpressure.py",
-    "Where does a slice become idle, consumed or wanted again?": "data/blocks.py",
-}
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: str(folder.relative_to(ROOT)))
@@ -69,11 +47,6 @@ def test_the_page_names_every_room_of_the_reading_side() -> None:
 def test_the_files_that_the_page_names_exist() -> None:
     named = {name for name in re.findall(r"`([\w/]+\.py)`", PAGE) if not name.startswith("tests/")}
     assert not {name for name in named if not any((home / name).exists() for home in HOMES)}
-
-
-@pytest.mark.parametrize(("question", "answer"), QUESTIONS.items())
-def test_a_question_is_answered_by_the_name_of_a_file(question: str, answer: str) -> None:
-    assert any((home / answer).exists() for home in HOMES), question
 
 
 PAGES = sorted(

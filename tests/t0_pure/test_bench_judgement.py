@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import math
 from pathlib import Path
 
 import pytest
@@ -13,10 +12,8 @@ from bench.slow_store import TokenBucket
 from bench_train.accelerator import judge
 from bench_train.peers import adapters
 from bench_train.peers.catalogue import CATALOGUE
-from bench_train.peers.job import Data, Order
 from bench_train.peers.judgement import EXACT, Journal, Result, pace, resume
-from bench_train.peers.runs import reason
-from bench_train.peers.table import cells, markdown, verdicts
+from bench_train.peers.table import verdicts
 
 
 def journal(*, period_s, waits, batch=2, stopped=False):
@@ -34,17 +31,6 @@ def test_pace_counts_from_the_end_of_the_beginning():
     assert found.first_s == pytest.approx(3.0)
     assert found.samples_per_s == pytest.approx(2 / 0.5)  # four batches of two in four times half a second
     assert found.stall == pytest.approx(0.1 / 0.5)
-
-
-def test_a_beginning_longer_than_the_run_leaves_half_of_it_to_judge():
-    found = pace(Journal.parse(journal(period_s=0.5, waits=[1.0, 1.0, 0.0, 0.0])), beginning=100)
-    assert (found.samples_per_s, found.stall) == (pytest.approx(4.0), 0.0)
-
-
-def test_a_run_of_one_batch_has_no_pace():
-    found = pace(Journal.parse(journal(period_s=0.5, waits=[1.0])), beginning=10)
-    assert math.isnan(found.samples_per_s)
-    assert found.first_s == 1.0
 
 
 def test_a_journal_cut_short_by_a_kill_has_its_whole_lines_and_no_end():
@@ -107,28 +93,6 @@ def test_ours_misses_what_is_more_than_five_percent_behind(name, value, missed):
     assert held == [number != missed for number in range(5)]
 
 
-def test_a_peer_that_could_not_be_had_is_a_row_with_its_reason_and_no_rival():
-    absent = Result("absent", "text", trouble="skipped: no such package")
-    assert cells(absent)[0] == "absent"
-    assert "skipped: no such package" in cells(absent)
-    assert "skipped: no such package" in markdown("text", [absent])
-    assert len(verdicts("text", [absent, *results()])) == 5
-    assert verdicts("text", [absent]) == []
-
-
-def test_the_reason_of_a_failure_is_the_line_that_names_the_exception():
-    said = "Traceback:\n  File x\nValueError: bad state\n\ndetails {\n    HttpError: inner\n}\n"
-    assert reason(said) == "ValueError: bad state"
-    assert reason("Killed\n") == "Killed"
-    assert reason("") == ""
-
-
-def test_an_order_survives_its_travel():
-    order = Order("stepfs", "train", Data("text", "/corpus", 4, 2), "bucket", "place", workers=3, resume=True)
-    assert Order.of(order.text()) == order
-    assert order.data.samples == 8
-
-
 @pytest.mark.parametrize("peer", CATALOGUE.values(), ids=lambda peer: peer.name)
 def test_an_adapter_imports_its_library_inside_functions(peer):
     tree = ast.parse(Path(adapters.__path__[0], f"{peer.module}.py").read_text(encoding="utf-8"))
@@ -150,12 +114,6 @@ def test_connections_share_one_bandwidth_in_the_order_they_ask():
     assert [bucket.reserve(50, now=10.0) for _ in range(3)] == [10.5, 11.0, 11.5]
     assert bucket.reserve(10, now=11.0) == pytest.approx(11.6)
     assert bucket.reserve(10, now=20.0) == pytest.approx(20.1)  # what was idle is not made up for
-
-
-def test_a_burst_is_bounded():
-    bucket = TokenBucket(100.0, burst_s=0.5)
-    assert bucket.reserve(100, now=10.0) == pytest.approx(10.5)
-    assert bucket.reserve(100, now=10.0) == pytest.approx(11.5)
 
 
 def test_a_wait_counts_beyond_its_copy_and_the_beginning_apart():

@@ -61,14 +61,6 @@ async def test_a_delayed_create_lands_later_unless_the_slot_is_taken(autojump_cl
     assert shared.trace[-2].outcome == "exists"
 
 
-async def test_a_landing_is_seen_at_its_own_time(autojump_clock):
-    one = store(("create", "log/1", faults.delayed(5.0)), latency=lambda *_: 0.0)
-    await one.create("log/1", b"late")
-    await trio.sleep(100)
-    one.shared.settle(trio.current_time())
-    assert one.shared.trace[-1].time_us - one.shared.trace[-2].time_us == 5_000_000
-
-
 @pytest.mark.parametrize(
     "fault", [faults.LOST_REQUEST, faults.RESET_AFTER, faults.THROTTLED_503], ids=lambda fault: fault.name
 )
@@ -94,13 +86,6 @@ async def test_what_is_never_answered_is_unreachable(autojump_clock):
         await one.get("a")
     assert await one.create("a", b"") is Put.UNKNOWN
     assert one.counts.get == 3
-
-
-async def test_a_stale_404_is_told_once(autojump_clock):
-    one = store(("get", "a", faults.STALE_404))
-    await one.put("a", [b"x"])
-    assert await one.get("a") is None
-    assert await one.get("a") == b"x"
 
 
 async def test_a_short_body_is_asked_for_again(autojump_clock):
@@ -178,22 +163,6 @@ def test_the_same_seed_gives_the_same_trace():
     assert {event.fault for event in first[1]} > {
         "lost request", "409", "short body", "404 for an object that is there",
     }  # fmt: skip
-
-
-async def test_watch_sees_each_request_at_its_moment(autojump_clock):
-    one = store()
-    seen = []
-    one.shared.watch = lambda event: seen.append((event.verb, event.keys, event.outcome, len(one.shared.objects)))
-    await one.create("a", b"x")
-    await one.create("a", b"x")
-    await one.put("b", [b"x"])
-    await one.delete(["a", "b"])
-    assert seen == [
-        ("create", ("a",), "created", 1),
-        ("create", ("a",), "exists", 1),
-        ("put", ("b",), "put", 2),
-        ("delete", ("a", "b"), "2 keys", 0),
-    ]
 
 
 async def test_a_list_and_a_delete_of_several_pages_are_several_requests(autojump_clock):
@@ -323,28 +292,6 @@ def test_tasks_meet_in_the_order_that_trios_own_loop_gives_them(monkeypatch: pyt
     assert len({len(story) for story in cheap}) > 10, "the seeds tell different stories"
 
 
-def test_threads_are_served_when_nothing_else_is_due() -> None:
-    async def main() -> tuple[int, float]:
-        return await trio.to_thread.run_sync(lambda: 7), trio.current_time()
-
-    assert run_seeded(main, seed=0) == (7, 0.0)
-
-
-def test_an_error_ends_the_run_as_in_trio() -> None:
-    async def fail() -> None:
-        await trio.sleep(1)
-        raise KeyError("x")
-
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(trio.sleep_forever)
-            nursery.start_soon(fail)
-
-    with pytest.raises(ExceptionGroup) as caught:
-        run_seeded(main, seed=0)
-    assert isinstance(caught.value.exceptions[0], KeyError)
-
-
 def test_a_sleep_of_negative_length_is_refused_and_one_without_end_is_cancelled() -> None:
     async def main() -> float:
         with pytest.raises(ValueError, match="non-negative"):
@@ -364,10 +311,3 @@ async def test_virtual_time_stands_still_while_a_thread_works(patient_clock: Moc
         await trio.to_thread.run_sync(time.sleep, 0.1)
         assert trio.current_time() == 999
     assert not deadline.cancelled_caught
-
-
-async def test_it_stands_still_until_the_last_of_several_has_ended(patient_clock: MockClock) -> None:
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(trio.to_thread.run_sync, time.sleep, 0.05)
-        nursery.start_soon(trio.to_thread.run_sync, time.sleep, 0.2)
-    assert trio.current_time() == 0

@@ -309,19 +309,6 @@ def test_fenced_surfaces_in_append_or_flush(lake: str) -> None:
     assert steps_of(lake) == [("p", b"0")]
 
 
-def test_every_append_after_the_one_that_was_fenced_raises(lake: str) -> None:
-    with pytest.raises(FencedError), Producer(lake, producer_id="p") as old:
-        with Producer(lake, producer_id="p"):
-            pass
-        old.append(batch(0), position=1)  # taken: only its commit shows that there is a newer one
-        with pytest.raises(FencedError):
-            old.flush()
-        for _ in range(2):
-            with pytest.raises(FencedError):
-                old.append(batch(1), position=2)
-    assert steps_of(lake) == []
-
-
 def test_no_thread_outlives_the_block(lake: str) -> None:
     before = threading.active_count()
     with Producer(lake, producer_id="p") as producer:
@@ -362,15 +349,3 @@ def test_producers_side_by_side_on_a_real_store(lake_url: str) -> None:
     steps = steps_of(lake_url)
     for name in range(4):
         assert [data for who, data in steps if who == f"p{name}"] == [b"%d" % number for number in range(15)]
-
-
-def test_importing_the_producer_is_light() -> None:
-    done = ran(
-        [
-            sys.executable,
-            "-c",
-            "import sys, stepfs_producer; print(*sorted({'torch','boto3','pyfuse3'} & set(sys.modules)))",
-        ],
-        check=True,
-    )
-    assert done.stdout.strip() == ""

@@ -247,15 +247,6 @@ def test_mutant_11_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         small(hazard_11, on=grow)
 
 
-@pytest.mark.logs("unreadable, using an older one")
-@scenario(small, on=grow)
-async def test_a_damaged_snapshot_costs_time_and_nothing_else(world: World) -> None:
-    newest = max(key for key in world.shared.objects if key.startswith(snapshot_prefix(world.identity.lake_id)))
-    world.shared.put(newest, world.shared.objects[newest][:-3])
-    reader = await LogReader.open(process(world, "reader"), world.identity)
-    assert reader.state.digest == world.ledger.state.digest
-
-
 async def writes_a_snapshot(world: World, store: ProcessStore) -> None:
     """From nothing but the log, as a writer does whose predecessors died before writing theirs."""
     reader = await LogReader.open(store, world.identity)

@@ -50,16 +50,6 @@ async def test_names_that_no_rank_has_are_absent(name):
             await m.lookup("step-000000000", name)
 
 
-async def test_ranks_of_a_world_are_hard_links_to_their_slice():
-    async with mounted(world=8, slices=2) as m:
-        m.commit()
-        names = await m.names("step-000000000")
-        assert names == [f"rank-{rank:05d}.pt" for rank in range(8)]
-        found = [await m.lookup("step-000000000", name) for name in names]
-        assert [f.st_ino for f in found] == [slice_inode(0, rank // 4) for rank in range(8)]
-        assert {f.st_nlink for f in found} == {4}
-
-
 @pytest.mark.parametrize("steps", [None, range(1)])
 async def test_the_micro_batches_of_a_rank_are_files_of_the_slices_inodes_for_every_mesh(steps):
     for mesh, files in (("dp=8", 1), ("tp=2,dp=4", 2), ("dp=2", 4), ("dp=1,cp=2", 8)):

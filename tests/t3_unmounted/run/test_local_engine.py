@@ -74,15 +74,6 @@ async def test_a_dead_worker_is_told_and_others_work_on() -> None:
         assert await engine.submit(square, 3) == 9
 
 
-async def test_an_idle_worker_that_was_killed_costs_at_most_the_next_task() -> None:
-    async with local_engine(1) as engine:
-        pid = await engine.submit(worker)
-        assert isinstance(pid, int)
-        os.kill(pid, signal.SIGKILL)
-        if isinstance(await engine.submit(square, 4), WorkerDied):
-            assert await engine.submit(square, 4) == 16
-
-
 LOADED = """\
 __import__("stepfs_producer.engine.worker").engine.worker.preload(".") or [
     name for name in ("stepfs_producer.transforms.records", "trio", "typer") if name in __import__("sys").modules
@@ -136,40 +127,6 @@ async def test_no_worker_is_left() -> None:
         for _ in range(4):
             pids.add(await engine.submit(worker))
     assert all(gone(pid) for pid in pids)
-
-
-COMMAND = """
-import os, sys, time, trio
-sys.path.insert(0, sys.argv[1])
-from stepfs_producer.engine.local import local_engine
-
-async def main():
-    async with local_engine(2) as engine:
-        pid = await engine.submit(os.getpid)
-        print(pid, flush=True)
-        await trio.sleep(PAUSE)
-        print(await engine.submit(os.getpid), flush=True)
-        await engine.submit(time.sleep, 600)
-
-if __name__ == "__main__":
-    trio.run(main)
-"""
-
-
-@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
-def test_no_worker_outlives_a_command_that_was_killed(tmp_path, busy) -> None:
-    script = tmp_path / "command.py"
-    script.write_text(COMMAND.replace("PAUSE", "0" if busy else "600"))
-    with subprocess.Popen([sys.executable, script, tmp_path], stdout=subprocess.PIPE, text=True) as command:
-        assert command.stdout is not None
-        pid = int(command.stdout.readline())
-        if busy:
-            assert int(command.stdout.readline())
-        command.kill()
-    deadline = time.monotonic() + 30
-    while not gone(pid):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 async def test_an_idle_worker_that_was_killed_does_not_hide_the_error_that_ended_the_run() -> None:

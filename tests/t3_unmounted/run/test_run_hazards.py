@@ -269,14 +269,6 @@ async def test_a_stop_leaves_no_step_that_was_not_settled_in_the_totals(corpus, 
     assert (await expected(corpus))[:certain] == tickets.steps[:certain]
 
 
-async def test_a_run_goes_on_from_the_last_step_that_was_certain(corpus, tmp_path) -> None:
-    whole = await expected(corpus)
-    tickets = NotedProducer(tmp_path)
-    position = read_position(whole[4][1]).position()
-    await run(HereEngine(1), tickets, RULES, sources_in(corpus, MIX), steps_max=STEPS, position=position)
-    assert tickets.steps == whole[5:]
-
-
 async def test_a_producer_that_waits_stops_the_planner(corpus, tmp_path, patient_clock) -> None:
     tickets, planned = NotedProducer(tmp_path, most=3), []
     config = RunConfig(RULES, sources_in(corpus, MIX), PayloadSpec(".npy", True, 257, 258), steps_max=STEPS)
