@@ -92,14 +92,12 @@ def all_modules_after(script: str) -> set[str]:
     return set(done.stderr.split())
 
 
-@pytest.mark.parametrize(
-    "module", [
-        "stepfs", "stepfs.errors", "stepfs.training", "stepfs.shuffled_steps", "stepfs.lake.identity",
-        "stepfs.lake.log.reader", "stepfs.view.tree", "stepfs.lake.verify.lake", "stepfs_producer",
-    ],
-)  # fmt: skip
-def test_the_core_imports_nothing_heavy(module):
-    assert not modules_after(f"import {module}") & HEAVY
+def test_the_core_imports_nothing_heavy():
+    modules = (
+        "stepfs, stepfs.errors, stepfs.training, stepfs.shuffled_steps, stepfs.lake.identity, stepfs.lake.log.reader",
+        "stepfs.view.tree, stepfs.lake.verify.lake, stepfs_producer",
+    )
+    assert not modules_after(f"import {', '.join(modules)}") & HEAVY
 
 
 HELP = "try:\n    {module}.main()\nexcept SystemExit as end:\n    assert end.code == 0, end.code"
@@ -113,15 +111,19 @@ def test_help_of_stepfs_loads_not_even_the_event_loop(arguments):
     assert len(loaded) < 200, "help takes 0.2 s with about 110 top-level modules, most of them the interpreter's"
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["text", "--help"], ["check", "--help"], ["simulate", "--help"]])
-def test_help_of_stepfs_produce_is_light(arguments):
-    script = f"import stepfs_producer.cli\nsys.argv = ['x', *{arguments!r}]\n"
-    assert not modules_after(script + HELP.format(module="stepfs_producer.cli")) & (HEAVY | {"rich", "yaml"})
+def helps(module: str, *commands: str) -> str:
+    """A script that asks for the help of one after the other."""
+    one = "    " + HELP.format(module=module).replace("\n", "\n    ")
+    return f"import {module}\nfor command in {commands}:\n    sys.argv = ['x', *command.split(), '--help']\n{one}"
 
 
-@pytest.mark.parametrize("command", ["init", "ls", "status", "verify", "doctor", "mount", "unmount"])
-def test_help_of_a_command_is_as_light(command):
-    script = f"import stepfs.cli\nsys.argv = ['stepfs', {command!r}, '--help']\n" + HELP.format(module="stepfs.cli")
+def test_help_of_stepfs_produce_is_light():
+    script = helps("stepfs_producer.cli", "", "text", "check", "simulate")
+    assert not modules_after(script) & (HEAVY | {"rich", "yaml"})
+
+
+def test_help_of_a_command_is_as_light():
+    script = helps("stepfs.cli", "init", "ls", "status", "verify", "doctor", "mount", "unmount")
     assert not modules_after(script) & (HEAVY | {"trio"})
 
 

@@ -14,7 +14,7 @@ from stepfs.format.grid import Grid
 from stepfs.format.ids import SliceIndex
 from stepfs.view.ranks import rank_map
 
-MIB = 1 << 20
+SIZE = 1 << 17
 STEPS = 150
 LAG = 20
 INDEX = SliceIndex(0)
@@ -35,7 +35,7 @@ class Node:
 
     async def read(self, step):
         handle = self.slices.reads.open(self.world.entries[step], INDEX)
-        assert await handle.read(0, MIB) == self.world.payloads[step][0]
+        assert await handle.read(0, SIZE) == self.world.payloads[step][0]
         handle.close()
 
     async def train(self, steps, *, start_s=0.0, pace_s=0.1):
@@ -47,7 +47,7 @@ class Node:
 
 @pytest.fixture
 def world():
-    made = world_of(STEPS, MIB)
+    made = world_of(STEPS, SIZE)
     made.store.behave = lambda *_: 0.02
     return made
 
@@ -55,20 +55,20 @@ def world():
 @pytest.mark.parametrize("kept", [False, True])
 @pytest.mark.parametrize("peers", [2, 3])
 async def test_peers_that_are_twenty_steps_apart_cost_the_bytes_once(nursery, autojump_clock, world, kept, peers):
-    node = await at_work(nursery, Node(world, peers * 30 * MIB, opened_are_kept=kept, peers=peers))
+    node = await at_work(nursery, Node(world, peers * 30 * SIZE, opened_are_kept=kept, peers=peers))
     async with trio.open_nursery() as readers:
         for peer in range(peers):
             readers.start_soon(lambda peer=peer: node.train(range(STEPS), start_s=peer * LAG * 0.1))
-    assert node.slices.counts.bytes_fetched == STEPS * MIB
+    assert node.slices.counts.bytes_fetched == STEPS * SIZE
     assert node.slices.counts.misses <= peers
 
 
 async def test_with_room_for_the_lag_nothing_is_fetched_twice(nursery, autojump_clock, world):
-    node = await at_work(nursery, Node(world, 120 * MIB, peers=2))
+    node = await at_work(nursery, Node(world, 120 * SIZE, peers=2))
     async with trio.open_nursery() as readers:
         for peer in range(2):
             readers.start_soon(lambda peer=peer: node.train(range(STEPS), start_s=peer * LAG * 0.1))
-    assert node.slices.counts.bytes_fetched == STEPS * MIB
+    assert node.slices.counts.bytes_fetched == STEPS * SIZE
     assert node.slices.counts.misses == 1
 
 

@@ -56,7 +56,7 @@ def by_accelerate(steps, **options):
     ("deal", "advice"),
     [
         (by_torch, "no `DistributedSampler`"),
-        (by_lightning, "use_distributed_sampler=False"),
+        pytest.param(by_lightning, "use_distributed_sampler=False", marks=pytest.mark.slow),
         (by_accelerate, "do not `prepare`"),
     ],
 )

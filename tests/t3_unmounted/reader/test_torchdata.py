@@ -61,10 +61,14 @@ def flat(batches, batch_size):
     return list(batches) if batch_size is None else [item for batch in batches for item in batch]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("batch_size", [None, 3])
 @pytest.mark.parametrize("make", [stream, shuffled])
-@pytest.mark.parametrize("taken", [0, 1, 3, "all"])
+@pytest.mark.parametrize(
+    ("workers", "taken"), [
+        (0, 0), (0, 1), (0, 3), (0, "all"), (2, 3), (2, "all"),
+        pytest.param(2, 0, marks=pytest.mark.slow), pytest.param(2, 1, marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
 def test_a_loader_goes_on_where_it_stood(url, tmp_path, make, batch_size, workers, taken):
     sampler, loader = make(url, Reads(tmp_path / "first"), batch_size, workers)
     order = list(range(START, STEPS))
