@@ -26,6 +26,7 @@ class TokenizerSpec:
     eos: str | None = None
     bos: str | None = None
     pad: str | None = field(default=None, metadata=_POLICY)
+    control_tokens: str | None = None  # what a control token is that a text spells: text (None), or tokens
     digest: str | None = field(
         default=None, metadata=_POLICY
     )  # SHA-256 of the file, in hex: another content is refused. See `pinned`
@@ -62,7 +63,6 @@ class ChatSpec:
     roles: tuple[tuple[str, str], ...] = ()  # the records' own name → a template's
     learn: str = "assistant"  # or last, all
     date: str | None = None  # that templates take for today's
-    control_tokens: str = "text"  # what a control token is that a message spells; or tokens
 
 
 @dataclass(frozen=True, slots=True)

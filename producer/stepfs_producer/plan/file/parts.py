@@ -224,8 +224,8 @@ class Tokenizer(PlanModel):
     """Token that fills the last row, by name."""
     chat_template: Annotated[str, text("chat template")] | None = None
     """A file, or the template itself; by default that beside the tokenizer's file."""
-    control_tokens: Annotated[Literal["text", "tokens"], choice("way", ("text", "tokens"))] = "text"
-    """What a control token is that a message of a chat spells: text, or the token."""
+    control_tokens: Annotated[Literal["text", "tokens"], choice("way", ("text", "tokens"))] | None = None
+    """What a control token is that a text or message spells: text (the default), or the token."""
 
     def own_problems(self) -> list[Problem]:
         if self.kind == _BYTES and self.file is not None:
