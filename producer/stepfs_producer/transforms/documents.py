@@ -45,6 +45,7 @@ class ImagesSpec:
     patch: int = 14  # pixels
     merge: int = 2  # patches
     patches_max: int = 4096
+    background: tuple[int, ...] | None = None  # RGB, below what is transparent; None: white
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,11 @@ BAD: Final = -1  # as a length: the record could not be decoded
 
 class UnfitRecordError(Exception):
     """The content of this record gives no sample; the message has the reason."""
+
+
+def is_of_record(error: BaseException) -> bool:
+    """Whether a library failed at its input: also by a panic of Rust code, which is no `Exception`."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ import numpy as np
 
 from stepfs.errors import AbsentError, MissingPackageError, RefusedError, StepfsError, UsageError
 from stepfs_producer.sources.record import RECORD_BYTES_MAX
-from stepfs_producer.transforms.documents import Documents, Ids, Mask, TokenizerSpec, UnfitRecordError
+from stepfs_producer.transforms.documents import Documents, Ids, Mask, TokenizerSpec, UnfitRecordError, is_of_record
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Model
@@ -298,7 +298,9 @@ class ModelTokenizer(Tokenizer):
         for batch in _batches(texts):
             try:
                 encodings = self._model.encode_batch_fast(batch, add_special_tokens=False)
-            except Exception as error:
+            except BaseException as error:
+                if not is_of_record(error):
+                    raise
                 raise _refused(error) from error
             numbers = [encoding.ids for encoding in encodings]
             counts = [len(ids) for ids in numbers]
@@ -328,7 +330,9 @@ class ModelTokenizer(Tokenizer):
         self._model.encode_special_tokens = False
         try:
             found = self._model.encode(text, add_special_tokens=False)
-        except Exception as error:
+        except BaseException as error:
+            if not is_of_record(error):
+                raise
             raise _refused(error) from error
         finally:
             self._model.encode_special_tokens = self._as_text
@@ -350,7 +354,7 @@ def longest_first(names: Iterable[str]) -> list[str]:
     return sorted(names, key=len, reverse=True)
 
 
-def _refused(error: Exception) -> UnfitRecordError:
+def _refused(error: BaseException) -> UnfitRecordError:
     """Such as a vocabulary of words that has none for the unknown."""
     return UnfitRecordError(f"the tokenizer refuses the text ({' '.join(str(error).split())})")
 

@@ -69,6 +69,12 @@ def _names(value: object) -> tuple[str, ...]:
     return tuple(text("name").parse(name) for name in names)
 
 
+def _color(value: object) -> tuple[int, ...]:
+    if not isinstance(value, list | tuple) or len(value) != 3:
+        raise ValueError(f"{shown(value)} is no color; write [255, 255, 255]")
+    return tuple(whole(0, 255).parse(one) for one in value)
+
+
 _LIST: Final = {"type": "array", "items": {"type": ["integer", "string"]}}
 NAMES: Final = Parsed(_names, {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]})
 
@@ -99,13 +105,15 @@ class Images(PlanModel):
     example: ClassVar[str] = "{fields: [jpg, png]}"
 
     fields: Annotated[tuple[str, ...], NAMES]
-    """Fields that hold a JPEG or PNG, or a list of them, where a record has the field."""
+    """Fields that hold a JPEG, PNG, WebP or GIF (its first frame), or a list of them, where a record has the field."""
     patch: Annotated[int, whole(1, 64)] = 14
     """Pixels of a patch's side: it becomes a row of patch × patch × 3 bytes."""
     merge: Annotated[int, whole(1, 8)] = 2
     """Sides of an image are multiples of so many patches, which a model then merges."""
     patches_max: Annotated[int, whole(1, 1 << 16)] = 4096
     """Larger images are made smaller, to at most so many patches."""
+    background: Annotated[tuple[int, ...], Parsed(_color, _LIST)] | None = None
+    """Below what is transparent, as [red, green, blue] from 0 to 255; white by default."""
 
     def own_problems(self) -> list[Problem]:
         if self.patches_max >= self.merge**2:
