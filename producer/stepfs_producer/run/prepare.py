@@ -234,6 +234,10 @@ def _cost(plan: Plan) -> CostModel:
 
 def _source_spec(plan: Plan, name: str, source: AnySource, held_out: bool, directory: str) -> SourceSpec:
     known = {one.name: getattr(source, one.name) for one in fields(SourceSpec) if hasattr(source, one.name)}
+    chat: Chat | None = getattr(source, "chat", None)
+    if chat is not None and "columns" in known:
+        named = (*chat.prompt, chat.completion) if chat.prompt is not None else (chat.messages,)
+        known["columns"] = tuple(name for name in (*named, chat.system, chat.tools) if name is not None)
     whole = (source.transform or getattr(source, "chat", None)) is not None and "text_field" in known
     known |= {
         "files": tuple(_below(directory, file) for file in source.files),

@@ -40,6 +40,7 @@ class SourceSpec:
     tokens_field: str | None = None  # a column of token ids in place of text
     mask_field: str | None = None  # beside `tokens_field`: 0 or False where the loss ignores the token
     labels_field: str | None = None  # beside `tokens_field`: -100 where the loss ignores the token
+    columns: tuple[str, ...] | None = None  # of whole rows, the ones to read; None: all
     whole_records: bool = False  # a transform gets the whole JSON object or row, not its text
     shuffle: bool = True
     block_bytes: int = BLOCK_BYTES

@@ -507,6 +507,8 @@ class Parquet(SourceFiles):
     """Column beside the ids: 0 where the loss ignores the token."""
     labels_field: Annotated[str, _FIELD] | None = None
     """Column beside the ids: -100 where the loss ignores the token."""
+    columns: Annotated[tuple[str, ...], NAMES] | None = None
+    """The only columns that are read for the transform; by default all, and for a chat its own."""
     images: Images | None = None
     """Columns of encoded images, which the transform gets as patches."""
     chat: Chat | None = None
@@ -527,6 +529,8 @@ class Parquet(SourceFiles):
             problems.append(Problem(("text_field",), "give one of text_field and tokens_field"))
         if self.tokens_field is not None and self.images is not None:
             problems.append(Problem(("images",), "give one of images and tokens_field"))
+        if self.columns is not None and self.transform is None:
+            problems.append(Problem(("columns",), "columns are a transform's; add transform: module:function"))
         return problems + _images_alone(self.images, self.transform) + _chats_alone(self)
 
 
@@ -605,6 +609,7 @@ class _Unknown(SourceFiles):
     tokens_field: Any = None
     mask_field: Any = None
     labels_field: Any = None
+    columns: Any = None
     options: Any = None
     images: Any = None
     chat: Any = None
