@@ -59,7 +59,8 @@ def _that_day(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def ours(model: str, template: str, record: Any, **spec: Any) -> tuple[list[int], list[int]]:
     spec = {"tools": "tools", "date": DAY, "tokens": NAMES} | spec
-    ids, mask = Chats(ChatSpec(template, **spec), TokenizerSpec(model, eos="</s>")).encode(record)
+    tokenizer = TokenizerSpec(model, eos="</s>", control_tokens=spec.pop("control_tokens", "text"))
+    ids, mask = Chats(ChatSpec(template, **spec), tokenizer).encode(record)
     return ids.tolist(), mask.tolist()
 
 

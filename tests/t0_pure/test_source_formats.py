@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import io
 import json
@@ -18,6 +19,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
+from pyarrow.parquet import encryption
 from sourced import blocks, laid_out, source, values
 
 from stepfs.errors import AbsentError, CorruptError, StepfsError, UsageError
@@ -27,7 +29,7 @@ from stepfs_producer.sources import formats as lines
 from stepfs_producer.sources import parquet as parquet_format
 from stepfs_producer.sources.listing import list_corpus
 from stepfs_producer.sources.reading import read_block
-from stepfs_producer.sources.record import Kind
+from stepfs_producer.sources.record import Kind, unpacked
 
 TEXTS = [f"{number} " + "grüße 日本 " * (number % 7) for number in range(300)]
 BYTES = [text.encode() for text in TEXTS]
@@ -240,6 +242,53 @@ def test_a_missing_library_says_what_to_install(tmp_path, library, write, form, 
         monkeypatch.setattr(module, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=rf"pip install 'stepfs\[{library}\]'"):
         list_corpus(source(write(tmp_path), form=form))
+
+
+def test_parquet_of_other_programs(tmp_path: Path) -> None:
+    """Views, JSON, and times that Python has no value for: the same with and without pandas."""
+    day = pa.array([1_700_000_000_000_000_001], pa.timestamp("ns", "UTC"))
+    table = pa.table({
+        "view": pa.array(["a"], pa.string_view()), "lists": pa.array([[1, 2]], pa.list_view(pa.int32())),
+        "json": pa.array(['{"a": 1}'], pa.json_()), "day": day, "even": pa.array([1_000], pa.timestamp("ns")),
+        "far": pa.array([3_000_000], pa.date32()), "held": pa.array([5], pa.duration("ns")),
+        "deep": pa.array([[{"at": 1}]], pa.list_(pa.struct([("at", pa.timestamp("ns"))]))),
+        "map": pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int32())),
+    })  # fmt: skip
+    parquet.write_table(table, tmp_path / "a.parquet")
+    (block,) = blocks(source(tmp_path, form="parquet", whole_records=True, shuffle=False))
+    (row,) = map(unpacked, values([block]))
+    assert row == {
+        "view": "a", "lists": [1, 2], "json": '{"a": 1}', "day": "2023-11-14 22:13:20.000000001Z",
+        "even": "1970-01-01 00:00:00.000001", "far": "10183-09-21", "held": "5",
+        "deep": [{"at": "1970-01-01 00:00:00.000000001"}], "map": [["k", 1]],
+    }  # fmt: skip
+    assert values(blocks(source(tmp_path, form="parquet", text_field="view"))) == [b"a"]
+    assert blocks(source(tmp_path, form="parquet", tokens_field="lists"))[0].records.kind is Kind.TOKENS
+    (block,) = blocks(source(tmp_path, form="parquet", whole_records=True, columns=("view",)))
+    assert unpacked(values([block])[0]) == {"view": "a"}
+    with pytest.raises(UsageError, match="has no column 'none'; it has view, lists"):
+        list_corpus(source(tmp_path, form="parquet", whole_records=True, columns=("none",)))
+
+
+@pytest.mark.parametrize("plain_footer", [True, False])
+def test_an_encrypted_parquet_file_is_named(plain_footer: bool, tmp_path: Path) -> None:
+    """Asking one with a plain footer for the sizes of its columns ends the process."""
+
+    class Keys(encryption.KmsClient):
+        def wrap_key(self, key: bytes, _name: str) -> bytes:
+            return base64.b64encode(key)
+
+        def unwrap_key(self, key: bytes, _name: str) -> bytes:
+            return base64.b64decode(key)
+
+    made = encryption.EncryptionConfiguration("footer", column_keys={"key": ["text"]}, plaintext_footer=plain_footer)
+    factory = encryption.CryptoFactory(lambda _: Keys())
+    properties = factory.file_encryption_properties(encryption.KmsConnectionConfig(), made)
+    table = pa.table({"text": ["a"]})
+    with parquet.ParquetWriter(tmp_path / "a.parquet", table.schema, encryption_properties=properties) as writer:
+        writer.write_table(table)
+    with pytest.raises(UsageError, match="this Parquet file cannot be read: it is encrypted; write it anew"):
+        list_corpus(source(tmp_path, form="parquet"))
 
 
 def write_megatron(

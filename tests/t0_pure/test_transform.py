@@ -121,7 +121,8 @@ def test_what_a_function_may_return(record, sample, mask) -> None:
 
 @pytest.mark.parametrize(
     ("record", "why"), [
-        ({"raise": "ValueError"}, "raised ValueError: of no use"), ({}, "raised KeyError: 'value'"),
+        ({"raise": "ValueError"}, "raised ValueError: of no use"),
+        ({"raise": "PanicException"}, "raised PanicException: of no use"), ({}, "raised KeyError: 'value'"),
         ({"value": 3}, "returned ids of type int"),
         ({"value": [5, 7], "as": "bytes"}, "returned ids of type bytes"),
         ({"value": [5, 7], "as": "floats"}, "returned ids of type float64"),

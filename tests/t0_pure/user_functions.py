@@ -18,9 +18,13 @@ def render(record):
 def anything(record):
     """What the record says that it returns, or raises."""
     if "raise" in record:
-        raise {"ValueError": ValueError, "OSError": OSError, "MemoryError": MemoryError, "KeyError": KeyError}[
-            record["raise"]
-        ]("of no\nuse")
+        raise {
+            "ValueError": ValueError,
+            "OSError": OSError,
+            "MemoryError": MemoryError,
+            "KeyError": KeyError,
+            "PanicException": type("PanicException", (BaseException,), {}),  # as Rust's libraries raise it
+        }[record["raise"]]("of no\nuse")
     value = record["value"]
     return {"tuple": tuple, "array": np.array, "floats": lambda v: np.array(v, float), "bytes": bytes}.get(
         record.get("as"), lambda v: v

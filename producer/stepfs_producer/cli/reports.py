@@ -62,7 +62,7 @@ def check_plan(path: Path, options: RunOptions | None, *, held_out: bool, source
         place = LocatedPlan(file.plan, directory, held_out)
         is_there = interruption.run(compare_with_lake, place, found.listings, options, _warn)
         lake = {"url": options.lake, "exists": is_there}
-    report = _Report(file.plan, estimate_plan(file.plan), found.facts if sources else None, lake)
+    report = _Report(file.plan, estimate_plan(file.plan), found.facts if sources else None, lake, found.tokenizer)
     return json.dumps(report.as_document(), ensure_ascii=False) if as_json else "\n".join(report.lines())
 
 
@@ -80,6 +80,7 @@ class _Report:
     estimate: PlanEstimate
     facts: Mapping[str, SourceFacts] | None  # None: sources were not looked at
     lake: Mapping[str, Any] | None  # None: no lake was named
+    tokenizer: str = ""
 
     def as_document(self) -> dict[str, Any]:
         output = self.plan.output
@@ -127,6 +128,8 @@ class _Report:
             f"{micro_batch_tokens(self.plan)}; rows of {lengths}"
         )
         yield f"steps      {self._steps_text()}"
+        if self.tokenizer:
+            yield f"tokenizer  {printable(self.tokenizer)}"
         position = position_bytes(sorted(self.plan.sources))
         yield f"position   {position} bytes at most, of {POSITION_BYTES_MAX}"
         memory = self._memory()
@@ -143,8 +146,6 @@ class _Report:
             yield f"note: {printable(warning)}"
 
     def warnings(self) -> Iterator[str]:
-        if self.plan.tokenizer.file is None and any(facts.tokens_at_once for facts in (self.facts or {}).values()):
-            yield "the plan names no tokenizer, so token ids are bytes of UTF-8; tokenizer: {kind: huggingface, file: …} for a model's"
         for name, facts in (self.facts or {}).items():
             if facts.bad:
                 reason = next(iter(facts.bad.values()))
@@ -154,6 +155,10 @@ class _Report:
                 )
             if getattr(self.plan.sources[name], "chat", None) is not None and facts.learned == 1:
                 yield f"source {name}: every token of the chats looked at is learned, the user's too; is that what chat.learn says?"
+            if facts.spelled is not None:
+                taken = self.plan.tokenizer.control_tokens or "text"
+                other = "tokens takes it for the token" if taken == "text" else "text takes it for characters"
+                yield f"source {name}: a record spells {facts.spelled}; tokenizer: {{control_tokens: {taken}}} holds, {other}"
             needed, declared = self._epochs(name), self._declared(name)
             if needed is not None and declared is not None and needed > declared:
                 yield (

@@ -42,7 +42,7 @@ from stepfs_producer.sources.record import RECORD_BYTES_MAX, BlockAddress, Block
 from stepfs_producer.transforms.documents import BAD, TransformSpec
 from stepfs_producer.transforms.images import library
 from stepfs_producer.transforms.records import timed_transform
-from stepfs_producer.transforms.tokenizer import TEXT_BYTES_MAX, load_tokenizer, pinned
+from stepfs_producer.transforms.tokenizer import TEXT_BYTES_MAX, ModelTokenizer, load_tokenizer, pinned
 from stepfs_producer.transforms.user import function_of
 
 T = TypeVar("T")
@@ -71,6 +71,7 @@ class SourceFacts:
     tokens_at_once: int  # that a worker makes of its longest text, estimated; 0: of ids, or of records that give none
     sampled: int  # records
     bad: Mapping[int, str]  # those of them that cannot be decoded, with the reasons
+    spelled: str | None  # a control token that a record looked at spells
     learned: float | None  # share of the tokens looked at that the loss looks at; None: no token was looked at
 
 
@@ -81,6 +82,7 @@ class Inspection:
     facts: dict[str, SourceFacts] = field(default_factory=dict)
     listings: dict[str, Listing] = field(default_factory=dict)
     findings: list[CheckProblem] = field(default_factory=list)
+    tokenizer: str = ""  # its ends
 
     def attempt(self, where: Where, look: Callable[[], T]) -> T | None:
         """The result of `look`; None if it raises: its error is a finding at `where`."""
@@ -101,7 +103,9 @@ def inspect(plan: Plan, *, held_out: bool = False, directory: str = "") -> Inspe
     tokenizer = tokenizer_spec(plan, directory=directory)
     place: Where = ("tokenizer", "file") if plan.tokenizer.file else ("tokenizer",)
     loaded = found.attempt(place, lambda: pinned(tokenizer))  # read once, not by every source
-    usable = loaded is not None and found.attempt(place, lambda: load_tokenizer(loaded)) is not None
+    opened = None if loaded is None else found.attempt(place, lambda: load_tokenizer(loaded))
+    usable = opened is not None
+    found.tokenizer = "" if opened is None else opened.ends
     call = plan.cost.call
     if call is not None:
         found.attempt(("cost", "call"), lambda: function_of(call))
@@ -149,7 +153,15 @@ def _facts(spec: SourceSpec, listing: Listing, work: TransformSpec | None, sampl
     at_once = int(found.tokens_of_byte * min(_longest(listing), TEXT_BYTES_MAX if of_model else RECORD_BYTES_MAX))
     largest = layout.largest_block_bytes
     return SourceFacts(
-        len(listing.files), listing.total_bytes, largest, found.tokens, at_once, sampled, bad, found.learned
+        len(listing.files),
+        listing.total_bytes,
+        largest,
+        found.tokens,
+        at_once,
+        sampled,
+        bad,
+        found.spelled,
+        found.learned,
     )
 
 
@@ -161,6 +173,7 @@ class _Sample:
     tokens_of_byte: float = 0.0
     records: int = 0
     bad: Mapping[int, str] = field(default_factory=dict)
+    spelled: str | None = None
     learned: float | None = None
 
 
@@ -186,7 +199,10 @@ def _sampled(spec: SourceSpec, listing: Listing, work: TransformSpec, sample_byt
         all_tokens = _estimate(layout, listing, task, tokens, count / len(records), len(records))
         of_byte = 0.0 if records.kind is Kind.TOKENS else tokens / max(int(some.ends[-1]), 1)
         learned = tokens if made.mask is None else int(made.mask.sum())
-        return _Sample(all_tokens, of_byte, count, made.bad, learned / tokens if tokens else None)
+        tokenizer, spelled = load_tokenizer(work.tokenizer), None
+        if isinstance(tokenizer, ModelTokenizer) and records.kind is not Kind.TOKENS:
+            spelled = tokenizer.spelled(bytes(some.data).decode(errors="replace"))
+        return _Sample(all_tokens, of_byte, count, made.bad, spelled, learned / tokens if tokens else None)
     return _Sample()
 
 

@@ -154,7 +154,6 @@ def _chat_spec(plan: Plan, chat: Chat, tokenizer: TokenizerSpec, directory: str)
     found = ChatSpec(
         template_of(plan.tokenizer.chat_template, tokenizer, lambda name: _below(directory, name)),
         special_tokens(tokenizer),
-        control_tokens=plan.tokenizer.control_tokens,
         **known,
     )
     Rendering(found)  # a template that is none is no record's fault
@@ -169,7 +168,7 @@ def source_specs(plan: Plan, *, held_out: bool = False, directory: str = "") -> 
 def tokenizer_spec(plan: Plan, *, directory: str = "") -> TokenizerSpec:
     given = plan.tokenizer
     file = None if given.file is None else _below(directory, given.file)
-    return TokenizerSpec(file, given.eos, given.bos, given.pad)
+    return TokenizerSpec(file, given.eos, given.bos, given.pad, given.control_tokens)
 
 
 def identity(spec: SourceSpec, transform: TransformSpec, tokenizer_digest: str) -> str:
@@ -179,7 +178,9 @@ def identity(spec: SourceSpec, transform: TransformSpec, tokenizer_digest: str) 
     of the listing stands beside it; nor is policy: epochs, weights, endpoint, profile, `long`, `on_error`, padding.
     """
     images = library() if transform.images is not None else None
-    text = json.dumps([RULE, *map(identity_of, (spec, transform)), tokenizer_digest, images], ensure_ascii=False)
+    text = json.dumps(
+        [RULE, *map(identity_of, (spec, transform)), tokenizer_digest, images], ensure_ascii=False, sort_keys=True
+    )
     return hashlib.blake2b(text.encode(), digest_size=8, person=b"stepfs-source").hexdigest()
 
 
@@ -233,6 +234,10 @@ def _cost(plan: Plan) -> CostModel:
 
 def _source_spec(plan: Plan, name: str, source: AnySource, held_out: bool, directory: str) -> SourceSpec:
     known = {one.name: getattr(source, one.name) for one in fields(SourceSpec) if hasattr(source, one.name)}
+    chat: Chat | None = getattr(source, "chat", None)
+    if chat is not None and "columns" in known:
+        named = (*chat.prompt, chat.completion) if chat.prompt is not None else (chat.messages,)
+        known["columns"] = tuple(name for name in (*named, chat.system, chat.tools) if name is not None)
     whole = (source.transform or getattr(source, "chat", None)) is not None and "text_field" in known
     known |= {
         "files": tuple(_below(directory, file) for file in source.files),

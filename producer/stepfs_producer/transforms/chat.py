@@ -24,7 +24,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from stepfs.errors import AbsentError, StepfsError, UsageError
 from stepfs_producer.transforms.documents import ChatSpec, Ids, Mask, TokenizerSpec, UnfitRecordError
-from stepfs_producer.transforms.tokenizer import ModelTokenizer, load_tokenizer
+from stepfs_producer.transforms.tokenizer import ModelTokenizer, load_tokenizer, longest_first
 
 ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
 _LEARNED: Final = "assistant"
@@ -104,10 +104,8 @@ class Chats:
             raise UsageError("chats need a model's tokenizer; add tokenizer: {kind: huggingface, file: tokenizer.json}")
         self._spec, self._tokenizer = spec, found
         self._template = Rendering(spec)
-        names = found.control_tokens
-        ordered = sorted(names, key=len, reverse=True)
-        self._controls = re.compile("|".join(map(re.escape, ordered))) if ordered else None
-        self._marked = re.compile("|".join(map(re.escape, [_MARK, *ordered])))
+        self._as_text = tokenizer.control_tokens != "tokens"
+        self._marked = re.compile("|".join(map(re.escape, [_MARK, *longest_first(found.control_tokens)])))
 
     def encode(self, record: object) -> tuple[Ids, Mask]:
         """Its token ids, and 1 for those that are learned. `UnfitRecordError` names what no conversation has."""
@@ -119,7 +117,7 @@ class Chats:
             raise UnfitRecordError(f"no list in the field {self._spec.tools!r}")
         learned = [_is_learned(message, self._spec) for message in messages]
         messages = [{key: value for key, value in one.items() if key != "train"} for one in messages]
-        if self._spec.control_tokens == "text" and self._controls is not None:
+        if self._as_text:
             messages, tools = self._marked_as_text(messages), self._marked_as_text(tools)
         text, spans = self._template.learned(messages, tools or None, learned, self._spec.learn)
         text, spans = self._spelled(text, spans)
@@ -135,8 +133,8 @@ class Chats:
     def _marked_as_text(self, value: Any) -> Any:
         """The same, with a mark inside each control token that a text spells."""
         if isinstance(value, str):
-            assert self._controls is not None
-            return self._controls.sub(lambda found: found[0][:1] + _MARK + found[0][1:], value.replace(_MARK, ""))
+            plain = value.replace(_MARK, "")
+            return self._marked.sub(lambda found: found[0][:1] + _MARK + found[0][1:], plain)
         if isinstance(value, Mapping):
             return {key: self._marked_as_text(one) for key, one in value.items()}
         return [self._marked_as_text(one) for one in value] if isinstance(value, list) else value

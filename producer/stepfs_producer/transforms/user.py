@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 
 from stepfs.errors import StepfsError, UsageError
 from stepfs_producer.payloads.step import ColumnSpec
-from stepfs_producer.transforms.documents import Ids, Mask, UnfitRecordError
+from stepfs_producer.transforms.documents import Ids, Mask, UnfitRecordError, is_of_record
 
 IGNORED: Final = -100
 _REASON_CHARACTERS_MAX: Final = 200
@@ -85,7 +85,9 @@ class UserFunction:
                 f"the function {self.name} ended its process ({_described(error)}); let it return a sample, or raise an error "
                 "of the record"
             ) from error
-        except Exception as error:
+        except BaseException as error:
+            if not is_of_record(error):
+                raise
             raise UnfitRecordError(f"{self.name} raised {_described(error)}") from error
         try:
             return _read(result, vocabulary, columns)

@@ -36,8 +36,7 @@ async def share_of_hits(nursery, order, hint, *, at_once=8, memory_bytes=64 * MI
 
 
 @pytest.mark.parametrize(
-    ("at_once", "memory_bytes"),
-    [(8, 64 * MIB), (8, MIB), (1, MIB), pytest.param(1, 64 * MIB, marks=pytest.mark.slow)],
+    ("at_once", "memory_bytes"), [(8, 64 * MIB), (8, MIB), (1, MIB), pytest.param(1, 64 * MIB, marks=pytest.mark.slow)]
 )
 async def test_an_announced_order_hits_like_a_sequential_one(nursery, autojump_clock, at_once, memory_bytes):
     order = shuffled(3000)

@@ -35,7 +35,7 @@ from stepfs_producer.sources.record import BlockAddress
 
 STEPS = 20_000
 RECORDS = 8_000  # two epochs and a half
-READS_MAX = 1  # of three epochs, where sources are drawn evenly
+READS_MAX = 45  # of three epochs, where sources are drawn evenly
 UNEVEN_READS_MAX = 70
 LAKE_ID = "ab" * 16
 

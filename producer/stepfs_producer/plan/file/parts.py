@@ -69,6 +69,12 @@ def _names(value: object) -> tuple[str, ...]:
     return tuple(text("name").parse(name) for name in names)
 
 
+def _color(value: object) -> tuple[int, ...]:
+    if not isinstance(value, list | tuple) or len(value) != 3:
+        raise ValueError(f"{shown(value)} is no color; write [255, 255, 255]")
+    return tuple(whole(0, 255).parse(one) for one in value)
+
+
 _LIST: Final = {"type": "array", "items": {"type": ["integer", "string"]}}
 NAMES: Final = Parsed(_names, {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]})
 
@@ -99,13 +105,15 @@ class Images(PlanModel):
     example: ClassVar[str] = "{fields: [jpg, png]}"
 
     fields: Annotated[tuple[str, ...], NAMES]
-    """Fields that hold a JPEG or PNG, or a list of them, where a record has the field."""
+    """Fields that hold a JPEG, PNG, WebP or GIF (its first frame), or a list of them, where a record has the field."""
     patch: Annotated[int, whole(1, 64)] = 14
     """Pixels of a patch's side: it becomes a row of patch × patch × 3 bytes."""
     merge: Annotated[int, whole(1, 8)] = 2
     """Sides of an image are multiples of so many patches, which a model then merges."""
     patches_max: Annotated[int, whole(1, 1 << 16)] = 4096
     """Larger images are made smaller, to at most so many patches."""
+    background: Annotated[tuple[int, ...], Parsed(_color, _LIST)] | None = None
+    """Below what is transparent, as [red, green, blue] from 0 to 255; white by default."""
 
     def own_problems(self) -> list[Problem]:
         if self.patches_max >= self.merge**2:
@@ -224,8 +232,8 @@ class Tokenizer(PlanModel):
     """Token that fills the last row, by name."""
     chat_template: Annotated[str, text("chat template")] | None = None
     """A file, or the template itself; by default that beside the tokenizer's file."""
-    control_tokens: Annotated[Literal["text", "tokens"], choice("way", ("text", "tokens"))] = "text"
-    """What a control token is that a message of a chat spells: text, or the token."""
+    control_tokens: Annotated[Literal["text", "tokens"], choice("way", ("text", "tokens"))] | None = None
+    """What a control token is that a text or message spells: text (the default), or the token."""
 
     def own_problems(self) -> list[Problem]:
         if self.kind == _BYTES and self.file is not None:
@@ -499,6 +507,8 @@ class Parquet(SourceFiles):
     """Column beside the ids: 0 where the loss ignores the token."""
     labels_field: Annotated[str, _FIELD] | None = None
     """Column beside the ids: -100 where the loss ignores the token."""
+    columns: Annotated[tuple[str, ...], NAMES] | None = None
+    """The only columns that are read for the transform; by default all, and for a chat its own."""
     images: Images | None = None
     """Columns of encoded images, which the transform gets as patches."""
     chat: Chat | None = None
@@ -519,6 +529,8 @@ class Parquet(SourceFiles):
             problems.append(Problem(("text_field",), "give one of text_field and tokens_field"))
         if self.tokens_field is not None and self.images is not None:
             problems.append(Problem(("images",), "give one of images and tokens_field"))
+        if self.columns is not None and self.transform is None:
+            problems.append(Problem(("columns",), "columns are a transform's; add transform: module:function"))
         return problems + _images_alone(self.images, self.transform) + _chats_alone(self)
 
 
@@ -597,6 +609,7 @@ class _Unknown(SourceFiles):
     tokens_field: Any = None
     mask_field: Any = None
     labels_field: Any = None
+    columns: Any = None
     options: Any = None
     images: Any = None
     chat: Any = None
