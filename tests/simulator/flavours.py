@@ -53,19 +53,12 @@ def _sleepers(plan: Scenario, rng: random.Random) -> Scenario:
         stalls=0.8, stall_s=_DOZE_S, stalls_before=("list", "/log/"), kill_at=30, restart_s=rng.choice((0.1, 1.0)),
     )  # fmt: skip
     return replace(
-        plan,
-        versions_max=1,
-        faults={},
-        lying=False,
-        rots=(),
-        forks=(),
-        watched=(),
-        seal=False,
+        plan, versions_max=1, faults={}, lying=False, rots=(), forks=(), watched=(), seal=False,
         producers=tuple(_steady(f"p{n}", at_create, rng) for n in range(5)),
         trainers=(TrainerPlan("g0", 1, 1, 0.0, 0.0, begins_s=0.0, step_s=0.0, one_by_one=False, lives=()),),
         reclaimers=(ReclaimerPlan("r0", every_s=rng.choice((3.0, 8.0)), lives=()),),
         watchers=tuple(WatcherPlan(f"w{n}", 2.0 * n, (at_list,) * 4) for n in range(6)),
-    )
+    )  # fmt: skip
 
 
 def _steady(name: str, life: Life, rng: random.Random) -> ProducerPlan:

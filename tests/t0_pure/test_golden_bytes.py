@@ -71,22 +71,12 @@ def entry(step: int) -> StepEntry:
 
 SEGMENT = Segment(SegmentIndex(1), b"s" * 8, tuple(entry(SEGMENT_STEPS + n) for n in range(SEGMENT_STEPS)))
 STATE = LogState(
-    lake_id=LAKE,
-    slices=2,
-    version=Version(5),
-    digest=b"d" * 32,
-    next_step=Step(2 * SEGMENT_STEPS + 1),
-    time_ms=1_700_000_000_000,
-    total_bytes=13,
-    total_records=3,
-    control=3,
-    sealed=False,
+    lake_id=LAKE, slices=2, version=Version(5), digest=b"d" * 32, next_step=Step(2 * SEGMENT_STEPS + 1),
+    time_ms=1_700_000_000_000, total_bytes=13, total_records=3, control=3, sealed=False,
     producers={"p": ProducerState("p", Epoch(1), b"n" * 16, 8, b"\x07", False, Version(5), 1_700_000_000_000)},
-    origins=(ORIGIN,),
-    first_segment=SegmentIndex(1),
-    segment_refs=pack_ref(SEGMENT),
+    origins=(ORIGIN,), first_segment=SegmentIndex(1), segment_refs=pack_ref(SEGMENT),
     tail=(entry(2 * SEGMENT_STEPS),),
-)
+)  # fmt: skip
 NODE = NodeRecord("run", "host", "/mnt/run", 4711, "0.1.0", Step(9), Step(8), 12, 1_700_000_000_000)
 IDENTITY = LakeIdentity(LAKE, Grid(2), ".safetensors", 1_700_000_000_000, check_payload=True)
 

@@ -262,41 +262,12 @@ def test_a_byte_order_mark_is_no_text():
 
 KEYS = st.sampled_from(
     [
-        "version",
-        "seed",
-        "output",
-        "stages",
-        "tokenizer",
-        "defaults",
-        "sources",
-        "mix",
-        "pack",
-        "cost",
-        "balance",
-        "until",
-        "a",
-        "b",
-        "format",
-        "files",
-        "weights",
-        "from",
-        "ramp_to",
-        "mesh",
-        "sequence_length",
-        "micro_batches",
-        "kind",
-        "file",
-        "call",
-        "do",
-        "block",
-        "shuffle",
-        "on_error",
-        "epochs",
-        "self",
-        "cls",
+        "version", "seed", "output", "stages", "tokenizer", "defaults", "sources", "mix", "pack", "cost", "balance",
+        "until", "a", "b", "format", "files", "weights", "from", "ramp_to", "mesh", "sequence_length",
+        "micro_batches", "kind", "file", "call", "do", "block", "shuffle", "on_error", "epochs", "self", "cls",
         "data",
     ]
-)
+)  # fmt: skip
 SCALARS = st.one_of(
     KEYS,
     st.sampled_from(

@@ -419,18 +419,11 @@ def test_what_decides_the_bytes_is_named_by_the_identity() -> None:
     others = [
         source("/c", **change)
         for change in (
-            {"seed": 1},
-            {"shuffle": False},
-            {"block_bytes": 1},
-            {"text_field": "body"},
-            {"tokens_field": "ids"},
-            {"whole_records": True},
-            {"holdout": Fraction(1, 1000)},
-            {"version": "2"},
-            {"options": {"a": "b"}},
+            {"seed": 1}, {"shuffle": False}, {"block_bytes": 1}, {"text_field": "body"}, {"tokens_field": "ids"},
+            {"whole_records": True}, {"holdout": Fraction(1, 1000)}, {"version": "2"}, {"options": {"a": "b"}},
             {"form": "text"},
         )
-    ]
+    ]  # fmt: skip
     assert len({str(identity_of(spec)) for spec in [base, *others]}) == 11
     assert identity_of(source("/d", profile="p", epochs=Fraction(2))) == identity_of(base)
 

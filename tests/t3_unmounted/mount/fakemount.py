@@ -162,18 +162,11 @@ async def mounted(
     )
     made = Mounted(table, tree, fake, changes, waits, known, files, meter, None, signalled)  # type: ignore[arg-type]
     made.ops = StepOperations(
-        reader=table,
-        tree=tree,
-        names=FileNames(rank_map(grid, world=world, mesh=mesh), ext),
-        slices=fake,
-        waits=waits,
-        control=control,
-        meter=meter,
-        known=known,
-        files=files,
+        reader=table, tree=tree, names=FileNames(rank_map(grid, world=world, mesh=mesh), ext), slices=fake,
+        waits=waits, control=control, meter=meter, known=known, files=files,
         sizes=PendingSizes(lambda inode, size, data: made.sizes_told.append((inode, size, data))),
         readdir_reply=made.reply,
-    )
+    )  # fmt: skip
     async with trio.open_nursery() as made.nursery:
         await made.nursery.start(waits.run)
         yield made

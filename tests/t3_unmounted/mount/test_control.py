@@ -171,22 +171,11 @@ async def test_a_steps_facts_and_its_producers_position():
     table.commit(1)
     entry, lake_id = table.make_entry(0), table.identity.lake_id
     commit = Commit(
-        version=Version(0),
-        lake_id=lake_id,
-        kind=CommitKind.EPOCH,
-        commit_id=bytes(COMMIT_ID_BYTES),
-        prev_digest=bytes(DIGEST_BYTES),
-        producer_id="tok-0",
-        epoch=Epoch(1),
-        incarnation=bytes(COMMIT_ID_BYTES),
-        next_seq=0,
-        position=msgpack.packb({"file": "a.txt", b"\xff": [1, b"\x00\x01"], 3: None}),
-        first_step=Step(0),
-        tgbs=(),
-        time_ms=1,
-        total_bytes=0,
-        total_records=0,
-    )
+        version=Version(0), lake_id=lake_id, kind=CommitKind.EPOCH, commit_id=bytes(COMMIT_ID_BYTES),
+        prev_digest=bytes(DIGEST_BYTES), producer_id="tok-0", epoch=Epoch(1), incarnation=bytes(COMMIT_ID_BYTES),
+        next_seq=0, position=msgpack.packb({"file": "a.txt", b"\xff": [1, b"\x00\x01"], 3: None}), first_step=Step(0),
+        tgbs=(), time_ms=1, total_bytes=0, total_records=0,
+    )  # fmt: skip
     store = OneObject(numbered(log_prefix(lake_id), 0), encode_commit(commit))
     document = json.loads(await status.describe_step(store, lake_id, table.state, entry))
     assert document["position"] == {"file": "a.txt", "b'\\xff'": [1, {"base64": "AAE="}], "3": None}

@@ -126,23 +126,13 @@ class LongLog:
         tgbs = tuple([(await self.entry(Step(step))).tgb for step in steps])
         return encode_commit(
             Commit(
-                version=Version(version),
-                lake_id=LAKE_ID,
-                kind=CommitKind.DATA,
-                commit_id=bytes(COMMIT_ID_BYTES),
-                prev_digest=bytes(DIGEST_BYTES),
-                producer_id="plan",
-                epoch=Epoch(1),
-                incarnation=bytes(COMMIT_ID_BYTES),
-                next_seq=steps.stop,
-                position=pack_position(self.at(steps.stop).position()),
-                first_step=Step(first),
-                tgbs=tgbs,
-                time_ms=0,
-                total_bytes=0,
-                total_records=0,
+                version=Version(version), lake_id=LAKE_ID, kind=CommitKind.DATA, commit_id=bytes(COMMIT_ID_BYTES),
+                prev_digest=bytes(DIGEST_BYTES), producer_id="plan", epoch=Epoch(1),
+                incarnation=bytes(COMMIT_ID_BYTES), next_seq=steps.stop,
+                position=pack_position(self.at(steps.stop).position()), first_step=Step(first), tgbs=tgbs, time_ms=0,
+                total_bytes=0, total_records=0,
             )
-        )
+        )  # fmt: skip
 
 
 @pytest.fixture
