@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -21,7 +20,6 @@ LINES = [
     for line in (DEPLOY / "Containerfile").read_text().splitlines()
     if line and not line.startswith("#")
 ]
-FINAL = max(number for number, (instruction, _) in enumerate(LINES) if instruction == "FROM")
 INIT, PRODUCER = readme_blocks()
 USED = f"""
 set -eu
@@ -41,50 +39,9 @@ def said(instruction: str, lines: list[tuple[str, ...]]) -> list[str]:
     return [rest for name, rest in lines if name == instruction]
 
 
-def packages(lines: list[tuple[str, ...]]) -> set[str]:
-    (install,) = [command for command in said("RUN", lines) if "apt-get install" in command]
-    words = install.partition("apt-get install")[2].partition("&&")[0].split()
-    return {word for word in words if not word.startswith("-")}
-
-
-def test_the_image_is_slim_has_a_numbered_user_and_starts_stepfs_under_an_init():
-    build_from, final_from = said("FROM", LINES)
-    final = LINES[FINAL:]
-    assert build_from == f"{final_from} AS build"
-    assert said("USER", final) == ["10001:10001"]
-    assert said("ENTRYPOINT", final) == ['["/usr/bin/tini", "--", "stepfs"]']
-    assert packages(final) == {"fuse3", "python3", "tini"}
-    assert said("ENV", final)[0].startswith("PATH=/opt/stepfs/bin:")
-    assert f"org.opencontainers.image.version={__version__}" in said("LABEL", final)
-
-
-def test_it_holds_the_wheel_of_this_version_with_the_pinned_dependencies():
-    wheel = f"stepfs-{__version__}-py3-none-any.whl"
-    assert said("COPY", LINES[:FINAL]) == [f"constraints.lock.txt dist/{wheel} /wheel/"]
-    (installed,) = [command for command in said("RUN", LINES) if "pip install" in command]
-    assert "-c /wheel/constraints.lock.txt" in installed
-    assert installed.endswith(f"/wheel/{wheel}")
-    assert said("COPY", LINES[FINAL:]) == ["--from=build /opt/stepfs /opt/stepfs"]
-
-
-def test_it_is_built_with_the_packages_that_the_readme_names():
-    (line,) = re.findall(r"^# apt-get install (.*?)  #", (tools.ROOT / "README.md").read_text(), re.MULTILINE)
-    asked = {word for word in line.split() if not word.startswith("-")}
-    assert packages(LINES[:FINAL]) | {"fuse3"} == asked | {"python3"}
-
-
 def test_every_command_of_it_is_one_that_a_shell_reads():
     for command in said("RUN", LINES):
         subprocess.run(["sh", "-n", "-c", command], check=True)
-
-
-def test_the_build_sees_nothing_else_of_a_checkout():
-    ignored = (DEPLOY / "Containerfile.dockerignore").read_text().splitlines()
-    assert [line for line in ignored if line and not line.startswith("#")] == [
-        "*",
-        "!constraints.lock.txt",
-        "!dist/stepfs-*.whl",
-    ]
 
 
 @pytest.fixture
