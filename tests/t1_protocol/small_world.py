@@ -23,11 +23,14 @@ from lakework import reclaim
 from process_store import ProcessStore
 from producer_world import World, feed
 
+from stepfs.format.commit import CommitKind, encode_commit
 from stepfs.format.control import RECORD_ID_BYTES, encode_control
 from stepfs.format.ids import Epoch, Step
-from stepfs.format.keys import control_prefix, data_key, numbered
+from stepfs.format.keys import control_prefix, data_key, index_prefix, log_prefix, numbered, snapshot_prefix
+from stepfs.format.snapshot import LogState
 from stepfs.lake.control import Group
 from stepfs.lake.decisions import Request, decide
+from stepfs.lake.log.append import ownerless
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.reclaim.run import Report
 from stepfs.store.api import Put
@@ -202,3 +205,39 @@ def inside_everywhere(
         if not small(partial(one, at), on=before, seed=at):
             return at - 1
     raise AssertionError(f"more than {PAUSES_MAX} awaits")
+
+
+async def move_on(world: World, *, zombie_after: LogState | None = None, chained: bool = True) -> None:
+    """Producers commit, trainers consume, a reclaimer deletes; then a sleeping writer takes a deleted slot."""
+    async with world.producer("a") as producer:
+        await feed(producer, 16)
+    async with world.producer("d") as producer:
+        await feed(producer, 3)
+    await checkpoint(world, "run", len(world.ledger.steps) - 2)
+    await clean(world)
+    if zombie_after is not None:
+        assert zombie_after.version + 1 < world.ledger.floor_version
+        before = zombie_after if chained else replace(zombie_after, digest=b"?" * 32)
+        commit = ownerless(before, CommitKind.SEAL, TrioClock())
+        slot = numbered(log_prefix(world.identity.lake_id), commit.version)
+        await process(world, "zombie").create(slot, encode_commit(commit))
+        assert world.ledger.counts["zombie slots"] == 1
+
+
+async def without_snapshots(world: World) -> None:
+    await grow(world)
+    store = process(world, "operator")
+    for prefix in (snapshot_prefix, index_prefix):
+        for entry in await store.list(prefix(world.identity.lake_id)):
+            world.shared.remove(entry.key)
+
+
+async def grown_and_littered(world: World) -> None:
+    await grow(world)
+    await litter(world)
+
+
+def flipped(world: World, key: str) -> None:
+    body = bytearray(world.shared.objects[key])
+    body[len(body) // 2] ^= 4
+    world.shared.put(key, bytes(body))

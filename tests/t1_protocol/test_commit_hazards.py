@@ -25,6 +25,7 @@ from doubles.faults import (
     delayed,
 )
 from ledger import payload
+from mutants import forgetful_rebase, trusting_take_slot, undecided_is_believed
 from process_store import ProcessStore
 from producer_world import SLICES, World, append, caught, feed, reclaim_below, simulate
 from scenarios import scenario
@@ -32,34 +33,20 @@ from small_world import grow, small
 
 from stepfs.errors import RefusedError
 from stepfs.format import snapshot as snapshot_format
-from stepfs.format.commit import Commit
 from stepfs.format.ids import Epoch
 from stepfs.format.keys import LAKE, component
 from stepfs.format.snapshot import LogState
 from stepfs.lake.identity import create_lake
 from stepfs.lake.log import snapshots as log_snapshots
 from stepfs.lake.log.reader import LogReader
-from stepfs.lake.slots import Mine, SlotLost, SlotOutcome
 from stepfs.store.api import Put, Store
 from stepfs_producer.commit import loop as commit_loop
 from stepfs_producer.commit import producer as producer_room
 from stepfs_producer.commit.loop import IDENTITY_CHECK_S, CommitLoop, CommitStats
 from stepfs_producer.commit.pace import Pacer
 from stepfs_producer.commit.producer import TgbWriter
-from stepfs_producer.commit.rebase import Durable, Incarnation, Refusal, Stamp, rebase
+from stepfs_producer.commit.rebase import Incarnation
 from stepfs_producer.commit.uploads import CommitWindow, Item
-
-
-def forgetful_rebase(head: LogState, pending: Sequence[Durable], me: Incarnation, stamp: Stamp) -> Commit | Refusal:
-    """A writer without the guard by seq: whatever is pending is new."""
-    known = head.producers[me.producer_id]
-    fresh = [replace(item, tgb=replace(item.tgb, seq=known.next_seq + number)) for number, item in enumerate(pending)]
-    return rebase(head, fresh, me, stamp)
-
-
-async def trusting_take_slot(store: Store, key: str, body: bytes) -> SlotOutcome:
-    """A writer that believes the first answer: anything but success is a conflict."""
-    return Mine() if await store.create(key, body) is Put.CREATED else SlotLost(taken=True)
 
 
 async def hazard_01(world: World, faults: Sequence[Fault]) -> None:
@@ -134,31 +121,6 @@ async def hazard_01_undecided(world: World, first: Fault) -> None:
 @pytest.mark.parametrize("first", [LOST_REQUEST, LOST_RESPONSE], ids=["never landed", "landed at once"])
 def test_hazard_01_after_an_undecided_create(first: Fault) -> None:
     simulate(lambda world: hazard_01_undecided(world, first))
-
-
-def undecided_is_believed(patch: pytest.MonkeyPatch) -> None:
-    """A create that was undecided and then has an answer needs no look at the floor."""
-    committer = commit_loop.Committer
-    take, settle = committer._take, committer._settle_mine
-    undecided: list[commit_loop._Attempt] = []
-
-    async def noted(self: commit_loop.Committer, attempt: commit_loop._Attempt) -> commit_loop.CommitOutcome:
-        outcome = await take(self, attempt)
-        if isinstance(outcome, commit_loop.Undecided):
-            undecided.append(attempt)
-        return outcome
-
-    async def believed(
-        self: commit_loop.Committer, attempt: commit_loop._Attempt
-    ) -> commit_loop.Committed | commit_loop.CommitLost:
-        if attempt not in undecided:
-            return await settle(self, attempt)
-        self._unresolved, before = None, self.head
-        self.reader.extend(attempt.commit, attempt.body)
-        return commit_loop.Committed(attempt.commit, before, self.head)
-
-    patch.setattr(committer, "_take", noted)
-    patch.setattr(committer, "_settle_mine", believed)
 
 
 @pytest.mark.logs("trying on for")

@@ -11,6 +11,7 @@ from controlled import control_keys
 from crc32c import crc32c
 from doubles.faulty_store import ObjectMap
 from doubles.trio_clock import TrioClock
+from forked import AROUND, Stores, is_whole, reclaimed
 from lakework import list_groups, reclaim
 from ledger import Ledger
 from process_store import ProcessStore
@@ -22,6 +23,7 @@ from small_world import (
     TOTALS,
     checkpoint,
     clean,
+    flipped,
     group,
     grow,
     inside_everywhere,
@@ -30,7 +32,6 @@ from small_world import (
     register,
     small,
 )
-from test_fork_kills import AROUND, Stores, is_whole, reclaimed
 
 from stepfs.errors import CorruptError, NewerFormatError, RefusedError
 from stepfs.format.control import RECORD_BYTES_MAX
@@ -51,12 +52,6 @@ from stepfs.store.api import Entry
 LAST = STEPS - 1
 NO_ORIGINS = OriginStores(ProcessStore(ObjectMap(), actor="none"), pytest.fail)
 Spoil = Callable[[World, str], None]
-
-
-def flipped(world: World, key: str) -> None:
-    body = bytearray(world.shared.objects[key])
-    body[len(body) // 2] ^= 4
-    world.shared.put(key, bytes(body))
 
 
 def deleted(world: World, key: str) -> None:

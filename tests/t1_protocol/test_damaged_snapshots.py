@@ -12,6 +12,7 @@ from crc32c import crc32c
 from doubles.faulty_store import FaultyStore, ObjectMap
 from doubles.trio_clock import TrioClock
 from lakework import reclaim
+from long_lakes import lake_of, virtually
 from producer_world import World, append, feed, simulate
 from scenarios import scenario
 from small_world import (
@@ -28,7 +29,6 @@ from small_world import (
     register,
     small,
 )
-from test_growth import lake_of, virtually
 
 from stepfs.errors import CorruptError, NewerFormatError, RefusedError, StepfsError
 from stepfs.format.commit import Commit

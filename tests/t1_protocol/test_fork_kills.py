@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 
 import pytest
@@ -12,14 +11,15 @@ import trio
 from doubles.faults import FALSE_412, LOST_RESPONSE, OWN_412, THROTTLED_503, Weighted
 from doubles.faulty_store import FaultyStore, ObjectMap
 from doubles.trio_clock import TrioClock
+from forked import AROUND, CUT, Stores, holders, is_whole, reclaimed
 from lakework import list_groups, reclaim
 from process_store import ProcessStore
-from producer_world import SLICES, World, append, feed, simulate
+from producer_world import World, append, feed, simulate
 from scenarios import scenario
-from small_world import NEED, PAUSES_MAX, STEPS, checkpoint, clean, group, grow, process, small
+from small_world import NEED, PAUSES_MAX, checkpoint, clean, group, process, small
 
 from stepfs.errors import RefusedError, StoreUnreachableError, UsageError
-from stepfs.format.ids import SliceIndex, Step
+from stepfs.format.ids import Step
 from stepfs.format.keys import LAKE
 from stepfs.format.records import LakeIdentity
 from stepfs.lake.control import Group
@@ -31,37 +31,6 @@ from stepfs.lake.origins import OriginStores
 from stepfs.lake.verify.repair import repair_control
 from stepfs.store.api import Put
 from stepfs_producer import AsyncProducer
-
-CUT = Cut(Step(10), Step(10), Step(12))
-AROUND = [*range(NEED, 10), *range(12, STEPS)]
-
-
-async def reclaimed(world: World) -> None:
-    """The first live step is in the middle of a segment."""
-    await grow(world)
-    await clean(world)
-
-
-@dataclass
-class Stores:
-    """One process's doors to the parent and to the place of the fork; a kill closes both."""
-
-    parent: ProcessStore
-    child: ProcessStore
-
-    @classmethod
-    def of(cls, world: World, place: ObjectMap, name: str) -> Stores:
-        child = ProcessStore(place, actor=f"{name} there")
-        child.url = "memory://the fork"  # the place has one name, whoever forks to it
-        return cls(process(world, name), child)
-
-    @property
-    def pauses(self) -> int:
-        return self.parent.pauses + self.child.pauses
-
-    async def fork(self, identity: LakeIdentity, cut: Cut = CUT) -> LakeIdentity:
-        parent = await LogReader.open(self.parent, identity)
-        return await fork(parent, self.child, cut, TrioClock())
 
 
 async def forked_until(world: World, place: ObjectMap, name: str, kill_at: int) -> bool:
@@ -86,11 +55,6 @@ async def forked_until(world: World, place: ObjectMap, name: str, kill_at: int) 
     return not stores.child.dead
 
 
-async def holders(world: World) -> set[str]:
-    groups = await list_groups(process(world, "operator"), world.identity)
-    return {name for name in groups if name.startswith("fork:")}
-
-
 async def retired_by_hand(world: World, place: ObjectMap) -> set[str]:
     """What the manual says about forks that were killed: retire the group, delete what was written under its id."""
     made = (await open_lake(ProcessStore(place, actor="operator"))).lake_id
@@ -100,23 +64,6 @@ async def retired_by_hand(world: World, place: ObjectMap) -> set[str]:
         for key in [key for key in place.objects if key.startswith(name.removeprefix("fork:"))]:
             place.remove(key)
     return others
-
-
-async def is_whole(world: World, place: ObjectMap, steps: list[int]) -> LakeIdentity:
-    """A stranger reads in the fork what those steps of the parent hold, and nothing of another fork is left."""
-    stores = Stores.of(world, place, "stranger")
-    identity = await open_lake(stores.child)
-    reader = await LogReader.open(stores.child, identity)
-    assert reader.state.next_step - reader.first_live_step == len(steps)
-    for step, of_parent in enumerate(steps, start=reader.first_live_step):
-        entry, truth = await reader.entry(Step(step)), world.ledger.steps[of_parent]
-        assert (entry.tgb.key, entry.producer_id) == (truth.tgb.key, truth.producer_id)
-        ref = entry.tgb.slice(SliceIndex(SLICES - 1))
-        assert await stores.parent.read_into(entry.tgb.key, ref.offset, memoryview(bytearray(ref.length)))
-    assert await holders(world) == {group_name(identity.lake_id)}
-    strays = {key for key in place.objects if not key.startswith((f"{identity.lake_id}/", "probe/"))}
-    assert strays == {LAKE}
-    return identity
 
 
 @pytest.mark.logs("an earlier fork to here")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from functools import partial
 from itertools import count, takewhile
 from typing import Any
@@ -11,6 +10,17 @@ from typing import Any
 import pytest
 import trio
 from doubles.trio_clock import TrioClock
+from mutants import (
+    by_record_not_by_floor,
+    decided_once,
+    deletes_first,
+    groups_unseen,
+    impatient_orphans,
+    late_steps_are_taken,
+    no_compare,
+    no_orphans,
+    no_snapshot,
+)
 from process_store import ProcessStore
 from producer_world import World, append, feed
 from scenarios import scenario
@@ -22,28 +32,19 @@ from small_world import (
     clean,
     group,
     grow,
+    grown_and_littered,
     inside_everywhere,
     lands_late,
     process,
     register,
     small,
+    without_snapshots,
 )
-from test_reader_hazards import without_snapshots
-from test_reclaim_kills import grown_and_littered
 
 from stepfs.errors import RefusedError, StepfsError, WithdrawnError
-from stepfs.format.control import ControlRecord
-from stepfs.format.ids import Step, Version
-from stepfs.format.keys import DataName
-from stepfs.format.snapshot import ProducerState
-from stepfs.lake import decisions as decisions_room
-from stepfs.lake.control import Control
-from stepfs.lake.decisions import Add, Advance, Request, decide
-from stepfs.lake.log.reader import LogReader
-from stepfs.lake.reclaim import run as run_room
-from stepfs.lake.reclaim import sweep as sweep_room
-from stepfs.lake.reclaim.run import CountingRemover, Reclaimer
-from stepfs.lake.reclaim.sweep import Do, LastDead, Target, walk_doomed
+from stepfs.format.ids import Step
+from stepfs.lake.decisions import Add
+from stepfs.lake.reclaim.run import Reclaimer
 
 Outcomes = set[str]
 
@@ -268,100 +269,6 @@ async def test_an_advance_gives_up_nothing_that_a_group_needed_since_its_decisio
 
 
 Mutate = Callable[[pytest.MonkeyPatch], None]
-
-
-def no_compare(patch: pytest.MonkeyPatch) -> None:
-    """The advance goes into whatever slot is free, and takes the groups along that it knew."""
-
-    async def anywhere(control: Control, request: Advance) -> bool:
-        known = control.record
-        await control.refresh()
-        record = replace(control.record, groups=known.groups, first_live_step=request.first_live, floor=request.floor)
-        return await control._take(control.number + 1, record)
-
-    patch.setattr(Control, "advance", anywhere)
-
-
-def groups_unseen(patch: pytest.MonkeyPatch) -> None:
-    """The advance is decided again on the newest record, as if only its floor were at stake."""
-
-    async def again(control: Control, request: Advance) -> bool:
-        await control.refresh()
-        record = replace(control.record, first_live_step=request.first_live, floor=request.floor)
-        return await control._take(control.number + 1, record)
-
-    patch.setattr(Control, "advance", again)
-
-
-def decided_once(patch: pytest.MonkeyPatch) -> None:
-    """A group writer that loses its slot sends what it has decided to the next one."""
-
-    async def stubborn(control: Control, request: Request) -> ControlRecord:
-        await control.refresh()
-        decided = decide(control.number, control.record, request)
-        while decided is not None and not await control._take(control.number + 1, decided):
-            await control.refresh()
-        return control.record
-
-    patch.setattr(Control, "change", stubborn)
-
-
-def late_steps_are_taken(patch: pytest.MonkeyPatch) -> None:
-    """What is reclaimed is recorded like everything else."""
-
-    def nothing(*_: object) -> None:
-        """No refusal."""
-
-    patch.setattr(decisions_room, "_check", nothing)
-
-
-def deletes_first(patch: pytest.MonkeyPatch) -> None:
-    """The data goes before the floor says so."""
-    prepared = run_room._prepared
-
-    async def hasty(reader: LogReader, target: Target) -> Advance:
-        await walk_doomed(reader, target, CountingRemover(reader.store).remove)
-        return await prepared(reader, target)
-
-    patch.setattr(run_room, "_prepared", hasty)
-
-
-def no_snapshot(patch: pytest.MonkeyPatch) -> None:
-    """The floor is raised without making sure that anybody can still start from somewhere."""
-
-    async def hope(reader: LogReader, lowest: Version) -> Version:
-        del reader
-        return lowest
-
-    patch.setattr(run_room, "ensure_snapshots", hope)
-
-
-def impatient_orphans(patch: pytest.MonkeyPatch) -> None:
-    """Whatever no commit names is an orphan, although its producer may be about to commit it."""
-
-    def never(name: DataName, producer: ProducerState | None, *, sealed: bool) -> bool:
-        del name, producer, sealed
-        return True
-
-    patch.setattr(sweep_room, "can_never_be_committed", never)
-
-
-def by_record_not_by_floor(patch: pytest.MonkeyPatch) -> None:
-    """One step more goes than the control record says."""
-
-    async def greedy(reader: LogReader, target: Target, do: Do) -> LastDead:
-        return await walk_doomed(reader, replace(target, first_live=Step(target.first_live + 1)), do)
-
-    patch.setattr(run_room, "walk_doomed", greedy)
-
-
-def no_orphans(patch: pytest.MonkeyPatch) -> None:
-    """Only what was committed and is dead goes; what crashed producers left stays for ever."""
-
-    async def nothing(*_: object, **__: object) -> None:
-        """Looks at none, due or asked for."""
-
-    patch.setattr(run_room, "walk_orphans", nothing)
 
 
 def reclaim_meets(change: Callable[..., Awaitable[None]]) -> int:

@@ -10,11 +10,12 @@ import trio
 from doubles.faulty_store import FaultyStore, ObjectMap
 from doubles.trio_clock import TrioClock
 from lakework import reclaim
+from long_lakes import generator, virtually
+from mutants import never_rebuilt
 from process_store import ProcessStore
 from producer_world import World, append, feed
 from scenarios import scenario
 from small_world import SEGMENT, checkpoint, inside_everywhere, process, register, small
-from test_growth import generator, virtually
 
 from stepfs.errors import CorruptError, StoreUnreachableError
 from stepfs.format.ids import SEGMENT_STEPS, SegmentIndex, Step
@@ -22,7 +23,6 @@ from stepfs.format.keys import data_prefix, extent, index_prefix, snapshot_prefi
 from stepfs.format.snapshot import place_of
 from stepfs.lake.fork import Cut, fork
 from stepfs.lake.identity import open_lake
-from stepfs.lake.log import reader as reader_room
 from stepfs.lake.log.index import SEGMENT_SHARE_BYTES, LoneEntries
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.origins import OriginStores
@@ -322,15 +322,6 @@ async def test_a_segment_that_a_snapshot_covers_and_that_is_gone_is_damage(world
     reader = await LogReader.open(process(world, "reader"), world.identity)
     with pytest.raises(CorruptError, match="index segment is missing"):
         await reader.entry(Step(SEGMENT))
-
-
-def never_rebuilt(patch: pytest.MonkeyPatch) -> None:
-    """What is not under `index/` is lost, as it is for a reader that goes on from the state of another process."""
-
-    async def absent(*_: object) -> None:
-        return None
-
-    patch.setattr(reader_room, "rebuilt_segment", absent)
 
 
 def test_mutant_that_does_not_rebuild_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

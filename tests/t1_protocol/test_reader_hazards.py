@@ -10,10 +10,23 @@ from functools import partial
 import pytest
 import trio
 from doubles.trio_clock import TrioClock
+from mutants import _trust, never_look, only_probes_are_checked
 from process_store import ProcessStore
 from producer_world import World, append, feed
 from scenarios import scenario
-from small_world import GROWN, SEGMENT, STEPS, checkpoint, clean, grow, inside_everywhere, process, small
+from small_world import (
+    GROWN,
+    SEGMENT,
+    STEPS,
+    checkpoint,
+    clean,
+    grow,
+    inside_everywhere,
+    move_on,
+    process,
+    small,
+    without_snapshots,
+)
 
 from stepfs.errors import (
     AbsentError,
@@ -29,7 +42,7 @@ from stepfs.follow.waits import Waits
 from stepfs.format.commit import CommitKind, encode_commit
 from stepfs.format.control import RECORD_ID_BYTES, encode_control
 from stepfs.format.ids import SegmentIndex, Step, Version
-from stepfs.format.keys import control_prefix, index_prefix, log_prefix, numbered, snapshot_prefix
+from stepfs.format.keys import control_prefix, log_prefix, numbered, snapshot_prefix
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import LogState, decode_snapshot, encode_snapshot
 from stepfs.lake.identity import create_lake
@@ -48,23 +61,6 @@ POLLS_MAX = 20
 
 def caught() -> pytest.RaisesExc[BaseException]:
     return pytest.raises((AssertionError, StepfsError, pytest.fail.Exception))
-
-
-async def move_on(world: World, *, zombie_after: LogState | None = None, chained: bool = True) -> None:
-    """Producers commit, trainers consume, a reclaimer deletes; then a sleeping writer takes a deleted slot."""
-    async with world.producer("a") as producer:
-        await feed(producer, 16)
-    async with world.producer("d") as producer:
-        await feed(producer, 3)
-    await checkpoint(world, "run", len(world.ledger.steps) - 2)
-    await clean(world)
-    if zombie_after is not None:
-        assert zombie_after.version + 1 < world.ledger.floor_version
-        before = zombie_after if chained else replace(zombie_after, digest=b"?" * 32)
-        commit = ownerless(before, CommitKind.SEAL, TrioClock())
-        slot = numbered(log_prefix(world.identity.lake_id), commit.version)
-        await process(world, "zombie").create(slot, encode_commit(commit))
-        assert world.ledger.counts["zombie slots"] == 1
 
 
 async def reaches_the_end(world: World, reader: LogReader) -> None:
@@ -130,17 +126,6 @@ def test_hazard_01_inside_every_await_of_opening_and_following() -> None:
 
 
 async def nothing(_world: World) -> None: ...
-
-
-async def _trust(reader: LogReader, *, lenient: bool = False) -> bool:
-    del lenient
-    await reader.control.refresh()  # for the groups, which a reclaimer needs
-    reader.state = reader.head
-    return True
-
-
-def never_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LogReader, "confirm", _trust)
 
 
 def no_probe_on_misses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,14 +236,6 @@ async def writes_a_snapshot(world: World, store: ProcessStore) -> None:
     """From nothing but the log, as a writer does whose predecessors died before writing theirs."""
     reader = await LogReader.open(store, world.identity)
     await write_snapshot(store, world.identity, reader.state, reader.segments, replace(reader.control))
-
-
-async def without_snapshots(world: World) -> None:
-    await grow(world)
-    store = process(world, "operator")
-    for prefix in (snapshot_prefix, index_prefix):
-        for entry in await store.list(prefix(world.identity.lake_id)):
-            world.shared.remove(entry.key)
 
 
 def test_hazard_11_a_snapshot_writer_is_overtaken_at_any_await() -> None:
@@ -381,29 +358,6 @@ async def _nothing(world: World) -> None:
 
 def test_hazard_01_a_cold_start_whose_list_shows_a_slot_taken_again() -> None:
     assert inside_everywhere(grow, _opens, _a_zombie_follows_the_snapshot, _nothing) >= 8
-
-
-def only_probes_are_checked(patch: pytest.MonkeyPatch) -> None:
-    """A slot that was not probed (a LIST showed it, or it was taken after a reopen) needs no look at the floor."""
-    confirm, read = LogReader.confirm, LogReader._read_listed
-
-    async def untouched(reader: LogReader) -> Version | None:
-        lowest = reader._lowest_unconfirmed
-        behind = await read(reader)
-        reader._lowest_unconfirmed = lowest
-        return behind
-
-    patch.setattr(LogReader, "_read_listed", untouched)
-
-    async def believe(reader: LogReader, *, lenient: bool = False) -> bool:
-        del lenient
-        if reader._lowest_unconfirmed is not None:
-            return await confirm(reader)
-        await reader.control.refresh()
-        reader.state, reader.first_live_step = reader.head, reader.control.first_live_step
-        return True
-
-    patch.setattr(LogReader, "confirm", believe)
 
 
 async def _seals_after_a_reopen(world: World, store: ProcessStore) -> None:

@@ -13,6 +13,7 @@ from cluster_world import SkewedClock
 from doubles.faulty_store import FaultyStore, ObjectMap
 from doubles.trio_clock import TrioClock
 from lakework import reclaim
+from long_lakes import MANY, Lake, lake_of, virtually
 from process_store import ProcessStore
 from producer_world import World, feed
 from scenarios import scenario
@@ -26,15 +27,15 @@ from small_world import (
     clean,
     group,
     grow,
+    grown_and_littered,
     inside_everywhere,
     killed_everywhere,
     litter,
+    move_on,
     process,
     register,
     small,
 )
-from test_growth import MANY, Lake, lake_of, virtually
-from test_reader_hazards import move_on
 
 from stepfs.errors import CorruptError, ReclaimedError, RefusedError, WithdrawnError
 from stepfs.format.ids import SEGMENT_STEPS, SegmentIndex, Step
@@ -59,11 +60,6 @@ from stepfs.lake.reclaim.run import CountingRemover, Reclaimer, Report
 from stepfs.lake.verify.lake import verify_lake
 from stepfs.lake.verify.metadata import verify_metadata
 from stepfs.store.api import Entry, Put
-
-
-async def grown_and_littered(world: World) -> None:
-    await grow(world)
-    await litter(world)
 
 
 async def cleaned(world: World) -> None:

@@ -19,10 +19,8 @@ from forks import ForkActor
 from process_store import ProcessStore
 from producer_world import World
 from scenario import ForkPlan, ProducerPlan
-from small_world import grow, inside_everywhere, process
+from small_world import flipped, grow, inside_everywhere, move_on, process
 from sweep import sweep
-from test_control_damage import flipped
-from test_reader_hazards import move_on
 
 from stepfs.format.keys import log_prefix, numbered
 from stepfs.format.snapshot import LogState

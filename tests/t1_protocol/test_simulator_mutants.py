@@ -12,20 +12,23 @@ import pytest
 import trio
 from cluster import simulate
 from flavours import Flavour
-from test_commit_hazards import forgetful_rebase, trusting_take_slot, undecided_is_believed
-from test_groups_and_reclaim import (
+from mutants import (
     by_record_not_by_floor,
     decided_once,
     deletes_first,
+    forgetful_rebase,
     groups_unseen,
     impatient_orphans,
     late_steps_are_taken,
+    never_look,
+    never_rebuilt,
     no_compare,
     no_orphans,
     no_snapshot,
+    only_probes_are_checked,
+    trusting_take_slot,
+    undecided_is_believed,
 )
-from test_lone_entries import never_rebuilt
-from test_reader_hazards import never_look, only_probes_are_checked
 
 from stepfs.errors import StepfsError
 from stepfs.format.control import ControlRecord
