@@ -6,16 +6,13 @@ import gc
 
 import pytest
 from beside import background_threads, until
-from shelf import commit_on_disk, lake_on_disk
+from shelf import commit_on_disk, lake_of, lake_on_disk
 
 
 @pytest.fixture(scope="module")
 def still(tmp_path_factory):
     """A lake of five steps that no test changes."""
-    url = (tmp_path_factory.mktemp("lakes") / "lake").as_uri()
-    lake_on_disk(url)
-    commit_on_disk(url, range(5))
-    return url
+    return lake_of(tmp_path_factory.mktemp("lakes"), 5)
 
 
 @pytest.fixture

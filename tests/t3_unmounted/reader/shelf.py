@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import trio
 from doubles.faults import no_faults
@@ -126,3 +127,11 @@ def seal_on_disk(url: str) -> None:
         await store.aclose()
 
     trio.run(run)
+
+
+def lake_of(directory: Path, steps: int, size: int = SMALL) -> str:
+    """The URL of a new lake below `directory` with so many steps of two slices."""
+    url = (directory / "lake").as_uri()
+    lake_on_disk(url)
+    commit_on_disk(url, range(steps), size)
+    return url

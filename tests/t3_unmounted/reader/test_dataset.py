@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save
-from shelf import SMALL, commit_on_disk, lake_on_disk, payload, seal_on_disk
+from shelf import SMALL, commit_on_disk, lake_of, lake_on_disk, payload, seal_on_disk
 from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -30,10 +30,7 @@ SIZE = 20_000
 @pytest.fixture(scope="module")
 def url(tmp_path_factory):
     """A lake that no test changes."""
-    url = (tmp_path_factory.mktemp("lakes") / "lake").as_uri()
-    lake_on_disk(url)
-    commit_on_disk(url, range(STEPS), SIZE)
-    return url
+    return lake_of(tmp_path_factory.mktemp("lakes"), STEPS, SIZE)
 
 
 def numbers(items) -> list[int]:

@@ -21,7 +21,7 @@ from finished import ran
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lakework import list_groups
-from shelf import SMALL, Shelf, commit_on_disk, lake_on_disk, outcome_of, payload
+from shelf import SMALL, Shelf, commit_on_disk, lake_of, lake_on_disk, outcome_of, payload
 from trio.testing import MockClock
 
 from stepfs import Lake, background
@@ -472,10 +472,7 @@ WAIT_S = 30
 @pytest.fixture(scope="module")
 def url(tmp_path_factory):
     """A lake that no test changes."""
-    url = (tmp_path_factory.mktemp("lakes") / "lake").as_uri()
-    lake_on_disk(url)
-    commit_on_disk(url, range(STEPS))
-    return url
+    return lake_of(tmp_path_factory.mktemp("lakes"), STEPS)
 
 
 def in_child(function) -> int:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from accelerate import skip_first_batches
 from accelerate.data_loader import prepare_data_loader
-from shelf import SMALL, commit_on_disk, lake_on_disk
+from shelf import SMALL, commit_on_disk, lake_of, lake_on_disk
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
@@ -21,10 +21,7 @@ TWO = {"num_replicas": 2, "rank": 1}
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory):
-    url = (tmp_path_factory.mktemp("lakes") / "lake").as_uri()
-    lake_on_disk(url)
-    commit_on_disk(url, range(STEPS), SMALL)
-    return url
+    return lake_of(tmp_path_factory.mktemp("lakes"), STEPS, SMALL)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 from beside import until
-from shelf import SMALL, commit_on_disk, lake_on_disk, payload
+from shelf import SMALL, lake_of, payload
 from torch.utils.data import DataLoader
 
 import stepfs
@@ -21,9 +21,7 @@ STEPS, SEED = 12, 1
 
 @pytest.fixture
 def lake(tmp_path):
-    url = (tmp_path / "lake").as_uri()
-    lake_on_disk(url)
-    commit_on_disk(url, range(STEPS), SMALL)
+    url = lake_of(tmp_path, STEPS, SMALL)
     with stepfs.Lake(url, group="run") as opened:
         yield opened
 
@@ -133,9 +131,7 @@ FIRST, STOP = 2, 12
 
 @pytest.fixture
 def checkpointed_lake(tmp_path):
-    url = (tmp_path / "lake").as_uri()
-    lake_on_disk(url)
-    commit_on_disk(url, range(STOP), SMALL)
+    url = lake_of(tmp_path, STOP, SMALL)
     with Lake(url, group="run", ranks=1) as opened:
         yield opened
 

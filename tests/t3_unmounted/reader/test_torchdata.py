@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 import pytest
-from shelf import SMALL, commit_on_disk, lake_on_disk, payload
+from shelf import SMALL, lake_of, payload
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from stepfs import CheckpointHook, Lake, ShuffledSteps, StepDataset
@@ -20,10 +20,7 @@ STEPS, START = 26, 2
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory):
-    url = (tmp_path_factory.mktemp("lakes") / "lake").as_uri()
-    lake_on_disk(url)
-    commit_on_disk(url, range(STEPS), SMALL)
-    return url
+    return lake_of(tmp_path_factory.mktemp("lakes"), STEPS, SMALL)
 
 
 class Reads:

@@ -257,11 +257,11 @@ async def test_a_stop_leaves_no_step_that_was_not_settled_in_the_totals(corpus, 
     def appended(plan, *_) -> None:
         told.append(plan.step)
         if plan.step == 4:
-            conductor.stop()
+            running.stop()
 
     config = RunConfig(RULES, sources_in(corpus, MIX), PayloadSpec(".npy", True, 257, 258))
-    conductor = Conductor(config, HereEngine(4), tickets.sink(), RunCallbacks(appended=appended))
-    assert await conductor.run(Planner(RULES).begin()) is EndReason.STOPPED
+    running = Conductor(config, HereEngine(4), tickets.sink(), RunCallbacks(appended=appended))
+    assert await running.run(Planner(RULES).begin()) is EndReason.STOPPED
     assert told == list(range(len(told)))
     settled = [seq for seq in range(len(tickets.reserved)) if seq in tickets.settled]
     certain = next((seq for seq in range(len(settled)) if settled[seq] != seq), len(settled))
@@ -273,14 +273,14 @@ async def test_a_producer_that_waits_stops_the_planner(corpus, tmp_path, patient
     tickets, planned = NotedProducer(tmp_path, most=3), []
     config = RunConfig(RULES, sources_in(corpus, MIX), PayloadSpec(".npy", True, 257, 258), steps_max=STEPS)
     engine = HereEngine(0, workers=1)
-    conductor = Conductor(
+    running = Conductor(
         config, engine, tickets.sink(), RunCallbacks(appended=lambda plan, *_: planned.append(plan.step))
     )
     with trio.move_on_after(5):
-        await conductor.run(Planner(RULES).begin())
+        await running.run(Planner(RULES).begin())
     assert planned == [0, 1, 2]
     assert len(tickets.settled) == 3
-    assert conductor.loaders["code"].held.groups, "samples stay for the steps that wait"
+    assert running.loaders["code"].held.groups, "samples stay for the steps that wait"
     assert STEPS_PER_WORKER == 2
 
 
