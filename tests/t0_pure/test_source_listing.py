@@ -476,7 +476,7 @@ def megatron(path: Path) -> SourceSpec:
 
 def own(path: Path) -> SourceSpec:
     (path / "a.pairs").write_text("pairs")
-    return source(path / "a.pairs", form="test_source_places:Pairs")
+    return source(path / "a.pairs", form="test_source_listing:Pairs")
 
 
 @pytest.mark.parametrize("write", [text, jsonl, files, parquet, gzipped, megatron, own])
