@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planned import rules
 from step_tasks import EXAMPLE, tasks
-from test_transform import made, records_of
+from transformed import made, records_of
 
 from stepfs.errors import RefusedError, UsageError
 from stepfs.torch import micro_batches

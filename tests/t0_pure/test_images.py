@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image as Pillow
-from test_transform import made, records_of
+from transformed import made, records_of
 
 from stepfs_producer.payloads.step import ColumnSpec
 from stepfs_producer.sources.record import Bad, Kind, packed, unpacked

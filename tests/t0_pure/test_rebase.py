@@ -6,15 +6,15 @@ import random
 from dataclasses import replace
 
 import pytest
+from heads import LAKE, ME, STAMP, durable, fresh, grow, started
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stepfs.errors import CorruptError, RefusedError
-from stepfs.format.commit import COMMIT_TGBS_MAX, Commit, CommitKind, encode_commit
+from stepfs.format.commit import COMMIT_TGBS_MAX, Commit, CommitKind
 from stepfs.format.ids import TOTAL_MAX, Epoch, Version
 from stepfs.format.snapshot import LogState, genesis
 from stepfs.format.tgb import Descriptor, SliceRef, pack_slices
-from stepfs.lake.log.apply import apply
 from stepfs_producer.commit import rebase as room
 from stepfs_producer.commit.rebase import (
     Durable,
@@ -22,34 +22,11 @@ from stepfs_producer.commit.rebase import (
     Incarnation,
     NothingLeft,
     SealedRefusal,
-    Stamp,
     rebase,
     rebase_retire,
     rebase_start,
 )
 from stepfs_producer.commit.uploads import UNCOMMITTED_FACTOR, UNCOMMITTED_TGBS_MAX, CommitWindow, Item
-
-LAKE = "0" * 32
-ME = Incarnation("me", Epoch(1), b"m" * 16)
-STAMP = Stamp(b"c" * 16, 1000)
-
-
-def durable(seq: int, size: int = 7) -> Durable:
-    slices, blocks = pack_slices([SliceRef(64, size, 1, 1, ())])
-    return Durable(Descriptor(0, f"key-{seq}", 64 + size, seq, slices, blocks), b"%d" % seq, size, 1)
-
-
-def grow(head: LogState, commit: object) -> LogState:
-    assert isinstance(commit, Commit)
-    return apply(head, commit, encode_commit(commit)).state
-
-
-def started(head: LogState, incarnation: bytes = ME.incarnation, who: str = "me") -> LogState:
-    return grow(head, rebase_start(head, who, incarnation, STAMP))
-
-
-def fresh() -> LogState:
-    return started(genesis(LAKE, 1))
 
 
 def sealed(head: LogState) -> LogState:

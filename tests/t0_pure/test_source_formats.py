@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import base64
-import gzip
 import io
 import json
-import struct
 import tracemalloc
 from collections.abc import Callable, Sequence
 from fractions import Fraction
@@ -21,6 +19,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 from pyarrow.parquet import encryption
 from sourced import blocks, laid_out, source, values
+from written import TEXTS, json_lines, write_gzip, write_megatron
 
 from stepfs.errors import AbsentError, CorruptError, StepfsError, UsageError
 from stepfs_producer import Bad
@@ -31,18 +30,7 @@ from stepfs_producer.sources.listing import list_corpus
 from stepfs_producer.sources.reading import read_block
 from stepfs_producer.sources.record import Kind, unpacked
 
-TEXTS = [f"{number} " + "grüße 日本 " * (number % 7) for number in range(300)]
 BYTES = [text.encode() for text in TEXTS]
-
-
-def json_lines(texts: Sequence[str] = TEXTS) -> bytes:
-    return "".join(json.dumps({"text": text, "n": len(text)}) + "\n" for text in texts).encode()
-
-
-def write_gzip(path: Path) -> Path:
-    data, path = json_lines(), path / "a.jsonl.gz"
-    path.write_bytes(gzip.compress(data[:5000]) + gzip.compress(data[5000:]))  # members, as bgzip and cat make them
-    return path
 
 
 def write_zstd(path: Path) -> Path:
@@ -289,22 +277,6 @@ def test_an_encrypted_parquet_file_is_named(plain_footer: bool, tmp_path: Path) 
         writer.write_table(table)
     with pytest.raises(UsageError, match="this Parquet file cannot be read: it is encrypted; write it anew"):
         list_corpus(source(tmp_path, form="parquet"))
-
-
-def write_megatron(
-    path: Path, documents: Sequence[Sequence[Sequence[int]]], code: int = 8, *, modes: bool = False
-) -> Path:
-    dtype = {4: "<i4", 5: "<i8", 8: "<u2"}[code]
-    sequences = [sequence for document in documents for sequence in document]
-    lengths = np.array([len(sequence) for sequence in sequences], "<i4")
-    width = np.dtype(dtype).itemsize
-    pointers = np.concatenate([[0], np.cumsum(lengths.astype("<i8") * width)[:-1]])[: len(lengths)].astype("<i8")
-    bounds = np.concatenate([[0], np.cumsum([len(document) for document in documents])]).astype("<i8")
-    head = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, code, len(lengths), len(bounds))
-    tail = bytes(len(lengths)) if modes else b""
-    (path / "a.idx").write_bytes(head + lengths.tobytes() + pointers.tobytes() + bounds.tobytes() + tail)
-    (path / "a.bin").write_bytes(b"".join(np.array(sequence, dtype).tobytes() for sequence in sequences))
-    return path / "a.bin"
 
 
 @settings(deadline=None, max_examples=60)

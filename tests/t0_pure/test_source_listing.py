@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sourced import addresses, blocks, laid_out, source, values
-from test_source_formats import write_gzip, write_megatron
+from written import write_gzip, write_megatron
 
 from stepfs.errors import AbsentError, CorruptError, RefusedError, StepfsError, UsageError
 from stepfs.format.keys import plan_key, source_listing_key

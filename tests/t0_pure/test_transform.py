@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformed import keys_of, made, records_of
 
 from stepfs.errors import StepfsError, UsageError
-from stepfs_producer.sources.record import Kind, Records
+from stepfs_producer.sources.record import Kind
 from stepfs_producer.transforms.documents import BAD, Tokenised, TokenizerSpec, TransformSpec
 from stepfs_producer.transforms.records import transform
 from stepfs_producer.transforms.tokenizer import ModelTokenizer
@@ -21,24 +22,8 @@ from stepfs_producer.transforms.tokenizer import ModelTokenizer
 BYTES = TransformSpec(TokenizerSpec())
 
 
-def records_of(kind: Kind, data: list[bytes], *, dropped=(), bad=None, mask: bytes | None = None) -> Records:
-    count = len(data)
-    return Records(
-        kind, b"".join(data), np.cumsum([len(one) for one in data], dtype=np.int64), np.zeros(count, np.int64),
-        np.arange(count, dtype=np.int64), np.isin(np.arange(count), list(dropped)), bad or {}, mask,
-    )  # fmt: skip
-
-
 def ids(*numbers: int) -> bytes:
     return np.array(numbers, "<i4").tobytes()
-
-
-def keys_of(records: Records) -> list[bytes]:
-    return [bytes([index % 256]) * 16 for index in range(len(records))]
-
-
-def made(spec: TransformSpec, records: Records) -> Tokenised:
-    return transform(spec, records, keys_of(records))
 
 
 def called(name: str, *values: object, kind: Kind = Kind.JSON, eos: str | None = "none") -> Tokenised:
