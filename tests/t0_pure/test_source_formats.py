@@ -6,7 +6,10 @@ import base64
 import gzip
 import io
 import json
-from collections.abc import Sequence
+import random
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -32,14 +35,14 @@ def json_lines(texts: Sequence[str] = TEXTS) -> bytes:
     return "".join(json.dumps({"text": text, "n": len(text)}) + "\n" for text in texts).encode()
 
 
-def write_gzip(path: Path) -> Path:
-    data, path = json_lines(), path / "a.jsonl.gz"
+def write_gzip(path: Path, texts: Sequence[str] = TEXTS) -> Path:
+    data, path = json_lines(texts), path / "a.jsonl.gz"
     path.write_bytes(gzip.compress(data[:5000]) + gzip.compress(data[5000:]))  # members, as bgzip and cat make them
     return path
 
 
-def write_zstd(path: Path) -> Path:
-    data, path = json_lines(), path / "a.jsonl.zst"
+def write_zstd(path: Path, texts: Sequence[str] = TEXTS) -> Path:
+    data, path = json_lines(texts), path / "a.jsonl.zst"
     one = zstandard.ZstdCompressor()
     stream = io.BytesIO()
     with one.stream_writer(stream, closefd=False) as writer:  # a frame that does not state its size
@@ -285,3 +288,35 @@ def test_an_encrypted_parquet_file_is_named(plain_footer: bool, tmp_path: Path) 
         writer.write_table(table)
     with pytest.raises(UsageError, match="this Parquet file cannot be read: it is encrypted; write it anew"):
         list_corpus(source(tmp_path, form="parquet"))
+
+
+@pytest.mark.parametrize("write", [write_gzip, write_zstd, write_parquet])
+def test_the_readable_beginning_of_a_damaged_file_is_taken(
+    write: Callable[[Path, Sequence[str]], Path], tmp_path: Path
+) -> None:
+    noise = random.Random(1)
+    texts = [f"{number} {noise.randbytes(300).hex()}" for number in range(600)]
+    path = write(tmp_path, texts)
+    data = path.read_bytes()
+    half = len(data) // 2
+    path.write_bytes(data[:half] + b"\xff" * 9000 + data[half + 9000 :] if write is write_parquet else data[:half])
+    form = "parquet" if write is write_parquet else "jsonl"
+    spec = source(tmp_path, form=form, shuffle=False)
+    with pytest.raises(CorruptError, match="damaged"):
+        blocks(spec)
+    found = blocks(replace(spec, skip_damaged=True))
+    reasons = [reason for block in found for reason in block.records.bad.values()]
+    assert reasons
+    assert all(re.match(rf"the rest of .*{path.name}: damaged", reason) for reason in reasons)
+    read = [one.decode() for block in found for one in values([block]) if one]
+    assert read == [one for one in texts if one in set(read)]
+    assert 200 < len(read) < 600
+
+
+def test_a_damaged_footer_leaves_a_file_out(tmp_path: Path) -> None:
+    write_parquet(tmp_path)
+    (tmp_path / "b.parquet").write_bytes(b"PAR1" + bytes(100) + b"PAR1")
+    with pytest.raises(CorruptError, match=r"b\.parquet: damaged Parquet"):
+        list_corpus(source(tmp_path, form="parquet"))
+    listing = list_corpus(source(tmp_path, form="parquet", skip_damaged=True))
+    assert [len(file.parts) for file in listing.files] == [9, 0]

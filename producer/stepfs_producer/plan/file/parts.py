@@ -264,6 +264,13 @@ class OnError(PlanModel):
     """Share of the records that may be skipped; 0.1% by default; ten are always allowed."""
     in_a_row: Annotated[int, whole(0, 1 << 31)] = 100
     """How many records may be skipped in a row."""
+    file: Annotated[Literal["skip"], choice("way", ("skip",))] | None = None
+    """skip: of a damaged file its readable beginning is taken, and the rest counts as one skipped record."""
+
+    def own_problems(self) -> list[Problem]:
+        if self.file is None or self.do == "skip":
+            return []
+        return [Problem(("file",), "the rest of a damaged file counts as a skipped record; add do: skip", of_key=True)]
 
     @property
     def budget(self) -> SkipBudget | None:
