@@ -458,7 +458,7 @@ class SourceFiles(Defaults):
         tuple[str, ...],
         Parsed(file_names, {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
     ]
-    """Files, directories and globs; s3:// URLs of them."""
+    """Files, directories and globs; s3://, gs:// and az:// URLs of them."""
     shard: Annotated[Shard, Parsed(parse_shard, {"type": "string"})] | None = None
     """i/n: the i-th of n parts, counted from 0, into which a hash of their bytes deals the records."""
     sequence_length: Length | None = None
