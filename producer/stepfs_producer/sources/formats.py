@@ -29,6 +29,7 @@ from stepfs_producer.sources.record import (
     text_file,
     text_line,
 )
+from stepfs_producer.sources.tables import TABLES
 
 COMPRESSED: Final = (".gz", ".zst")
 _COMPRESSED_PIECE_BYTES: Final = 256 << 10
@@ -248,6 +249,7 @@ _FORMATS: dict[str, Format] = {
     "text": LineFormat(),
     "parquet": ParquetFormat(),
     "megatron": MegatronFormat(),
+    **TABLES,
 }
 
 

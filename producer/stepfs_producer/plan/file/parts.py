@@ -541,6 +541,27 @@ class Parquet(SourceFiles):
         return problems + _images_alone(self.images, self.transform) + _chats_alone(self)
 
 
+class Table(SourceFiles):
+    """Records with fields: Arrow, CSV or TSV, an array of JSON objects, samples of WebDataset."""
+
+    format: Annotated[
+        Literal["arrow", "csv", "json", "webdataset"], choice("format", ("arrow", "csv", "json", "webdataset"))
+    ]
+    """Kind of files."""
+    text_field: Annotated[str, _FIELD] = "text"
+    """Field that holds the text; of webdataset the end of a member's name, such as txt."""
+    images: Images | None = None
+    """Fields of encoded images, which the transform gets as patches."""
+    chat: Chat | None = None
+    """In place of text: conversations."""
+
+    def __init__(self, /, *files: str, **settings: Any) -> None:
+        super().__init__(*files, **settings)
+
+    def own_problems(self) -> list[Problem]:
+        return _images_alone(self.images, self.transform) + _chats_alone(self)
+
+
 class Megatron(SourceFiles):
     """Token ids in pairs of .bin and .idx files."""
 
@@ -577,7 +598,7 @@ def _images_alone(images: Images | None, transform: str | None) -> list[Problem]
     return [Problem(("images",), "images need a transform to put them into a sample; add transform: module:function")]
 
 
-def _chats_alone(source: Jsonl | Parquet | Source) -> list[Problem]:
+def _chats_alone(source: Jsonl | Parquet | Table | Source) -> list[Problem]:
     """A conversation is the whole record, and no part of one is a sample."""
     if source.chat is None:
         return []
@@ -599,6 +620,7 @@ _FORMATS: Final[Mapping[str, type[SourceFiles]]] = {
     "text": Text,
     "parquet": Parquet,
     "megatron": Megatron,
+    **dict.fromkeys(("arrow", "csv", "json", "webdataset"), Table),
 }
 
 
@@ -633,4 +655,4 @@ def _of_its_format(value: object) -> object:
     return _Unknown.model_validate(value)
 
 
-AnySource = Annotated[Jsonl | Text | Parquet | Megatron | Source, BeforeValidator(_of_its_format)]
+AnySource = Annotated[Jsonl | Text | Parquet | Table | Megatron | Source, BeforeValidator(_of_its_format)]

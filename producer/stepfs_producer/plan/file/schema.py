@@ -36,6 +36,7 @@ from stepfs_producer.plan.file.parts import (
     Shuffle,
     Source,
     Stage,
+    Table,
     Text,
     Tokenizer,
     Until,
@@ -239,7 +240,7 @@ def _ending(until: Until, defaults: Defaults, sources: Mapping[str, Defaults]) -
 
 __all__ = [
     "Balance", "Chat", "Column", "Cost", "Defaults", "Images", "Jsonl", "Megatron", "Mix", "OnError", "Output", "Pack", "Parquet",
-    "Plan", "Shuffle", "Source", "Stage", "Text", "Tokenizer", "Until",
+    "Plan", "Shuffle", "Source", "Stage", "Table", "Text", "Tokenizer", "Until",
 ]  # fmt: skip
 
 VERSION: Final = 1
