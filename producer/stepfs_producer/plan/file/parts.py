@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from decimal import Context, Decimal, localcontext
 from fractions import Fraction
 from typing import Annotated, Any, ClassVar, Final, Literal
 
@@ -26,6 +27,7 @@ from stepfs_producer.plan.file.values import (
     Shard,
     choice,
     decimal,
+    decimal_text,
     file_names,
     nearest,
     or_none,
@@ -165,6 +167,7 @@ LENGTH_MAX: Final = 1 << 24
 MICRO_BATCHES_MAX: Final = 1 << 16
 _COEFFICIENT_MAX: Final = 1 << 53
 _TOKENS_MAX: Final = 1 << 62
+_MIX_UNITS: Final = 10**6
 _BYTES: Final = "bytes"
 
 Step = Annotated[int, whole(0, STEPS_MAX)]
@@ -287,8 +290,38 @@ class Mix(PlanModel):
     """First step; the first entry begins at 0."""
     ramp_to: Step | None = None
     """Step at which the weights are reached, linearly from the entry before."""
-    weights: dict[str, Annotated[Fraction, decimal("weight")]]
+    weights: dict[str, Annotated[Fraction, decimal("weight")]] = Field(default_factory=dict)
     """Shares of tokens by source, in any unit."""
+    sizes: dict[str, Annotated[Fraction, decimal("size")]] = Field(default_factory=dict)
+    """In place of weights: sizes of the sources, in any unit, such as the tokens that `check` prints."""
+    temperature: Annotated[Fraction, decimal("temperature", above_zero=True)] | None = None
+    """Exponent of the sizes: 1 (the default) draws in proportion, less favours the small ones."""
+
+    def own_problems(self) -> list[Problem]:
+        if bool(self.weights) == bool(self.sizes):
+            what = "give one of weights and sizes" if self.sizes else "'weights' is missing"
+            return [Problem((), what)]
+        if self.temperature is not None and not self.sizes:
+            what = "a temperature needs sizes: {source: tokens}; check prints the tokens of each"
+            return [Problem(("temperature",), what, of_key=True)]
+        return []
+
+    @property
+    def drawn(self) -> dict[str, Fraction]:
+        """The weights, as numbers of six digits where sizes give them."""
+        if not self.sizes:
+            return self.weights
+        temperature = self.temperature or Fraction(1)
+        with localcontext(Context(prec=28)):  # the same digits everywhere, which floats have not
+            powers = {
+                name: Fraction(Decimal(decimal_text(size)) ** Decimal(decimal_text(temperature)))
+                for name, size in self.sizes.items()
+            }
+        total = sum(powers.values()) or Fraction(1)
+        return {
+            name: Fraction(int((2 * power * _MIX_UNITS + total) // (2 * total)), _MIX_UNITS)
+            for name, power in powers.items()
+        }
 
 
 class Pack(PlanModel):
