@@ -135,7 +135,7 @@ def test_all_mistakes_are_told_at_once_in_order_of_their_places():
             "dp_…, and cp by itself"
         ),
         "plan.yaml:3:32: output: parts: several parts are not supported yet; remove the key",
-        "plan.yaml:5:19: sources.prose.format: unknown format 'jsonn'; did you mean 'jsonl'?",
+        "plan.yaml:5:19: sources.prose.format: unknown format 'jsonn'; did you mean 'json'?",
         "plan.yaml:6:9: sources.code: 'files' is missing",
         "plan.yaml:6:39: sources.code.text_field: the name of a field is empty; write one, or remove the key",
         (
@@ -394,6 +394,10 @@ CALLED = "sources: {a: {format: parquet, files: x, transform: 'm:f'}}\n"
         (COMPLETE + "mix: [{weights: {a: 1}}, {from: 9, ramp_to: 9, weights: {a: 1}}]\n",
          "3:36: mix[1]: give one of from"),
         (COMPLETE + "mix: [{from: 0}]\n", "3:7: mix[0]: 'weights' is missing"),
+        (COMPLETE + "mix: {weights: {a: 1}, temperature: 0.5}\n",
+         "3:24: mix: a temperature needs sizes: {source: tokens}; check prints the tokens of each"),
+        (COMPLETE + "mix: {weights: {a: 1}, sizes: {a: 1}}\n", "3:6: mix: give one of weights and sizes"),
+        (COMPLETE + "mix: {sizes: {b: 1}}\n", "3:1: unknown source 'b'; known: a"),
         (COMPLETE + "mix: 3\n", "3:6: mix: write a list, such as [a, b]"),
         (COMPLETE + "stages: [{sequence_length: 8}]\n", "3:1: give one of output.sequence_length and stages"),
         ("output: {mesh: dp=1}\n" + SOURCES,

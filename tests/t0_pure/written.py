@@ -17,8 +17,8 @@ def json_lines(texts: Sequence[str] = TEXTS) -> bytes:
     return "".join(json.dumps({"text": text, "n": len(text)}) + "\n" for text in texts).encode()
 
 
-def write_gzip(path: Path) -> Path:
-    data, path = json_lines(), path / "a.jsonl.gz"
+def write_gzip(path: Path, texts: Sequence[str] = TEXTS) -> Path:
+    data, path = json_lines(texts), path / "a.jsonl.gz"
     path.write_bytes(gzip.compress(data[:5000]) + gzip.compress(data[5000:]))  # members, as bgzip and cat make them
     return path
 

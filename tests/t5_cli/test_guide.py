@@ -69,7 +69,7 @@ PRINTED = {
     ],
     "Produce from a plan, A loss spike at step N": [
         "24 steps in .*, all committed",
-        "tar_captions:Captions",
+        r"captions +webdataset",
         "every source is exhausted",
         r"step 12 by plan, plan [0-9a-f]{32}\nquestions: .*\nstories: ",
         r"    (Day|What is) \d+",

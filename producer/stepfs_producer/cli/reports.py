@@ -155,6 +155,8 @@ class _Report:
                 )
             if getattr(self.plan.sources[name], "chat", None) is not None and facts.learned == 1:
                 yield f"source {name}: every token of the chats looked at is learned, the user's too; is that what chat.learn says?"
+            if facts.unread:
+                yield f"source {name}: nothing of {facts.unread[0]} can be read" + _and_more(len(facts.unread) - 1)
             if facts.spelled is not None:
                 taken = self.plan.tokenizer.control_tokens or "text"
                 other = "tokens takes it for the token" if taken == "text" else "text takes it for characters"
@@ -236,6 +238,10 @@ class _Report:
 
     def _declared(self, name: str) -> Fraction | None:
         return with_defaults(self.plan)[name].epochs
+
+
+def _and_more(count: int) -> str:
+    return f", nor of {count} more files" if count else ""
 
 
 def _step_text(step: int, *, ramp: bool) -> str:

@@ -35,10 +35,10 @@ from stepfs_producer.run.results import (
     callbacks_of,
     show_nothing,
 )
-from stepfs_producer.sources.formats import is_compressed
+from stepfs_producer.sources.formats import format_of, is_compressed
 from stepfs_producer.sources.listing import Layout, list_corpus
 from stepfs_producer.sources.reading import read_block
-from stepfs_producer.sources.record import RECORD_BYTES_MAX, BlockAddress, BlockTask, Kind, SourceSpec
+from stepfs_producer.sources.record import RECORD_BYTES_MAX, BlockAddress, BlockTask, Kind, SourceSpec, Unit
 from stepfs_producer.transforms.documents import BAD, TransformSpec
 from stepfs_producer.transforms.images import library
 from stepfs_producer.transforms.records import timed_transform
@@ -71,6 +71,7 @@ class SourceFacts:
     tokens_at_once: int  # that a worker makes of its longest text, estimated; 0: of ids, or of records that give none
     sampled: int  # records
     bad: Mapping[int, str]  # those of them that cannot be decoded, with the reasons
+    unread: Sequence[str]  # damaged files without a readable part
     spelled: str | None  # a control token that a record looked at spells
     learned: float | None  # share of the tokens looked at that the loss looks at; None: no token was looked at
 
@@ -152,6 +153,8 @@ def _facts(spec: SourceSpec, listing: Listing, work: TransformSpec | None, sampl
     of_model = work is not None and work.tokenizer.file is not None
     at_once = int(found.tokens_of_byte * min(_longest(listing), TEXT_BYTES_MAX if of_model else RECORD_BYTES_MAX))
     largest = layout.largest_block_bytes
+    rule = format_of(spec)
+    unread = [one.name for one in listing.files if one.size and not one.parts and rule.unit(one.name) is Unit.PARTS]
     return SourceFacts(
         len(listing.files),
         listing.total_bytes,
@@ -160,6 +163,7 @@ def _facts(spec: SourceSpec, listing: Listing, work: TransformSpec | None, sampl
         at_once,
         sampled,
         bad,
+        unread,
         found.spelled,
         found.learned,
     )

@@ -244,6 +244,7 @@ def _source_spec(plan: Plan, name: str, source: AnySource, held_out: bool, direc
         "shuffle": source.shuffle is not None,
         "block_bytes": BLOCK_BYTES if source.shuffle is None else source.shuffle.block,
         "shard": source.shard or (0, 1),
+        "skip_damaged": source.on_error.file == "skip",
     }
     return SourceSpec(name=name, seed=plan.seed, whole_records=whole, held_out=held_out, **known)
 

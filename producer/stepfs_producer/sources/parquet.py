@@ -180,9 +180,8 @@ def _values(spec: SourceSpec, batch: Any) -> Iterator[Value]:
         for row in range(batch.num_rows):
             yield _tokens(columns, row)
     elif spec.whole_records:
-        has_nanoseconds = any(_changed(field.type) != field.type for field in batch.schema)
-        for row in range(batch.num_rows):
-            yield _object(batch.slice(row, 1), has_nanoseconds=has_nanoseconds)
+        for found in rows_of(batch):
+            yield found if isinstance(found, Bad) else packed(found)
     else:
         from pyarrow import large_binary  # noqa: PLC0415
 
@@ -204,8 +203,14 @@ def _tokens(columns: Sequence[Any], row: int) -> Value:
     return tokens_of(*found)
 
 
-def _object(row: Any, *, has_nanoseconds: bool) -> Value:
-    """A whole row. Times that Python has no value for are text."""
+def rows_of(batch: Any) -> Iterator[dict[str, Any] | Bad]:
+    """The rows of a batch of Arrow's, as Python's values. Times that Python has no value for are text."""
+    has_nanoseconds = any(_changed(field.type) != field.type for field in batch.schema)
+    for row in range(batch.num_rows):
+        yield _object(batch.slice(row, 1), has_nanoseconds=has_nanoseconds)
+
+
+def _object(row: Any, *, has_nanoseconds: bool) -> dict[str, Any] | Bad:
     from pyarrow import ArrowInvalid, RecordBatch, string  # noqa: PLC0415
 
     def cast(column: Any, text: Any = None) -> Any:
@@ -226,7 +231,8 @@ def _object(row: Any, *, has_nanoseconds: bool) -> Value:
             (value,) = RecordBatch.from_arrays(columns, names=row.schema.names).to_pylist()
     except UnicodeDecodeError as error:
         return Bad(f"not UTF-8 ({error.reason})")
-    return packed(value)
+    found: dict[str, Any] = value
+    return found
 
 
 def _changed(kind: Any, text: Any = None) -> Any:

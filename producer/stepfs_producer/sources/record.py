@@ -50,6 +50,7 @@ class SourceSpec:
     shard: tuple[int, int] = (0, 1)  # index, count: a hash of its bytes deals a record to one of them
     endpoint_url: str | None = field(default=None, metadata=_POLICY)
     profile: str | None = field(default=None, metadata=_POLICY)
+    skip_damaged: bool = field(default=False, metadata=_POLICY)  # the rest of a damaged file is one bad record
     version: str = ""  # of the user's code, as declared
     options: Mapping[str, str] = field(default_factory=dict)  # for a format of the user's
 

@@ -61,7 +61,10 @@ def mix_of(plan: Plan) -> tuple[Mix, ...]:
     """The entries of the mix, each with its step; without any, all sources weigh the same."""
     entries = plan.mix or (Mix(weights=dict.fromkeys(plan.sources, Fraction(1))),)
     return tuple(
-        entry if entry.ramp_to is not None else entry.model_copy(update={"from_": entry.from_ or 0})
+        entry.model_copy(
+            update={"weights": entry.drawn, "sizes": {}, "temperature": None}
+            | ({"from_": entry.from_ or 0} if entry.ramp_to is None else {})
+        )
         for entry in entries
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from decimal import Context, Decimal, localcontext
 from fractions import Fraction
 from typing import Annotated, Any, ClassVar, Final, Literal
 
@@ -26,6 +27,7 @@ from stepfs_producer.plan.file.values import (
     Shard,
     choice,
     decimal,
+    decimal_text,
     file_names,
     nearest,
     or_none,
@@ -165,6 +167,7 @@ LENGTH_MAX: Final = 1 << 24
 MICRO_BATCHES_MAX: Final = 1 << 16
 _COEFFICIENT_MAX: Final = 1 << 53
 _TOKENS_MAX: Final = 1 << 62
+_MIX_UNITS: Final = 10**6
 _BYTES: Final = "bytes"
 
 Step = Annotated[int, whole(0, STEPS_MAX)]
@@ -264,6 +267,13 @@ class OnError(PlanModel):
     """Share of the records that may be skipped; 0.1% by default; ten are always allowed."""
     in_a_row: Annotated[int, whole(0, 1 << 31)] = 100
     """How many records may be skipped in a row."""
+    file: Annotated[Literal["skip"], choice("way", ("skip",))] | None = None
+    """skip: of a damaged file its readable beginning is taken, and the rest counts as one skipped record."""
+
+    def own_problems(self) -> list[Problem]:
+        if self.file is None or self.do == "skip":
+            return []
+        return [Problem(("file",), "the rest of a damaged file counts as a skipped record; add do: skip", of_key=True)]
 
     @property
     def budget(self) -> SkipBudget | None:
@@ -280,8 +290,38 @@ class Mix(PlanModel):
     """First step; the first entry begins at 0."""
     ramp_to: Step | None = None
     """Step at which the weights are reached, linearly from the entry before."""
-    weights: dict[str, Annotated[Fraction, decimal("weight")]]
+    weights: dict[str, Annotated[Fraction, decimal("weight")]] = Field(default_factory=dict)
     """Shares of tokens by source, in any unit."""
+    sizes: dict[str, Annotated[Fraction, decimal("size")]] = Field(default_factory=dict)
+    """In place of weights: sizes of the sources, in any unit, such as the tokens that `check` prints."""
+    temperature: Annotated[Fraction, decimal("temperature", above_zero=True)] | None = None
+    """Exponent of the sizes: 1 (the default) draws in proportion, less favours the small ones."""
+
+    def own_problems(self) -> list[Problem]:
+        if bool(self.weights) == bool(self.sizes):
+            what = "give one of weights and sizes" if self.sizes else "'weights' is missing"
+            return [Problem((), what)]
+        if self.temperature is not None and not self.sizes:
+            what = "a temperature needs sizes: {source: tokens}; check prints the tokens of each"
+            return [Problem(("temperature",), what, of_key=True)]
+        return []
+
+    @property
+    def drawn(self) -> dict[str, Fraction]:
+        """The weights, as numbers of six digits where sizes give them."""
+        if not self.sizes:
+            return self.weights
+        temperature = self.temperature or Fraction(1)
+        with localcontext(Context(prec=28)):  # the same digits everywhere, which floats have not
+            powers = {
+                name: Fraction(Decimal(decimal_text(size)) ** Decimal(decimal_text(temperature)))
+                for name, size in self.sizes.items()
+            }
+        total = sum(powers.values()) or Fraction(1)
+        return {
+            name: Fraction(int((2 * power * _MIX_UNITS + total) // (2 * total)), _MIX_UNITS)
+            for name, power in powers.items()
+        }
 
 
 class Pack(PlanModel):
@@ -451,7 +491,7 @@ class SourceFiles(Defaults):
         tuple[str, ...],
         Parsed(file_names, {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
     ]
-    """Files, directories and globs; s3:// URLs of them."""
+    """Files, directories and globs; s3://, gs:// and az:// URLs of them."""
     shard: Annotated[Shard, Parsed(parse_shard, {"type": "string"})] | None = None
     """i/n: the i-th of n parts, counted from 0, into which a hash of their bytes deals the records."""
     sequence_length: Length | None = None
@@ -534,6 +574,27 @@ class Parquet(SourceFiles):
         return problems + _images_alone(self.images, self.transform) + _chats_alone(self)
 
 
+class Table(SourceFiles):
+    """Records with fields: Arrow, CSV or TSV, an array of JSON objects, samples of WebDataset."""
+
+    format: Annotated[
+        Literal["arrow", "csv", "json", "webdataset"], choice("format", ("arrow", "csv", "json", "webdataset"))
+    ]
+    """Kind of files."""
+    text_field: Annotated[str, _FIELD] = "text"
+    """Field that holds the text; of webdataset the end of a member's name, such as txt."""
+    images: Images | None = None
+    """Fields of encoded images, which the transform gets as patches."""
+    chat: Chat | None = None
+    """In place of text: conversations."""
+
+    def __init__(self, /, *files: str, **settings: Any) -> None:
+        super().__init__(*files, **settings)
+
+    def own_problems(self) -> list[Problem]:
+        return _images_alone(self.images, self.transform) + _chats_alone(self)
+
+
 class Megatron(SourceFiles):
     """Token ids in pairs of .bin and .idx files."""
 
@@ -570,7 +631,7 @@ def _images_alone(images: Images | None, transform: str | None) -> list[Problem]
     return [Problem(("images",), "images need a transform to put them into a sample; add transform: module:function")]
 
 
-def _chats_alone(source: Jsonl | Parquet | Source) -> list[Problem]:
+def _chats_alone(source: Jsonl | Parquet | Table | Source) -> list[Problem]:
     """A conversation is the whole record, and no part of one is a sample."""
     if source.chat is None:
         return []
@@ -592,6 +653,7 @@ _FORMATS: Final[Mapping[str, type[SourceFiles]]] = {
     "text": Text,
     "parquet": Parquet,
     "megatron": Megatron,
+    **dict.fromkeys(("arrow", "csv", "json", "webdataset"), Table),
 }
 
 
@@ -626,4 +688,4 @@ def _of_its_format(value: object) -> object:
     return _Unknown.model_validate(value)
 
 
-AnySource = Annotated[Jsonl | Text | Parquet | Megatron | Source, BeforeValidator(_of_its_format)]
+AnySource = Annotated[Jsonl | Text | Parquet | Table | Megatron | Source, BeforeValidator(_of_its_format)]
