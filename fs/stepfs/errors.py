@@ -136,14 +136,7 @@ def leaves(error: BaseException) -> list[BaseException]:
 
 
 # "Do not restart" first, then damage, then errors for a person to decide; a retry helps only with the last.
-_MOST_SEVERE_FIRST: Final = (
-    FencedError,
-    CorruptError,
-    RefusedError,
-    AbsentError,
-    UsageError,
-    StoreUnreachableError,
-)
+_MOST_SEVERE_FIRST: Final = (FencedError, CorruptError, RefusedError, AbsentError, UsageError, StoreUnreachableError)
 
 
 def severity(error: StepfsError) -> int:

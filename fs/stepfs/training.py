@@ -30,13 +30,7 @@ import trio
 from stepfs.background import BackgroundLoop
 from stepfs.checkpoints.record import breaks_order, check_on_mount, record_checkpoint
 from stepfs.control_files import read_status
-from stepfs.errors import (
-    AbsentError,
-    RefusedError,
-    StepfsError,
-    StoreUnreachableError,
-    UsageError,
-)
+from stepfs.errors import AbsentError, RefusedError, StepfsError, StoreUnreachableError, UsageError
 from stepfs.format.arguments import check_integer
 from stepfs.format.ids import INTEGER_MAX
 from stepfs.lake.control import Control
@@ -93,11 +87,7 @@ class StreamState:
 
     def state_dict(self) -> dict[str, object]:
         """The state for a checkpoint: the same on every rank, for any world size."""
-        return {
-            "lake_id": self.lake_id,
-            "next_step": check_integer(self.next_step, "next_step"),
-            "slices": self.slices,
-        }
+        return {"lake_id": self.lake_id, "next_step": check_integer(self.next_step, "next_step"), "slices": self.slices}
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Resume. `RefusedError` for the state of another lake, unless this one was forked from it and has all its steps

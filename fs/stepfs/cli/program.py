@@ -35,8 +35,7 @@ def _print_version(context: typer.Context, wanted: bool) -> None:
 
 
 _Version = Annotated[
-    bool,
-    typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+    bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
 ]
 
 

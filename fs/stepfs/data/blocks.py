@@ -49,11 +49,7 @@ def pieces_of(index: SliceIndex, ref: SliceRef) -> list[Piece]:
         return [Piece(index, 0, ref.offset, ref.length, ref.crc32c)] if ref.length else []
     return [
         Piece(
-            index,
-            number,
-            ref.offset + number * BLOCK_BYTES,
-            min(BLOCK_BYTES, ref.length - number * BLOCK_BYTES),
-            crc,
+            index, number, ref.offset + number * BLOCK_BYTES, min(BLOCK_BYTES, ref.length - number * BLOCK_BYTES), crc
         )
         for number, crc in enumerate(ref.blocks)
     ]

@@ -206,10 +206,7 @@ class BlockLoader:
     def __post_init__(self) -> None:
         self.planned = trio.Event()  # set and replaced after each look at the queue
         self._in_order = ConcurrencyLimit(
-            self.concurrency.limit_max,
-            first=_IN_ORDER_FIRST,
-            growth=_IN_ORDER_GROWTH,
-            fixed=self.concurrency.fixed,
+            self.concurrency.limit_max, first=_IN_ORDER_FIRST, growth=_IN_ORDER_GROWTH, fixed=self.concurrency.fixed
         )
         self._active = 0
         self._wake = trio.Event()

@@ -406,13 +406,7 @@ class HintedStreams:
         return matched
 
     def plan(
-        self,
-        *,
-        hinted: frozenset[SliceIndex],
-        window_of: Callable[[int], int],
-        first: Step,
-        frontier: Step,
-        now: float,
+        self, *, hinted: frozenset[SliceIndex], window_of: Callable[[int], int], first: Step, frontier: Step, now: float
     ) -> Plan:
         """Announced steps of [first, frontier] that will be opened next, nearest first. `window_of` says how many
         steps ahead for so many slices a step."""

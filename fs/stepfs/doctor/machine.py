@@ -135,11 +135,7 @@ def libraries() -> list[Library]:
     members = Counter(extra for extras in extras_of.values() for extra in extras if extra)
     found = [
         # Of the extras that bring it, the one that brings the least besides.
-        Library(
-            name,
-            _installed(name),
-            None if None in extras else min(filter(None, extras), key=members.__getitem__),
-        )
+        Library(name, _installed(name), None if None in extras else min(filter(None, extras), key=members.__getitem__))
         for name, extras in extras_of.items()
     ]
     return sorted(found, key=lambda library: (library.extra is not None, library.name.lower()))
@@ -159,9 +155,7 @@ def check_python() -> Iterator[Finding]:
     for extra in sorted({library.extra for library in missing if library.extra}):
         names = ", ".join(library.name for library in missing if library.extra == extra)
         yield note(
-            f"extra {extra}",
-            f"not installed: {names}",
-            f"only what says so needs it: pip install 'stepfs[{extra}]'",
+            f"extra {extra}", f"not installed: {names}", f"only what says so needs it: pip install 'stepfs[{extra}]'"
         )
 
 

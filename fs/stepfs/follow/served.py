@@ -85,22 +85,11 @@ class LakeParts:
             peers=peers,
         )
         self.prefetcher = Prefetcher(
-            self.slices,
-            self.tree,
-            log,
-            window=options.prefetch_steps,
-            hinted=hinted,
-            start=start,
-            guesses=guesses,
+            self.slices, self.tree, log, window=options.prefetch_steps, hinted=hinted, start=start, guesses=guesses
         )
         self.slices.reads.on_reading = self.prefetcher.note_open
         self.waits = Waits(
-            self.tree,
-            log,
-            self.changes,
-            deadline_s=options.deadline_s,
-            wait_s=options.wait_s,
-            has_signal=has_signal,
+            self.tree, log, self.changes, deadline_s=options.deadline_s, wait_s=options.wait_s, has_signal=has_signal
         )
         self.spacing = Spacing(mounts, lambda: store.counts.throttled)
         self.follower = Follower(

@@ -320,10 +320,7 @@ def _entries_body(entries: Sequence[StepEntry]) -> dict[str, object]:
     producers = sorted({entry.producer_id for entry in entries})
     numbers = {producer: number for number, producer in enumerate(producers)}
     layout = entry_layout(Stored("producer", Fields.integer, numbers.__getitem__))
-    return {
-        "producers": producers,
-        "steps": [layout.body(entry) | descriptor_body(entry.tgb) for entry in entries],
-    }
+    return {"producers": producers, "steps": [layout.body(entry) | descriptor_body(entry.tgb) for entry in entries]}
 
 
 def _read_entries(fields: Fields, first_step: Step) -> tuple[StepEntry, ...]:

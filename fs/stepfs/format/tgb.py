@@ -199,13 +199,7 @@ def checksum_slice(payload: memoryview) -> tuple[int, tuple[int, ...]]:
 
 
 def build(
-    *,
-    lake_id: str,
-    producer_id: str,
-    epoch: Epoch,
-    seq: int,
-    payloads: Sequence[Buffer],
-    records: Sequence[int],
+    *, lake_id: str, producer_id: str, epoch: Epoch, seq: int, payloads: Sequence[Buffer], records: Sequence[int]
 ) -> TgbImage:
     """Lay out and checksum one TGB. CPU-bound (a pass over every payload): call it in a worker thread."""
     assert len(payloads) == len(records) > 0

@@ -46,18 +46,7 @@ from stepfs.format.control import (
 from stepfs.format.ids import Step, Version
 from stepfs.format.keys import control_prefix, numbered
 from stepfs.format.records import LakeIdentity, check_id
-from stepfs.lake.decisions import (
-    Add,
-    Advance,
-    Drop,
-    Register,
-    Request,
-    Resume,
-    Retire,
-    Revise,
-    decide,
-    successor,
-)
+from stepfs.lake.decisions import Add, Advance, Drop, Register, Request, Resume, Retire, Revise, decide, successor
 from stepfs.lake.slots import STRAY_GAP, Mine, Unknown, last_dense_number, last_number, listed_slots, take_slot
 from stepfs.store.api import Store
 
@@ -352,10 +341,7 @@ class Group:
         return await self._changed(Revise(self.name, lambda _: kept))
 
     async def revise(
-        self,
-        change: Callable[[frozenset[Step]], frozenset[Step]],
-        *,
-        revives: bool = True,
+        self, change: Callable[[frozenset[Step]], frozenset[Step]], *, revives: bool = True
     ) -> GroupRecord | None:
         """Replace the kept checkpoints by `change` of them, also when other writers change them meanwhile.
 

@@ -31,12 +31,7 @@ from difflib import get_close_matches
 from typing import Any, ClassVar
 
 from stepfs.errors import AbsentError, NoSuchGroupError, UsageError, WithdrawnError
-from stepfs.format.control import (
-    KEPT_CHECKPOINTS_MAX,
-    MINIMA_MAX,
-    ControlRecord,
-    GroupRecord,
-)
+from stepfs.format.control import KEPT_CHECKPOINTS_MAX, MINIMA_MAX, ControlRecord, GroupRecord
 from stepfs.format.ids import Step, Version
 
 Order = tuple[Step, ...]  # kept checkpoints in the order of recording

@@ -96,14 +96,7 @@ def parent_steps(cut: Cut, first_live: Step, next_step: Step) -> list[range]:
     return [range(first_live, kept_until), range(kept_from, end)]
 
 
-async def fork(
-    parent: LogReader,
-    store: Store,
-    cut: Cut,
-    clock: Clock,
-    *,
-    rewind: bool = False,
-) -> LakeIdentity:
+async def fork(parent: LogReader, store: Store, cut: Cut, clock: Clock, *, rewind: bool = False) -> LakeIdentity:
     """Create the lake `store` as a fork of `parent`. `RefusedError` if there is a lake already.
 
     `rewind`: producers stand as at `until`; errors of `producers_before`. If the parent was opened with `until_damage`, the

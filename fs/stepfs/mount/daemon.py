@@ -295,9 +295,7 @@ def _understand(answer: bytes, process: subprocess.Popen[bytes], log: Path) -> i
         code = process.wait()
         tail = "; ".join(log.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:])
         raise DaemonError(
-            f"the mount daemon ended (status {code}) before it was ready; {log} says: {tail}",
-            1,
-            announced=False,
+            f"the mount daemon ended (status {code}) before it was ready; {log} says: {tail}", 1, announced=False
         )
     body = json.loads(answer)
     if "error" in body:

@@ -113,10 +113,7 @@ class MountCollector(Collector):
     def _times(self) -> Iterator[Metric]:
         waits = {**self.waits, "data": self.data.wait_seconds}
         yield _family(
-            "stepfs_request_seconds",
-            "Time to answer a file system request",
-            "operation",
-            self.meter.durations,
+            "stepfs_request_seconds", "Time to answer a file system request", "operation", self.meter.durations
         )
         yield _family("stepfs_reader_wait_seconds", "Waiting of readers, by what for", "for", waits)
         yield _family("stepfs_fetch_seconds", "One GET of a slice", "", {"": self.data.fetch_seconds})

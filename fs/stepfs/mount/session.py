@@ -61,12 +61,7 @@ class Assembly(LakeParts):
     """The parts of one mount; nothing runs until `start`. Only this file and `session` see them all."""
 
     def __init__(
-        self,
-        options: MountOptions,
-        store: Store,
-        log: LogReader,
-        machine: Machine,
-        disk: DiskCache | None = None,
+        self, options: MountOptions, store: Store, log: LogReader, machine: Machine, disk: DiskCache | None = None
     ) -> None:
         self.options = options
         self.machine = machine
@@ -95,13 +90,7 @@ class Assembly(LakeParts):
         self.withdrawal = Withdrawal(self.tree, self.known, self.meter)
         self.on_left = self.withdrawal.note
         self.reports = Reports(
-            self,
-            options,
-            machine,
-            meter=self.meter,
-            known=self.known,
-            files=self.files,
-            ranks=self.names.ranks,
+            self, options, machine, meter=self.meter, known=self.known, files=self.files, ranks=self.names.ranks
         )
         self.operations = self._make_operations()
         if options.group is not None:

@@ -141,10 +141,7 @@ class StepDataset:
         `UsageError` for a rank or a range that the lake does not have.
         """
         del iterable
-        self._start, self._stop = (
-            check_integer(start, "start"),
-            None if stop is None else check_integer(stop, "stop"),
-        )
+        self._start, self._stop = (check_integer(start, "start"), None if stop is None else check_integer(stop, "stop"))
         self._rank = check_integer(rank, "rank")
         self._block = 1 if batch_size is None else check_integer(batch_size, "batch_size")
         if self._start < 0:

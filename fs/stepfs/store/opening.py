@@ -22,11 +22,7 @@ _SERVERS: Final = {"s3": (S3, _BUCKET), "gs": (GOOGLE, _OF_GOOGLE), "az": (AZURE
 
 
 def open_store(
-    url: str,
-    *,
-    endpoint_url: str | None = None,
-    options: StoreOptions | None = None,
-    silence: Silence | None = None,
+    url: str, *, endpoint_url: str | None = None, options: StoreOptions | None = None, silence: Silence | None = None
 ) -> Store:
     """The store of a lake's URL; `UsageError` for anything else.
 

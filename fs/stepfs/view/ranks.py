@@ -101,12 +101,7 @@ def as_keyword(word: str, value: object) -> str:
 
 
 def rank_map(
-    grid: Grid,
-    *,
-    world: int | None = None,
-    mesh: str | None = None,
-    splits: bool = False,
-    spelt: Spelling = as_option,
+    grid: Grid, *, world: int | None = None, mesh: str | None = None, splits: bool = False, spelt: Spelling = as_option
 ) -> RankMap:
     """Map ranks to slices; `UsageError` for a world that the lake's grid cannot serve, naming both numbers.
 

@@ -44,11 +44,7 @@ def fork(
         bool, Opt("--rewind", "With --until: producers go back to STEP, too, and make the steps from there on again.")
     ] = False,
     until_damage: Annotated[
-        bool,
-        Opt(
-            "--until-damage",
-            "Of a lake whose log cannot be read to its end, take all steps before the damage.",
-        ),
+        bool, Opt("--until-damage", "Of a lake whose log cannot be read to its end, take all steps before the damage.")
     ] = False,
     as_json: Json = False,
     endpoint_url: EndpointUrl = None,

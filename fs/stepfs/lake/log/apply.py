@@ -44,12 +44,7 @@ def apply(state: LogState, commit: Commit, body: bytes) -> Applied:
         producers = {**state.producers, producer.producer_id: producer}
     tail = state.tail + tuple(
         StepEntry(
-            Step(commit.first_step + number),
-            commit.version,
-            commit.time_ms,
-            commit.producer_id,
-            commit.epoch,
-            tgb,
+            Step(commit.first_step + number), commit.version, commit.time_ms, commit.producer_id, commit.epoch, tgb
         )
         for number, tgb in enumerate(commit.tgbs)
     )

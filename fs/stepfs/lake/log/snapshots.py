@@ -22,14 +22,7 @@ from stepfs.format.commit import chain_digest, decode_commit
 from stepfs.format.ids import SEGMENT_STEPS, SegmentIndex, Version
 from stepfs.format.keys import extent, index_prefix, log_prefix, numbered, snapshot_prefix
 from stepfs.format.records import LakeIdentity
-from stepfs.format.snapshot import (
-    LogState,
-    Segment,
-    decode_snapshot,
-    encode_segment,
-    encode_snapshot,
-    genesis,
-)
+from stepfs.format.snapshot import LogState, Segment, decode_snapshot, encode_segment, encode_snapshot, genesis
 from stepfs.lake.control import Control
 from stepfs.lake.log.apply import ChainError, apply
 from stepfs.lake.log.index import Segments
@@ -107,11 +100,7 @@ async def newest_snapshot(
 
 
 async def confirmed_snapshots(
-    store: Store,
-    identity: LakeIdentity,
-    *,
-    at_most: Version | None = None,
-    passed_over: PassedOver | None = None,
+    store: Store, identity: LakeIdentity, *, at_most: Version | None = None, passed_over: PassedOver | None = None
 ) -> AsyncGenerator[LogState, None]:
     """Snapshots whose digest the log confirms, newest first; two GETs each, made as the caller iterates."""
     prefix = snapshot_prefix(identity.lake_id)

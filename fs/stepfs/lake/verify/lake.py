@@ -27,15 +27,7 @@ from stepfs.errors import (
     command,
 )
 from stepfs.format.ids import BLOCK_BYTES, SEGMENT_STEPS, SegmentIndex, SliceIndex, Step
-from stepfs.format.keys import (
-    LAKE,
-    control_prefix,
-    index_prefix,
-    log_prefix,
-    nodes_prefix,
-    segment_of,
-    snapshot_prefix,
-)
+from stepfs.format.keys import LAKE, control_prefix, index_prefix, log_prefix, nodes_prefix, segment_of, snapshot_prefix
 from stepfs.format.records import HEAD_BYTES, payload_problem
 from stepfs.format.snapshot import StepEntry
 from stepfs.format.tgb import (
@@ -193,11 +185,7 @@ class Verification:
 
 
 async def verify_lake(
-    log: LogReader,
-    *,
-    origins: OriginStores,
-    progress: Callable[[Verification], None] | None = None,
-    content: str = "",
+    log: LogReader, *, origins: OriginStores, progress: Callable[[Verification], None] | None = None, content: str = ""
 ) -> Verification:
     """Check all steps that are live now. Never raises `CorruptError`: the result lists damage.
 
@@ -220,11 +208,7 @@ class _Scan:
     """One pass over all objects; `result` grows."""
 
     def __init__(
-        self,
-        log: LogReader,
-        origins: OriginStores,
-        progress: Callable[[Verification], None],
-        content: str,
+        self, log: LogReader, origins: OriginStores, progress: Callable[[Verification], None], content: str
     ) -> None:
         self._content = content
         self.result = Verification()

@@ -19,15 +19,7 @@ from stepfs.errors import CorruptError, NewerFormatError, RefusedError, StepfsEr
 from stepfs.format.commit import chain_digest, decode_commit
 from stepfs.format.control import decode_control
 from stepfs.format.ids import Version
-from stepfs.format.keys import (
-    control_prefix,
-    extent,
-    index_prefix,
-    log_prefix,
-    number_of,
-    numbered,
-    snapshot_prefix,
-)
+from stepfs.format.keys import control_prefix, extent, index_prefix, log_prefix, number_of, numbered, snapshot_prefix
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import decode_segment, decode_snapshot
 from stepfs.lake.control import Control

@@ -18,14 +18,7 @@ from typing import Any, Final, NoReturn, TypeVar, cast
 
 import pyfuse3
 
-from stepfs.errors import (
-    AbsentError,
-    ArchivedError,
-    ReclaimedError,
-    RefusedError,
-    StepfsError,
-    StoreUnreachableError,
-)
+from stepfs.errors import AbsentError, ArchivedError, ReclaimedError, RefusedError, StepfsError, StoreUnreachableError
 from stepfs.follow.waits import WaitOutcome
 from stepfs.format.ids import Step
 from stepfs.histogram import Histogram

@@ -78,9 +78,7 @@ class Timing:
             return self
         asked_s = int(usec) / 1e6
         return Timing(
-            min(self.interval_s, asked_s / 3),
-            min(self.stuck_s, asked_s / 2),
-            min(self.abort_s, asked_s * 0.9),
+            min(self.interval_s, asked_s / 3), min(self.stuck_s, asked_s / 2), min(self.abort_s, asked_s * 0.9)
         )
 
 

@@ -70,9 +70,7 @@ def tune(device: str, *, sysfs: Path = Path("/sys")) -> dict[str, int | None]:
         surprising = os.geteuid() == 0 and any(wanted[name][0].exists() for name in refused)
         level = logging.WARNING if surprising else logging.INFO
         _log.log(
-            level,
-            "the kernel's defaults stay for %s (sysfs cannot be written): reads are slower",
-            ", ".join(refused),
+            level, "the kernel's defaults stay for %s (sysfs cannot be written): reads are slower", ", ".join(refused)
         )
     return {name: _read(path) for name, (path, _) in wanted.items()}
 

@@ -152,13 +152,7 @@ class RequestError(Exception):
 class Requests:
     """Of one store. Requests of a verb share a client with that verb's timeout."""
 
-    def __init__(
-        self,
-        place: Place,
-        counts: Counts,
-        timeouts: Timeouts,
-        calls: Calls,
-    ) -> None:
+    def __init__(self, place: Place, counts: Counts, timeouts: Timeouts, calls: Calls) -> None:
         self._place = place
         self._counts = counts
         self._calls = calls
@@ -168,13 +162,7 @@ class Requests:
         self._making = threading.Lock()
 
     async def call(
-        self,
-        verb: str,
-        keys: tuple[str, ...],
-        work: Callable[[Client], T],
-        *,
-        data: bool = False,
-        retries: int = 0,
+        self, verb: str, keys: tuple[str, ...], work: Callable[[Client], T], *, data: bool = False, retries: int = 0
     ) -> T:
         """Run `work` in a thread, again while its failures pass; a create once, and to its end.
 

@@ -102,9 +102,7 @@ def azure_place(account: str, container: str, prefix: str) -> Place:
         keys_per_delete=256,
         keys_per_page=5000,
         make=partial(
-            AzureStore,
-            container,
-            config={"account_name": account, "endpoint": endpoint, "use_emulator": False},
+            AzureStore, container, config={"account_name": account, "endpoint": endpoint, "use_emulator": False}
         ),
         provider=_azure_provider,
         wrote=lambda result: (result["e_tag"] or "").startswith('"0x'),

@@ -35,13 +35,7 @@ from stepfs.errors import RefusedError, UsageError
 from stepfs.store.answers import is_throttled
 from stepfs.store.s3 import roles
 from stepfs.store.s3.direct import CONNECT_S, DirectReads
-from stepfs.store.settings import (
-    COMMIT_THREADS_MAX,
-    CONTROL_THREADS_MAX,
-    DATA_THREADS_MAX,
-    S3_ENDPOINTS,
-    SET_S3_KEYS,
-)
+from stepfs.store.settings import COMMIT_THREADS_MAX, CONTROL_THREADS_MAX, DATA_THREADS_MAX, S3_ENDPOINTS, SET_S3_KEYS
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -183,11 +177,7 @@ class Clients:
             region = chosen.region or session.region_name or "us-east-1"
             try:
                 return session.client(
-                    "s3",
-                    endpoint_url=given,
-                    region_name=region,
-                    config=config,
-                    verify=chosen.ca_bundle,
+                    "s3", endpoint_url=given, region_name=region, config=config, verify=chosen.ca_bundle
                 )
             except ValueError as error:  # botocore raises this for anything but a URL
                 raise UsageError(f"endpoint {named!r}: write a URL such as https://host:port") from error

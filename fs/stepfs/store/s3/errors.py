@@ -31,13 +31,7 @@ _UNSET: Final = (
     boto.InvalidConfigError,
     boto.InvalidRegionError,
 )
-_BODY: Final = (
-    boto.IncompleteReadError,
-    boto.ResponseStreamingError,
-    boto.ReadTimeoutError,
-    HTTPError,
-    OSError,
-)
+_BODY: Final = (boto.IncompleteReadError, boto.ResponseStreamingError, boto.ReadTimeoutError, HTTPError, OSError)
 
 
 def read_error(error: Exception) -> Answer:

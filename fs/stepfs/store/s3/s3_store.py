@@ -55,12 +55,7 @@ def download(client: S3Client, bucket: str, key: str, offset: int, target: ReadT
 
 
 def download_whole(
-    client: S3Client,
-    bucket: str,
-    key: str,
-    bytes_max: int,
-    answered: AnswerCount,
-    sign_of_life: Callable[[], None],
+    client: S3Client, bucket: str, key: str, bytes_max: int, answered: AnswerCount, sign_of_life: Callable[[], None]
 ) -> bytes:
     """The object's bytes, in one request; `CorruptError` before the read if the object is too large."""
     response = client.get_object(Bucket=bucket, Key=key)
@@ -85,8 +80,7 @@ def page_entries(page: ListObjectsV2OutputTypeDef, prefix: str, *, ages: bool) -
 def delete_batch(client: S3Client, bucket: str, prefix: str, keys: Sequence[str]) -> dict[str, str]:
     """Delete at most 1,000 keys. Returns key → error code of those that are still there."""
     answer = client.delete_objects(
-        Bucket=bucket,
-        Delete={"Objects": [{"Key": prefix + key} for key in keys], "Quiet": True},
+        Bucket=bucket, Delete={"Objects": [{"Key": prefix + key} for key in keys], "Quiet": True}
     )
     failed = {error.get("Key", ""): error.get("Code", "") for error in answer.get("Errors", [])}
     return {name.removeprefix(prefix): code for name, code in failed.items() if code != "NoSuchKey"}
@@ -262,13 +256,7 @@ class S3Store:
         return delete_batch(self._clients.data(), self.bucket, self._prefix, keys)
 
     async def _call(
-        self,
-        verb: str,
-        keys: tuple[str, ...],
-        work: Callable[[], T],
-        *,
-        abandon: bool = True,
-        data: bool = False,
+        self, verb: str, keys: tuple[str, ...], work: Callable[[], T], *, abandon: bool = True, data: bool = False
     ) -> T:
         """Run `work` in a thread. `data`: it moves a body of any size, and must not delay control requests."""
 
