@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from stepfs.cli.commands import reclaim
-from stepfs.data.get import _CONNECTIONS_MIN, CONNECTIONS_MAX
+from stepfs.data.get import CONNECTIONS_MAX
 from stepfs.data.hints import LISTED_STEPS_MAX, STREAMS_MAX
+from stepfs.data.tuning import TUNING
 from stepfs.follow import follower
 from stepfs.follow.consumer_group import INTERVAL_S
 from stepfs.follow.follower import IDENTITY_CHECK_S, INTERVAL_S_MAX
@@ -201,7 +202,7 @@ def test_every_promise_has_tests_and_they_exist():
         f"up to {WORDS[int(follower.SLOWER_MAX)]} times less often",
         f"one per {SEGMENT_STEPS} steps for their index",
         f"at most {SEGMENT_SHARE_BYTES >> 10} KiB for each",
-        f"from {_CONNECTIONS_MIN} to {CONNECTIONS_MAX}.",
+        f"from {TUNING.connections_min} to {CONNECTIONS_MAX}.",
         f"more than {LISTED_STEPS_MAX:,} steps",
         f"At most {STREAMS_MAX} orders",
     ],

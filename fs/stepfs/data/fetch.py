@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import trio
 
@@ -18,14 +17,11 @@ from stepfs.data.buffers import Buffer
 from stepfs.data.cache import Cache
 from stepfs.data.counters import DataCounts
 from stepfs.data.disk import WriteBehind
-from stepfs.data.get import ConcurrencyLimit, Fetcher, FetchTarget, StoreOf
+from stepfs.data.get import ConcurrencyLimit, Fetcher
+from stepfs.data.tuning import TUNING
 from stepfs.errors import CorruptError, StepfsError, StoreUnreachableError
 from stepfs.format.ids import SliceIndex, SliceKey, Step
 from stepfs.format.snapshot import StepEntry
-from stepfs.format.tgb import Descriptor
-from stepfs.store.api import Store
-
-_REST_S: Final = 10.0
 
 PrefetchRequest = tuple[StepEntry, Sequence[SliceIndex]]
 
@@ -86,7 +82,7 @@ class FetchQueue:
     def failed(self, block: Block) -> None:
         """The block cannot be had now; only readers try again at once."""
         for owner in block.owners:
-            self._rest[owner.key] = trio.current_time() + _REST_S
+            self._rest[owner.key] = trio.current_time() + TUNING.failed_rest_s
 
     def split(self, block: Block) -> None:
         """Fetch the pieces of a joined block one by one."""
@@ -148,48 +144,7 @@ def _urgency(block: Block) -> tuple[int, int, int]:
     return 2, block.step, block.range.offset
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Sources:
-    """The sources of one mount's blocks."""
-
-    cache: Cache
-    disk_copies: WriteBehind
-    counts: DataCounts
-    fetcher: Fetcher
-    store: Store
-    origin_store: StoreOf | None  # of data of a fork's parent (`origin` > 0)
-
-    async def load(self, block: Block, buffer: Buffer) -> Buffer:
-        """The verified bytes, in `buffer` or in another one in its place. Any exception consumes `buffer`."""
-        if self.cache.copied(block) and await self._load_copy(block, buffer):
-            return buffer
-        target = FetchTarget(self._store_of, block.entry, block.range)
-        return await self.fetcher.fetch(target, buffer, lambda: self.cache.lease(block.range.size, block))
-
-    async def _load_copy(self, block: Block, buffer: Buffer) -> bool:
-        """From disk into `buffer`; False for a damaged file, which is removed."""
-        owner = block.owners[0]
-        check = RangeCheck(block.range, buffer)
-        got = await self.disk_copies.load(owner, block.range.offset - owner.ref.offset, buffer.view(), check.update)
-        problem = check.problem(got)
-        if problem is not None:
-            self.disk_copies.reject(owner, problem)
-            return False
-        self.counts.disk_hits += 1
-        return True
-
-    async def _store_of(self, tgb: Descriptor) -> Store:
-        if tgb.origin == 0:
-            return self.store
-        if self.origin_store is None:
-            raise StepfsError(f"the lake shares data of origin {tgb.origin}, which this mount cannot open")
-        return await self.origin_store(tgb)
-
-
 _log = logging.getLogger("stepfs.data")
-_IN_ORDER_FIRST: Final = 4
-_IN_ORDER_GROWTH: Final = 1.5  # so GETs on a full link take no longer than a second one waits (`fetch.hedge`)
-_MEMORY_POLL_S: Final = 0.05  # memory still seen by a reader or an abandoned thread returns without a signal
 
 
 @dataclass(eq=False)
@@ -198,7 +153,9 @@ class BlockLoader:
 
     cache: Cache
     queue: FetchQueue
-    sources: Sources
+    disk_copies: WriteBehind
+    counts: DataCounts
+    fetcher: Fetcher
     concurrency: ConcurrencyLimit  # of the loads under way
     loaded: Callable[[Block], None]  # called for each block that became READY
     readers_waiting: int = 0  # blocked on a block
@@ -206,7 +163,10 @@ class BlockLoader:
     def __post_init__(self) -> None:
         self.planned = trio.Event()  # set and replaced after each look at the queue
         self._in_order = ConcurrencyLimit(
-            self.concurrency.limit_max, first=_IN_ORDER_FIRST, growth=_IN_ORDER_GROWTH, fixed=self.concurrency.fixed
+            self.concurrency.limit_max,
+            first=TUNING.in_order_first,
+            growth=TUNING.in_order_growth,
+            fixed=self.concurrency.fixed,
         )
         self._active = 0
         self._wake = trio.Event()
@@ -221,7 +181,7 @@ class BlockLoader:
                 self._wake = trio.Event()
                 short = self._start_loads(nursery)
                 poll = short and (self.cache.pool.lingering or self.cache.pool.refused)
-                with trio.move_on_after(_MEMORY_POLL_S if poll else float("inf")):
+                with trio.move_on_after(TUNING.memory_poll_s if poll else float("inf")):
                     await self._wake.wait()
 
     def _start_loads(self, nursery: trio.Nursery) -> bool:
@@ -249,7 +209,7 @@ class BlockLoader:
         began = trio.current_time()
         learns = self._in_order.start() if _is_read_in_order(block) else None
         try:
-            loaded = await self.sources.load(block, buffer)
+            loaded = await self._bytes_of(block, buffer)
         except StepfsError as error:
             self._failed(block, error)
         finally:
@@ -269,6 +229,26 @@ class BlockLoader:
             return
         self.cache.ready(block, loaded)
         self.loaded(block)
+
+    async def _bytes_of(self, block: Block, buffer: Buffer) -> Buffer:
+        """The verified bytes, in `buffer` or in another one in its place. Any exception consumes `buffer`."""
+        if self.cache.copied(block) and await self._load_copy(block, buffer):
+            return buffer
+        return await self.fetcher.fetch(
+            block.entry, block.range, buffer, lambda: self.cache.lease(block.range.size, block)
+        )
+
+    async def _load_copy(self, block: Block, buffer: Buffer) -> bool:
+        """From disk into `buffer`; False for a damaged file, which is removed."""
+        owner = block.owners[0]
+        check = RangeCheck(block.range, buffer)
+        got = await self.disk_copies.load(owner, block.range.offset - owner.ref.offset, buffer.view(), check.update)
+        problem = check.problem(got)
+        if problem is not None:
+            self.disk_copies.reject(owner, problem)
+            return False
+        self.counts.disk_hits += 1
+        return True
 
     def _failed(self, block: Block, error: StepfsError) -> None:
         if block.state is State.FETCHING:

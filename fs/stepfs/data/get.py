@@ -20,22 +20,13 @@ import trio
 from stepfs.data.blocks import Range, RangeCheck
 from stepfs.data.buffers import Buffer, Pool
 from stepfs.data.counters import DataCounts
+from stepfs.data.tuning import TUNING
 from stepfs.errors import AbsentError, CorruptError, StepfsError, StoreUnreachableError
 from stepfs.format.snapshot import StepEntry
 from stepfs.format.tgb import Descriptor
 from stepfs.store.api import Store
 
-CONNECTIONS_FIRST: Final = 4
 CONNECTIONS_MAX: Final = 64
-_CONNECTIONS_MIN: Final = 4
-_SAMPLES_MIN: Final = 8
-_LOADED: Final = 0.7  # share of the limit that must be under way during a GET: else its latency is not used
-_UP: Final = 1.5
-_DOWN: Final = 0.75
-_GAIN_SHARE: Final = 0.5  # of the growth promised
-_LOSS_MAX: Final = 0.05
-_HOLD_ROUNDS: Final = 8
-_AWAITED_SHARE: Final = 0.25  # of the blocks of a round: below it the readers are not waiting
 
 Seconds = Mapping[int, float]  # mean latency by size class
 
@@ -55,7 +46,7 @@ class ConcurrencyLimit:
         self,
         limit_max: int = CONNECTIONS_MAX,
         *,
-        first: int = CONNECTIONS_FIRST,
+        first: int = TUNING.connections_first,
         growth: float = 2.0,
         fixed: bool = False,
     ) -> None:
@@ -63,7 +54,7 @@ class ConcurrencyLimit:
         self.limit_max = limit_max
         self.limit = limit_max if fixed else min(first, limit_max)
         self.fixed = fixed
-        self._limit_min = limit_max if fixed else min(_CONNECTIONS_MIN, limit_max)
+        self._limit_min = limit_max if fixed else min(TUNING.connections_min, limit_max)
         self._running = 0
         self._starts = 0
         self._loaded_at = 0  # number of the last GET that found the limit nearly reached
@@ -79,7 +70,7 @@ class ConcurrencyLimit:
         """Note the start of a GET; pass the result to `end`."""
         self._running += 1
         self._starts += 1
-        if self._running >= _LOADED * self.limit:
+        if self._running >= TUNING.round_loaded_share * self.limit:
             self._loaded_at = self._starts
         return Started(self._starts, self._changes)
 
@@ -89,7 +80,7 @@ class ConcurrencyLimit:
         if seconds is None or started.limit_changes != self._changes or self._loaded_at < started.number:
             return
         self._round.setdefault(size.bit_length(), []).append(seconds)
-        if sum(map(len, self._round.values())) >= max(_SAMPLES_MIN, self.limit):
+        if sum(map(len, self._round.values())) >= max(TUNING.round_samples_min, self.limit):
             latency = {size: fmean(samples) for size, samples in self._round.items()}
             self._round = {}
             self._end_round(latency)
@@ -100,15 +91,15 @@ class ConcurrencyLimit:
         self._awaited_blocks += readers_wait
 
     def _end_round(self, latency: Seconds) -> None:
-        keeps_up = self._awaited_blocks < _AWAITED_SHARE * self._loaded_blocks
+        keeps_up = self._awaited_blocks < TUNING.limit_awaited_share * self._loaded_blocks
         self._loaded_blocks = self._awaited_blocks = 0
         if self._before is not None:
             before, growth = self._before[0], self.limit / self._before[0]
-            worth = 1 + _GAIN_SHARE * (growth - 1) if growth > 1 else 1 - _LOSS_MAX
+            worth = 1 + TUNING.limit_gain_share * (growth - 1) if growth > 1 else 1 - TUNING.limit_loss_max
             gain = growth / _slowdown(self._before[1], latency)
             self._before = None
             if gain < worth:
-                self._turn(_DOWN if growth > 1 else _UP)
+                self._turn(TUNING.limit_down if growth > 1 else TUNING.limit_up)
                 self._set(before)
                 return
         if self._hold:
@@ -118,14 +109,14 @@ class ConcurrencyLimit:
         if limit > self.limit and keeps_up:
             return
         if limit == self.limit:
-            self._turn(_DOWN if self._factor > 1 else _UP)
+            self._turn(TUNING.limit_down if self._factor > 1 else TUNING.limit_up)
         else:
             self._before = self.limit, latency
             self._set(limit)
 
     def _turn(self, factor: float) -> None:
         """Hold still for a while, then look in the other direction."""
-        self._factor, self._hold = factor, _HOLD_ROUNDS
+        self._factor, self._hold = factor, TUNING.limit_hold_rounds
 
     def _set(self, limit: int) -> None:
         self.limit = limit
@@ -138,32 +129,22 @@ def _slowdown(before: Seconds, now: Seconds) -> float:
     return max(fmean(ratios), 1e-6) if ratios else 1.0
 
 
-SAMPLES: Final = 128
-_HEDGE_SAMPLES_MIN: Final = 16  # below, nothing is known yet
-_DELAY_UNKNOWN_S: Final = 5.0
-_DELAY_MIN_S: Final = 0.1
-_DELAY_MAX_S: Final = 15.0
-_MARGIN: Final = 1.5
-SHARE_MAX: Final = 0.01  # hedges per request, in the long run: as many as the p99 implies
-_BURST: Final = 3.0  # hedges that may be sent before any credit is earned
-
-
 class HedgePolicy:
     """Latencies seen, and the budget of second requests."""
 
     def __init__(self) -> None:
         self._seconds: dict[int, deque[float]] = {}
-        self._credit = _BURST
+        self._credit = TUNING.hedge_burst
 
     def note(self, size: int, seconds: float) -> None:
         """A GET of `size` bytes took this long. Also earns the credit that hedges spend."""
-        self._seconds.setdefault(_class(size), deque(maxlen=SAMPLES)).append(seconds)
-        self._credit = min(_BURST, self._credit + SHARE_MAX)
+        self._seconds.setdefault(_class(size), deque(maxlen=TUNING.hedge_samples)).append(seconds)
+        self._credit = min(TUNING.hedge_burst, self._credit + TUNING.hedge_share_max)
 
     def p99_s(self, size: int) -> float | None:
         """Usual worst latency of such a GET; None while too little is known."""
         samples = self._seconds.get(_class(size))
-        if samples is None or len(samples) < _HEDGE_SAMPLES_MIN:
+        if samples is None or len(samples) < TUNING.hedge_samples_min:
             return None
         return sorted(samples)[-1 - len(samples) // 100]
 
@@ -171,8 +152,8 @@ class HedgePolicy:
         """How long to wait before a second request."""
         usual = self.p99_s(size)
         if usual is None:
-            return _DELAY_UNKNOWN_S
-        return min(max(usual * _MARGIN, _DELAY_MIN_S), _DELAY_MAX_S)
+            return TUNING.hedge_unknown_s
+        return min(max(usual * TUNING.hedge_margin, TUNING.hedge_min_s), TUNING.hedge_max_s)
 
     def spend(self) -> bool:
         """Take the credit for one hedge; False when the budget is spent."""
@@ -184,10 +165,6 @@ class HedgePolicy:
 
 def _class(size: int) -> int:
     return size.bit_length() // 3  # 512 KiB … 4 MiB, 4 MiB … 32 MiB, …
-
-
-_INTERVAL_FIRST_S: Final = 0.1
-_INTERVAL_MAX_S: Final = 5.0
 
 
 class Throttle:
@@ -211,35 +188,21 @@ class Throttle:
         """The request could not reach the store."""
         if token == self._round:
             self._round += 1
-            self.interval_s = min(max(self.interval_s * 2, _INTERVAL_FIRST_S), _INTERVAL_MAX_S)
+            self.interval_s = min(max(self.interval_s * 2, TUNING.throttle_first_s), TUNING.throttle_max_s)
             self._next_at = trio.current_time() + self.interval_s
 
     def succeeded(self) -> None:
         if self.interval_s:
-            self.interval_s = self.interval_s / 2 if self.interval_s > _INTERVAL_FIRST_S else 0.0
+            self.interval_s = self.interval_s / 2 if self.interval_s > TUNING.throttle_first_s else 0.0
             self._next_at = min(self._next_at, trio.current_time() + self.interval_s)
             self._changed.set()
             self._changed = trio.Event()
 
 
 _log = logging.getLogger("stepfs.data")
-_NO_MEMORY_S: Final = 0.1
 
 Lease = Callable[[], Buffer | None]
 StoreOf = Callable[[Descriptor], Awaitable[Store]]  # a fork's origin is looked at first: by a request that may fail
-
-
-@dataclass(frozen=True, slots=True)
-class FetchTarget:
-    """The bytes to fetch, and their object."""
-
-    store_of: StoreOf
-    entry: StepEntry
-    range: Range
-
-    def name_in(self, store: Store | None) -> str:
-        tgb = self.entry.tgb
-        return f"{f'{store.url}/' if store is not None and tgb.origin else ''}{tgb.key}: step {self.entry.step}"
 
 
 @dataclass(slots=True)
@@ -256,6 +219,7 @@ class Fetcher:
 
     pool: Pool
     counts: DataCounts
+    store_of: StoreOf
     get_timeout_s: float = 60.0  # of one GET
     deadline_s: float = 300.0  # of all attempts for one block
     concurrency: ConcurrencyLimit = field(default_factory=ConcurrencyLimit)  # learns from GETs
@@ -272,7 +236,7 @@ class Fetcher:
             yield
             self._nursery.cancel_scope.cancel()
 
-    async def fetch(self, target: FetchTarget, buffer: Buffer, lease: Lease) -> Buffer:
+    async def fetch(self, entry: StepEntry, range_: Range, buffer: Buffer, lease: Lease) -> Buffer:
         """The verified bytes of a range, in `buffer` or in another from `lease`; consumes `buffer` in any case.
 
         `CorruptError`, `AbsentError`; `StoreUnreachableError` at the deadline.
@@ -282,7 +246,7 @@ class Fetcher:
         attempt: Buffer | None = buffer
         while True:
             if attempt is not None:
-                race = await self._race(target, attempt, lease)
+                race = await self._race(entry, range_, attempt, lease)
                 if race.winner is not None:
                     return race.winner
                 error = race.error
@@ -296,27 +260,27 @@ class Fetcher:
                 self.counts.retries += 1
             attempt = lease()
             if attempt is None:
-                await trio.sleep(_NO_MEMORY_S)
+                await trio.sleep(TUNING.lease_retry_s)
 
-    async def _race(self, target: FetchTarget, buffer: Buffer, lease: Lease) -> _Race:
+    async def _race(self, entry: StepEntry, range_: Range, buffer: Buffer, lease: Lease) -> _Race:
         assert self._nursery is not None
         race = _Race(running=1)
-        self._nursery.start_soon(self._attempt, race, target, buffer)
-        with trio.move_on_after(self.policy.delay_s(target.range.size)):
+        self._nursery.start_soon(self._attempt, race, entry, range_, buffer)
+        with trio.move_on_after(self.policy.delay_s(range_.size)):
             await race.done.wait()
         if not race.done.is_set() and not self.throttle.interval_s and self.policy.spend():
             second = lease()
             if second is not None:
                 self.counts.hedges += 1
                 race.running += 1
-                self._nursery.start_soon(self._attempt, race, target, second, True)
+                self._nursery.start_soon(self._attempt, race, entry, range_, second, True)
         await race.done.wait()
         return race
 
-    async def _attempt(self, race: _Race, target: FetchTarget, buffer: Buffer, hedge: bool = False) -> None:
+    async def _attempt(self, race: _Race, entry: StepEntry, range_: Range, buffer: Buffer, hedge: bool = False) -> None:
         won = False
         try:
-            error = await self._get(target, buffer)
+            error = await self._get(entry, range_, buffer)
             won = error is None and race.winner is None
             race.error = error or race.error
         finally:
@@ -329,21 +293,22 @@ class Fetcher:
             if won or not race.running:
                 race.done.set()
 
-    async def _get(self, target: FetchTarget, buffer: Buffer) -> StepfsError | None:
+    async def _get(self, entry: StepEntry, range_: Range, buffer: Buffer) -> StepfsError | None:
         """One GET, verified. The error is returned, and fresh: a traceback would keep the buffer in sight."""
-        size = target.range.size
+        tgb, size = entry.tgb, range_.size
+        name = f"{tgb.key}: step {entry.step}"
         token = await self.throttle.turn()
         began = trio.current_time()
         started = self.concurrency.start()
         took_s: float | None = None
         got: int | None = None
-        store: Store | None = None
-        check = RangeCheck(target.range, buffer)
+        check = RangeCheck(range_, buffer)
         self.counts.requests += 1
         try:
             with trio.move_on_after(self.get_timeout_s) as scope:
-                store = await target.store_of(target.entry.tgb)
-                got = await store.read_into(target.entry.tgb.key, target.range.offset, buffer.view(), check.update)
+                store = await self.store_of(tgb)
+                name = f"{store.url}/{name}" if tgb.origin else name
+                got = await store.read_into(tgb.key, range_.offset, buffer.view(), check.update)
         except StepfsError as failure:
             if isinstance(failure, StoreUnreachableError):
                 self.throttle.failed(token)
@@ -355,10 +320,10 @@ class Fetcher:
             self.concurrency.end(started, size, took_s)
         if scope.cancelled_caught:
             self.throttle.failed(token)
-            return StoreUnreachableError(f"{target.name_in(store)}: no answer within {self.get_timeout_s:g} s")
+            return StoreUnreachableError(f"{name}: no answer within {self.get_timeout_s:g} s")
         self.throttle.succeeded()
         if took_s is None or got is None:
-            return AbsentError(f"{target.name_in(store)}: the object is gone; it was reclaimed, or the store lost it")
+            return AbsentError(f"{name}: the object is gone; it was reclaimed, or the store lost it")
         self.policy.note(size, took_s)
         self.counts.fetch_seconds.observe(took_s)
         self.counts.bytes_fetched += got
@@ -366,4 +331,4 @@ class Fetcher:
         if problem is None:
             return None
         self.counts.corrupt += 1
-        return CorruptError(f"{target.name_in(store)}: {problem}; restore the object, or fork the lake around the step")
+        return CorruptError(f"{name}: {problem}; restore the object, or fork the lake around the step")

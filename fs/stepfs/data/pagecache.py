@@ -22,6 +22,7 @@ import trio
 from stepfs.data.blocks import CachedSlice
 from stepfs.data.residency import drop_pages, mark_used, resident_bytes
 from stepfs.data.slices import PageCache, Priming, Slices
+from stepfs.data.tuning import TUNING
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex, SliceKey, Step
 
 FILES_MAX: Final = 64
@@ -126,10 +127,6 @@ class MountThreads:
 
 
 CHUNK_BYTES: Final = 1 << 20  # page-aligned; the last one of a file ends exactly at its end
-_SHARE: Final = 0.5  # of the budget, for pages
-_AWAITED_SHARE: Final = 0.25  # of the budget, for pages of files that another reader will open
-_BATCH_FILES: Final = 64  # small files primed by one call into a thread
-_SAMPLE: Final = 8  # files of a step that are looked at
 
 
 @dataclass(slots=True)
@@ -180,7 +177,8 @@ class Primer(Priming):
             primed.checked = False  # if it is read again, the kernel may have dropped it meanwhile
             if (
                 not awaited
-                or self._order.awaited_bytes + primed.length > _AWAITED_SHARE * self._slices.cache.pool.limit
+                or self._order.awaited_bytes + primed.length
+                > TUNING.primed_awaited_share * self._slices.cache.pool.limit
             ):
                 self._order.consume(key)
             else:
@@ -231,7 +229,7 @@ class Primer(Priming):
         if step == self._suspect:
             return indices
         if self._sample[0] != step:
-            self._sample = step, frozenset(indices[:: max(1, len(indices) // _SAMPLE)])
+            self._sample = step, frozenset(indices[:: max(1, len(indices) // TUNING.checked_sample)])
         return [index for index in indices if index in self._sample[1]]
 
     async def _check(self, key: SliceKey, primed: _Primed) -> None:
@@ -251,7 +249,7 @@ class Primer(Priming):
             self._todo = deque(self._candidates())
         batch: list[CachedSlice] = []
         size = 0
-        while self._todo and len(batch) < _BATCH_FILES and size < BLOCK_BYTES:
+        while self._todo and len(batch) < TUNING.primed_batch_files and size < BLOCK_BYTES:
             held = self._todo[0]
             wanted = held.ready and held.key not in self._primed  # still
             if wanted and await self._room(held):
@@ -279,7 +277,7 @@ class Primer(Priming):
     async def _room(self, held: CachedSlice) -> bool:
         """Charge the slice's pages, dropping those nobody needs for it. False: no room, or it was evicted meanwhile."""
         cache = self._slices.cache
-        while self.bytes + held.length > _SHARE * cache.pool.limit or not cache.charge(held.length):
+        while self.bytes + held.length > TUNING.primed_share * cache.pool.limit or not cache.charge(held.length):
             unneeded = self._first(self._order, held.length) or self._first(self._unplanned(), held.length)
             if not unneeded:
                 return False

@@ -87,7 +87,7 @@ class LakeParts:
         self.prefetcher = Prefetcher(
             self.slices, self.tree, log, window=options.prefetch_steps, hinted=hinted, start=start, guesses=guesses
         )
-        self.slices.reads.on_reading = self.prefetcher.note_open
+        self.slices.on_reading = self.prefetcher.note_open
         self.waits = Waits(
             self.tree, log, self.changes, deadline_s=options.deadline_s, wait_s=options.wait_s, has_signal=has_signal
         )
@@ -138,7 +138,7 @@ class LakeParts:
             poll_s=lambda: self.follower.pace.interval_s,
             opened_here=opened_here,
             order_needs_from=self.prefetcher.hints.needed_from,
-            on_retired=self.slices.reads.keep_opened,
+            on_retired=self.slices.keep_opened,
         )
 
     async def _origin_store(self, tgb: Descriptor) -> Store:

@@ -140,7 +140,7 @@ class Assembly(LakeParts):
             reader=self.log,
             tree=self.tree,
             names=self.names,
-            slices=self.slices.reads,
+            slices=self.slices,
             waits=self.waits,
             control=control,
             meter=self.meter,

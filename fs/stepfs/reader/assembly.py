@@ -126,7 +126,7 @@ class Assembly(LakeParts):
         `StoreUnreachableError` once the store did not deliver within the deadline.
         """
         entry = await self._entry(step, waits=waits)
-        handle = self.slices.reads.open(entry, index)
+        handle = self.slices.open(entry, index)
         try:
             return await self._copies.copy_of(handle)
         except AbsentError as error:

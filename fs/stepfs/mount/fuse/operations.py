@@ -17,7 +17,7 @@ from typing import Final
 import pyfuse3
 import trio
 
-from stepfs.data.slices import SliceReads
+from stepfs.data.slices import Slices
 from stepfs.follow.waits import WaitOutcome, Waits
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.format.snapshot import StepEntry
@@ -178,7 +178,7 @@ class StepOperations(pyfuse3.Operations):
     reader: LogReader
     tree: Tree
     names: FileNames
-    slices: SliceReads
+    slices: Slices
     waits: Waits
     control: Control
     meter: Meter
