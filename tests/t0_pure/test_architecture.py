@@ -32,12 +32,12 @@ QUESTIONS = {  # of a newcomer, to be answered from folder and file names alone
     "Which records do the tokens of a step come from?": "lake/lineage.py",
     "Which objects may a reclaim delete?": "lake/reclaim/sweep.py",
     "How often does a mount look for new steps?": "follow/follower.py",
-    "Who decides how many GETs run at once?": "data/get.py",
+    "Who decides how many GETs run at once?": "data/fetch.py",
     "Which steps hold a record?": "stepfs_producer/run/history/find.py",
     "What clears the mount point of a killed daemon?": "mount/host/mounts.py",
     "When does a producer try its next commit?": "stepfs_producer/commit/pace.py",
     "Where is an old incarnation of a producer refused?": "stepfs_producer/commit/rebase.py",
-    "Where does a server's refusal become our error?": "store/answers.py",
+    "Where does a server's refusal become our error?": "store/servers.py",
     "What does a planned run wait for most?": "stepfs_producer/run/measured.py",
     "When may a group's change or an advance be recorded?": "lake/decisions.py",
     "Who gives the task of a worker that hangs to another?": "stepfs_producer/engine/tasks.py",
@@ -114,7 +114,7 @@ BREACHES = {
     ],
     "rooms of stepfs.reader, highest first": [("stepfs.reader.unnamed", "")],
     "rooms of stepfs.data, highest first": [
-        ("stepfs.data.get", "stepfs.data.slices"),
+        ("stepfs.data.fetch", "stepfs.data.slices"),
         ("stepfs.data.unnamed", ""),
     ],
     "rooms of stepfs_producer, highest first": [

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from stepfs.cli.commands import reclaim
-from stepfs.data.get import CONNECTIONS_MAX
+from stepfs.data.fetch import CONNECTIONS_MAX
 from stepfs.data.hints import LISTED_STEPS_MAX, STREAMS_MAX
 from stepfs.data.tuning import TUNING
 from stepfs.follow import follower
-from stepfs.follow.consumer_group import INTERVAL_S
 from stepfs.follow.follower import IDENTITY_CHECK_S, INTERVAL_S_MAX
+from stepfs.follow.served import INTERVAL_S
 from stepfs.format.ids import SEGMENT_STEPS
 from stepfs.lake.fleet import BEAT_S
 from stepfs.lake.log.index import SEGMENT_SHARE_BYTES

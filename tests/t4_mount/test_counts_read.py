@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 from realmount import make_lake, mounted, stepfs, until
 
-from stepfs.data.residency import resident_bytes, resident_bytes_of
+from stepfs.data.pagecache import resident_bytes, resident_bytes_of
 from stepfs.format.ids import BLOCK_BYTES
 from stepfs_producer import Producer
 

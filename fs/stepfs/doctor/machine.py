@@ -24,7 +24,7 @@ from stepfs.control_files import ANSWER_S, read_status
 from stepfs.errors import StepfsError, command
 from stepfs.limits import cgroup_limit
 from stepfs.mount.daemon import log_file
-from stepfs.mount.host.abort import CAP_SYS_ADMIN, capabilities
+from stepfs.mount.host.kernel import CAP_SYS_ADMIN, capabilities
 from stepfs.mount.host.mounts import (
     FSTYPE,
     Health,

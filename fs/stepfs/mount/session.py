@@ -22,7 +22,7 @@ from stepfs import interruption
 from stepfs.checkpoints.formats import NextStep, Place
 from stepfs.clock import SystemClock
 from stepfs.data.disk import DiskCache
-from stepfs.data.get import CONNECTIONS_MAX
+from stepfs.data.fetch import CONNECTIONS_MAX
 from stepfs.data.pagecache import Primer
 from stepfs.errors import RefusedError, UsageError
 from stepfs.follow.served import LakeParts
@@ -42,8 +42,7 @@ from stepfs.mount.health import watchdog
 from stepfs.mount.health.guardian import Guardian
 from stepfs.mount.health.watchdog import RunningTime
 from stepfs.mount.host import cache_directory, mounts
-from stepfs.mount.host.abort import abort_handle
-from stepfs.mount.host.kernel import has_pending_signal, tune
+from stepfs.mount.host.kernel import abort_handle, has_pending_signal, tune
 from stepfs.mount.host.mounts import mount_at, real_directory, wait_until_detached
 from stepfs.mount.options import MountOptions
 from stepfs.mount.status import Heartbeat, Machine, Reports

@@ -15,7 +15,7 @@ from typing import Final, NoReturn
 import trio
 
 from stepfs.data.buffers import MAPPED_BYTES_MIN, Buffer, Pool
-from stepfs.data.get import CONNECTIONS_MAX
+from stepfs.data.fetch import CONNECTIONS_MAX
 from stepfs.data.hints import Hint
 from stepfs.data.slices import SliceHandle
 from stepfs.errors import (

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, get_type_hints
 
-from stepfs.data.get import CONNECTIONS_MAX
+from stepfs.data.fetch import CONNECTIONS_MAX
 from stepfs.errors import UsageError, WrongTypeError
 from stepfs.format.arguments import INTERVAL_S_MIN, check_integer, check_text, parse_duration, parse_size
 from stepfs.format.grid import Grid

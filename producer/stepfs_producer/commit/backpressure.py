@@ -16,7 +16,7 @@ from stepfs.errors import command
 from stepfs.format.ids import Step
 from stepfs.format.snapshot import LogState
 from stepfs.lake.control import Control
-from stepfs.lake.fork_group import is_fork_group
+from stepfs.lake.fork import is_fork_group
 from stepfs_producer.commit.uploads import Pending
 
 _log = logging.getLogger("stepfs.producer")

@@ -22,8 +22,8 @@ from stepfs.format.keys import log_prefix, numbered
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import LogState, ProducerState
 from stepfs.lake.identity import check_identity, open_lake
+from stepfs.lake.log.append import Waiting
 from stepfs.lake.log.apply import rehearsed
-from stepfs.lake.log.pause import Waiting
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.log.snapshots import snapshot_due, write_snapshot
 from stepfs.lake.slots import Mine, SlotLost, Unknown, take_slot

@@ -16,8 +16,7 @@ from stepfs.errors import UsageError
 from stepfs.store.api import StoreOptions
 
 if TYPE_CHECKING:
-    from stepfs.lake.fork import Cut
-    from stepfs.lake.log.left_out import UnreachableCommits
+    from stepfs.lake.fork import Cut, UnreachableCommits
     from stepfs.lake.log.reader import LogReader
 
 _POINT = re.compile(r"(.+://.+)@([0-9]{1,15})")
@@ -57,8 +56,8 @@ def fork(
     """
     from stepfs.clock import SystemClock
     from stepfs.lake import fork as forks
+    from stepfs.lake.fork import left_out
     from stepfs.lake.identity import open_lake
-    from stepfs.lake.log.left_out import left_out
     from stepfs.lake.log.reader import LogReader
 
     url, step = _parent(point, until_damage=until_damage)

@@ -1,4 +1,17 @@
-"""Appending a commit that an operator makes, not a producer: the seal of a lake, the retirement of a lost producer.
+"""Append to the log: which commit follows the head, and when a log pauses for writers that are locked out.
+
+An attempt is lost if another commit lands between its head and its create. A writer whose attempt takes longer than the
+gaps between the others' commits never wins, however often it tries. Such a writer adds a control record that asks for a
+pause. Every commit reads the next control record anyway, so each producer sees it at its next commit
+without a request more, and keeps silent for 3 s by its own clock. Writers that are locked out, whoever asked, try
+at once and until they win.
+
+No clocks are compared. A producer gives way for 3 s and then not again for 15 s, so a writer that asks for ever costs
+the others a sixth of their time, and one that dies after asking 3 s.
+
+Rejected: 3 s of silence in every 30 s for writers that may not exist. It cost every stream a wait of 3 s.
+
+Times are seconds on one monotonic clock that the caller reads; only `look` reads it.
 
 The same loop as a producer's (producer/COMMIT.md), without data, epochs or pending work to carry over: follow, make
 the next commit from the head, take the slot, check the floor; start over when another writer took the slot.
@@ -7,23 +20,109 @@ the next commit from the head, take the slot, check the floor; start over when a
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import trio
 
 from stepfs import entropy
 from stepfs.clock import Clock
-from stepfs.errors import AbsentError, RefusedError
+from stepfs.errors import AbsentError, CorruptError, RefusedError
 from stepfs.format.commit import COMMIT_ID_BYTES, Commit, CommitKind
 from stepfs.format.ids import Epoch, Version
 from stepfs.format.keys import log_prefix, numbered
 from stepfs.format.snapshot import LogState
+from stepfs.lake.control import Control
+from stepfs.lake.decisions import AskForPause
 from stepfs.lake.log.apply import rehearsed
-from stepfs.lake.log.pause import Pauses, Waiting
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.slots import SlotLost, settled, take_slot
+
+_log = logging.getLogger("stepfs.lake.log")
+
+PAUSE_S: Final = 3.0  # an attempt, what it reads before, and the others' time to see the request
+ASKS_EVERY_S: Final = 20.0  # from beginning to beginning
+_GIVES_WAY_EVERY_S: Final = 18.0  # less, so that all others hear a writer that asks as soon as it may
+ASKS_AFTER_S: Final = 1.0  # from the first loss; starts that race each other are done by then
+SAY_AFTER_S: Final = 10.0
+
+
+class Pauses:
+    """One writer's view of the log's pauses."""
+
+    def __init__(self) -> None:
+        self._asked: int | None = None  # how often writers had asked, as seen last; None: nothing seen yet
+        self._begin_s = float("-inf")  # of the newest pause
+        self._refused_s = float("-inf")  # when this writer could not ask
+
+    def note(self, now_s: float, asked: int) -> None:
+        """Note how often writers have asked, by the control record. What a new writer finds there is over."""
+        is_new = self._asked is not None and asked > self._asked
+        self._asked = asked
+        if is_new and now_s >= self._begin_s + _GIVES_WAY_EVERY_S:
+            self._begin_s = now_s
+
+    def is_open(self, now_s: float) -> bool:
+        """Whether the log pauses now, for writers that are locked out."""
+        return self._begin_s <= now_s < self._begin_s + PAUSE_S
+
+    def may_ask(self, now_s: float) -> bool:
+        """Whether another request would be heard."""
+        return now_s >= max(self._begin_s, self._refused_s) + ASKS_EVERY_S
+
+    def kept_s(self, due_s: float) -> float:
+        """`due_s`, or if the log pauses then, the end of that pause."""
+        return self._begin_s + PAUSE_S if self.is_open(due_s) else due_s
+
+    def after_s(self, from_s: float, wait_s: float) -> float:
+        """The time at which `wait_s` have passed since `from_s`, the pause not counted: silent writers stay spread."""
+        due_s, end_s = from_s + wait_s, self._begin_s + PAUSE_S
+        if due_s < self._begin_s or from_s >= end_s:
+            return due_s
+        return due_s + end_s - max(from_s, self._begin_s)
+
+    async def look(self, control: Control, losing_since_s: float) -> None:
+        """For a writer that is locked out: see whether somebody asked for a pause, and ask if it is time.
+
+        One request, or three. Where the record cannot be written, this writer goes on as before.
+        """
+        assert self._asked is not None, "the head was read, and the control record with it"
+        now_s = trio.current_time()
+        try:
+            if now_s - losing_since_s >= ASKS_AFTER_S and self.may_ask(now_s):
+                await control.change(AskForPause(self._asked))
+            elif not self.is_open(now_s):
+                await control.refresh()
+        except (RefusedError, CorruptError) as error:
+            _log.warning("cannot ask the other producers for a pause: %s", error)
+            self._refused_s = now_s
+        self.note(trio.current_time(), control.record.pauses_asked)
+
+
+@dataclass(slots=True)
+class Waiting:
+    """Says once that a commit waits for a gap in the log."""
+
+    what: str  # "the seal"
+    since_s: float | None = None  # the first loss
+    said: bool = False
+
+    def note_lost(self, now_s: float) -> float:
+        """Note a lost attempt. Returns the seconds since the first."""
+        if self.since_s is None:
+            self.since_s = now_s
+        waited_s = now_s - self.since_s
+        if waited_s >= SAY_AFTER_S and not self.said:
+            self.said = True
+            _log.warning(
+                "%s has waited %.0f s: producers nearer to the store commit all the time; they were asked to pause",
+                self.what,
+                waited_s,
+            )
+        return waited_s
+
 
 _GIVE_UP_S: Final = 120.0  # at least four pauses
 _RETRY_S: Final = 0.02

@@ -24,10 +24,9 @@ from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import LogState, Segment, StepEntry
 from stepfs.lake.control import Control
 from stepfs.lake.identity import check_identity
-from stepfs.lake.log.apply import ChainError, LogDamage, apply
+from stepfs.lake.log.apply import ChainError, LogDamage, apply, list_versions, read_commit, read_versions
 from stepfs.lake.log.index import LoneEntries, Segments
 from stepfs.lake.log.snapshots import PassedOver, log_contains, newest_snapshot, rebuilt_segment
-from stepfs.lake.log.tail import list_versions, read_commit, read_versions
 from stepfs.lake.slots import STRAY_GAP
 from stepfs.store.api import Store
 

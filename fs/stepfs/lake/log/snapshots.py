@@ -24,9 +24,8 @@ from stepfs.format.keys import extent, index_prefix, log_prefix, numbered, snaps
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import LogState, Segment, decode_snapshot, encode_segment, encode_snapshot, genesis
 from stepfs.lake.control import Control
-from stepfs.lake.log.apply import ChainError, apply
+from stepfs.lake.log.apply import ChainError, apply, read_commit, read_versions
 from stepfs.lake.log.index import Segments
-from stepfs.lake.log.tail import read_commit, read_versions
 from stepfs.lake.slots import SlotLost, last_number, listed_slots, settled, take_slot
 from stepfs.store.api import Store
 

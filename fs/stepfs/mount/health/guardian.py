@@ -17,7 +17,7 @@ from typing import Final, Self
 import trio
 
 import stepfs
-from stepfs.mount.host.abort import may_force_unmount
+from stepfs.mount.host.kernel import may_force_unmount
 
 _log = logging.getLogger("stepfs.mount")
 

@@ -15,7 +15,7 @@ import signal
 import sys
 from contextlib import suppress
 
-from stepfs.mount.host.abort import abort_mount
+from stepfs.mount.host.kernel import abort_mount
 
 _PR_SET_PDEATHSIG = 1
 _DEATH = signal.SIGUSR1

@@ -21,7 +21,7 @@ from typing import Final, NoReturn
 
 import trio
 
-from stepfs.mount.host.abort import CONNECTIONS
+from stepfs.mount.host.kernel import CONNECTIONS
 
 SILENCE_S_MAX: Final = 15.0  # a healthy loop reads the clock more often: the watchdog beats every 10 s
 

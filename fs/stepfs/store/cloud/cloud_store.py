@@ -26,11 +26,20 @@ from obstore.exceptions import BaseError
 
 from stepfs import entropy
 from stepfs.errors import StepfsError
-from stepfs.store.answers import PASSING, Answer, Verdict, create_outcome, verdict_of
 from stepfs.store.api import Buffer, Counts, Entry, Progress, Put, byte_views, check_key, check_prefix, ignore_progress
 from stepfs.store.calls import Calls, age_s, http_date
 from stepfs.store.cloud.place import Place
-from stepfs.store.read_target import PIECE_BYTES, AbandonedReadError, ReadTarget, whole_body
+from stepfs.store.servers import (
+    PASSING,
+    PIECE_BYTES,
+    AbandonedReadError,
+    Answer,
+    ReadTarget,
+    Verdict,
+    create_outcome,
+    verdict_of,
+    whole_body,
+)
 from stepfs.store.silence import Silence
 
 if TYPE_CHECKING:
