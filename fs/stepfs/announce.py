@@ -1,7 +1,6 @@
 """Announcing the order in which steps will be opened, from a trainer to a mount: advice that never fails the trainer.
 
-`data/hints` defines the names, SEMANTICS.md describes their meaning.
-"""
+`data/hints` defines the names, SEMANTICS.md describes their meaning."""
 
 from __future__ import annotations
 
@@ -28,8 +27,7 @@ def announce_steps(directory: str | Path, steps: Iterable[int]) -> bool:
     """Announce that readers of `directory` will open these steps in this order; replaces an earlier list.
 
     At most `LISTED_STEPS_MAX` (131,072) steps; `UsageError` for more, or for a value that is no step number. False if
-    the mount takes no hints from this process.
-    """
+    the mount takes no hints from this process."""
     listed = [_step(step) for step in steps]
     if len(listed) > LISTED_STEPS_MAX:
         raise UsageError(f"{len(listed)} steps: an order lists at most {LISTED_STEPS_MAX}, announce it in parts")

@@ -2,8 +2,7 @@
 
 Normal outcomes of the protocol (a create that lost its race, a step that is not committed yet) are values,
 not exceptions; see `stepfs.store.api.Put` and `stepfs.lake.slots`. An exception of this module ends an operation.
-Every class has the exit code that the command lines document, so the command lines need no table of their own.
-"""
+Every class has the exit code that the command lines document, so the command lines need no table of their own."""
 
 from __future__ import annotations
 
@@ -15,8 +14,7 @@ _REST: Final = "…"  # the reader fills it in
 
 def command(*words: object) -> str:
     """The words as one shell command, for a message that offers it: a mount point may be called `it's a run`, and unquoted
-    advice might clear, or create, another directory. `…` stands for a part that the reader adds and stays unquoted.
-    """
+    advice might clear, or create, another directory. `…` stands for a part that the reader adds and stays unquoted."""
     return " ".join(word if word == _REST else shlex.quote(word) for word in map(str, words))
 
 
@@ -93,8 +91,7 @@ class SealedError(RefusedError):
 class WithdrawnError(RefusedError):
     """A checkpoint needs steps that are reclaimed; the record was withdrawn. Resume from a later one.
 
-    `late`: the next steps of the checkpoints that came too late.
-    """
+    `late`: the next steps of the checkpoints that came too late."""
 
     def __init__(self, message: str, late: frozenset[int] = frozenset()) -> None:
         super().__init__(message)

@@ -38,8 +38,7 @@ class ShuffledSteps:
     arguments but for `shard`. `shard` of `shards`: the ranks split the steps among them; omit both if all ranks read
     every step, each its own slice.
 
-    A checkpoint in the middle of an epoch needs the steps from `first` on: record `sampler.next_step`.
-    """
+    A checkpoint in the middle of an epoch needs the steps from `first` on: record `sampler.next_step`."""
 
     def __init__(
         self,
@@ -55,8 +54,7 @@ class ShuffledSteps:
         this process alone, not in a loader's workers. None: only the order. `first` and `stop` are those of the source by
         default: of a mount, of what it lists, if it is mounted with `--steps` or the lake is sealed.
 
-        `UsageError` for a range without steps, or outside of what the source shows.
-        """
+        `UsageError` for a range without steps, or outside of what the source shows."""
         first, stop, self._ranks = _range_of(source, first, stop)
         self._source = None if isinstance(source, StepDataset) else source  # it looks ahead by itself, in its workers
         self._first, self._stop = check_integer(first, "first"), check_integer(stop, "stop")
@@ -94,8 +92,7 @@ class ShuffledSteps:
         """Whether a checkpoint with this next step releases steps that the epoch still needs.
 
         An epoch has begun with its first draw, or where it is resumed. It needs its steps until the next one begins: a
-        loader draws ahead of the training. Once all are drawn, the checkpoint behind all of them may be recorded.
-        """
+        loader draws ahead of the training. Once all are drawn, the checkpoint behind all of them may be recorded."""
         return self._inside and next_step > self._first and not (self._drawn and next_step >= self._stop)
 
     def __len__(self) -> int:

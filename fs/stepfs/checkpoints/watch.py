@@ -1,8 +1,7 @@
 """Following a checkpoint directory: new checkpoints are recorded, vanished ones dropped.
 
 Only checkpoints that this mount saw vanish are dropped, never one that is merely on record, and never all of a directory
-that vanished. One beyond the committed steps, or beyond those that readers here have opened, is held back.
-"""
+that vanished. One beyond the committed steps, or beyond those that readers here have opened, is held back."""
 
 from __future__ import annotations
 

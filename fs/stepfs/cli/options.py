@@ -2,8 +2,7 @@
 
 A parameter of a command's function may carry an `Opt`, or a dataclass whose fields do: `values: Annotated[dict[str, Any],
 MountOptions]` gets its fields. A LAKE is recognised by its scheme (`file://`, `s3://`); an argument without one is a
-directory.
-"""
+directory."""
 
 from __future__ import annotations
 

@@ -25,8 +25,7 @@ def is_lake(argument: str) -> bool:
 def lake_of(target: str, options: StoreOptions) -> tuple[str, StoreOptions]:
     """The lake that LAKE or DIR names, and how its store is reached.
 
-    `UsageError` that offers a URL if the directory is not a mount, `StepfsError` if its daemon does not answer.
-    """
+    `UsageError` that offers a URL if the directory is not a mount, `StepfsError` if its daemon does not answer."""
     if is_lake(target):
         return target, options
     from stepfs.view.mounted import mounted_lake

@@ -1,12 +1,7 @@
 """Which block is fetched next, how many at a time, and how: from the disk cache, else by GETs from the store.
 
-A fetch is a race of attempts: a second one starts when the first is slow, and the first *verified* one wins. Attempts own
-their buffers, and are never cancelled to be quick, so no buffer has two writers. Transient failures are repeated under
-one back-off until the deadline; a mismatch is fetched once more, since a bit may have flipped in transit.
-
 Demands of open files come first, those nearest to their reader, and keep a quarter of the connections; then the requests
-for later steps, planned as late as possible so that neighbours are joined in one GET.
-"""
+for later steps, planned as late as possible so that neighbours are joined in one GET."""
 
 from __future__ import annotations
 
@@ -245,8 +240,7 @@ class Fetcher:
     async def fetch(self, entry: StepEntry, range_: Range, buffer: Buffer, lease: Lease) -> Buffer:
         """The verified bytes of a range, in `buffer` or in another from `lease`; consumes `buffer` in any case.
 
-        `CorruptError`, `AbsentError`; `StoreUnreachableError` at the deadline.
-        """
+        `CorruptError`, `AbsentError`; `StoreUnreachableError` at the deadline."""
         deadline = trio.current_time() + self.deadline_s
         mismatches = 0
         attempt: Buffer | None = buffer

@@ -1,8 +1,7 @@
 """The orders that trainers announce by names in `.stepfs/order/` (SEMANTICS 29 to 31), and where their readers are.
 
 A hint is advice: it makes no bytes readable, waits for no step, and is forgotten when nothing that it named was opened for
-`EXPIRES_S`. The first step of an unfinished order stays: a checkpoint in the middle of it needs steps from there on.
-"""
+`EXPIRES_S`. The first step of an unfinished order stays: a checkpoint in the middle of it needs steps from there on."""
 
 from __future__ import annotations
 
@@ -132,8 +131,7 @@ class ShuffledOrder:
 class StridedOrder:
     """Steps in order, from `first` on: `block` of every `period` steps, as one of several loader processes reads them.
 
-    `turn` tells one pass over them from the next. No file name announces it: it is for readers in this process.
-    """
+    `turn` tells one pass over them from the next. No file name announces it: it is for readers in this process."""
 
     first: Step
     stop: Step

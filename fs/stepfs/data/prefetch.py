@@ -1,7 +1,6 @@
 """Fetch ahead the slices that this node will open next: learned from opens, announced, or given by `--ranks`.
 
-A task of its own, because the index segment of a step may have to be read first.
-"""
+A task of its own, because the index segment of a step may have to be read first."""
 
 from __future__ import annotations
 

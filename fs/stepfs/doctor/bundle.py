@@ -1,8 +1,7 @@
 """`stepfs doctor --bundle`: one file with the facts that another person needs for a diagnosis, without credentials.
 
 report.txt  versions.json  environment.json  system/…  mounts/<directory>/{status.json,config.json,metrics,accesslog,log}
-logs/<name>.log: of mounts that do not exist (any more), such as one that failed to start
-"""
+logs/<name>.log: of mounts that do not exist (any more), such as one that failed to start"""
 
 from __future__ import annotations
 

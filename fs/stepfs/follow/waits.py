@@ -1,10 +1,7 @@
 """Waiting on behalf of a caller: for a step to be committed, or for an index segment to be read.
 
-The kernel lets one LOOKUP per directory through and parks the others on the directory's lock, so a reader's deadline
-cannot start when its own request arrives: it is absolute per step, from the first waiter, and outlives it by a
-moment, so that the next requests in the queue find it expired and do not start a new one. Callers that were killed or
-signalled are released early (`has_signal`, in a mount `mount/host/kernel`), because the kernel cannot do it.
-"""
+A reader's deadline is absolute per step, from the first waiter on, because the kernel parks the next LOOKUPs on the
+directory's lock. Callers that were signalled are released early (`has_signal`)."""
 
 from __future__ import annotations
 
@@ -96,8 +93,7 @@ class Waits:
     async def for_files(self, step: Step, pid: int, *, waits: bool = False) -> StepEntry | WaitOutcome:
         """The entry of a step once its files may be opened; never READY. Errors as `for_entry`.
 
-        `waits`: wait for the commit of any step that may come, not only of those that the view shows before it.
-        """
+        `waits`: wait for the commit of any step that may come, not only of those that the view shows before it."""
         while True:
             presence = self.tree.presence(step)
             if presence is Presence.COMMITTED:
@@ -114,8 +110,7 @@ class Waits:
     async def for_commit(self, step: Step, pid: int) -> WaitOutcome:
         """Wait until `step` is committed. After READY the step may already have been reclaimed.
 
-        `OtherHistoryError` if the log is another one by now.
-        """
+        `OtherHistoryError` if the log is another one by now."""
         deadline = self._enter(step)
         try:
             with self._timed("commit"), self.changes.listening():
@@ -136,8 +131,7 @@ class Waits:
     async def for_entry(self, step: Step, pid: int) -> StepEntry | WaitOutcome:
         """The entry of a committed step whose index segment is not loaded; never READY.
 
-        Raises the reader's errors, except that an unreachable store is retried until the deadline.
-        """
+        Raises the reader's errors, except that an unreachable store is retried until the deadline."""
         with self._timed("index"):
             found = await self._loaded(step, pid, trio.current_time() + self.deadline_s)
         return WaitOutcome.SILENT if found is WaitOutcome.EXPIRED else found

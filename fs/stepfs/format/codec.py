@@ -1,19 +1,7 @@
 """The envelope of every small object, bounded decoding of its contents, and how a dataclass is stored in a map.
 
-    offset 0   6 bytes   magic "stepfs"
-           6   u8        kind (`Kind`)
-           7   u8        format version
-           8   u32 LE    body length
-          12   u32 LE    CRC32C of the first 12 bytes and the body
-          16   …         body: one msgpack map with string keys
-
-The checksum is verified before msgpack sees a byte. Unknown map keys are ignored within a format version; an
-unknown kind or another version stops the reader (FORMAT.md, "The unknown"). Anything malformed is
-`CorruptError`, never another exception, never an allocation larger than a small multiple of the input (`check_shape`).
-
-A version that this reader does not know is believed only if the checksum holds: otherwise a flipped bit would ask for
-an upgrade.
-"""
+Layout: FORMAT.md. Anything malformed is `CorruptError`, never another exception, never an allocation larger than a small
+multiple of the input (`check_shape`)."""
 
 from __future__ import annotations
 
@@ -40,8 +28,7 @@ _EXTENSION: Final = 120
 def check_shape(body: bytes | memoryview, what: str) -> None:
     """`CorruptError` unless `body` may be one msgpack value that takes a small multiple of its size in memory.
 
-    A value that is malformed in another way passes: msgpack refuses it.
-    """
+    A value that is malformed in another way passes: msgpack refuses it."""
     end = len(body)
     weight_max = WEIGHT_FREE + WEIGHT_PER_BYTE * end
     weight = at = 0
@@ -144,8 +131,7 @@ def readable(kind: Kind, data: bytes, value: T, decoder: Callable[[bytes, str], 
     """`data`, if every reader decodes `value` from it; else `RefusedError`.
 
     Every encoder ends with this check: a written object can never be corrected, and one object that readers refuse
-    stops all of them.
-    """
+    stops all of them."""
     name = kind.name.lower()
     try:
         found = decoder(data, f"a new {name}")

@@ -1,8 +1,7 @@
 """A mount's record for the fleet view: informative only, no decision depends on it.
 
 It is the only kind of object that is overwritten, and only by the mount that it names. Times are of that mount's
-clock.
-"""
+clock."""
 
 from __future__ import annotations
 

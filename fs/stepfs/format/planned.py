@@ -1,12 +1,7 @@
 """What a planned producer keeps in its lake: its position in commits, the frozen listings of its sources, their records.
 
-The files of a source are listed at the first start and frozen, so that every start reads the same ones. A lake keeps a
-listing in shards of bytes under `sources/<digest>/`, without locations: a corpus may move. The commit protocol never
-looks into a position; this is the part of a plan's that people want to see:
-
-    {"pipeline": "plan", "v": 1, "plan": digest, "step": …, "tokenizer": identity, "held_out": …, "sources": {name:
-     [identity, listing, epoch, fragment, block, taken, into, debt, records, skipped, run, tokens]}}
-"""
+A listing is kept in shards under `sources/<digest>/`, without locations, since a corpus may move. The commit protocol never
+looks into a position."""
 
 from __future__ import annotations
 
@@ -116,8 +111,7 @@ _DIGEST: Final = re.compile(r"[0-9a-f]{32}")
 @dataclass(frozen=True, slots=True)
 class SourceStanding:
     """One source, over all steps of the plan. `listing`: digest of its files, which does not change; "" if it is none.
-    `epoch`: the one being read, from 0.
-    """
+    `epoch`: the one being read, from 0."""
 
     listing: str
     tokens: int

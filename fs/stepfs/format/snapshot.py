@@ -1,13 +1,7 @@
 """The state of the log at one version, and the segments of old steps to which it refers.
 
-A snapshot contains every producer's state and the digest, so recovery never needs older commits; steps older than
-the last multiple of `SEGMENT_STEPS` live in immutable index segments, of which the snapshot keeps 16 bytes each
-(commit time and digest of their last step). It therefore stays small: 32 KiB for 10⁶ live steps.
-
-A segment's object is read whole, or one entry of it by one small ranged GET. Each entry is an envelope of its own, padded
-to a stride that follows from the lake's slices, so a reader computes its place. One that is longer (block checksums of
-large slices, long ids) stands behind the last place, and its place points to it.
-"""
+A snapshot has every producer's state, so recovery needs no older commit. A segment is read whole, or one entry of it by
+one ranged GET."""
 
 from __future__ import annotations
 
@@ -94,8 +88,7 @@ class LogState:
     """The log folded up to and including `version`.
 
     Live or not, steps [0, next_step) are committed. `tail` holds the entries from `sealed_steps` on; older ones
-    are in segments, of which those from `first_segment` on are still referenced.
-    """
+    are in segments, of which those from `first_segment` on are still referenced."""
 
     lake_id: str
     slices: int

@@ -1,17 +1,6 @@
 """The TGB object: every slice of one global step, immutable, and the descriptor by which a commit names it.
 
-    offset 0      64 bytes   magic "stepfs-tgb\n", format version, zeros, u32 CRC32C of these 60 bytes
-           64     slices     back to back, each at a multiple of 64 bytes, zero padding between
-           …      index      enveloped map (codec.py): lake, producer, epoch, seq, packed slice table
-           end-24 24 bytes   u64 index offset, u32 index length, u32 CRC32C of the 12 bytes before it, magic "tgb-foot"
-
-The writer never joins payloads: the image is a list of buffers, sent without a copy. Reading needs only the descriptor
-from the log; the index and footer serve `stepfs verify` and recovery after a lost log.
-
-A descriptor has per slice: offset, length, CRC32C, record count; for a slice longer than one block (`BLOCK_BYTES`) also
-one CRC32C per block, so that a large slice can be fetched in parts and served block by verified block. It stays packed: a
-lake of 10⁶ steps × 64 slices must not become 10⁸ Python objects.
-"""
+Layout: FORMAT.md. The writer never joins payloads: the image is a list of buffers, sent without a copy."""
 
 from __future__ import annotations
 
@@ -230,8 +219,7 @@ def joined(first: int, second: int, second_bytes: int) -> int:
     """The CRC32C of A + B from those of A and of B: no second pass over their bytes.
 
     Mark Adler's way (zlib's `crc32_combine`, with x^n instead of matrices): a CRC is a polynomial over GF(2), and n zero
-    bytes behind it multiply it by x^8n. That takes as long in Python as the CRC of 128 KiB that are in a cache.
-    """
+    bytes behind it multiply it by x^8n. That takes as long in Python as the CRC of 128 KiB that are in a cache."""
     return _product(_zeros(second_bytes), first) ^ second
 
 

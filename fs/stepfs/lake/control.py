@@ -1,25 +1,7 @@
 """The control sequence: the needs of groups, and the floor, one record after another; and the verbs of a group.
 
-`control/<n>` is dense, created if absent, never deleted and never overwritten. Every change of a group and every advance
-of the floor reads the newest record, decides on it alone (`decisions`) and creates the next one; if another writer took
-that slot, it decides again. So a group change that an advance did not see makes the advance lose, and the reverse.
-
-*Late.* A create that arrives a day late succeeds only if its slot is still free, that is, if the record that it was
-decided on is still the newest: then it is valid.
-
-*Unanswered.* A create without an answer may have landed, or land later. Its bytes are kept and come first: the next
-change takes that slot with the same bytes, or finds it taken, before it believes anything.
-
-*The floor.* No reader or writer may rely on log versions and steps below it: a deleted log slot can be created again by
-a sleeper ("slot resurrection", hazard 1, SlateDB RFC 0026). The floor is raised, here, *before* anything below it is
-deleted, and each process that acted on a log slot checks afterwards that the floor had not passed it: one GET.
-
-Rejected: a sequence for the floor and one for each group, trimmed. Both are then written first and judged afterwards, and
-each trimmed slot can be taken again.
-
-*Groups.* A consumer group keeps the durable checkpoints of a training run, and so the steps that it may still need. Each
-verb is one request on the sequence. There are no leases: a group counts until it is retired (COMMIT.md, hazard 10).
-"""
+A change reads the newest record, decides on it alone (`decisions`) and creates the next one; if another writer took that
+slot, it decides again. A create without an answer comes first the next time, with the same bytes."""
 
 from __future__ import annotations
 
@@ -165,8 +147,7 @@ class Control:
         """Bring the lake's newest record into the requested state, and return it.
 
         Raises what `decide` refuses, and then nothing was written. `StoreUnreachableError` if the store does not
-        answer: the change may have landed, or may land later; the next call settles that first.
-        """
+        answer: the change may have landed, or may land later; the next call settles that first."""
         async with self._changing:
             await self._settle()
             begun_s = trio.current_time()
@@ -309,8 +290,7 @@ class Group:
     async def register(self, fork: str = "") -> GroupRecord:
         """Make the group exist; it keeps every live step until its first checkpoint. Idempotent.
 
-        `fork`: the URL of the fork that holds it.
-        """
+        `fork`: the URL of the fork that holds it."""
         return await self._changed(Register(self.name, fork))
 
     async def add(self, next_step: Step, *, keep: int | None = None, creates: bool = True) -> GroupRecord:
@@ -318,8 +298,7 @@ class Group:
         stay.
 
         Checkpoints beyond `next_step` do not count and stay, too (`add_to_order`). Raises `WithdrawnError` when steps
-        that the checkpoint needs are reclaimed already, `NoSuchGroupError` if there is none and it `creates` none.
-        """
+        that the checkpoint needs are reclaimed already, `NoSuchGroupError` if there is none and it `creates` none."""
         if keep is not None and keep < 1:
             raise UsageError(f"--keep {keep}: keep at least one checkpoint, or retire the group")
         return await self._changed(Add(self.name, next_step, keep, creates))
@@ -328,8 +307,7 @@ class Group:
         """Record that training resumed from the checkpoint at `next_step`, and keep that checkpoint from now on.
 
         Nothing is dropped: a trainer can still go back to a greater checkpoint, until it has passed it with `keep`.
-        Raises `WithdrawnError` when steps that the checkpoint needs are reclaimed already.
-        """
+        Raises `WithdrawnError` when steps that the checkpoint needs are reclaimed already."""
         return await self._changed(Resume(self.name, next_step, creates))
 
     async def drop(self, next_step: Step) -> GroupRecord:
@@ -346,8 +324,7 @@ class Group:
         """Replace the kept checkpoints by `change` of them, also when other writers change them meanwhile.
 
         Raises `WithdrawnError` with the new checkpoints that come too late. None: the group is retired, and the call
-        does not revive it.
-        """
+        does not revive it."""
         record = await self.control.change(Revise(self.name, change, revives))
         return record.groups.get(self.name)
 

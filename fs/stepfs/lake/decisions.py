@@ -1,27 +1,7 @@
 """The record that each change makes of the newest control record: pure, and the only place that decides.
 
-`decide(number, record, request)` is the next record, or None when the newest says it already; a refusal is an exception,
-and then nothing was written. The caller creates record `number + 1`; if another writer has taken it, it decides again
-on that one. So a decision and the facts that it rests on are one compare-and-swap (lake/control.py), and two rules are
-enough to keep what anybody needs: a group never needs a step below the first live one, and the first live step never
-rises above what a group needs.
-
-*Minima.* A reclaimer grants a grace in which a mistake (a wrong number, a group retired too early) can be corrected: it
-goes by the least need of all records that were the newest within that time. The record carries these minima, as a sliding
-window minimum does: (number of the record that ended it, need), both rising, the present need last. Ages come from the
-store's LIST (lake/reclaim/run.py); writers know nothing of grace.
-
-*Kept checkpoints.* "The K newest" means the K recorded last. After a roll-back these are not the K greatest: a trainer that
-kept 90 and 100, went back to 40 and then saves 50 must lose neither 50 nor 40. So a record holds the order of recording,
-and `keep` counts only among checkpoints at or below the recorded one. The greater ones belong to the abandoned branch:
-they keep no step that a lower checkpoint does not keep anyway, and they leave once the trainer has passed them.
-
-*Fences.* A request of the caller's former life, sent and never answered, may still land in the next slot and undo what
-the caller now relies on. So a request that `fences` takes a slot, or loses it to another writer, even if the newest
-record says so already.
-
-The transitions are those of tests/t1_protocol/model/control.pml, by name.
-"""
+`decide(number, record, request)` is the next record, or None when the newest says it already; a refusal is an exception. The
+transitions are those of tests/t1_protocol/model/control.pml, by name."""
 
 from __future__ import annotations
 
@@ -108,8 +88,7 @@ class Drop:
 class Revise:
     """Keep `change(kept)` in place of `kept`.
 
-    Unless it `revives`, the request leaves a group alone that is not there.
-    """
+    Unless it `revives`, the request leaves a group alone that is not there."""
 
     group: str
     change: Callable[[frozenset[Step]], frozenset[Step]]
@@ -129,8 +108,7 @@ class Retire:
 class Advance:
     """Give up the steps below `first_live` and the log versions below `floor`, if nobody needed them within the grace.
 
-    `deleted_bytes`: payload bytes of all steps below `first_live`. `ages_s`: see `least_need`.
-    """
+    `deleted_bytes`: payload bytes of all steps below `first_live`. `ages_s`: see `least_need`."""
 
     first_live: Step
     floor: Version
@@ -156,8 +134,7 @@ def decide(number: int, record: ControlRecord, request: Request) -> ControlRecor
     """The next record's contents; None: the newest says it already.
 
     `WithdrawnError`: steps that the request needs are reclaimed. `AbsentError`: no such group, or checkpoint.
-    `UsageError`: too many checkpoints.
-    """
+    `UsageError`: too many checkpoints."""
     if isinstance(request, Advance):
         return _advance(number, record, request)
     if isinstance(request, AskForPause):
@@ -273,8 +250,7 @@ def successor(number: int, record: ControlRecord, **changes: Any) -> ControlReco
 def least_need(record: ControlRecord, ages_s: Mapping[int, float], grace_s: float) -> Step:
     """The least need of all records that were the newest within `grace_s`: nothing below it may go.
 
-    `ages_s`: of the records that ended one of the minima, by the store's clock; one that is missing is new.
-    """
+    `ages_s`: of the records that ended one of the minima, by the store's clock; one that is missing is new."""
     *former, (_, need) = record.minima or ((0, record.need),)
     for ended, least in former:
         if ages_s.get(ended, 0.0) < grace_s:

@@ -1,17 +1,7 @@
 """Make a lake that shares the data of another one below a cut, which a group of the parent keeps.
 
-It is registered with the fork's URL before anything is written there. Only the fork at that URL moves it on, and in the
-end retires it: a copy of the fork has the same id, and what it releases the fork itself may still need. So the group of a
-fork that was killed while it was made, moved or deleted holds for ever, and an operator retires it: nothing in the lake
-tells such a fork from one that is slow. Rejected: undoing it from here, by names that anybody may have put on record.
-
-The fork first registers a group in its parent (fork_group.py), so the parent's reclaimers keep the objects that the fork
-names; one that shares no step needs none. Its own log starts with one *origin* commit and the snapshot that belongs to
-it. Its identity is written last, and only after a look that the group still stands, so a half-made fork is no lake. Steps
-before STEP keep the parent's numbers: a checkpoint from before the spike resumes in the fork. Producers continue at their
-seq and position in the snapshot, and do not produce again what `skip` and `until` leave out, unless `rewind` takes them
-back to `until`; in the fork of a damaged parent they produce the steps after its last good commit.
-"""
+The group is registered before anything is written, and the fork's identity last, after a look that the group still stands:
+a half-made fork is no lake."""
 
 from __future__ import annotations
 
@@ -210,8 +200,7 @@ NO_END: Final = Step(INTEGER_MAX)
 class Cut:
     """The parent steps of a fork: those before `step`, then those from `step` on outside [skip_first, skip_end).
 
-    None from `until` on.
-    """
+    None from `until` on."""
 
     step: Step
     skip_first: Step
@@ -238,8 +227,7 @@ async def fork(parent: LogReader, store: Store, cut: Cut, clock: Clock, *, rewin
     """Create the lake `store` as a fork of `parent`. `RefusedError` if there is a lake already.
 
     `rewind`: producers stand as at `until`; errors of `producers_before`. If the parent was opened with `until_damage`, the
-    fork has the steps before the damage.
-    """
+    fork has the steps before the damage."""
     await refuse_existing(store)
     # Report mistakes before anything is written.
     shared = parent_steps(cut, parent.first_live_step, parent.state.next_step)
@@ -428,8 +416,7 @@ async def _fill(
     """Write the fork's segments, origin commit and snapshot; everything but the identity, which makes it a lake.
 
     Segments are written as they fill, a few at once, so that no history is too long for memory. They come before the
-    commit, which has their totals, and carry the digest of the log's beginning.
-    """
+    commit, which has their totals, and carry the digest of the log's beginning."""
     entries, base = _Renumbered(parent, stretches), genesis(lake_id, parent.identity.slices)
     assert entries.end == origin.end
     full = range(entries.first // SEGMENT_STEPS, entries.end // SEGMENT_STEPS)

@@ -213,8 +213,7 @@ async def serve(options: MountOptions, ready: Ready, say: Say = _log.warning, te
     `ready` is called once the mount answers a listing; until then, `say` is called with a line when the store is
     silent, and `tell` with one that is no warning. Raises `AbsentError`, `RefusedError`, `UsageError`,
     `StoreUnreachableError` before anything is mounted; afterwards only `ReplacedError`, when another lake takes this
-    one's URL.
-    """
+    one's URL."""
     with trio.open_signal_receiver(*_ENDING) as signals:
         async with trio.open_nursery() as nursery:
             session = _Session(options, ready, Silence(say), tell)
@@ -229,8 +228,7 @@ class _Session:
     """Two stages: before the mount stands a signal undoes everything at once; afterwards it starts to detach.
 
     Two nurseries: handlers answer the kernel in the outer one until the very end, because the tasks in the inner one
-    (fetching, following, withdrawing names) may hold a worker thread that waits for an answer.
-    """
+    (fetching, following, withdrawing names) may hold a worker thread that waits for an answer."""
 
     def __init__(self, options: MountOptions, ready: Ready, silence: Silence, tell: Say) -> None:
         self._directory = real_directory(options.directory)

@@ -1,10 +1,7 @@
 """`stepfs unmount`: remove the mount, and return when its daemon and its cache are gone.
 
-The daemon is found through the mount itself (`.stepfs/config.json`), never through a pid file that may be wrong; a pid
-counts only together with its start time. A busy mount stays unchanged: the kernel knows who uses it in this mount
-namespace, and its daemon who has a file open in any. A mount that is busy only for a moment, because `df` or
-`stepfs doctor` reads it, is not refused.
-"""
+The daemon is found through the mount itself (`.stepfs/config.json`), and counts only together with its start time. A busy
+mount stays unchanged."""
 
 from __future__ import annotations
 
@@ -52,8 +49,7 @@ def daemon_of(mounted: Mounted) -> Daemon:
 def unmount_and_wait(directory: Path, *, timeout_s: float = GONE_S) -> None:
     """Unmount; returns when the daemon is gone and its cache removed.
 
-    `AbsentError` if nothing is mounted there, `RefusedError` if it is busy (nothing was changed) or not ours.
-    """
+    `AbsentError` if nothing is mounted there, `RefusedError` if it is busy (nothing was changed) or not ours."""
     where = real_directory(directory)
     mounted = mount_at(where)
     if mounted is None:

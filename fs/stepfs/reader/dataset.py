@@ -1,8 +1,7 @@
 """`StepDataset`: the steps of one rank for torch's DataLoader, read without a mount, decoded by the lake's extension.
 
 A loader's workers take turns: worker w of N gets the items w, w + N, …, and the loader yields them in that order. Each is
-a process with a reader of its own, which fetches ahead only the steps that it will yield.
-"""
+a process with a reader of its own, which fetches ahead only the steps that it will yield."""
 
 from __future__ import annotations
 
@@ -58,8 +57,7 @@ def _load_safetensors(payload: memoryview) -> Any:
 def regrouped(files: Sequence[Any], ranks: RankMap, rank: int) -> list[Any]:
     """The micro-batches of a rank, from its decoded files; a file that is none of a plan counts as one.
 
-    `UsageError` if the data ranks do not divide the micro-batches of the step.
-    """
+    `UsageError` if the data ranks do not divide the micro-batches of the step."""
     held = [micro_batches(file) if holds_micro_batches(file) else [file] for file in files]
     each = len(held[0])
     if any(len(file) != each for file in held):
@@ -102,8 +100,7 @@ class StepDataset:
 
     With `stop` it is map-style: item i is step `start + i`, for any sampler. Without, it is iterable: the steps in order, to
     the end of a sealed lake, for `DataLoader(dataset, batch_size=None)`. It waits for steps that are not committed yet, as
-    a mount does under `--steps`.
-    """
+    a mount does under `--steps`."""
 
     def __new__(cls, *_args: Any, stop: int | None = None, iterable: bool | None = None, **_options: Any) -> Self:
         kind: type[StepDataset] = cls
@@ -138,8 +135,7 @@ class StepDataset:
         of one worker. `decode`: payload → item, in the worker; by default `torch.load`, `numpy.load`, safetensors' `load` by
         the lake's extension, or `bytes`.
 
-        `UsageError` for a rank or a range that the lake does not have.
-        """
+        `UsageError` for a rank or a range that the lake does not have."""
         del iterable
         self._start, self._stop = (check_integer(start, "start"), None if stop is None else check_integer(stop, "stop"))
         self._rank = check_integer(rank, "rank")

@@ -1,13 +1,7 @@
 """What stores on servers share: the meaning of a failed request, and the bytes of a read.
 
-S3 and the clouds read their libraries' errors each in its own way (`s3/errors`, `cloud/answers`). What such an answer
-means for a create, and the line that a user reads, are decided here alone. What cannot be read is unknown: a create that may
-have happened, an object that may be there.
-
-Bytes land under a lock that `abandon` takes, and the owner may checksum them while they are still in the CPU's cache.
-Once `abandon` has returned, no byte is written to the buffer any more, and the connection is shut down so that the
-thread ends at once instead of at its timeout.
-"""
+What cannot be read is unknown: a create that may have happened. Once a read is abandoned, no byte is written to its buffer,
+and its connection is shut down."""
 
 from __future__ import annotations
 
@@ -119,8 +113,7 @@ def create_outcome(answer: Answer) -> Put | None:
 def explain(answer: Answer, url: str, doing: str, words: Words, *, passing: bool = False) -> StepfsError:
     """The error to raise when `doing` ('read a/b', …) failed on the store `url`.
 
-    `passing`: the action was allowed before (`calls.Rights`), so a refusal for lack of rights counts as an outage.
-    """
+    `passing`: the action was allowed before (`calls.Rights`), so a refusal for lack of rights counts as an outage."""
     kind: type[StepfsError] = RefusedError
     said, whole = answer.said, answer.whole or answer.said
     match answer.verdict:
@@ -172,8 +165,7 @@ def whole_body(
 ) -> bytes:
     """The body of `what`, an object of `size` bytes; `CorruptError` before the first piece if it is too large.
 
-    `size` 0: the server did not say; then `CorruptError` as soon as it is too large.
-    """
+    `size` 0: the server did not say; then `CorruptError` as soon as it is too large."""
     if size > bytes_max:
         raise CorruptError(f"{what} has {size} bytes, at most {bytes_max} make sense")
     found, got = [], 0

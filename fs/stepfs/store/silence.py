@@ -1,11 +1,4 @@
-"""For a user who waits at a terminal: report a silent store after seconds, and give up after a minute.
-
-A request to a server that accepts connections and never answers takes its timeouts times its retries: minutes
-without a line. A daemon may wait so long once it serves; a command must not. Silence is measured over all requests of
-one store, from the last sign of life (an answer, or bytes of one), while a request waits; so a long read that makes
-progress is never cut. Requests that fail without an answer, one after another, are one silence; the time between them
-does not count.
-"""
+"""For a user who waits at a terminal: report a silent store after seconds, and give up after a minute."""
 
 from __future__ import annotations
 
@@ -69,8 +62,7 @@ class Silence:
     ) -> T:
         """The result of `request`; `StoreSilentError` with `advice` once the store has been silent for too long.
 
-        A request that shields itself from cancellation is awaited, and its result counts.
-        """
+        A request that shields itself from cancellation is awaited, and its result counts."""
         if self._ended:
             return await request()
         if not self._waiting:

@@ -2,8 +2,7 @@
 
 Micro-batches are divided among D data ranks in D equal runs, so the global batch is the same for every D. Tensor- and
 pipeline-parallel peers read one slice; their files are hard links. `--world N` makes consecutive ranks peers, `--mesh`
-gives the trainer's own device mesh.
-"""
+gives the trainer's own device mesh."""
 
 from __future__ import annotations
 
@@ -33,8 +32,7 @@ Spelling = Callable[[str, object], str]  # a word of the caller and its value, a
 class RankMap:
     """Which ranks read which part of a step.
 
-    Readers are data ranks × pieces of their sequences (`Grid.cp`); the ranks of one reader are peers.
-    """
+    Readers are data ranks × pieces of their sequences (`Grid.cp`); the ranks of one reader are peers."""
 
     grid: Grid
     data_ranks: int
@@ -61,8 +59,7 @@ class RankMap:
     def reader_of(self, index: SliceIndex) -> tuple[int, int, int]:
         """The lowest rank that reads a slice, and which of its micro-batches and their files it is.
 
-        The mount itself looks the file up under this name.
-        """
+        The mount itself looks the file up under this name."""
         unit, piece, file = self.grid.place_of(index)
         data, micro = divmod(unit, self.micro_batches)
         reader = data * self.grid.cp + piece
@@ -106,8 +103,7 @@ def rank_map(
     """Map ranks to slices; `UsageError` for a world that the lake's grid cannot serve, naming both numbers.
 
     `splits`: the reader can take a part of a file that holds several micro-batches. `spelt`: how errors write a word of
-    the caller, `--mesh dp=4` or `mesh='dp=4'`.
-    """
+    the caller, `--mesh dp=4` or `mesh='dp=4'`."""
     if mesh is not None:
         mapped = _from_mesh(grid, mesh, splits=splits and grid.micro == 1, spelt=spelt)
         if world not in {None, mapped.world}:

@@ -40,8 +40,7 @@ def status(
     """Show the state of a lake or of a mount.
 
     Of a lake: head, frontier, producers, groups, sizes, and the latest records of the groups' mounts. Of a mount: the
-    state of its daemon.
-    """
+    state of its daemon."""
     interruption.run(_status, target, as_json, watch, StoreOptions(endpoint_url))
 
 
@@ -257,8 +256,7 @@ def producer_lines(producers: object, now_ms: int) -> Iterator[str]:
 def plan_lines(producers: object) -> Iterator[str]:
     """A table below those of `producers`, a part of a status document; nothing if none of them runs a plan.
 
-    Sources with the most tokens come first.
-    """
+    Sources with the most tokens come first."""
     rows = [
         (str(producer), str(name), source)
         for producer, known in sorted(_mapping(producers).items())

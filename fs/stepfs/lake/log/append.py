@@ -1,21 +1,7 @@
 """Append to the log: which commit follows the head, and when a log pauses for writers that are locked out.
 
-An attempt is lost if another commit lands between its head and its create. A writer whose attempt takes longer than the
-gaps between the others' commits never wins, however often it tries. Such a writer adds a control record that asks for a
-pause. Every commit reads the next control record anyway, so each producer sees it at its next commit
-without a request more, and keeps silent for 3 s by its own clock. Writers that are locked out, whoever asked, try
-at once and until they win.
-
-No clocks are compared. A producer gives way for 3 s and then not again for 15 s, so a writer that asks for ever costs
-the others a sixth of their time, and one that dies after asking 3 s.
-
-Rejected: 3 s of silence in every 30 s for writers that may not exist. It cost every stream a wait of 3 s.
-
-Times are seconds on one monotonic clock that the caller reads; only `look` reads it.
-
-The same loop as a producer's (producer/COMMIT.md), without data, epochs or pending work to carry over: follow, make
-the next commit from the head, take the slot, check the floor; start over when another writer took the slot.
-"""
+A seal or a retirement follows the head, takes the slot and checks the floor, as a producer does (producer/COMMIT.md). A
+writer that is locked out asks for a pause in the control sequence. Times are seconds on the caller's monotonic clock."""
 
 from __future__ import annotations
 
@@ -86,8 +72,7 @@ class Pauses:
     async def look(self, control: Control, losing_since_s: float) -> None:
         """For a writer that is locked out: see whether somebody asked for a pause, and ask if it is time.
 
-        One request, or three. Where the record cannot be written, this writer goes on as before.
-        """
+        One request, or three. Where the record cannot be written, this writer goes on as before."""
         assert self._asked is not None, "the head was read, and the control record with it"
         now_s = trio.current_time()
         try:
@@ -143,8 +128,7 @@ async def retire_producer(reader: LogReader, producer_id: str, clock: Clock) -> 
 
     A process that still runs under this id is fenced; its uncommitted uploads may be deleted. A later start is allowed
     and continues its seqs. False if there was nothing to do: retired already, sealed. `AbsentError` if the lake does
-    not know the id.
-    """
+    not know the id."""
 
     def make(head: LogState) -> Commit | None:
         known = head.producers.get(producer_id)

@@ -1,16 +1,4 @@
-"""The index of old steps: segments in memory, each read by one GET for any number of waiting tasks, or single entries.
-
-Lookups of steps older than the log's tail come here. A segment of 512 steps × 64 slices is about 1 MB, so a mount of
-a long lake keeps the few segments that its readers move through, not the history. One that is not stored yet may leave
-memory like any other: the log has its steps until a snapshot covers it.
-
-A step that is opened out of order costs one small ranged GET of its entry. Three rules decide when the whole segment
-is the better choice:
-* a step beside one of the last requested steps is part of a scan (`ls -R`, a reader that starts);
-* the segment is being loaded anyway;
-* steps of the segment were requested so often that its bytes cost no more than `SEGMENT_SHARE_BYTES` for each request,
-and it displaces no other segment. From then on its steps cost no request.
-"""
+"""The index of old steps: segments in memory, each read by one GET for any number of waiting tasks, or single entries."""
 
 from __future__ import annotations
 
@@ -62,8 +50,7 @@ class Segments:
     """Loaded segments of one lake, least recently used first out once they exceed a byte budget.
 
     `in_thread`: decode in a worker thread. A segment takes 20 ms (64 slices) to 100 ms, and a mount's loop must answer
-    meanwhile; programs without other tasks do better without.
-    """
+    meanwhile; programs without other tasks do better without."""
 
     def __init__(
         self, store: Store, identity: LakeIdentity, rebuild: Rebuild, *, bytes_max: int = _SEGMENTS_BYTES_MAX
@@ -143,8 +130,7 @@ class Segments:
     async def load_unreferenced(self, index: SegmentIndex) -> Segment | None:
         """Load a segment to which the state may have dropped its reference (reclaim, when it lists leftovers).
 
-        None if it is gone: another reclaimer has just deleted it.
-        """
+        None if it is gone: another reclaimer has just deleted it."""
         return self._loaded.get(index) or await self._found(index)
 
     async def _found(self, index: SegmentIndex) -> Segment | None:
@@ -208,8 +194,7 @@ class LoneEntries:
     async def load(self, step: Step, ref: tuple[int, bytes]) -> StepEntry | None:
         """Read one entry, checked against its segment's 16-byte reference; None: read the segment.
 
-        `StoreUnreachableError`, `RefusedError` as for any object.
-        """
+        `StoreUnreachableError`, `RefusedError` as for any object."""
         index = SegmentIndex(step // SEGMENT_STEPS)
         if index in self._unusable:
             return None

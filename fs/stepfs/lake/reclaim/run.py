@@ -1,15 +1,7 @@
 """One reclaim, in the order that makes a kill anywhere, and a second reclaimer at any time, harmless.
 
-    the newest control record and its need  →  make sure of two confirmed snapshots at or above the new floor
-    →  create the control record after it, which gives the steps up  →  delete: data, index, log, snapshots
-
-A group that changes meanwhile takes the slot of our advance, which is decided again on its record; if it needs more, or if
-another reclaimer was faster, the run starts over. Deletion works from LISTs,
-so leftovers of a killed reclaimer, uploads of dead producers and resurrected slots are deleted too (`sweep`).
-
-A run that finds nothing new costs three requests in a process that goes on. A new process searches all of `data/`: one
-request per 1,000 live objects, and one per 512 live steps.
-"""
+the newest record and its need  →  two confirmed snapshots at or above the new floor  →  the record that gives
+steps up  →  delete: data, index, log, snapshots"""
 
 from __future__ import annotations
 
@@ -124,8 +116,7 @@ class Reclaimer:
 
         `RefusedError` when a group claims to have consumed steps that were never committed, or when more than
         `max_percent` of the live steps would be deleted at once; `CorruptError` when an object that a safe decision
-        needs is unreadable.
-        """
+        needs is unreadable."""
         failed: tuple[Version, int] | None = None
         for attempt in range(_ROUNDS_MAX):
             if attempt:
@@ -259,8 +250,7 @@ async def _prepared(reader: LogReader, target: Target) -> Advance:
 
 async def ages_of_minima(control: Control, grace_s: float) -> dict[int, float]:
     """Ages in s, by the store's clock, of the records that ended one of the minima: a mistake can be corrected for the
-    time of `grace`. Without a request if there is only the present need.
-    """
+    time of `grace`. Without a request if there is only the present need."""
     former = [ended for ended, _ in control.record.minima[:-1]]
     if not former or grace_s <= 0:
         return dict.fromkeys(former, grace_s)
@@ -293,8 +283,7 @@ def _duration(seconds: float) -> str:
 async def ensure_snapshots(reader: LogReader, lowest: Version) -> Version:
     """Ensure a snapshot at `lowest` or later. Returns the new floor: at most `lowest`, and no higher than the second
     newest snapshot that the log confirms. So the lake survives one damaged object: readers start from the older snapshot.
-    A lake whose log still begins at version 0 needs no second one.
-    """
+    A lake whose log still begins at version 0 needs no second one."""
     found = await _confirmed(reader)
     if _is_one_missing(reader, found, lowest):
         await write_snapshot(reader.store, reader.identity, reader.state, reader.segments, reader.control)

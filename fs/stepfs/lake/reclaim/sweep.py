@@ -1,16 +1,4 @@
-"""The objects to delete, found by LIST, a page at a time: the same for a real run and a dry run.
-
-A LIST begins at the oldest objects and stops at the first live one, so the cost of a sweep grows with the dead
-objects; only the search for orphans lists everything. Memory holds one page of names, one segment, and 8 bytes per
-live step during the search for orphans. The order permits a kill at any point: index segments and log versions are
-deleted after the data that they name, because the next run needs them to find it.
-
-The rules for data objects need no clock. The objects of one producer are named by epoch and seq, and its steps are in
-the order of both, in the log as in a LIST. So every object up to its last step below the first live one is either dead
-or can never be committed any more: that range of names is deleted without reading the live steps. Above it an object
-is an *orphan* only if it can never be committed (older epoch, seq already committed, sealed lake) and no live step
-names it.
-"""
+"""The objects to delete, found by LIST, a page at a time: the same for a real run and a dry run."""
 
 from __future__ import annotations
 
@@ -82,8 +70,7 @@ def ended_incarnations(before: LogState, after: LogState) -> dict[str, tuple[str
     """The names under which the uploads of incarnations lie that ended between two states: producer component →
     (after this name, before that name).
 
-    An incarnation's uploads have the seqs that were not committed before it; those of older ones were seen before.
-    """
+    An incarnation's uploads have the seqs that were not committed before it; those of older ones were seen before."""
     found = {}
     for name, producer in after.producers.items():
         known = before.producers.get(name)
@@ -135,8 +122,7 @@ def _only(parse: Callable[[str], object], do: Do) -> Do:
 async def live_entries(reader: LogReader, first: Step, end: Step) -> AsyncGenerator[tuple[StepEntry, ...]]:
     """The entries of steps [first, end), a segment at a time; none is kept in memory.
 
-    `CorruptError` if a segment is missing or unreadable.
-    """
+    `CorruptError` if a segment is missing or unreadable."""
     state = reader.state
     for number in range(first // SEGMENT_STEPS, state.sealed_segments):
         index = SegmentIndex(number)
@@ -167,8 +153,7 @@ async def walk_orphans(reader: LogReader, last: LastDead, do: Do, *, since: LogS
     """Pass the objects to `do` that can never be committed and that no live step names, except those up to `last`.
 
     `since`: only those that incarnations left which have ended after this state; None: through all of `data/`, which
-    costs O(live).
-    """
+    costs O(live)."""
     state, lake_id = reader.state, reader.identity.lake_id
     if since is None:
         ranges: dict[str, tuple[str, str | None]] = {data_prefix(lake_id): ("", None)}
@@ -204,8 +189,7 @@ async def walk_orphans(reader: LogReader, last: LastDead, do: Do, *, since: LogS
 
 async def _named(reader: LogReader, first_live: Step) -> dict[str, array[int]]:
     """Per producer the random parts of the names of its live objects, sorted: 8 bytes each. A collision would only
-    keep an orphan.
-    """
+    keep an orphan."""
     named: dict[str, array[int]] = {}
     async with aclosing(live_entries(reader, first_live, reader.state.next_step)) as parts:
         async for part in parts:

@@ -1,12 +1,4 @@
-"""`verify`: does every committed byte exist, unchanged, and what repairs one that does not? Trusts the log's checksums only.
-
-Each TGB object is read once, front to back, in windows of `WINDOW_BYTES`, by a bounded number of tasks with one
-reused buffer each: memory is bounded for any lake, and one damaged object never stops the check of the others. Besides
-the slices, the header, footer and index of each object are compared with the log, because a recovery after a lost log
-would depend on them. The padding must be the zeros that were written: no checksum covers it, and a rotten bit there is
-a warning. Rejected: HEAD requests (a store that lost bytes still answers them) and one GET per slice (64 requests in
-place of 8).
-"""
+"""`verify`: does every committed byte exist, unchanged, and what repairs one that does not? Trusts the log's checksums only."""
 
 from __future__ import annotations
 
@@ -51,8 +43,7 @@ _EMPTY: Final = crc32c(b"")
 class TgbCheck:
     """One object described by `tgb`. Not thread-safe; CPU-bound, so call `feed` in a worker thread.
 
-    `content`: the extension whose signature each slice must have; "" accepts any bytes.
-    """
+    `content`: the extension whose signature each slice must have; "" accepts any bytes."""
 
     def __init__(self, tgb: Descriptor, *, content: str = "") -> None:
         self._tgb = tgb
@@ -191,8 +182,7 @@ async def verify_lake(
 
     Steps that are reclaimed meanwhile count as no damage. An unreadable object is damaged if other objects of its
     store can be read. If none can, the store is at fault: `StoreUnreachableError` or `RefusedError`. `content`: a slice
-    without the signature of this extension is damage, too.
-    """
+    without the signature of this extension is damage, too."""
     scan = _Scan(log, origins, progress or (lambda _: None), content)
     await scan.run(log.first_live_step, log.state.next_step)
     await scan.retry()
@@ -326,8 +316,7 @@ def advice(
 
     `control_reads`: whether the newest control record can be read. `opens`: whether a reader reaches the head of the log.
     `has_beginning`: whether it at least finds a state to start from, which a fork needs, too. `live`: the steps that a
-    reader shows.
-    """
+    reader shows."""
     if lake_id is None:
         return [f"restore {LAKE} from a backup: without it nobody knows where the lake's objects are"]
     lines, damages = [], list(damages)

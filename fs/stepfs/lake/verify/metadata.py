@@ -1,12 +1,4 @@
-"""`verify`, second half: every small object of a lake, also those that readers do not open today.
-
-A reader starts at the newest snapshot and control record, and never opens older ones. A lake with a rotten older
-snapshot or commit looks well until the object is needed. So each object is read by its own decoder (envelope, CRC,
-ranges) and compared with its name; commits are compared with each other: consecutive from the floor on, each with the
-digest of the one before. Skipped: commits below the floor, and objects that are deleted meanwhile.
-
-The loss of the *newest* object of a sequence cannot be seen here: the lake is then in exactly its former state.
-"""
+"""`verify`, second half: every small object of a lake, also those that readers do not open today."""
 
 from __future__ import annotations
 

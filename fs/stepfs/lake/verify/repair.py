@@ -1,13 +1,6 @@
 """`verify --repair`: a record after a damaged newest control record, from the one before and the objects in the store.
 
-The damaged record was one change. If a group changed, that change is lost, and is reported. If a reclaimer gave steps up,
-it may have deleted some: their data or their log versions are gone, and nothing up to the last of them can be promised.
-It gave up nothing that the groups of the record before needed, so a loss beyond that is no reclaim. If that record is lost
-too, a checkpoint may have released more: then whatever is missing from the beginning of a producer's steps has been
-reclaimed, and the checkpoints that need it are no more.
-
-A reclaimer that knew the record and still deletes goes on: stop the reclaimers before a repair.
-"""
+A reclaimer that knew the record and still deletes goes on: stop the reclaimers before a repair."""
 
 from __future__ import annotations
 
@@ -35,8 +28,7 @@ _PAGE: Final = 1000
 async def repair_control(store: Store, identity: LakeIdentity, origins: OriginStores) -> str | None:
     """Continue the control sequence after a damaged newest record. Returns the result in words; None: it is sound.
 
-    `origins`: a fork asks its parent for the steps that it still holds there.
-    """
+    `origins`: a fork asks its parent for the steps that it still holds there."""
     control = Control(store, identity)
     with suppress(CorruptError):
         await control.refresh()

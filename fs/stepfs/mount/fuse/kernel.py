@@ -111,8 +111,7 @@ def fuse_options(lake: str, *, allow_other: bool) -> set[str]:
 def mounted(operations: pyfuse3.Operations, directory: Path, options: set[str]) -> Iterator[str]:
     """Mount; yields the device number ("0:53"). On leaving, detach if our mount is still the one at this place.
 
-    A passed mount (`/dev/fd/N`) is only served: its device number is unknown here, and is "".
-    """
+    A passed mount (`/dev/fd/N`) is only served: its device number is unknown here, and is ""."""
     if descriptor_of(directory) is not None:
         _init(operations, directory, options)
         try:
@@ -139,8 +138,7 @@ async def answer() -> None:
     """Answer the kernel until the mount is gone or `stop` is called.
 
     A read of /dev/fuse says ENODEV when the mount is gone, which ends the loop. One that was copying a request at that
-    moment says ECONNABORTED instead (once in some thousand unmounts of a busy mount): the same end.
-    """
+    moment says ECONNABORTED instead (once in some thousand unmounts of a busy mount): the same end."""
     try:
         await pyfuse3.main(min_tasks=TASKS_IDLE, max_tasks=TASKS_MAX)
     except* ConnectionAbortedError as ends:

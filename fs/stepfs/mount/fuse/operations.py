@@ -241,8 +241,7 @@ class StepOperations(pyfuse3.Operations):
         """Look up an inode that the kernel has forgotten, from an NFS client's file handle; ENOENT becomes ESTALE.
 
         Stricter than GETATTR: a file that has left the view is found only while it is open. And it waits for an index
-        segment, because a handle outlives the mount that issued it.
-        """
+        segment, because a handle outlives the mount that issued it."""
         node = node_of(inode)
         if not isinstance(node, SliceFile) or self.tree.names_known(node.step):
             return self._attributes.attributes(inode)

@@ -29,8 +29,7 @@ SILENCE_S_MAX: Final = 15.0  # a healthy loop reads the clock more often: the wa
 class RunningTime(trio.abc.Clock):
     """trio's clock for a daemon that may be suspended, in seconds: between two readings at most `silence_s_max` pass.
 
-    Any thread may read it.
-    """
+    Any thread may read it."""
 
     def __init__(self, silence_s_max: float | None = None, *, monotonic: Callable[[], float] = time.monotonic) -> None:
         """Default `SILENCE_S_MAX`."""
@@ -71,8 +70,7 @@ class Timing:
     def under(self, environment: Mapping[str, str], pid: int) -> Timing:
         """The timing that acts before the supervisor that set WATCHDOG_USEC for this process.
 
-        The supervisor ends processes, but only an aborted connection frees a thread that hangs in this very mount.
-        """
+        The supervisor ends processes, but only an aborted connection frees a thread that hangs in this very mount."""
         usec = environment.get("WATCHDOG_USEC", "")
         if not usec.isdigit() or int(usec) == 0 or environment.get("WATCHDOG_PID", str(pid)) != str(pid):
             return self
@@ -173,8 +171,7 @@ def abort_and_exit(handle: int | None) -> NoReturn:
     """Abort the connection, so that readers get errors; then end the process like a killed one.
 
     `handle` comes from `abort_handle`. Without one the end of the process closes /dev/fuse, or makes the guardian
-    abort the connection. The next mount cleans up.
-    """
+    abort the connection. The next mount cleans up."""
     last_words = b"stepfs: the daemon is stuck; its connection was aborted, so that readers fail and do not hang\n"
     try:
         if handle is not None:

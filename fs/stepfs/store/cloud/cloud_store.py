@@ -1,11 +1,7 @@
 """Google's and Azure's stores, by obstore.
 
-object_store resends a 307 by itself, and 409 and 412 may be answers to its own first attempt. Both cost time, not
-safety: `lake/slots.py` reads the slot.
-
-Cancellation abandons everything but `create` at once. An abandoned thread ends at the latest with its timeout and does
-not touch the caller's memory: a read lands under a lock that a cancelled caller takes first, an upload sends a copy.
-"""
+object_store resends a 307 by itself, and 409 and 412 may answer its own first attempt: `lake/slots` reads the slot.
+Cancellation abandons all but `create`; an abandoned thread touches no memory of the caller."""
 
 from __future__ import annotations
 
@@ -175,8 +171,7 @@ class Requests:
     ) -> T:
         """Run `work` in a thread, again while its failures pass; a create once, and to its end.
 
-        `data`: it moves a body of any size. `retries` of obstore itself, within one attempt.
-        """
+        `data`: it moves a body of any size. `retries` of obstore itself, within one attempt."""
 
         def attempt() -> T:
             try:

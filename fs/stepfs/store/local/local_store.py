@@ -1,21 +1,7 @@
 """A store in a directory of a POSIX file system.
 
-Sorting the children of one directory by name, with '/' appended to directories, gives the order of keys, so a
-depth-first walk never needs the whole tree. A directory of 10^6 names costs one pass over its names; files are
-`stat`ed only when they are part of the answer. Rejected: remembering a directory's sorted names by its mtime (a
-change within one timestamp tick would go unseen).
-
-Create-if-absent is `link(2)` of a fully written, fsynced temporary file: the name appears at once with all its
-bytes, for exactly one of any number of racing processes or hosts. A network file system may send a link twice and
-report EEXIST for our own success; the link count of the temporary file, and the bytes, reveal that. Rejected:
-`O_CREAT|O_EXCL` (shows a partial object), `renameat2(RENAME_NOREPLACE)` (not on network file systems), `O_TMPFILE`
-(same, and it leaves no name to count links of), lock files (outlive their holder). Where the fsync of a directory
-failed, the create is UNKNOWN, and a read of the object fails until that fsync has succeeded.
-
-Temporary files live in a hidden directory that listing never shows. The leftovers of crashes are deleted there by
-their age on the file system's own clock. Calls run in worker threads and are never abandoned: a cancelled caller waits
-for its system call, so a buffer is never written to after its owner went on, and a create always reports its outcome.
-"""
+Calls run in worker threads and are never abandoned: a cancelled caller waits for its system call, so a create always reports
+its outcome."""
 
 from __future__ import annotations
 
@@ -136,8 +122,7 @@ def file_system_time_s(place: Path) -> float:
     """The time of the file system that holds `place`: its server stamps inodes, and may disagree with our clock.
 
     Found by creating a file in `place` and removing it. If that is refused, or there is no space, our own clock is
-    used: on a local file system it is the same clock.
-    """
+    used: on a local file system it is the same clock."""
     name = place / f"{os.getpid()}-{secrets.token_hex(8)}"
     try:
         place.mkdir(exist_ok=True)
@@ -158,8 +143,7 @@ def list_keys(root: Path, prefix: str, after: str, limit: int | None, *, now_s: 
     `now_s` is the file system's time, for ages: the seconds since the inode last changed. That is when the name was
     linked, or later. Not the mtime: it is old if a writer was stopped between writing and linking, and any process can
     set it. Hidden names, symbolic links and files that vanish meanwhile are left out. OSErrors other than absence
-    pass.
-    """
+    pass."""
     base, _, rest = prefix.rpartition("/")
     start = f"{base}/" if base else ""
     return list(islice(_walk(root, start, rest, after, limit, now_s), limit))
@@ -308,8 +292,7 @@ class LocalStore:
         """A descriptor of the object, or None if absent.
 
         After a miss the freshly opened directory is searched again: that makes a network file system drop its cached
-        absence of the name (close-to-open consistency).
-        """
+        absence of the name (close-to-open consistency)."""
         path = self.root / key
         try:
             handle = os.open(path, _READ)

@@ -1,20 +1,6 @@
 """boto3's clients of S3, made of the user's profile, and the credentials of a role.
 
-A metadata service starts after the machine and limits its rate. So it gets several tries of two seconds; what it does not
-give yet is an outage and no mistake; and processes that are forked from one that has credentials begin with those, since a
-dozen loader workers at once would be refused. A spawned process asks for itself: secrets go into no pickle.
-
-So one process reaches several S3 servers, each with credentials of its own, and the AWS files stay the only place for them.
-
-All sessions of a process, and of the processes forked from it, share one loader of botocore's models: to parse them took
-three quarters of a DataLoader worker's first read.
-
-Two of them, because botocore's retries resend a create that already succeeded and then report 412 for the caller's own
-success (hazard 2). `commit` sends exactly once and waits longer than the queue of losers on the slowest measured
-server (4 s). `data` retries requests that may be sent twice and gives up on a silent connection early. It pools as many
-connections as the threads of both can use (`store/calls`). Beside it `direct` reads plain ranges; it learns the set-up
-from requests of `data`.
-"""
+`commit` sends exactly once; `data` retries what may be sent twice, and `direct` reads plain ranges beside it."""
 
 from __future__ import annotations
 
@@ -163,8 +149,7 @@ class Clients:
     `on_request(operation, headers)` runs in the sending thread right before each HTTP attempt, retries included;
     `on_server(name)` runs with the Server header of each answer; `on_throttled()` at each answer that asks for fewer
     requests, also if a retry succeeds. `url`: of a lake, whose profile is used; `of_origin`: its server beats
-    `endpoint_url`.
-    """
+    `endpoint_url`."""
 
     endpoint_url: str | None
     commit_timeout_s: float

@@ -1,7 +1,6 @@
 """Objects that are no part of a lake: any key, listed and read in ranges by worker processes, without an event loop.
 
-An object is read with the etag of its listing (`If-Match`), so that one that was replaced is refused, not mixed in.
-"""
+An object is read with the etag of its listing (`If-Match`), so that one that was replaced is refused, not mixed in."""
 
 from __future__ import annotations
 
@@ -33,8 +32,7 @@ class ReadOnlyBucket:
     """A bucket of the user's. Thread-safe; no request before the first call; not usable across a fork.
 
     `endpoint_url` None: the AWS chain's. `profile`: a section of the AWS configuration files, for sources with
-    credentials other than the lake's.
-    """
+    credentials other than the lake's."""
 
     def __init__(self, bucket: str, *, endpoint_url: str | None = None, profile: str | None = None) -> None:
         self.bucket = bucket

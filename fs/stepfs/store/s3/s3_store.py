@@ -1,11 +1,7 @@
 """A store on S3.
 
-Bytes go from the socket through one cache-sized piece into the buffer (measured: as cheap as urllib3's own `readinto`).
-
-Cancellation abandons `get`, `read_into`, `list`, `delete` and `put` at once, `create` never. An abandoned thread ends
-at the latest with its timeout and does not touch the caller's memory: a read writes under a lock that a cancelled
-caller takes first; an upload stops, its checksum covers a changed buffer (a multipart stops before its abort).
-"""
+Cancellation abandons all verbs but `create` at once. An abandoned thread ends with its timeout and touches no memory of the
+caller: a read writes under a lock, an upload stops, and its checksum covers a changed buffer."""
 
 from __future__ import annotations
 
@@ -98,8 +94,7 @@ _SENDS_BODY: Final = {"PutObject", "UploadPart"}
 class S3Store:
     """`stepfs.store.api.Store` under `prefix` of `bucket`; no request is sent before the first call.
 
-    `endpoint_url` None: the AWS chain's. STEPFS_SSE ('AES256', 'aws:kms', …) and STEPFS_SSE_KMS_KEY_ID: encryption.
-    """
+    `endpoint_url` None: the AWS chain's. STEPFS_SSE ('AES256', 'aws:kms', …) and STEPFS_SSE_KMS_KEY_ID: encryption."""
 
     def __init__(
         self,
