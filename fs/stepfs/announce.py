@@ -2,8 +2,6 @@
 
 `data/hints` defines the names, SEMANTICS.md describes their meaning."""
 
-from __future__ import annotations
-
 import errno
 import logging
 from collections.abc import Iterable, Iterator

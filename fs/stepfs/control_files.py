@@ -3,8 +3,6 @@
 A mount whose daemon hangs, or was killed at the wrong moment, never answers. So no command and no trainer's helper
 touches a mount point in its own thread: it uses a thread that can be abandoned, for a bounded time."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import json

@@ -4,8 +4,6 @@ Normal outcomes of the protocol (a create that lost its race, a step that is not
 not exceptions; see `stepfs.store.api.Put` and `stepfs.lake.slots`. An exception of this module ends an operation.
 Every class has the exit code that the command lines document, so the command lines need no table of their own."""
 
-from __future__ import annotations
-
 import shlex
 from typing import ClassVar, Final
 

@@ -1,7 +1,5 @@
 """Distributions of durations: counts per bucket, cheap enough for every request (one bisection)."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Iterator
 from itertools import accumulate

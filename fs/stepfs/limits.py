@@ -4,8 +4,6 @@ A container sees the host's MemAvailable and cores; it is killed at its own limi
 All count: cgroup v2 and v1, every ancestor. Clean page cache is not counted as used, because the kernel takes it back by itself.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A scratch directory that all users may write to is a common place for caches, an
 can plant directories and links under any name that can be guessed. So each component below the shared directory is
 opened relative to its parent's descriptor, never through a link, and used only if this user owns it."""
 
-from __future__ import annotations
-
 import os
 import stat
 from contextlib import suppress

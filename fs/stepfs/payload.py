@@ -2,8 +2,6 @@
 
 Payloads come from any producer. So nothing of a file is executed, and a file that is none of its kind is one error."""
 
-from __future__ import annotations
-
 import io
 import json
 import math

@@ -1,7 +1,5 @@
 """A sampler for map-style datasets whose order a mount, a `Lake` or a `StepDataset` fetches ahead."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path

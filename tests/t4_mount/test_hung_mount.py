@@ -13,7 +13,7 @@ from rawmount import mount_with_descriptor
 from realmount import PATIENCE_S, change_constants, clear, stepfs, until
 
 from stepfs.mount.host import mounts
-from stepfs.mount.host.kernel import abort_mount
+from stepfs.mount.host.abort import abort_mount
 
 ANSWER_S = 1.0  # with a directory that does not answer; every other one does so in much less
 

@@ -1,7 +1,5 @@
 """Recording a durable checkpoint, by the lake's URL or through a mount of it: the one entry for all callers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -4,8 +4,6 @@ Only the command that was asked for is imported, and it imports the library insi
 shell completion load neither boto3 nor pyfuse3 nor trio, and `stepfs ls` does not pay for `stepfs fork`. The help is plain
 text instead of typer's boxes: it works in a pipe, and rich loads only when a command draws."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from stepfs.cli.program import lazy_group, new_program

@@ -1,7 +1,5 @@
 """What commands print: aligned plain text, the same on a terminal and in a pipe, and JSON."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime

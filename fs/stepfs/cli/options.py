@@ -4,8 +4,6 @@ A parameter of a command's function may carry an `Opt`, or a dataclass whose fie
 MountOptions]` gets its fields. A LAKE is recognised by its scheme (`file://`, `s3://`); an argument without one is a
 directory."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 A lazy group imports only the commands that are called, or whose help is wanted: to import fifteen commands and to make
 typer's parameters of them costs more than most commands take to run."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import re

@@ -34,7 +34,7 @@ def lake_of(target: str, options: StoreOptions) -> tuple[str, StoreOptions]:
         mounted = mounted_lake(Path(target))
     except AbsentError:
         raise UsageError(
-            f"{target!r} is neither a lake nor a mount of one; a lake is a URL, such as {_as_url(target)}"
+            f"{target!r} is neither a lake nor a mount of one; a lake is a URL, such as {Path(target).absolute().as_uri()}"
         ) from None
     return mounted.lake, options.at_endpoint(mounted.endpoint_url)
 
@@ -111,7 +111,3 @@ async def opened_lineage(lake: str, options: StoreOptions) -> AsyncIterator[Line
 
     async with opened_log(lake, options, reads_only=True) as log, origin_stores(log.store, options) as origins:
         yield LineageReader(log, origins)
-
-
-def _as_url(directory: str) -> str:
-    return Path(directory).absolute().as_uri()

@@ -3,8 +3,6 @@
 A buffer is reused when nothing refers to its memory any more; given back too early, it waits among the `lingering`,
 still counted (DESIGN.md)."""
 
-from __future__ import annotations
-
 import mmap
 import sys
 from contextlib import suppress

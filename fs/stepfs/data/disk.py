@@ -4,8 +4,6 @@ One file per slice, named by all that identifies its bytes. Each load verifies a
 is this user's own (0700), and files are opened relative to it. Methods marked "Touches files" run in a worker thread; a
 full or failing disk is no error of the mount."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import os

@@ -3,8 +3,6 @@
 Demands of open files come first, those nearest to their reader, and keep a quarter of the connections; then the requests
 for later steps, planned as late as possible so that neighbours are joined in one GET."""
 
-from __future__ import annotations
-
 import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Iterable, Mapping, Sequence
@@ -32,12 +30,7 @@ CONNECTIONS_MAX: Final = 64
 Seconds = Mapping[int, float]  # mean latency by size class
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
-    """The limit under which a GET began."""
-
-    number: int
-    limit_changes: int
+Started = tuple[int, int]  # number of a GET, and changes of the limit before it
 
 
 class ConcurrencyLimit:
@@ -73,12 +66,12 @@ class ConcurrencyLimit:
         self._starts += 1
         if self._running >= TUNING.round_loaded_share * self.limit:
             self._loaded_at = self._starts
-        return Started(self._starts, self._changes)
+        return self._starts, self._changes
 
     def end(self, started: Started, size: int, seconds: float | None) -> None:
         """Note the end of a GET of `size` bytes after `seconds`; None: it failed, and its latency is not used."""
         self._running -= 1
-        if seconds is None or started.limit_changes != self._changes or self._loaded_at < started.number:
+        if seconds is None or started[1] != self._changes or self._loaded_at < started[0]:
             return
         self._round.setdefault(size.bit_length(), []).append(seconds)
         if sum(map(len, self._round.values())) >= max(TUNING.round_samples_min, self.limit):
@@ -411,7 +404,7 @@ class FetchQueue:
             request = self.prefetch_requests[self._planned]
             self._planned += 1
             self._plan(request[0], self._outstanding(request))
-        ready = [block for block in self._queue if not _is_held_back(block, in_order)]
+        ready = [b for b in self._queue if b.owners[0].loading < in_order or not b.pinned or b.waiting]
         block = min(ready, key=_urgency, default=None)
         prefetch = prefetch and len(ready) == len(self._queue)
         return block if block is not None and (block.pinned or prefetch) else None
@@ -438,10 +431,6 @@ class FetchQueue:
             self._rest = {key: until for key, until in self._rest.items() if until > now}
             outstanding = [index for index in outstanding if (step, index) not in self._rest]
         return outstanding
-
-
-def _is_held_back(block: Block, in_order: int) -> bool:
-    return block.owners[0].loading >= in_order and block.pinned and not block.waiting
 
 
 def _urgency(block: Block) -> tuple[int, int, int]:
@@ -515,7 +504,8 @@ class BlockLoader:
     async def _load(self, block: Block, buffer: Buffer) -> None:
         loaded: Buffer | None = None
         began = trio.current_time()
-        learns = self._in_order.start() if _is_read_in_order(block) else None
+        in_order = block.pinned and len(block.owners[0].places) > 1  # one of several blocks of an open slice
+        learns = self._in_order.start() if in_order else None
         try:
             loaded = await self._bytes_of(block, buffer)
         except StepfsError as error:
@@ -568,8 +558,3 @@ class BlockLoader:
                 _log.warning("%s", error, extra={"alike": (type(error), str(error))})
             self.queue.failed(block)
             self.cache.fail(block, error)
-
-
-def _is_read_in_order(block: Block) -> bool:
-    """Whether it is one of several blocks of an open slice."""
-    return block.pinned and len(block.owners[0].places) > 1

@@ -3,8 +3,6 @@
 `AccessHistory` keeps runs of recently opened steps, `ordered_runs` picks those that are read in order, `plan_ahead` names
 the steps that follow."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter, OrderedDict, deque
@@ -132,7 +130,11 @@ class AccessHistory:
     def note(self, step: Step, index: SliceIndex) -> bool:
         """A file was opened; True if this is a step not opened lately (the readers moved)."""
         seen = self._opened.get(step)
-        if seen is not None and index in seen and self._is_new_pass(step):
+        if (
+            seen is not None
+            and index in seen
+            and step not in itertools.islice(reversed(self._opened), _PASS_STEPS)  # a new pass over the data
+        ):
             for _ in range(max(0, len(self._opened) - _PASS_STEPS)):
                 self._opened.popitem(last=False)
             seen = self._opened.get(step)
@@ -175,10 +177,6 @@ class AccessHistory:
         strides = math.gcd(*(step - steps[0] for step in steps[1:]))
         stride = strides if len(steps) >= EVIDENCE_STEPS // 2 else 1
         return AccessRun(tuple(steps), indices, stride, tuple(latest), recency[latest[-1]])
-
-    def _is_new_pass(self, step: Step) -> bool:
-        latest = list(itertools.islice(reversed(self._opened), _PASS_STEPS))
-        return step not in latest
 
 
 Opened = Callable[[Step], Collection[SliceIndex]]

@@ -3,8 +3,6 @@
 The trainer beside us matters more than our cache. Shrinking is quick and in large steps, growing slow and only
 after a calm time, so that two such programs on a node do not trade memory for ever."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 

@@ -3,8 +3,6 @@
 Pages count against the daemon's own memory. Calls that touch the mount wait for this very daemon: they run in
 `MountThreads`, never on the event loop or in a pool that others need."""
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import logging

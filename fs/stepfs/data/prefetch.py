@@ -2,8 +2,6 @@
 
 A task of its own, because the index segment of a step may have to be read first."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import time

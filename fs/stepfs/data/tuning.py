@@ -1,7 +1,5 @@
 """The numbers of the data rooms that were tuned by measuring: change one, and run `bench_read` and `bench_train`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

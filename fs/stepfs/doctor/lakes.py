@@ -1,7 +1,5 @@
 """Checks of a store and its lake. The full probe writes (and deletes) a few small objects."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 
 import trio

@@ -2,8 +2,6 @@
 
 A problem of a mount that the command does not name is reported, but no failure: it may be another job's."""
 
-from __future__ import annotations
-
 import enum
 import importlib
 import importlib.metadata
@@ -24,7 +22,7 @@ from stepfs.control_files import ANSWER_S, read_status
 from stepfs.errors import StepfsError, command
 from stepfs.limits import cgroup_limit
 from stepfs.mount.daemon import log_file
-from stepfs.mount.host.kernel import CAP_SYS_ADMIN, capabilities
+from stepfs.mount.host.abort import CAP_SYS_ADMIN, capabilities
 from stepfs.mount.host.mounts import (
     FSTYPE,
     Health,

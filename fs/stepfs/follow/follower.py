@@ -3,8 +3,6 @@
 Publishing is one assignment inside `LogReader.poll`, on the loop's own thread, so handlers see a step complete or not
 at all. An outage of the store does not affect readers of local bytes: it is logged once, and the look is repeated."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A lake as it is served, by a mount or to one program: the view, its bytes, its group, and the tasks that keep them new."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field

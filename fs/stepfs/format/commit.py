@@ -4,8 +4,6 @@ Rewriting a manifest per commit is quadratic in history, which is the growth Bat
 with pacing; here the commit itself is flat. The digest chain `d_v = SHA-256(d_{v-1} ‖ body_v)` lets a snapshot
 be checked against the log and exposes a commit that was written on top of another history."""
 
-from __future__ import annotations
-
 import enum
 import hashlib
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 The record holds the floor *and* every live consumer group, so one create-if-absent of the next number decides between
 a group that needs earlier steps and a reclaimer that gives them up (lake/control.py). A retired group is absent."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise

@@ -4,8 +4,6 @@ Components are fixed width in `[0-9a-z-]` so that no name is a prefix of a sibli
 component, S3 by bytes, and both must LIST in the same order. User-chosen ids appear only as hashes; the ids
 themselves stand inside the objects."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Callable

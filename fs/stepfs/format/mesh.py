@@ -3,8 +3,6 @@
 Data dimensions choose files. Context-parallel ranks take whole rows, so they are peers, unless the lake is cut along `cp`;
 the ranks of every other dimension always are."""
 
-from __future__ import annotations
-
 import difflib
 import itertools
 import math

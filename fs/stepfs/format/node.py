@@ -3,8 +3,6 @@
 It is the only kind of object that is overwritten, and only by the mount that it names. Times are of that mount's
 clock."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

@@ -3,8 +3,6 @@
 A listing is kept in shards under `sources/<digest>/`, without locations, since a corpus may move. The commit protocol never
 looks into a position."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence

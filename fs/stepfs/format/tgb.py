@@ -2,8 +2,6 @@
 
 Layout: FORMAT.md. The writer never joins payloads: the image is a list of buffers, sent without a copy."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 `decide(number, record, request)` is the next record, or None when the newest says it already; a refusal is an exception. The
 transitions are those of tests/t1_protocol/model/control.pml, by name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches

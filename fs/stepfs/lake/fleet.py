@@ -3,8 +3,6 @@
 The records are informative only. A mount that cannot write its record goes on. A killed mount leaves its record behind
 until the next mount at the same place takes it over."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Final
 

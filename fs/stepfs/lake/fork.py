@@ -3,8 +3,6 @@
 The group is registered before anything is written, and the fork's identity last, after a look that the group still stands:
 a half-made fork is no lake."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import AsyncIterator, Mapping

@@ -1,7 +1,5 @@
 """Opening and creating a lake: identity first, because everything else lives under its random id."""
 
-from __future__ import annotations
-
 from stepfs.clock import Clock, SystemClock
 from stepfs.errors import AbsentError, RefusedError, UsageError, command
 from stepfs.format.grid import Grid

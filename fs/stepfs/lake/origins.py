@@ -1,7 +1,5 @@
 """The lakes that a lake was forked from: the stores of their TGBs, and their states that may be resumed here."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Final
 

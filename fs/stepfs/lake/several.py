@@ -1,7 +1,5 @@
 """The same work on many objects: a bounded number of requests at once, and the results in order."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from typing import Final, TypeVar

@@ -4,8 +4,6 @@ Slots are taken one by one, each by a single conditional create of bytes that ca
 create had no clear reply (a lost reply, a 409, a 500 for the loser of a race) reads the slot: equal bytes are its own
 (hazard 2). Nothing is ever overwritten and nothing is deleted here."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final

@@ -27,7 +27,6 @@ from stepfs.data.pagecache import Primer
 from stepfs.errors import RefusedError, UsageError
 from stepfs.follow.served import LakeParts
 from stepfs.format.ids import Step
-from stepfs.format.snapshot import StepEntry
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.limits import MEMORY_BYTES_MIN, default_memory_bytes, read_memory
@@ -42,7 +41,8 @@ from stepfs.mount.health import watchdog
 from stepfs.mount.health.guardian import Guardian
 from stepfs.mount.health.watchdog import RunningTime
 from stepfs.mount.host import cache_directory, mounts
-from stepfs.mount.host.kernel import abort_handle, has_pending_signal, tune
+from stepfs.mount.host.abort import abort_handle
+from stepfs.mount.host.kernel import has_pending_signal, tune
 from stepfs.mount.host.mounts import mount_at, real_directory, wait_until_detached
 from stepfs.mount.options import MountOptions
 from stepfs.mount.status import Heartbeat, Machine, Reports
@@ -130,7 +130,9 @@ class Assembly(LakeParts):
                 Fixed.ACCESSLOG: self.meter.accesslog,
                 Fixed.HINTED: lambda: status.render(self.reports.orders()),
             },
-            describe_step=self._describe_step,
+            describe_step=lambda entry: status.describe_step(
+                self.store, self.log.identity.lake_id, self.log.state, entry
+            ),
             now_ms=SystemClock().now_ms(),
             prefetcher=self.prefetcher,
             opened=self.files,
@@ -165,18 +167,10 @@ class Assembly(LakeParts):
         await background.start(self.withdrawal.run)
         await super().start(background)
 
-    async def start_priming(self, background: trio.Nursery) -> None:
-        """Start the tasks that call into this mount itself: their requests must be answered, and a guardian must watch."""
-        if self.primer is not None:
-            await background.start(self.primer.run)
-
     async def aclose(self) -> None:
         """Close all that this mount opened; the lake's own store belongs to the caller."""
         self.files.close_all()
         await self.origins.aclose()
-
-    async def _describe_step(self, entry: StepEntry) -> str:
-        return await status.describe_step(self.store, self.log.identity.lake_id, self.log.state, entry)
 
     def _is_own(self, pid: int) -> bool:
         """Whether a request comes from the primer: `pid` of a FUSE request is the calling thread's id."""
@@ -343,7 +337,8 @@ class _Session:
     async def _start(self, mount: Assembly, background: trio.Nursery, device: str) -> None:
         if self._descriptor is None:
             await self._guard(mount, background)
-        await mount.start_priming(background)
+        if mount.primer is not None:  # it calls into this mount itself: requests are answered, and a guardian watches
+            await background.start(mount.primer.run)
         await mount.start_group(background)
         if self._descriptor is None:
             # Through the kernel, like a reader; not the root, which may hold 10⁶ steps.

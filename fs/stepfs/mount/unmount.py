@@ -3,8 +3,6 @@
 The daemon is found through the mount itself (`.stepfs/config.json`), and counts only together with its start time. A busy
 mount stays unchanged."""
 
-from __future__ import annotations
-
 import errno
 import os
 import select

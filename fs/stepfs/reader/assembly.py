@@ -3,8 +3,6 @@
 Everything here runs in one trio loop. Where a mount has an errno, this has an exception of `stepfs.errors`. `view` and
 `follow` decide, as in a mount, which steps exist, which reads wait, and for how long."""
 
-from __future__ import annotations
-
 import errno
 import logging
 from collections.abc import AsyncIterator, Callable

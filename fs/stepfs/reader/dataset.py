@@ -3,8 +3,6 @@
 A loader's workers take turns: worker w of N gets the items w, w + N, …, and the loader yields them in that order. Each is
 a process with a reader of its own, which fetches ahead only the steps that it will yield."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import multiprocessing

@@ -4,8 +4,6 @@ on another rank's.
 The frameworks do it from the outside, with samplers and loaders of theirs. So a data set and a sampler look who asks for
 their length or their steps: once a pass, by names of code, and only in a job of several processes."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

@@ -2,8 +2,6 @@
 
 Threads have three budgets, so that the log and the floor never wait for bytes: creates, other control requests, data."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime

@@ -1,7 +1,5 @@
 """From a lake's URL to its store: parsing and checks only; nothing here touches a disk or a network."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Final

@@ -3,8 +3,6 @@
 What cannot be read is unknown: a create that may have happened. Once a read is abandoned, no byte is written to its buffer,
 and its connection is shut down."""
 
-from __future__ import annotations
-
 import enum
 import threading
 from collections.abc import Callable, Iterable, Iterator

@@ -6,8 +6,6 @@
 1 << 62 | step                `.stepfs/steps/<step>.json`
 1 << 62 | 1 << 61 | step      `.stepfs/wait/<step>`"""
 
-from __future__ import annotations
-
 import enum
 import re
 from dataclasses import dataclass

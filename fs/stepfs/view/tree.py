@@ -3,8 +3,6 @@
 Everything here answers from memory, because a handler for the root must never wait on the store: the kernel holds
 the directory's lock while one LOOKUP waits, and every other reader of the root would wait with it."""
 
-from __future__ import annotations
-
 import enum
 from dataclasses import dataclass
 from typing import Final, Protocol

@@ -19,7 +19,7 @@ import trio.testing
 
 from stepfs.mount.health import watchdog
 from stepfs.mount.health.watchdog import Timing, Watchdog
-from stepfs.mount.host.kernel import abort_handle
+from stepfs.mount.host.abort import abort_handle
 
 QUICK = Timing(interval_s=0.01, stuck_s=0.1, abort_s=0.3)
 SLOW_MACHINE_S = 60.0

@@ -1,7 +1,5 @@
 """`stepfs init`: create a lake, once."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -1,7 +1,5 @@
 """`stepfs mount`: the options that `MountOptions` declares; `stepfs.mount` does the work."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

@@ -3,8 +3,6 @@
 A seal or a retirement follows the head, takes the slot and checks the floor, as a producer does (producer/COMMIT.md). A
 writer that is locked out asks for a pause in the control sequence. Times are seconds on the caller's monotonic clock."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 from collections.abc import Callable

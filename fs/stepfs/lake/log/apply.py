@@ -3,8 +3,6 @@
 Writers check the rules before they write (producer/COMMIT.md). Readers check the same rules again here, so a bad
 commit of a broken writer stops every reader at one version, and readers never diverge silently."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 Contents are a function of the history alone: two writers agree, a stale writer is harmless (hazard 11). Readers skip a
 damaged snapshot and use an older one."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing

@@ -1,7 +1,5 @@
 """`verify`: does every committed byte exist, unchanged, and what repairs one that does not? Trusts the log's checksums only."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final

@@ -1,7 +1,5 @@
 """`verify`, second half: every small object of a lake, also those that readers do not open today."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import replace

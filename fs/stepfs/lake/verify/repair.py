@@ -2,8 +2,6 @@
 
 A reclaimer that knew the record and still deletes goes on: stop the reclaimers before a repair."""
 
-from __future__ import annotations
-
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Final

@@ -3,8 +3,6 @@
 All use direct I/O with size 0, like /proc: the content is made when a file is opened and stays the same until it is
 closed, so a reader never sees a mixture of two moments."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import os

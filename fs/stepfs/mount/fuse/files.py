@@ -3,8 +3,6 @@
 An entry's id is a function of its name, and listings are in order of ids, so a reader that comes back with an id
 continues right behind it. The range of steps is fixed when a listing starts from the beginning."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import os

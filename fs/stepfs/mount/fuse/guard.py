@@ -4,8 +4,6 @@ pyfuse3 ends its main loop on any exception but `FUSEError`. So every exception 
 expected failure has an errno of its own, an unexpected exception becomes EIO and a log line with a traceback. Every
 request that would change something gets EROFS."""
 
-from __future__ import annotations
-
 import errno
 import functools
 import inspect

@@ -3,8 +3,6 @@
 Notifications run in worker threads only: one from the loop's own thread can deadlock on a locked page, and the loop
 itself must answer requests for paths through the mount."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import os

@@ -4,8 +4,6 @@ A handler for the *root* never awaits: the kernel lets one request at a time thr
 a step directory may wait, with a deadline and no longer than the caller lives (`waits`). Awaits that may yield: `_entry`
 (after it every fact is read again), `sizes.settle` and the reads of open files."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import os

@@ -3,8 +3,6 @@
 No thread of a daemon calls into its own mount unless another process can cut the connection; `start` returns whether
 one can."""
 
-from __future__ import annotations
-
 import logging
 import os
 import subprocess
@@ -16,7 +14,7 @@ from typing import Final, Self
 import trio
 
 import stepfs
-from stepfs.mount.host.kernel import may_force_unmount
+from stepfs.mount.host.abort import may_force_unmount
 
 _log = logging.getLogger("stepfs.mount")
 

@@ -3,15 +3,13 @@
 stdin: a pipe from the daemon, whose end means that it needs no guardian; stdout: one line as soon as the guardian watches.
 The kernel sends PR_SET_PDEATHSIG when the *thread* that started this process ends."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal
 import sys
 from contextlib import suppress
 
-from stepfs.mount.host.kernel import abort_mount
+from stepfs.mount.host.abort import abort_mount
 
 _PR_SET_PDEATHSIG = 1
 _DEATH = signal.SIGUSR1

@@ -21,7 +21,7 @@ from typing import Final, NoReturn
 
 import trio
 
-from stepfs.mount.host.kernel import CONNECTIONS
+from stepfs.mount.host.abort import CONNECTIONS
 
 SILENCE_S_MAX: Final = 15.0  # a healthy loop reads the clock more often: the watchdog beats every 10 s
 
@@ -101,16 +101,10 @@ class Watchdog:
         self._over = threading.Event()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        with self._watching():
+        threading.Thread(target=self._watch, name="stepfs watchdog", daemon=True).start()
+        try:
             task_status.started()
             await self._turn()
-
-    @contextmanager
-    def _watching(self) -> Iterator[None]:
-        thread = threading.Thread(target=self._watch, name="stepfs watchdog", daemon=True)
-        thread.start()
-        try:
-            yield
         finally:
             self._over.set()
 

@@ -2,8 +2,6 @@
 
 A mount that another process made is passed in as its descriptor of /dev/fuse, named by the directory `/dev/fd/N`."""
 
-from __future__ import annotations
-
 import ctypes
 import enum
 import errno
@@ -24,7 +22,7 @@ from urllib.parse import quote
 
 from stepfs.control_files import Identity, answer_within
 from stepfs.errors import AbsentError, RefusedError, command
-from stepfs.mount.host.kernel import abort_handle, abort_mount
+from stepfs.mount.host.abort import abort_handle, abort_mount
 from stepfs.mount.redact import redact_url
 
 _DESCRIPTORS: Final = Path("/dev/fd")

@@ -3,8 +3,6 @@
 Calls run in worker threads and are never abandoned: a cancelled caller waits for its system call, so a create always reports
 its outcome."""
 
-from __future__ import annotations
-
 import errno
 import heapq
 import os

@@ -3,8 +3,6 @@
 botocore stays the truth: its last GET shows address, path and region, its credentials sign, and all but a plain 206 with the
 whole range is asked again through it."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import re

@@ -1,7 +1,5 @@
 """botocore's errors as answers: what each says of the request."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from botocore import exceptions as boto

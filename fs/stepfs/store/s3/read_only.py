@@ -2,8 +2,6 @@
 
 An object is read with the etag of its listing (`If-Match`), so that one that was replaced is refused, not mixed in."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import closing
 from http import HTTPStatus

@@ -26,7 +26,7 @@ from stepfs.store.silence import Silence
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
-    from mypy_boto3_s3.type_defs import ListObjectsV2OutputTypeDef, ListObjectsV2RequestTypeDef
+    from mypy_boto3_s3.type_defs import DeleteTypeDef, ListObjectsV2OutputTypeDef, ListObjectsV2RequestTypeDef
 
 
 class AnswerCount:
@@ -49,19 +49,6 @@ def download(client: S3Client, bucket: str, key: str, offset: int, target: ReadT
             target.append(piece)
 
 
-def download_whole(
-    client: S3Client, bucket: str, key: str, bytes_max: int, answered: AnswerCount, sign_of_life: Callable[[], None]
-) -> bytes:
-    """The object's bytes, in one request; `CorruptError` before the read if the object is too large."""
-    response = client.get_object(Bucket=bucket, Key=key)
-    answered.answers += 1
-    with closing(response["Body"]) as body:
-        pieces = iter(partial(body.read, PIECE_BYTES), b"")
-        what = f"s3://{bucket}/{key}"
-        # A proxy that sends the body in chunks leaves the length out.
-        return whole_body(pieces, response.get("ContentLength", 0), bytes_max, what, sign_of_life)
-
-
 def page_entries(page: ListObjectsV2OutputTypeDef, prefix: str, *, ages: bool) -> list[Entry]:
     """The entries of one answer, keys without `prefix`. Without a readable Date every age is 0: unknown."""
     headers = page.get("ResponseMetadata", {}).get("HTTPHeaders", {})
@@ -70,15 +57,6 @@ def page_entries(page: ListObjectsV2OutputTypeDef, prefix: str, *, ages: bool) -
         Entry(item["Key"].removeprefix(prefix), item["Size"], age_s(item.get("LastModified"), now))
         for item in page.get("Contents", [])
     ]
-
-
-def delete_batch(client: S3Client, bucket: str, prefix: str, keys: Sequence[str]) -> dict[str, str]:
-    """Delete at most 1,000 keys. Returns key → error code of those that are still there."""
-    answer = client.delete_objects(
-        Bucket=bucket, Delete={"Objects": [{"Key": prefix + key} for key in keys], "Quiet": True}
-    )
-    failed = {error.get("Key", ""): error.get("Code", "") for error in answer.get("Errors", [])}
-    return {name.removeprefix(prefix): code for name, code in failed.items() if code != "NoSuchKey"}
 
 
 T = TypeVar("T")
@@ -129,10 +107,16 @@ class S3Store:
 
     async def get(self, key: str, *, bytes_max: int = 256 << 20) -> bytes | None:
         name = self._name(key)
-        answered, sign_of_life = AnswerCount(), self._calls.sign_of_life
+        answered, what = AnswerCount(), f"s3://{self.bucket}/{name}"
 
         def fetch() -> bytes:
-            return download_whole(self._clients.data(), self.bucket, name, bytes_max, answered, sign_of_life)
+            response = self._clients.data().get_object(Bucket=self.bucket, Key=name)
+            answered.answers += 1
+            with closing(response["Body"]) as body:
+                pieces = iter(partial(body.read, PIECE_BYTES), b"")
+                # A proxy that sends the body in chunks leaves the length out.
+                size = response.get("ContentLength", 0)
+                return whole_body(pieces, size, bytes_max, what, self._calls.sign_of_life)
 
         found = await self._get(key, fetch, answered)
         self.counts.add(bytes_read=len(found or b""))
@@ -247,7 +231,11 @@ class S3Store:
         await trio.to_thread.run_sync(self._clients.close)
 
     def _delete(self, keys: Sequence[str]) -> dict[str, str]:
-        return delete_batch(self._clients.data(), self.bucket, self._prefix, keys)
+        """Delete at most 1,000 keys. Returns key → error code of those that are still there."""
+        named: DeleteTypeDef = {"Objects": [{"Key": self._prefix + key} for key in keys], "Quiet": True}
+        answer = self._clients.data().delete_objects(Bucket=self.bucket, Delete=named)
+        failed = {error.get("Key", ""): error.get("Code", "") for error in answer.get("Errors", [])}
+        return {name.removeprefix(self._prefix): code for name, code in failed.items() if code != "NoSuchKey"}
 
     async def _call(
         self, verb: str, keys: tuple[str, ...], work: Callable[[], T], *, abandon: bool = True, data: bool = False
