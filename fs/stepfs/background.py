@@ -180,7 +180,6 @@ class BackgroundLoop(Generic[P]):
             raise self._reason() from None
 
     def _reason(self) -> StepfsError:
-        """Why there is no loop."""
         failure = self._failure
         while isinstance(failure, BaseExceptionGroup) and len(failure.exceptions) == 1:
             failure = failure.exceptions[0]

@@ -115,7 +115,6 @@ class ShuffledSteps:
 
     @property
     def order(self) -> ShuffledOrder:
-        """The order of this epoch."""
         return ShuffledOrder(self._seed, self._epoch, Step(self._first), Step(self._stop), self._shard, self._shards)
 
     @property

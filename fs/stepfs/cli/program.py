@@ -37,7 +37,6 @@ _Version = Annotated[
 
 
 def new_program(name: str, about: str, exit_codes: str, group: type[TyperGroup] = TyperGroup) -> typer.Typer:
-    """A program without commands yet."""
     app = typer.Typer(
         name=name,
         cls=group,

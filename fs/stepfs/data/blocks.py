@@ -205,7 +205,6 @@ class CachedSlice:
         return all(place is not None and place.state is State.READY for place in self.places)
 
     def is_ready(self, number: int) -> bool:
-        """Whether block `number` is verified and in memory."""
         place = self.places[number]
         return place is not None and place.state is State.READY
 

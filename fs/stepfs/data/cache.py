@@ -32,7 +32,6 @@ class ReadingOrder:
         self._low = low
 
     def plans(self, step: Step) -> bool:
-        """Whether the step is one of the plan."""
         return step in self._places
 
     def distance(self, step: Step) -> Distance:
@@ -332,7 +331,6 @@ class Cache:
         return True
 
     def release(self, held: CachedSlice) -> None:
-        """Drop the copy in memory of an unpinned slice."""
         for block in _blocks(held):
             if block.state is State.READY and not block.pinned and self.copied(block):
                 self.drop(block)

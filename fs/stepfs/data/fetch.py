@@ -143,7 +143,6 @@ class HedgePolicy:
         return sorted(samples)[-1 - len(samples) // 100]
 
     def delay_s(self, size: int) -> float:
-        """How long to wait before a second request."""
         usual = self.p99_s(size)
         if usual is None:
             return TUNING.hedge_unknown_s
@@ -389,7 +388,6 @@ class FetchQueue:
             self._rest[owner.key] = trio.current_time() + TUNING.failed_rest_s
 
     def split(self, block: Block) -> None:
-        """Fetch the pieces of a joined block one by one."""
         self._queue += self.cache.split(block)
 
     def next(self, *, prefetch: bool, in_order: int) -> Block | None:

@@ -132,7 +132,6 @@ class PageOrder:
         self.awaited_bytes += length
 
     def make_idle(self, key: SliceKey) -> None:
-        """Note a file that is open, apparently without a reader."""
         if key not in self._consumed:
             self._idle[key] = None
 

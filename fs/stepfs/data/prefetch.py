@@ -9,17 +9,9 @@ from collections.abc import Callable, Collection, Iterator
 
 import trio
 
+from stepfs.data import guess
 from stepfs.data.cache import ReadingOrder
 from stepfs.data.fetch import PrefetchRequest
-from stepfs.data.guess import (
-    AccessHistory,
-    Plan,
-    StepRate,
-    ordered_runs,
-    plan_ahead,
-    plan_start,
-    window_steps,
-)
 from stepfs.data.hints import Hint, HintedStreams
 from stepfs.data.slices import Slices
 from stepfs.data.tuning import TUNING
@@ -51,9 +43,9 @@ class Prefetcher:
         that were not announced predict the next ones; not so in one of several processes that take turns. `processor_s`:
         the processor time that this thread has used; with less of it for a plan, the next one may begin sooner."""
         self.window = TUNING.window_min if window is None else window  # in use now
-        self.position = AccessHistory()
+        self.position = guess.AccessHistory()
         self.hints = HintedStreams()
-        self._pace = StepRate()
+        self._pace = guess.StepRate()
         self._slices = slices
         self._tree = tree
         self._log = log
@@ -122,13 +114,13 @@ class Prefetcher:
             while (wait := self._learned_at + TUNING.settle_s - trio.current_time()) > 0:  # noqa: ASYNC110 -- for quiet
                 await trio.sleep(wait)
 
-    def _plan(self) -> Plan:
+    def _plan(self) -> guess.Plan:
         first, frontier = self._tree.first_visible(), self._tree.last_visible()
         self.position.forget_below(first)
         if self._fixed and not self.window:
             return []
         opened = self.position.runs()
-        runs = ordered_runs(opened, self.position.order, first=first, frontier=frontier)
+        runs = guess.ordered_runs(opened, self.position.order, first=first, frontier=frontier)
         learned = sum(len(self._hinted or run.indices) for run in runs)
         hinted = self.hints.plan(
             hinted=self._hinted,
@@ -140,11 +132,11 @@ class Prefetcher:
         self._alone = {step for step, _ in hinted}
         if not opened and not hinted and not self.hints.ended(trio.current_time()):
             start = first if self._start is None else max(first, self._start)
-            plan = plan_start(self._hinted, window=self.window, first=start, frontier=frontier)
+            plan = guess.plan_start(self._hinted, window=self.window, first=start, frontier=frontier)
             return self._ordered(plan, low=first)
         if not hinted:
             self._affordable(learned)
-        plan = plan_ahead(
+        plan = guess.plan_ahead(
             runs,
             self.position.opened,
             hinted=self._hinted,
@@ -159,14 +151,14 @@ class Prefetcher:
             whole, low=first if hinted else low, announced=bool(hinted)
         )  # of announced steps none is passed over
 
-    def _ordered(self, plan: Plan, *, low: Step, announced: bool = False) -> Plan:
+    def _ordered(self, plan: guess.Plan, *, low: Step, announced: bool = False) -> guess.Plan:
         self._slices.set_order(ReadingOrder((step for step, _ in plan), low=low, announced=announced))
         return plan
 
     def _affordable(self, slices: int) -> int:
         """The window from now on, for so many slices a step."""
         if not self._fixed:
-            self.window = window_steps(
+            self.window = guess.window_steps(
                 pace=self._pace.steps_per_s(),
                 latency_s=self._slices.latency_s,
                 step_bytes=slices * self._slices.slice_bytes,
@@ -174,7 +166,7 @@ class Prefetcher:
             )
         return self.window
 
-    async def _grant(self, plan: Plan) -> bool:
+    async def _grant(self, plan: guess.Plan) -> bool:
         """Request the steps whose entries are in memory; load the index of the others meanwhile. False: try later."""
         prefetch_requests: list[PrefetchRequest] = []
         missing: set[int] = set()  # segments; an open of a file in them gets the error
@@ -200,7 +192,7 @@ class Prefetcher:
         self._slices.request(prefetch_requests)
         return not missing and not behind
 
-    async def _load_alone(self, plan: Plan) -> bool:
+    async def _load_alone(self, plan: guess.Plan) -> bool:
         """The index of announced steps, which lie anywhere: several at a time. True if some cannot be read now."""
         table = self._log
         # Of the nearest alone: more than are kept would displace each other, and be read for ever.

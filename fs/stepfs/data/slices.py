@@ -28,9 +28,7 @@ from stepfs.store.api import Store
 class PageCache(Protocol):
     """The calls that the mount offers. Called in worker threads only; OSError where it cannot be done."""
 
-    def path(self, step: Step, index: SliceIndex) -> Path:
-        """The file of a slice, through the mount."""
-        ...
+    def path(self, step: Step, index: SliceIndex) -> Path: ...
 
     def store_pages(self, inode: int, offset: int, data: memoryview) -> None:
         """`pyfuse3.notify_store`."""
@@ -297,7 +295,6 @@ class Slices:
 
     @property
     def connections_limit(self) -> int:
-        """GETs that may be under way together, as learned."""
         return self._fetcher.concurrency.limit
 
     @property
@@ -312,7 +309,6 @@ class Slices:
         return memory // self._copies if self._disk is None else memory + self._disk.limit
 
     def budgets(self) -> dict[str, int]:
-        """Bytes used of memory and disk, and their limits."""
         pool, disk = self.cache.pool, self._disk
         return {
             "memory_bytes": pool.used,

@@ -72,7 +72,6 @@ async def _check_store(store: Store) -> AsyncIterator[Finding]:
 
 
 def note_versions() -> Finding:
-    """The note for the lake of a bucket that keeps versions."""
     return note(
         "versions",
         "the bucket keeps versions: each mount with a group adds up to 8,640 a day, and reclaim frees no space by itself",

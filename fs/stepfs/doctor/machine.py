@@ -57,17 +57,14 @@ class Finding:
 
 
 def ok(subject: str, detail: str) -> Finding:
-    """A finding without a problem."""
     return Finding(Level.OK, subject, detail)
 
 
 def note(subject: str, detail: str, remedy: str) -> Finding:
-    """A finding that only limits; `remedy` would improve it."""
     return Finding(Level.NOTE, subject, detail, remedy)
 
 
 def fail(subject: str, detail: str, remedy: str, *, exit_code: int = 1) -> Finding:
-    """A failure; `remedy` corrects it."""
     return Finding(Level.FAIL, subject, detail, remedy, exit_code)
 
 
@@ -257,11 +254,9 @@ def check_mounts(target: str | None = None) -> Iterator[Finding]:
             or source_of(target).rstrip("/") == mounted.source.rstrip("/")
             or str(real_directory(Path(target))) == directory
         )
-        yield from findings if asked else map(_told_only, findings)
-
-
-def _told_only(finding: Finding) -> Finding:
-    return replace(finding, level=Level.NOTE) if finding.level is Level.FAIL else finding
+        for finding in findings:
+            told_only = not asked and finding.level is Level.FAIL
+            yield replace(finding, level=Level.NOTE) if told_only else finding
 
 
 def check_alive(mounted: Mounted) -> Finding:
@@ -293,12 +288,9 @@ def _at_work(subject: str, directory: Path) -> Finding:
         store = read_status(directory)["store"]
     except (StepfsError, KeyError) as error:
         return note(subject, f"alive, but its status cannot be read: {error}", "look at its log")
-    trouble = store.get("trouble") if isinstance(store, dict) else None
-    return (
-        fail(subject, f"alive, but cannot follow its lake: {trouble}", "see the message")
-        if trouble
-        else ok(subject, "alive")
-    )
+    if isinstance(store, dict) and (trouble := store.get("trouble")):
+        return fail(subject, f"alive, but cannot follow its lake: {trouble}", "see the message")
+    return ok(subject, "alive")
 
 
 def check_directory(directory: Path) -> Finding:

@@ -209,7 +209,6 @@ class Fields:
         return value
 
     def total(self, name: str) -> int:
-        """A running total of bytes or records."""
         return self.integer(name, high=TOTAL_MAX)
 
     def text(self, name: str, *, bytes_max: int = ID_BYTES_MAX) -> str:

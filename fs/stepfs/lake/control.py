@@ -315,7 +315,6 @@ class Group:
         return await self._changed(Drop(self.name, next_step))
 
     async def replace(self, kept: frozenset[Step]) -> GroupRecord:
-        """Keep exactly these checkpoints."""
         return await self._changed(Revise(self.name, lambda _: kept))
 
     async def revise(

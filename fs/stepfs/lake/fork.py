@@ -15,32 +15,11 @@ import trio
 from stepfs import entropy
 from stepfs.clock import Clock
 from stepfs.errors import AbsentError, CorruptError, NewerFormatError, RefusedError, StepfsError, UsageError, command
+from stepfs.format import keys, snapshot
 from stepfs.format.commit import Commit, CommitKind, Origin, chain_digest, decode_commit
 from stepfs.format.control import RECORD_ID_BYTES, ControlRecord, encode_control
 from stepfs.format.ids import INTEGER_MAX, SEGMENT_STEPS, SegmentIndex, Step, Version
-from stepfs.format.keys import (
-    control_prefix,
-    extent,
-    index_prefix,
-    log_prefix,
-    new_lake_id,
-    numbered,
-    plans_prefix,
-    snapshot_prefix,
-    sources_prefix,
-)
 from stepfs.format.records import LakeIdentity
-from stepfs.format.snapshot import (
-    SEGMENT_DIGEST_BYTES,
-    LogState,
-    ProducerState,
-    Segment,
-    StepEntry,
-    encode_segment,
-    encode_snapshot,
-    genesis,
-    pack_ref,
-)
 from stepfs.lake.control import Group
 from stepfs.lake.identity import create_lake, open_lake, refuse_existing
 from stepfs.lake.log.append import ownerless
@@ -128,7 +107,7 @@ async def left_out(reader: LogReader) -> UnreachableCommits:
     """Read the commits from the damage on; zero commits for a reader without damage."""
     if reader.damage is None:
         return UnreachableCommits(0, reader.state.next_step, {})
-    prefix, first = log_prefix(reader.identity.lake_id), reader.damage.version
+    prefix, first = keys.log_prefix(reader.identity.lake_id), reader.damage.version
     listed = await listed_slots(reader.store, prefix, after=first - 1)
     next_step = reader.state.next_step
     next_seqs: dict[str, int] = {}
@@ -146,7 +125,7 @@ async def left_out(reader: LogReader) -> UnreachableCommits:
     return UnreachableCommits(len(listed), next_step, next_seqs)
 
 
-async def producers_before(reader: LogReader, step: Step) -> dict[str, ProducerState]:
+async def producers_before(reader: LogReader, step: Step) -> dict[str, snapshot.ProducerState]:
     """The producers as they stood when all steps before `step` were committed, and no other.
 
     `UsageError` if a commit holds steps on both sides. `RefusedError` if the log no longer says where one of them stood.
@@ -229,7 +208,7 @@ async def fork(parent: LogReader, store: Store, cut: Cut, clock: Clock, *, rewin
     await refuse_existing(store)
     # Report mistakes before anything is written.
     shared = parent_steps(cut, parent.first_live_step, parent.state.next_step)
-    lake_id = new_lake_id()
+    lake_id = keys.new_lake_id()
     group = Group.on(parent.control, group_name(lake_id)) if any(shared) else None
     filled = False
     try:
@@ -311,7 +290,7 @@ async def _write(
     lake_id: str,
     cut: Cut,
     stretches: list[range],
-    producers: Mapping[str, ProducerState],
+    producers: Mapping[str, snapshot.ProducerState],
     clock: Clock,
 ) -> None:
     """Write everything but the identity, which makes it a lake."""
@@ -330,8 +309,8 @@ async def _write(
         floor=_FIRST_VERSION,
     )
     for number in range(2):  # without any, the placeholders would count as steps: one may be lost, or damaged
-        await _create(store, numbered(control_prefix(lake_id), number), encode_control(lake_id, record))
-    for prefix in (plans_prefix, sources_prefix):
+        await _create(store, keys.numbered(keys.control_prefix(lake_id), number), encode_control(lake_id, record))
+    for prefix in (keys.plans_prefix, keys.sources_prefix):
         await _copy(parent.store, prefix(parent.identity.lake_id), store, prefix(lake_id))
 
 
@@ -363,7 +342,7 @@ class _Renumbered:
         self.payload_bytes = 0  # of the entries that were asked for
         self.records = 0
 
-    async def entries(self, steps: range) -> tuple[StepEntry, ...]:
+    async def entries(self, steps: range) -> tuple[snapshot.StepEntry, ...]:
         """Those below the first live one are placeholders for reclaimed steps, never shown nor read."""
         if not self._stretches:
             return tuple([await self._placeholder(step) for step in steps])
@@ -386,7 +365,7 @@ class _Renumbered:
             place -= len(stretch)
         raise AssertionError(step)
 
-    async def _placeholder(self, step: int) -> StepEntry:
+    async def _placeholder(self, step: int) -> snapshot.StepEntry:
         """Any entry will do, but the first live one may stand in a damaged segment that the fork leaves out."""
         if self._stretches:
             pattern = await self._parent.entry(Step(self._stretches[0].start))
@@ -396,7 +375,7 @@ class _Renumbered:
             pattern = await self._parent.entry(self._first_live)
         return self._as_forked(pattern, step)
 
-    def _as_forked(self, entry: StepEntry, step: int) -> StepEntry:
+    def _as_forked(self, entry: snapshot.StepEntry, step: int) -> snapshot.StepEntry:
         tgb = replace(entry.tgb, origin=entry.tgb.origin + 1)
         return replace(entry, step=Step(step), version=_FIRST_VERSION, tgb=tgb)
 
@@ -407,25 +386,29 @@ async def _fill(
     lake_id: str,
     origin: Origin,
     stretches: list[range],
-    producers: Mapping[str, ProducerState],
+    producers: Mapping[str, snapshot.ProducerState],
     *,
     clock: Clock,
-) -> LogState:
+) -> snapshot.LogState:
     """Write the fork's segments, origin commit and snapshot; everything but the identity, which makes it a lake.
 
     Segments are written as they fill, a few at once, so that no history is too long for memory. They come before the
     commit, which has their totals, and carry the digest of the log's beginning."""
-    entries, base = _Renumbered(parent, stretches), genesis(lake_id, parent.identity.slices)
+    entries, base = _Renumbered(parent, stretches), snapshot.genesis(lake_id, parent.identity.slices)
     assert entries.end == origin.end
     full = range(entries.first // SEGMENT_STEPS, entries.end // SEGMENT_STEPS)
 
     async def write(index: int) -> bytes:
         steps = range(index * SEGMENT_STEPS, (index + 1) * SEGMENT_STEPS)
-        segment = Segment(SegmentIndex(index), base.digest[:SEGMENT_DIGEST_BYTES], await entries.entries(steps))
-        await _create(
-            store, extent(index_prefix(lake_id), segment.index), encode_segment(lake_id, base.slices, segment)
+        segment = snapshot.Segment(
+            SegmentIndex(index), base.digest[: snapshot.SEGMENT_DIGEST_BYTES], await entries.entries(steps)
         )
-        return pack_ref(segment)
+        await _create(
+            store,
+            keys.extent(keys.index_prefix(lake_id), segment.index),
+            snapshot.encode_segment(lake_id, base.slices, segment),
+        )
+        return snapshot.pack_ref(segment)
 
     number = min(_SEGMENTS_AT_ONCE, at_once(segment_bytes(base.slices)))
     async with aclosing(in_order(full, write, number=number)) as written:
@@ -452,8 +435,8 @@ async def _fill(
         segment_refs=references,
         tail=tail,
     )
-    await _create(store, numbered(log_prefix(lake_id), commit.version), body)
-    await _create(store, numbered(snapshot_prefix(lake_id), commit.version), encode_snapshot(state))
+    await _create(store, keys.numbered(keys.log_prefix(lake_id), commit.version), body)
+    await _create(store, keys.numbered(keys.snapshot_prefix(lake_id), commit.version), snapshot.encode_snapshot(state))
     return state
 
 

@@ -81,7 +81,6 @@ async def check_identity(store: Store, identity: LakeIdentity) -> None:
 
 
 async def refuse_existing(store: Store) -> None:
-    """`RefusedError` if there is a lake under the URL."""
     try:
         found = await open_lake(store)
     except AbsentError:

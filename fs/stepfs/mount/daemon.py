@@ -132,7 +132,6 @@ class Json(logging.Formatter):
 
 
 def facts_of(record: logging.LogRecord) -> dict[str, object]:
-    """The facts of a log call besides its message."""
     return {name: value for name in FIELDS if (value := getattr(record, name, None)) is not None}
 
 
@@ -300,7 +299,6 @@ def _understand(answer: bytes, process: subprocess.Popen[bytes], log: Path) -> i
 
 
 def main(arguments: list[str]) -> int:
-    """The daemon's process."""
     pipe = int(arguments[0])
     options = MountOptions.from_json(sys.stdin.read())
     configure_log(options.directory)

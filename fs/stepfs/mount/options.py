@@ -145,7 +145,6 @@ class MountOptions:
 
     @classmethod
     def from_json(cls, text: str) -> MountOptions:
-        """Inverse of `to_json`."""
         body = json.loads(text)
         for name in ("directory", "cache_dir"):
             body[name] = None if body[name] is None else Path(body[name])

@@ -178,7 +178,6 @@ class Assembly(LakeParts):
 
 
 def store_of(options: MountOptions, url: str, silence: Silence | None = None) -> Store:
-    """A store that this mount reads."""
     store_options = StoreOptions(options.endpoint_url, CONNECTIONS_MAX, of_origin=url != options.lake)
     return open_store(url, options=store_options, silence=silence)
 

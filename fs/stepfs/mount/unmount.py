@@ -34,7 +34,6 @@ class Daemon:
     cache_dir: Path
 
     def alive(self) -> bool:
-        """Whether that very process still runs."""
         return self.process_start is not None and process_start(self.pid) == self.process_start
 
 

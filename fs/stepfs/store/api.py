@@ -103,7 +103,6 @@ class Counts:
             self.keys.extend((verb, key) for key in keys)
 
     def add(self, **counts: int) -> None:
-        """Add to the counts, from any thread."""
         with self._lock:
             for name, count in counts.items():
                 setattr(self, name, getattr(self, name) + count)

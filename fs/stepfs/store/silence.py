@@ -46,7 +46,6 @@ class Silence:
         self._silent_s = 0.0  # when the last request ended
 
     def note_sign_of_life(self) -> None:
-        """Note a sign of life, from any thread."""
         self._last_sign_s = self._now_s()
 
     def set_limit(self, give_up_after_s: float) -> None:

@@ -19,10 +19,6 @@ from stepfs.view.names import RANK_MAX, STEP_MAX, parse_rank, rank_name
 
 if TYPE_CHECKING:  # the codec, for those who read a lake
     from stepfs.format.records import LakeIdentity
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from stepfs.format.snapshot import LogState
 
 Spelling = Callable[[str, object], str]  # a word of the caller and its value, as errors write them
@@ -88,12 +84,10 @@ class RankMap:
 
 
 def as_option(word: str, value: object) -> str:
-    """On the command line."""
     return f"--{word} {value}"
 
 
 def as_keyword(word: str, value: object) -> str:
-    """In Python."""
     return f"{word}={value!r}"
 
 

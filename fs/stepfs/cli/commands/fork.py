@@ -135,7 +135,6 @@ def _document(lakes: dict[str, str], parent: LogReader, cut: Cut, count: int, re
 
 
 def _tell_damage(parent: LogReader, rest: UnreachableCommits | None) -> None:
-    """Print the commits that a fork up to the damage lacks."""
     if parent.damage is None or rest is None:
         typer.echo("the parent's log is whole: nothing was left out because of damage")
         return

@@ -144,7 +144,6 @@ def _damage_line(damage: Damage) -> str:
 
 @contextmanager
 def _progress(total: int, *, quiet: bool) -> Iterator[Callable[[Verification], None] | None]:
-    """A progress bar on stderr, if stderr is a terminal."""
     if quiet or not sys.stderr.isatty():
         yield None
         return

@@ -274,7 +274,6 @@ class _Scan:
                 self._seen(entry, damages)
 
     async def _verify_object(self, entry: StepEntry, window: memoryview) -> list[Damage]:
-        """One TGB, front to back."""
         tgb, store = entry.tgb, await self._origins.of(entry.tgb, self._log.state)
         check = TgbCheck(tgb, content=self._content)
         offset = 0

@@ -133,7 +133,6 @@ def guarded(cls: _Operations) -> _Operations:
 
 
 def errno_of(error: StepfsError) -> int:
-    """The errno that a caller gets for `error`."""
     return next((code for kind, code in _ERRNOS if isinstance(error, kind)), errno.EIO)
 
 

@@ -22,20 +22,10 @@ from obstore.exceptions import BaseError
 
 from stepfs import entropy
 from stepfs.errors import StepfsError
+from stepfs.store import servers
 from stepfs.store.api import Buffer, Counts, Entry, Progress, Put, byte_views, check_key, check_prefix, ignore_progress
 from stepfs.store.calls import Calls, age_s, http_date
 from stepfs.store.cloud.place import Place
-from stepfs.store.servers import (
-    PASSING,
-    PIECE_BYTES,
-    AbandonedReadError,
-    Answer,
-    ReadTarget,
-    Verdict,
-    create_outcome,
-    verdict_of,
-    whole_body,
-)
 from stepfs.store.silence import Silence
 
 if TYPE_CHECKING:
@@ -54,10 +44,12 @@ _NO_TOKEN: Final = re.compile(r"performing token request|credential error|creden
 _SKEWED: Final = re.compile(r"date header too old|in a reasonable timeframe", re.IGNORECASE)
 _EXPIRED: Final = re.compile(r"not valid in the specified time frame", re.IGNORECASE)
 
-UNSIGNED: Final = Answer(Verdict.UNREACHABLE, "the answer to a write is not the store's; look for a proxy in between")
+UNSIGNED: Final = servers.Answer(
+    servers.Verdict.UNREACHABLE, "the answer to a write is not the store's; look for a proxy in between"
+)
 
 
-def read_answer(text: str) -> Answer:
+def read_answer(text: str) -> servers.Answer:
     head, _, cause = text.partition("\n\nDebug source:")
     found = _STATUS.search(head)
     lead = head[: found.start()] if found else head
@@ -68,24 +60,26 @@ def read_answer(text: str) -> Answer:
     if not found and (deleted := _DELETED.search(head)):
         status = int(deleted[1])  # of one blob of a batch, whose answer has a status alone
         absent = status == HTTPStatus.NOT_FOUND
-        verdict = Verdict.ABSENT if absent else verdict_of(status, "")
-        return Answer(verdict, f"{status} in a batch", status)
+        verdict = servers.Verdict.ABSENT if absent else servers.verdict_of(status, "")
+        return servers.Answer(verdict, f"{status} in a batch", status)
     if head.endswith("bytes long") and "Wanted range starting at" in head:
-        return Answer(Verdict.PAST_END, said)
+        return servers.Answer(servers.Verdict.PAST_END, said)
     if _SKEWED.search(head):
-        return Answer(Verdict.SKEWED, said, status)
+        return servers.Answer(servers.Verdict.SKEWED, said, status)
     if _NO_TOKEN.search(lead):
-        return Answer(Verdict.EXPIRED, f"no token: {said}")
+        return servers.Answer(servers.Verdict.EXPIRED, f"no token: {said}")
     if not found:
         distrusted = "InvalidCertificate" in cause
-        return Answer(Verdict.DISTRUSTED if distrusted else Verdict.UNREACHABLE, said)
-    return Answer(Verdict.EXPIRED if _EXPIRED.search(head) else verdict_of(status, code), said, status)
+        return servers.Answer(servers.Verdict.DISTRUSTED if distrusted else servers.Verdict.UNREACHABLE, said)
+    return servers.Answer(
+        servers.Verdict.EXPIRED if _EXPIRED.search(head) else servers.verdict_of(status, code), said, status
+    )
 
 
-def unusable(text: str) -> Answer:
+def unusable(text: str) -> servers.Answer:
     """The reason why no client can be made: wrong settings, of which nothing is quoted."""
     said = _QUOTED.sub("…", text.partition("\n\nDebug source:")[0])
-    return Answer(Verdict.EXPIRED, " ".join(said.split())[:300])
+    return servers.Answer(servers.Verdict.EXPIRED, " ".join(said.split())[:300])
 
 
 def _reason(head: str, cause: str) -> str:
@@ -131,7 +125,7 @@ class StoreClock:
 
 T = TypeVar("T")
 _ATTEMPTS_MAX: Final = 4
-_RETRIED: Final = PASSING | {Verdict.CONFLICT}
+_RETRIED: Final = servers.PASSING | {servers.Verdict.CONFLICT}
 _PAUSE_S: Final = 0.25  # at most, before the second attempt
 
 
@@ -149,7 +143,7 @@ TIMEOUTS: Final = Timeouts()
 class RequestError(Exception):
     """A request failed; `answer` says how."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: servers.Answer) -> None:
         super().__init__(answer.said)
         self.answer = answer
 
@@ -208,7 +202,7 @@ class Requests:
         answer = read_answer(text)
         if answer.status:
             self._calls.sign_of_life()
-        self._counts.add(throttled=answer.verdict is Verdict.THROTTLED)
+        self._counts.add(throttled=answer.verdict is servers.Verdict.THROTTLED)
         return RequestError(answer)
 
     def close(self) -> None:
@@ -248,9 +242,9 @@ class CloudStore:
 
         def fetch(client: Client) -> bytes:
             found = obstore.get(client, name)
-            pieces = found.stream(min_chunk_size=PIECE_BYTES)
+            pieces = found.stream(min_chunk_size=servers.PIECE_BYTES)
             what = f"{self.url}/{key}"
-            return whole_body(pieces, found.meta["size"], bytes_max, what, self._calls.sign_of_life)
+            return servers.whole_body(pieces, found.meta["size"], bytes_max, what, self._calls.sign_of_life)
 
         found = await self._get(key, fetch, bytes)
         self.counts.add(bytes_read=len(found or b""))
@@ -260,13 +254,13 @@ class CloudStore:
         self, key: str, offset: int, buffer: memoryview, landed: Progress = ignore_progress
     ) -> int | None:
         name = self._name(key)
-        target = ReadTarget(buffer, landed, self._calls.sign_of_life)
+        target = servers.ReadTarget(buffer, landed, self._calls.sign_of_life)
 
         def fetch(client: Client) -> int:
             target.check()
             first = offset + target.done  # the first attempt may have broken off in the body
             found = obstore.get(client, name, options={"range": (first, first + target.remaining)})
-            for piece in found.stream(min_chunk_size=PIECE_BYTES):
+            for piece in found.stream(min_chunk_size=servers.PIECE_BYTES):
                 target.append(piece)
             return target.done
 
@@ -288,8 +282,8 @@ class CloudStore:
         try:
             await self._requests.call("create", (key,), send)
         except RequestError as error:
-            outcome = create_outcome(error.answer)
-            if error.answer.verdict is Verdict.FORBIDDEN and await self._read_back(key) is not None:
+            outcome = servers.create_outcome(error.answer)
+            if error.answer.verdict is servers.Verdict.FORBIDDEN and await self._read_back(key) is not None:
                 outcome = Put.EXISTS  # to credentials that may create and not overwrite
             if outcome is None:
                 raise self._calls.explained(error.answer, "create", key) from error
@@ -308,7 +302,7 @@ class CloudStore:
 
         def copied(piece: bytes) -> bytes:
             if abandoned.is_set():
-                raise AbandonedReadError  # the views may have changed before they were copied
+                raise servers.AbandonedReadError  # the views may have changed before they were copied
             self.counts.add(bytes_written=len(piece))
             return piece
 
@@ -324,7 +318,10 @@ class CloudStore:
         try:
             await self._requests.call("put", (key,), send, data=True, retries=0 if single else _PART_RETRIES)
         except RequestError as error:
-            doubtful = error.answer is UNSIGNED or error.answer.verdict in {Verdict.EXISTS, Verdict.FORBIDDEN}
+            doubtful = error.answer is UNSIGNED or error.answer.verdict in {
+                servers.Verdict.EXISTS,
+                servers.Verdict.FORBIDDEN,
+            }
             landed = single and doubtful and await self._read_back(key) == b"".join(views)
             if not landed:  # else an attempt that seemed lost has
                 raise self._calls.explained(error.answer, "put", key, "write") from error
@@ -390,11 +387,11 @@ class CloudStore:
                 "delete", keys, lambda client: obstore.delete(client, [self._prefix + key for key in keys])
             )
         except RequestError as error:
-            if len(keys) > 1 and error.answer.verdict not in PASSING:
+            if len(keys) > 1 and error.answer.verdict not in servers.PASSING:
                 # The text tells the first failure of many, such as that a key was absent.
                 for key in keys:
                     await self._delete((key,))
-            elif error.answer.verdict is not Verdict.ABSENT:
+            elif error.answer.verdict is not servers.Verdict.ABSENT:
                 raise self._calls.explained(error.answer, "delete", keys[0]) from error
 
     async def _get(
@@ -403,9 +400,9 @@ class CloudStore:
         try:
             return await self._requests.call("get", (key,), fetch, data=data)
         except RequestError as error:
-            if error.answer.verdict is Verdict.PAST_END:
+            if error.answer.verdict is servers.Verdict.PAST_END:
                 return past_end()
-            if error.answer.verdict is not Verdict.ABSENT:
+            if error.answer.verdict is not servers.Verdict.ABSENT:
                 raise self._calls.explained(error.answer, "get", key, "read") from error
         self._calls.rights.prove("get", [key])
         return None

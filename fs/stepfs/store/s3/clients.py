@@ -169,11 +169,9 @@ class Clients:
     _pid: int | None = None
 
     def commit(self) -> S3Client:
-        """The client that sends exactly one attempt per call."""
         return self._client("commit", 1, COMMIT_THREADS_MAX, self.commit_timeout_s)
 
     def data(self) -> S3Client:
-        """The client that retries with back-off."""
         return self._client("data", 4, CONTROL_THREADS_MAX + self.data_threads, self.data_timeout_s)
 
     def direct(self) -> DirectReads:
