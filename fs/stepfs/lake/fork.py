@@ -27,7 +27,7 @@ from stepfs.lake.log.apply import producer_after, read_commit, read_versions, re
 from stepfs.lake.log.index import segment_bytes
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.origins import OriginStores
-from stepfs.lake.several import at_once, in_order
+from stepfs.lake.several import at_once, in_order, pages
 from stepfs.lake.slots import create_own, listed_slots
 from stepfs.store.api import Entry, Store
 
@@ -168,7 +168,6 @@ async def _commits(reader: LogReader, first: Version, last: Version) -> AsyncIte
 
 _FIRST_VERSION: Final = Version(1)  # floor 1: the origin commit is not taken for the start of a history
 _RETIRE_S: Final = 30.0
-_PAGE: Final = 1000
 _SEGMENTS_AT_ONCE: Final = 4
 NO_END: Final = Step(INTEGER_MAX)
 
@@ -322,12 +321,11 @@ async def _copy(parent: Store, old_prefix: str, store: Store, new_prefix: str) -
         if body is not None:
             await _create(store, new_prefix + entry.key.removeprefix(old_prefix), body)
 
-    after = ""
-    while page := await parent.list(old_prefix, after=after, limit=_PAGE):
-        async with aclosing(in_order(page, copy, number=at_once(max(entry.size for entry in page)))) as copied:
-            async for _ in copied:
-                pass
-        after = page[-1].key
+    async with aclosing(pages(parent, old_prefix)) as listed:
+        async for page in listed:
+            async with aclosing(in_order(page, copy, number=at_once(max(entry.size for entry in page)))) as copied:
+                async for _ in copied:
+                    pass
 
 
 class _Renumbered:

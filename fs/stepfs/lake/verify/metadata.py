@@ -14,12 +14,11 @@ from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import decode_segment, decode_snapshot
 from stepfs.lake.control import Control
 from stepfs.lake.log.apply import read_versions
-from stepfs.lake.several import at_once, in_order
+from stepfs.lake.several import at_once, in_order, pages
 from stepfs.lake.slots import STRAY_GAP
 from stepfs.lake.verify.lake import STRAY, Damage
 from stepfs.store.api import Entry, Store
 
-_PAGE: Final = 1000
 _UNREAD_MAX: Final = 3  # objects in a row; beyond that the store is at fault
 
 Check = Callable[[str, bytes], str | None]  # (key, bytes) → the problem, if any
@@ -66,8 +65,8 @@ async def _check_each(store: Store, prefix: str, check: Check) -> AsyncIterator[
             return error
 
     unread_in_a_row = 0
-    async with aclosing(_pages(store, prefix)) as pages:
-        async for page in pages:
+    async with aclosing(pages(store, prefix)) as found:
+        async for page in found:
             number = at_once(max(entry.size for entry in page))
             async with aclosing(in_order(page, problem_of, number=number)) as problems:
                 async for entry, problem in problems:
@@ -164,18 +163,10 @@ class _Chain:
 
 
 async def _keys(store: Store, prefix: str, after: str = "") -> AsyncGenerator[str, None]:
-    async with aclosing(_pages(store, prefix, after)) as pages:
-        async for page in pages:
+    async with aclosing(pages(store, prefix, after)) as found:
+        async for page in found:
             for entry in page:
                 yield entry.key
-
-
-async def _pages(store: Store, prefix: str, after: str = "") -> AsyncGenerator[list[Entry], None]:
-    while page := await store.list(prefix, after=after, limit=_PAGE):
-        yield page
-        if len(page) < _PAGE:
-            return
-        after = page[-1].key
 
 
 def _damage(key: str, problem: str) -> Damage:

@@ -4,7 +4,6 @@ A reclaimer that knew the record and still deletes goes on: stop the reclaimers 
 
 from contextlib import aclosing, suppress
 from dataclasses import replace
-from typing import Final
 
 from stepfs.errors import CorruptError, ReclaimedError, RefusedError
 from stepfs.format.control import ControlRecord, GroupRecord
@@ -17,10 +16,9 @@ from stepfs.lake.fork import group_in_parent
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.log.snapshots import confirmed_snapshots
 from stepfs.lake.origins import OriginStores
+from stepfs.lake.several import pages
 from stepfs.lake.slots import listed_slots
 from stepfs.store.api import Store
-
-_PAGE: Final = 1000
 
 
 async def repair_control(store: Store, identity: LakeIdentity, origins: OriginStores) -> str | None:
@@ -108,10 +106,9 @@ async def _first_complete_step(reader: LogReader, base: ControlRecord, end: Step
     """The step after the last one before `end` that a reclaim may have deleted."""
     prefix = data_prefix(reader.identity.lake_id)
     present: set[str] = set()
-    after = ""
-    while page := await reader.store.list(prefix, after=after, limit=_PAGE):
-        present |= {entry.key for entry in page}
-        after = page[-1].key
+    async with aclosing(pages(reader.store, prefix)) as listed:
+        async for page in listed:
+            present |= {entry.key for entry in page}
     # A snapshot names no segment without a live step.
     first = step = max(base.first_live_step, Step(reader.state.first_segment * SEGMENT_STEPS))
     begun: set[str] = set()  # producers of which something is left: a reclaim deletes their steps in order
