@@ -17,7 +17,7 @@ from stepfs.mount.daemon import log_file
 from stepfs.mount.host.kernel import process_start
 from stepfs.mount.host.mounts import FSTYPE, Mounted, clear_dead, is_dead, mount_at, mounts, real_directory, unmount
 
-GONE_S: Final = 60.0
+_GONE_S: Final = 60.0
 _GLANCE_S: Final = 0.02
 _USERS_SHOWN: Final = 3
 _UNSEEN: Final = "by a process of another user or mount namespace, such as a pod's"
@@ -43,7 +43,7 @@ def daemon_of(mounted: Mounted) -> Daemon:
     return Daemon(body["pid"], body["process_start"], Path(body["cache_dir"]))
 
 
-def unmount_and_wait(directory: Path, *, timeout_s: float = GONE_S) -> None:
+def unmount_and_wait(directory: Path) -> None:
     """Unmount; returns when the daemon is gone and its cache removed.
 
     `AbsentError` if nothing is mounted there, `RefusedError` if it is busy (nothing was changed) or not ours."""
@@ -64,7 +64,7 @@ def unmount_and_wait(directory: Path, *, timeout_s: float = GONE_S) -> None:
     try:
         _detach(mounted)
         _check_elsewhere(mounted, daemon)
-        _wait(daemon, log_file(where), descriptor, time.monotonic() + timeout_s)
+        _wait(daemon, log_file(where), descriptor, time.monotonic() + _GONE_S)
     finally:
         if descriptor is not None:
             os.close(descriptor)

@@ -42,9 +42,7 @@ class Segments:
     `in_thread`: decode in a worker thread. A segment takes 20 ms (64 slices) to 100 ms, and a mount's loop must answer
     meanwhile; programs without other tasks do better without."""
 
-    def __init__(
-        self, store: Store, identity: LakeIdentity, rebuild: Rebuild, *, bytes_max: int = _SEGMENTS_BYTES_MAX
-    ) -> None:
+    def __init__(self, store: Store, identity: LakeIdentity, rebuild: Rebuild) -> None:
         self._store = store
         self._identity = identity
         self._rebuild = rebuild
@@ -52,7 +50,7 @@ class Segments:
         self._kept_max = 0
         self._loaded: OrderedDict[SegmentIndex, snapshot.Segment] = OrderedDict()
         self._loading: dict[SegmentIndex, trio.Lock] = {}
-        self.limit(bytes_max)
+        self.limit(_SEGMENTS_BYTES_MAX)
 
     def entry_if_loaded(self, step: Step) -> snapshot.StepEntry | None:
         index = SegmentIndex(step // SEGMENT_STEPS)

@@ -194,15 +194,15 @@ def _init(operations: pyfuse3.Operations, directory: Path, options: set[str]) ->
         _log.info("libfuse: %s", text)
 
 
-INTERVAL_S: Final = 0.05
+_READ_S: Final = 0.05
 
 
 @contextmanager
-def interrupted_reads(interval_s: float = INTERVAL_S) -> Iterator[None]:
-    """Inside the context a system call of the main thread blocks for at most `interval_s`: a read of /dev/fuse could block the
+def interrupted_reads() -> Iterator[None]:
+    """Inside the context a system call of the main thread blocks for at most 50 ms: a read of /dev/fuse could block the
     loop for ever. Main thread only."""
     before = signal.signal(signal.SIGALRM, _nothing)
-    signal.setitimer(signal.ITIMER_REAL, interval_s, interval_s)
+    signal.setitimer(signal.ITIMER_REAL, _READ_S, _READ_S)
     try:
         yield
     finally:

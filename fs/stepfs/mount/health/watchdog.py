@@ -176,15 +176,15 @@ def abort_and_exit(handle: int | None) -> NoReturn:
 
 
 @contextmanager
-def shown_on_signal(nursery: trio.Nursery, number: signal.Signals = signal.SIGUSR1) -> Iterator[None]:
-    """Inside the context the signal `number` writes all stacks to stderr; `nursery` listens. Main thread only."""
-    with trio.open_signal_receiver(number) as asked:
-        faulthandler.register(number, file=sys.stderr, all_threads=False, chain=True)
+def shown_on_signal(nursery: trio.Nursery) -> Iterator[None]:
+    """Inside the context SIGUSR1 writes all stacks to stderr; `nursery` listens. Main thread only."""
+    with trio.open_signal_receiver(signal.SIGUSR1) as asked:
+        faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=False, chain=True)
         nursery.start_soon(_show_threads, asked)
         try:
             yield
         finally:
-            faulthandler.unregister(number)
+            faulthandler.unregister(signal.SIGUSR1)
 
 
 async def _show_threads(asked: AsyncIterator[int]) -> None:
