@@ -12,7 +12,8 @@ import shutil
 import stat
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -107,51 +108,33 @@ _NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
 _EXTRA: Final = re.compile(r"extra == ['\"]([^'\"]+)['\"]")
 
 
-@dataclass(frozen=True, slots=True)
-class Library:
-    """A declared dependency: its installed version, or None, and the extra that brings it, if one does."""
-
-    name: str
-    version: str | None
-    extra: str | None
-
-
-def libraries() -> list[Library]:
-    """The declared dependencies, required ones first; none if stepfs is not installed as a package."""
-    try:
-        declared = importlib.metadata.requires("stepfs") or []
-    except importlib.metadata.PackageNotFoundError:
-        return []
-    extras_of: defaultdict[str, list[str | None]] = defaultdict(list)
-    for requirement in declared:
-        name, extra = _NAME.match(requirement), _EXTRA.search(requirement)
-        if name is not None and name[0] != "stepfs":  # an extra that includes another one
-            extras_of[name[0]].append(extra[1] if extra else None)
-    members = Counter(extra for extras in extras_of.values() for extra in extras if extra)
-    found = [
-        # Of the extras that bring it, the one that brings the least besides.
-        Library(name, _installed(name), None if None in extras else min(filter(None, extras), key=members.__getitem__))
-        for name, extras in extras_of.items()
-    ]
-    return sorted(found, key=lambda library: (library.extra is not None, library.name.lower()))
-
-
 def check_python() -> Iterator[Finding]:
-    """Stepfs itself, the interpreter, and the packages that stepfs declares."""
+    """Stepfs itself, the interpreter, and the packages that stepfs declares, if it is installed as a package."""
     yield ok("stepfs", __version__)
     yield ok("python", f"{platform.python_version()} at {sys.executable}")
-    missing = [library for library in libraries() if library.version is None]
-    required = [library.name for library in missing if library.extra is None]
-    if required:
-        remedy = "pip install stepfs, in the environment that runs it"
-        yield fail("packages", f"not installed: {', '.join(required)}", remedy)
-    else:
-        yield ok("packages", "all that stepfs needs are installed")
-    for extra in sorted({library.extra for library in missing if library.extra}):
-        names = ", ".join(library.name for library in missing if library.extra == extra)
-        yield note(
-            f"extra {extra}", f"not installed: {names}", f"only what says so needs it: pip install 'stepfs[{extra}]'"
-        )
+    with suppress(importlib.metadata.PackageNotFoundError):
+        missing = _missing_packages(importlib.metadata.requires("stepfs") or [])
+        if required := missing.pop("", []):
+            remedy = "pip install stepfs, in the environment that runs it"
+            yield fail("packages", f"not installed: {', '.join(required)}", remedy)
+        else:
+            yield ok("packages", "all that stepfs needs are installed")
+        for extra, names in sorted(missing.items()):
+            remedy = f"only what says so needs it: pip install 'stepfs[{extra}]'"
+            yield note(f"extra {extra}", f"not installed: {', '.join(names)}", remedy)
+
+
+def _missing_packages(requirements: Iterable[str]) -> dict[str, list[str]]:
+    """Packages that are not installed by the extra that brings them, "" for those that stepfs needs."""
+    missing: defaultdict[str, list[str]] = defaultdict(list)
+    for requirement in sorted(requirements, key=str.lower):
+        name, extra = _NAME.match(requirement), _EXTRA.search(requirement)
+        if name is not None and name[0] != "stepfs":  # an extra that includes another one
+            try:
+                importlib.metadata.version(name[0])
+            except importlib.metadata.PackageNotFoundError:
+                missing[extra[1] if extra else ""].append(name[0])
+    return missing
 
 
 def check_pyfuse3() -> Finding:
@@ -224,13 +207,6 @@ def check_rights(*, is_root: bool, root: Path = Path("/")) -> Finding:
         "user: may mount through fusermount3, not with --allow-other",
         "if other users must read the mount, add user_allow_other to /etc/fuse.conf",
     )
-
-
-def _installed(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def check_mounts(target: str | None = None) -> Iterator[Finding]:
