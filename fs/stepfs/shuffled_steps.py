@@ -10,9 +10,8 @@ from stepfs.data.hints import ShuffledOrder, ShuffleHint
 from stepfs.errors import AbsentError, RefusedError, StepfsError, UsageError, WrongTypeError
 from stepfs.format.arguments import check_integer
 from stepfs.format.ids import INTEGER_MAX, Step
-from stepfs.reader.dataset import StepDataset
+from stepfs.reader.dataset import StepDataset, warn_if_sharded
 from stepfs.reader.lake import Lake
-from stepfs.reader.sharding import warn_if_sharded
 from stepfs.view.mounted import View
 from stepfs.view.tree import ViewOptions
 
