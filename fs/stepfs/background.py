@@ -268,7 +268,7 @@ def _end_all() -> None:
 
 
 def _forked() -> None:
-    """In the child of a fork: every loop is another process's."""
+    """Forget all loops in the child of a fork: they are another process's."""
     global _generation, _alive  # noqa: PLW0603 - there is one process
     _generation += 1
     _of_parents.extend(_alive)

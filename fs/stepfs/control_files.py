@@ -49,7 +49,7 @@ def answer_within(
 
 
 def _take_rights_in_this_thread(user: int, group: int) -> None:
-    """For good. OSError. A machine of another kind keeps its own rights."""
+    """It cannot be undone. A thread on a machine of another kind keeps its own rights. OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     set_user, set_group = _SET_IDS.get(platform.machine(), (0, 0))
     for number, wanted in ((set_group, group), (set_user, user)):

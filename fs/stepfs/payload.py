@@ -63,7 +63,7 @@ class Array:
     values: NDArray[Any] | None
 
     def document(self, count: int) -> dict[str, Any]:
-        """For JSON, with the first values; nan, inf and complex numbers are text, because it has no numbers for them."""
+        """The array for JSON, with its first values; nan, inf and complex numbers are text."""
         first = None
         if self.values is not None and self.values.dtype.kind in "biufc":
             each = self.values.reshape(-1)[:count].tolist()

@@ -535,7 +535,7 @@ class BlockLoader:
         )
 
     async def _load_copy(self, block: Block, buffer: Buffer) -> bool:
-        """From disk into `buffer`; False for a damaged file, which is removed."""
+        """Load a block from disk into `buffer`; False for a damaged file, which is removed."""
         owner = block.owners[0]
         check = RangeCheck(block.range, buffer)
         got = await self.disk_copies.load(owner, block.range.offset - owner.ref.offset, buffer.view(), check.update)

@@ -432,7 +432,7 @@ class HintedStreams:
         return min((stream.order.lowest for stream in self._streams if not stream.ended), default=None)
 
     def describe(self) -> list[dict[str, int]]:
-        """For the control file: per order its length and the place of its readers."""
+        """Each order's length and the place of its readers, for the control file."""
         return [
             {"steps": len(stream.order), "at": stream.front, "lowest": stream.order.lowest} for stream in self._streams
         ]

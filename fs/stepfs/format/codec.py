@@ -275,7 +275,7 @@ def stored(name: str, read: Callable[..., Any], **bounds: int) -> Stored:
 
 
 class Layout(Generic[T]):
-    """Of `make`, a dataclass."""
+    """How the dataclass `make` is stored in a map."""
 
     def __init__(self, make: Callable[..., T], **fields: Stored) -> None:
         self._make = make

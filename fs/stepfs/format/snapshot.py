@@ -108,7 +108,7 @@ class LogState:
 
     @property
     def origin_cuts(self) -> dict[str, Step]:
-        """By the id of each lake that this one was forked from, parent, its parent and so on: steps below are the same."""
+        """The lakes that this one was forked from, by id, parent first: their steps below the number are the same."""
         cuts = itertools.accumulate((origin.cut for origin in self.origins), min)
         return {origin.lake_id: cut for origin, cut in zip(self.origins, cuts, strict=True)}
 

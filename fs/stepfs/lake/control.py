@@ -269,7 +269,7 @@ class Group:
 
     @classmethod
     def of(cls, store: Store, identity: LakeIdentity, name: str, clock: Clock | None = None) -> Group:
-        """With a control sequence of its own. `UsageError` for a name that cannot be one."""
+        """A group with a control sequence of its own. `UsageError` for a name that cannot be one."""
         return cls.on(Control(store, identity, clock or SystemClock()), name)
 
     @classmethod

@@ -156,7 +156,7 @@ def decide(number: int, record: ControlRecord, request: Request) -> ControlRecor
 
 
 def _joined(group: GroupRecord, is_new: bool, request: Register | Add | Resume | Revise) -> GroupRecord | None:
-    """After a request that makes a group exist."""
+    """The group after a request that makes it exist."""
     match request:
         case Register(fork=fork):
             return replace(group, fork=fork) if is_new else group
@@ -180,7 +180,7 @@ def _no_group(name: str, record: ControlRecord) -> NoSuchGroupError:
 
 
 def _changed(group: GroupRecord, request: Changes) -> GroupRecord | None:
-    """After a request to a group that must exist."""
+    """The group after a request to one that must exist."""
     name = request.group
     match request:
         case Drop(next_step=step):

@@ -234,7 +234,7 @@ class Lake:
 
     @property
     def origin_cuts(self) -> Mapping[str, int]:
-        """By id, the lakes that this one was forked from: their steps below this number are the same here."""
+        """The lakes that this one was forked from, by id: their steps below this number are the same here."""
         return self._parts().log.state.origin_cuts
 
     @property

@@ -117,7 +117,7 @@ class LakeOptions:
 
     @classmethod
     def of(cls, url: str, words: Mapping[str, Any]) -> LakeOptions:
-        """From the words of `Lake`; None leaves the default. `UsageError` for what `stepfs mount` would refuse."""
+        """The options that the words of `Lake` give; None leaves the default. `UsageError` as `stepfs mount` refuses."""
         endpoint_url = words.get("endpoint_url") or os.environ.get("STEPFS_ENDPOINT_URL") or None
         every = {**words, "endpoint_url": endpoint_url}
         given = {"url": url} | {word: value for word, value in every.items() if value is not None}

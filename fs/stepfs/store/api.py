@@ -55,7 +55,7 @@ Progress = Callable[[int], None]  # called with the bytes of a read that are in 
 
 
 def ignore_progress(landed: int) -> None:
-    """For callers that need no progress."""
+    """Ignore progress, for callers that need none."""
 
 
 def byte_views(parts: Sequence[Buffer]) -> list[memoryview]:

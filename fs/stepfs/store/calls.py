@@ -39,7 +39,7 @@ _DEPTH: Final = 2  # <lake id>/log, <lake id>/data, …: policies do not go deep
 
 
 class Calls:
-    """Of the store `url`; `data_threads`: calls under way that move bodies."""
+    """Runs the calls of the store `url`; `data_threads`: how many at a time move bodies."""
 
     def __init__(self, url: str, words: Words, data_threads: int | None, silence: Silence | None) -> None:
         self.rights = Rights()

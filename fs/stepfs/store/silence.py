@@ -18,7 +18,7 @@ _NAP_S: Final = 0.001  # a clock may not move by a rounded difference
 
 
 def unwatched() -> Silence:
-    """For a store whose callers set deadlines of their own."""
+    """A `Silence` of a store whose callers set deadlines of their own."""
     silence = Silence(lambda _: None)
     silence.end()
     return silence

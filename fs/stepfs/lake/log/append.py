@@ -68,7 +68,7 @@ class Pauses:
         return due_s + end_s - max(from_s, self._begin_s)
 
     async def look(self, control: Control, losing_since_s: float) -> None:
-        """For a writer that is locked out: see whether somebody asked for a pause, and ask if it is time.
+        """See, as a writer that is locked out, whether somebody asked for a pause, and ask if it is time.
 
         One request, or three. Where the record cannot be written, this writer goes on as before."""
         assert self._asked is not None, "the head was read, and the control record with it"

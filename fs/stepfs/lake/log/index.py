@@ -83,7 +83,7 @@ class Segments:
         self._loaded = other._loaded.copy()
 
     async def load(self, index: SegmentIndex, ref: tuple[int, bytes]) -> snapshot.Segment:
-        """From memory or the store, checked against its 16-byte reference; `CorruptError` if absent or another's."""
+        """A segment, checked against its 16-byte reference; `CorruptError` if it is absent or another's."""
         lock = self._loading.setdefault(index, trio.Lock())
         async with lock:
             try:

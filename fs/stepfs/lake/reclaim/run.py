@@ -51,7 +51,7 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """After a run: nothing was left below `swept`, and no orphan of an incarnation that `state` knows to be over."""
+    """A run has left nothing below `swept`, and no orphan of an incarnation that `state` knows to be over."""
 
     swept: Target
     searched_ms: int  # when a run last searched all of `data/`

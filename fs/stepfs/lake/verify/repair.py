@@ -70,7 +70,7 @@ async def _first_version(store: Store, identity: LakeIdentity) -> Version:
 
 
 def _clipped(group: GroupRecord, first_live: Step) -> GroupRecord:
-    """Without the checkpoints whose steps are gone."""
+    """The group without the checkpoints whose steps are gone."""
     if group.need >= first_live:
         return group
     order = tuple(step for step in group.order if step >= first_live)

@@ -30,7 +30,7 @@ _SECTOR_BYTES: Final = 512
 
 
 class Replies:
-    """From the view's attributes to pyfuse3's structures; the mounting user owns every file."""
+    """Makes pyfuse3's structures of the view's attributes; the mounting user owns every file."""
 
     def __init__(self) -> None:
         self._uid = os.getuid()

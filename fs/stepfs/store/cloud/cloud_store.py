@@ -149,7 +149,7 @@ class RequestError(Exception):
 
 
 class Requests:
-    """Of one store. Requests of a verb share a client with that verb's timeout."""
+    """Sends one store's requests. Those of a verb share a client with that verb's timeout."""
 
     def __init__(self, place: Place, counts: Counts, timeouts: Timeouts, calls: Calls) -> None:
         self._place = place
