@@ -30,15 +30,8 @@ _SAFETENSORS: Final = {
 _DEPTH_MAX: Final = 16  # of containers in a `.pt`
 # What numpy, json and tarfile raise for bytes that are no file of theirs.
 _DAMAGED: Final = (
-    ArithmeticError,
-    EOFError,
-    KeyError,
-    MemoryError,
-    RecursionError,
-    TypeError,
-    ValueError,
-    tarfile.TarError,
-)
+    ArithmeticError, EOFError, KeyError, MemoryError, RecursionError, TypeError, ValueError, tarfile.TarError,
+)  # fmt: skip
 
 Buffer = bytes | bytearray | memoryview
 Integers = NDArray[np.int64]

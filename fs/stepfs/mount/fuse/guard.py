@@ -197,19 +197,9 @@ def _subject(args: tuple[object, ...]) -> Subject:
 
 
 CHANGES: Final = (
-    "setattr",
-    "mknod",
-    "mkdir",
-    "unlink",
-    "rmdir",
-    "symlink",
-    "rename",
-    "link",
-    "create",
-    "write",
-    "setxattr",
+    "setattr", "mknod", "mkdir", "unlink", "rmdir", "symlink", "rename", "link", "create", "write", "setxattr",
     "removexattr",
-)
+)  # fmt: skip
 
 
 def read_only(cls: _Operations) -> _Operations:

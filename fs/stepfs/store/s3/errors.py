@@ -21,14 +21,9 @@ _EXPIRED: Final = (  # credentials exist, but cannot be renewed just now
     boto.TokenRetrievalError,
 )
 _UNSET: Final = (
-    boto.NoCredentialsError,
-    boto.PartialCredentialsError,
-    boto.ProfileNotFound,
-    boto.ConfigNotFound,
-    boto.ConfigParseError,
-    boto.InvalidConfigError,
-    boto.InvalidRegionError,
-)
+    boto.NoCredentialsError, boto.PartialCredentialsError, boto.ProfileNotFound, boto.ConfigNotFound,
+    boto.ConfigParseError, boto.InvalidConfigError, boto.InvalidRegionError,
+)  # fmt: skip
 _BODY: Final = (boto.IncompleteReadError, boto.ResponseStreamingError, boto.ReadTimeoutError, HTTPError, OSError)
 
 
