@@ -191,7 +191,7 @@ class Cache:
         return held
 
     def set_role(self, held: CachedSlice, role: Role) -> None:
-        """Give a slice another role: one that may follow its present one (`roles.NEXT`)."""
+        """Give a slice another role: one that may follow its present one (`blocks.NEXT`)."""
         if role is held.role:
             return
         assert role in NEXT[held.role], f"{held.key}: {held.role.name} → {role.name}"

@@ -8,26 +8,28 @@ from typing import Final
 class Tuning:
     """Shares are of a budget, times are in seconds; each has its reason beside it."""
 
-    connections_first: int = 4  # a link of 100 MB/s is full with so many
-    connections_min: int = 4  # fewer leave a GET no neighbour to overlap with
-    round_samples_min: int = 8  # GETs that make a mean worth comparing
+    connections_first: int = (
+        4  # GETs on a shared link end together: readers wait for their first blocks a quarter as long as with 16
+    )
+    connections_min: int = 4  # what is learned never falls below
+    round_samples_min: int = 8  # GETs in a round, whose mean is compared with that of the round before
     round_loaded_share: float = 0.7  # of the limit under way during a GET: else its latency is not used
     limit_up: float = 1.5  # after a worse step down
     limit_down: float = 0.75  # after a worse step up
     limit_gain_share: float = 0.5  # of the growth promised must come: else more GETs only wait for each other
-    limit_loss_max: float = 0.05  # a step down may cost so much, for it frees sockets
-    limit_hold_rounds: int = 8  # between trials, which cost throughput
+    limit_loss_max: float = 0.05  # of throughput, for which a step down is kept
+    limit_hold_rounds: int = 8  # without a trial, after one that was undone
     limit_awaited_share: float = 0.25  # of the blocks of a round: below it no reader is waiting
-    hedge_samples: int = 128  # the p99 of fewer is their maximum
+    hedge_samples: int = 128  # latencies remembered by size, for their p99
     hedge_samples_min: int = 16  # below, nothing is known yet
-    hedge_unknown_s: float = 5.0  # until then: longer than any healthy first byte
-    hedge_min_s: float = 0.1  # shorter ones hedge the noise of the event loop
-    hedge_max_s: float = 15.0  # longer ones come too late for a reader
-    hedge_margin: float = 1.5  # on the p99: else one GET in a hundred is sent twice for nothing
+    hedge_unknown_s: float = 5.0  # the delay until then
+    hedge_min_s: float = 0.1  # the least delay of a second request, however fast the store
+    hedge_max_s: float = 15.0  # the greatest, however slow
+    hedge_margin: float = 1.5  # on the p99: the usual worst latency alone is no reason for a second request
     hedge_share_max: float = 0.01  # hedges per request in the long run: as many as the p99 implies
     hedge_burst: float = 3.0  # hedges before any credit is earned
     throttle_first_s: float = 0.1  # between requests after a first failure
-    throttle_max_s: float = 5.0  # the longest that a store which is back stays unnoticed
+    throttle_max_s: float = 5.0  # between them at most: a store that is back is noticed so soon
     lease_retry_s: float = 0.1  # memory returns without a signal
     failed_rest_s: float = 10.0  # a block that failed is fetched ahead again after so long; a reader never waits for it
     in_order_first: int = 4  # blocks of one open slice at a time, at first
@@ -43,7 +45,7 @@ class Tuning:
     flushed_bytes_min: int = 1 << 20  # a flush per small file costs more than the pages it frees
     disk_queue_max: int = 4096  # slices; beyond, the disk is the slower one and the oldest are not worth it
     disk_rest_s: float = 60.0  # after an error of the disk
-    pressure_poll_s: float = 1.0  # the kernel kills within seconds
+    pressure_poll_s: float = 1.0  # between two looks at the machine's memory
     pressure_calm_s: float = 30.0  # so that two such programs do not trade memory for ever
     pressure_shrink: float = 0.7  # at once, in large steps
     pressure_grow: float = 1.1  # slowly
@@ -60,7 +62,7 @@ class Tuning:
     planning_share: float = 0.05  # of the time of the loop that plans for thousands of files may take
     index_retry_s: float = 1.0  # for an index that could not be read
     index_rest_s: float = 300.0  # for a damaged one
-    entries_at_once: int = 8  # small GETs that a store answers together
+    entries_at_once: int = 8  # GETs of lone index entries at a time
     entries_max: int = 64  # before looking where readers are by now
     jumps_unplanned: int = 8  # steps opened while readers jump, before it is asked again whether they do
     ahead_share: float = 0.75  # of memory and disk for reading ahead; the rest is for open files
@@ -69,10 +71,10 @@ class Tuning:
     trust_share: float = 0.75  # of the steps judged went on from an opened one
     chance_max: float = 0.4  # were they drawn at random, at most so many would
     horizon_s: float = 20.0  # a store that is slow for less is not noticed
-    judged_steps: int = 16  # steps judged
-    pace_samples: int = 16  # steps whose opens give the pace
+    judged_steps: int = 16  # opened for the first time, by which it is judged whether readers go on in order
+    pace_samples: int = 16  # opens of new steps that give the pace
     window_min: int = 4  # steps ahead before the pace is known
-    window_max: int = 1024  # steps: more entries than an index segment has
+    window_max: int = 1024  # steps ahead at most
     planned_files_max: int = 8192  # in a plan: planning must not hold up the loop
     recent_steps: int = 256  # distinct steps remembered: a shuffle window up to this size is understood
     live_steps: int = 48  # a run not touched during so many other steps has no reader any more
