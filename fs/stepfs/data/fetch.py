@@ -40,7 +40,7 @@ class ConcurrencyLimit:
         self,
         limit_max: int = CONNECTIONS_MAX,
         *,
-        first: int = TUNING.connections_first,
+        first: int = TUNING.connections_min,
         growth: float = 2.0,
         fixed: bool = False,
     ) -> None:
@@ -252,7 +252,7 @@ class Fetcher:
                 self.counts.retries += 1
             attempt = lease()
             if attempt is None:
-                await trio.sleep(TUNING.lease_retry_s)
+                await trio.sleep(TUNING.memory_poll_s)
 
     async def _race(self, entry: StepEntry, range_: Range, buffer: Buffer, lease: Lease) -> _Race:
         assert self._nursery is not None

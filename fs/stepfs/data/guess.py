@@ -13,12 +13,11 @@ from typing import Final
 from stepfs.data.tuning import TUNING
 from stepfs.format.ids import SliceIndex, Step
 
-EVIDENCE_STEPS: Final = 8  # the slices of a step are learned from so many steps of a run
+EVIDENCE_STEPS: Final = 8  # of a run: its slices are learned from so many, and so many close ones are no accident
 _NEXT_STEPS: Final = 2  # a step so little above an opened one goes on from it …
 _MEMORY_STEPS: Final = 128  # … if that was opened at most so many steps ago
 _CLOSE_SHARE: Final = 0.75  # of the steps opened last must be close together …
 _CLOSE_FACTOR: Final = 2  # … within so many times as many places
-_SURE_STEPS: Final = 8  # so many close steps are no accident …
 _SOON_STEPS: Final = 32  # … if they were opened while at most so many others were
 _START_STEPS: Final = 16  # reading begins at the first step, or so little behind it
 
@@ -87,13 +86,13 @@ def ordered_runs(runs: Sequence[AccessRun], evidence: OrderEvidence, *, first: S
     found = []
     for run in runs:
         places = (run.high - run.low) // run.stride + 1
-        is_dense = len(run.latest) >= _SURE_STEPS and len(run.steps) >= TUNING.dense_fill * places
+        is_dense = len(run.latest) >= EVIDENCE_STEPS and len(run.steps) >= TUNING.dense_fill * places
         begins = evidence.unbroken and run.low - first < _START_STEPS
         if len(run.latest) == 1:
             if trusted or begins:
                 found.append(run)
         elif (low := _close_from(run)) is not None:
-            sure = len(run.latest) >= _SURE_STEPS and run.age_steps <= _SOON_STEPS
+            sure = len(run.latest) >= EVIDENCE_STEPS and run.age_steps <= _SOON_STEPS
             if trusted or sure or begins:
                 found.append(run if is_dense else _without_strays(run, low))
         elif is_dense and run.high - run.low <= TUNING.dense_share * (frontier - first):

@@ -8,10 +8,7 @@ from typing import Final
 class Tuning:
     """Shares are of a budget, times are in seconds; each has its reason beside it."""
 
-    connections_first: int = (
-        4  # GETs on a shared link end together: readers wait for their first blocks a quarter as long as with 16
-    )
-    connections_min: int = 4  # what is learned never falls below
+    connections_min: int = 4  # at first, and never fewer: GETs on a shared link end together
     round_samples_min: int = 8  # GETs in a round, whose mean is compared with that of the round before
     round_loaded_share: float = 0.7  # of the limit under way during a GET: else its latency is not used
     limit_up: float = 1.5  # after a worse step down
@@ -30,7 +27,6 @@ class Tuning:
     hedge_burst: float = 3.0  # hedges before any credit is earned
     throttle_first_s: float = 0.1  # between requests after a first failure
     throttle_max_s: float = 5.0  # between them at most: a store that is back is noticed so soon
-    lease_retry_s: float = 0.1  # memory returns without a signal
     failed_rest_s: float = 10.0  # a block that failed is fetched ahead again after so long; a reader never waits for it
     in_order_first: int = 4  # blocks of one open slice at a time, at first
     in_order_growth: float = 1.5  # so GETs on a full link take no longer than a second one waits

@@ -84,7 +84,7 @@ def test_failures_and_a_store_that_is_hardly_asked_say_nothing():
         limit.end(limit.start(), MIB, 0.1)
         for each in [limit.start() for _ in range(limit.limit)]:
             limit.end(each, MIB, None)
-    assert limit.limit == TUNING.connections_first
+    assert limit.limit == TUNING.connections_min
 
 
 def test_a_fixed_number_stays():
@@ -102,7 +102,7 @@ def test_more_are_tried_only_while_readers_wait(readers_wait):
         for each in [limit.start() for _ in range(limit.limit)]:
             limit.end(each, MIB, 0.1)
             limit.note_loaded(readers_wait=readers_wait)
-    assert (limit.limit > TUNING.connections_first) == readers_wait
+    assert (limit.limit > TUNING.connections_min) == readers_wait
 
 
 @pytest.fixture(scope="module")
