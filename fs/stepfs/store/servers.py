@@ -13,7 +13,7 @@ from typing import Final
 
 from stepfs.errors import AbsentError, ArchivedError, CorruptError, RefusedError, StepfsError, StoreUnreachableError
 from stepfs.store.api import Progress, Put
-from stepfs.store.settings import Words
+from stepfs.store.settings import StoreTexts
 
 
 class Verdict(enum.Enum):
@@ -108,7 +108,7 @@ def create_outcome(answer: Answer) -> Put | None:
     return Put.UNKNOWN if answer.verdict in PASSING else decided.get(answer.verdict)
 
 
-def explain(answer: Answer, url: str, doing: str, words: Words, *, passing: bool = False) -> StepfsError:
+def explain(answer: Answer, url: str, doing: str, words: StoreTexts, *, passing: bool = False) -> StepfsError:
     """The error to raise when `doing` ('read a/b', …) failed on the store `url`.
 
     `passing`: the action was allowed before (`calls.Rights`), so a refusal for lack of rights counts as an outage."""

@@ -42,7 +42,7 @@ from stepfs_producer.commit.rebase import (
     rebase_retire,
     rebase_start,
 )
-from stepfs_producer.commit.uploads import Pending
+from stepfs_producer.commit.uploads import CommitWindow
 
 _log = logging.getLogger("stepfs.producer")
 
@@ -275,13 +275,13 @@ class CommitStats:
 
 
 class CommitLoop:
-    """Drives one `Committer` from one `Pending`. `changed` wakes the tasks that wait for a change of either."""
+    """Drives one `Committer` from one `CommitWindow`. `changed` wakes the tasks that wait for a change of either."""
 
     def __init__(
         self,
         store: Store,
         started: Started,
-        pending: Pending,
+        pending: CommitWindow,
         *,
         pacer: Pacer,
         backoff: Backoff,

@@ -144,7 +144,7 @@ class RequestError(Exception):
     """A request failed; `answer` says how."""
 
     def __init__(self, answer: servers.Answer) -> None:
-        super().__init__(answer.said)
+        super().__init__(answer.reason)
         self.answer = answer
 
 
