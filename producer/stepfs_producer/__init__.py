@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from stepfs_producer.commit.producer import AsyncProducer, Producer
     from stepfs_producer.plan.file.schema import (
         Balance,
+        Chat,
         Column,
         Cost,
         Defaults,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
         Shuffle,
         Source,
         Stage,
+        Table,
         Text,
         Tokenizer,
         Until,
@@ -44,8 +46,8 @@ if TYPE_CHECKING:
     from stepfs_producer.sources.record import Bad
 
 __all__ = [
-    "AsyncProducer", "Bad", "Balance", "Column", "Cost", "Defaults", "Fenced", "Images", "Jsonl", "Megatron", "Mix", "OnError",
-    "Output", "Pack", "Parquet", "Plan", "PlanError", "Producer", "Sealed", "Shuffle", "Source", "Stage", "Text", "Tokenizer",
+    "AsyncProducer", "Bad", "Balance", "Chat", "Column", "Cost", "Defaults", "Fenced", "Images", "Jsonl", "Megatron", "Mix", "OnError",
+    "Output", "Pack", "Parquet", "Plan", "PlanError", "Producer", "Sealed", "Shuffle", "Source", "Stage", "Table", "Text", "Tokenizer",
     "Until", "__version__",
 ]  # fmt: skip
 

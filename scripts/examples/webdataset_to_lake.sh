@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# WebDataset shards become a lake, by a plan and a source of one's own (tar_captions.py): no format is built in for them.
+# WebDataset shards become a lake, by a plan.
 #
 #     bash webdataset_to_lake.sh LAKE
 #
-# Works in the current directory. Writes three small shards, copies tar_captions.py, writes captions.yaml beside it, checks the
-# plan, and runs it. Prints what the plan amounts to, and the steps that were committed.
+# Works in the current directory. Writes three small shards and captions.yaml, checks the plan, and runs it. Prints what the
+# plan amounts to, and the steps that were committed.
 set -euo pipefail
-lake=$1 here=$(dirname "$0")
+lake=$1
 
 mkdir -p shards
 python - <<'END'
@@ -19,16 +19,15 @@ with webdataset.ShardWriter("shards/%04d.tar", maxcount=200, verbose=0) as shard
         shards.write({"__key__": f"{number:06d}", "txt": caption, "json": json.dumps({"width": 64 + number})})
 END
 
-cp "$here/tar_captions.py" .
 cat > captions.yaml <<'END'
 version: 1
 output: {ext: .npy, mesh: "dp=2", sequence_length: 256, micro_batches: 2}
 tokenizer: {kind: bytes}
 sources:
   captions:
-    format: "tar_captions:Captions"
+    format: webdataset
     files: shards/
-    options: {field: txt}
+    text_field: txt
     epochs: 2
     on_error: {do: skip, at_most: 1%}
 mix: {captions: 1}

@@ -12,6 +12,7 @@ import threading
 from bisect import bisect_left, bisect_right, insort
 from datetime import UTC, datetime
 from email.utils import format_datetime
+from hashlib import md5
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -53,7 +54,7 @@ class Double(BaseHTTPRequestHandler):
             self._refuse(404, "NoSuchKey")
         else:
             body, when = self.objects[name]
-            headers = {"Last-Modified": format_datetime(when, usegmt=True), "ETag": '"x"'}
+            headers = {"Last-Modified": format_datetime(when, usegmt=True), "ETag": _etag(body)}
             wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
             if wanted is None:
                 self._answer(200, body, headers)
@@ -68,7 +69,8 @@ class Double(BaseHTTPRequestHandler):
         begin = max(bisect_left(self.names, prefix), bisect_right(self.names, after))
         found = [name for name in self.names[begin : begin + _PAGE + 1] if name.startswith(prefix)]
         rows = "".join(
-            f"<Contents><Key>{name}</Key><LastModified>{when.isoformat()}</LastModified><Size>{len(body)}</Size></Contents>"
+            f"<Contents><Key>{name}</Key><LastModified>{when.isoformat()}</LastModified><ETag>{_etag(body)}</ETag>"
+            f"<Size>{len(body)}</Size></Contents>"
             for name, (body, when) in ((name, self.objects[name]) for name in found[:_PAGE])
         )
         more = f"<NextContinuationToken>{found[_PAGE - 1]}</NextContinuationToken>" if found[_PAGE:] else ""
@@ -123,6 +125,10 @@ class Double(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002 - http.server's name
         pass
+
+
+def _etag(body: bytes) -> str:
+    return f'"{md5(body, usedforsecurity=False).hexdigest()}"'
 
 
 if __name__ == "__main__":

@@ -19,11 +19,11 @@ from test_transform import made, records_of
 from stepfs.torch import micro_batches
 from stepfs_producer.payloads.files import construct
 from stepfs_producer.payloads.step import (
+    ColumnRows,
     Columns,
     ColumnSpec,
     PayloadSpec,
     StepTask,
-    ColumnRows,
     cut_to,
     gathered_columns,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
+import warnings
 import zlib
 
 import msgpack
@@ -70,6 +71,49 @@ def test_every_mode_becomes_rgb(mode) -> None:
     assert decoded(encoded(Pillow.new(mode, (28, 28)), form)).pixels.shape == (4, 588)
 
 
+@pytest.mark.parametrize("form", ["PNG", "WEBP", "GIF"])
+def test_what_is_transparent_shows_the_background(form) -> None:
+    clear = Pillow.new("RGBA", (28, 28), (200, 0, 0, 0))
+    clear.paste((0, 0, 200, 255), (0, 0, 14, 28))
+    data = encoded(clear, form, **({"lossless": True} if form == "WEBP" else {}))
+    white, grey = decoded(data).pixels, decoded(data, ImagesSpec(("jpg",), background=(90, 90, 90))).pixels
+    middle = slice(3 * (7 * 14 + 7), 3 * (7 * 14 + 7) + 3)
+    assert white[0, middle].tolist() == grey[0, middle].tolist() == [0, 0, 200]
+    assert white[1, middle].tolist() == [255, 255, 255]
+    assert grey[1, middle].tolist() == [90, 90, 90]
+
+
+def test_a_palette_with_a_transparent_color_shows_the_background() -> None:
+    indexed = Pillow.new("P", (28, 28), 1)
+    indexed.putpalette([0, 0, 0, 200, 0, 0])
+    assert decoded(encoded(indexed, transparency=1)).pixels.min() == 255
+
+
+@pytest.mark.parametrize(("value", "expected"), [(0, 0), (257 * 90, 90), (65535, 255), (65535 // 2, 127)])
+def test_sixteen_bits_are_scaled(value, expected) -> None:
+    image = Pillow.fromarray(np.full((28, 28), value, np.uint16))
+    assert np.unique(decoded(encoded(image)).pixels).tolist() == [expected]
+
+
+def test_the_first_frame_of_an_animation_is_taken() -> None:
+    first, second = (Pillow.new("RGB", (28, 28), (0, level, 0)) for level in (50, 250))
+    data = encoded(first, "GIF", save_all=True, append_images=[second])
+    assert np.unique(decoded(data).pixels).tolist() == [0, 50]
+
+
+def test_only_a_bomb_among_warnings_is_an_error(monkeypatch) -> None:
+    real = Pillow.open
+
+    def warning(*arguments, **more):
+        warnings.warn(
+            "Palette images with Transparency expressed in bytes should be converted", UserWarning, stacklevel=1
+        )
+        return real(*arguments, **more)
+
+    monkeypatch.setattr(Pillow, "open", warning)
+    assert decoded(plain(28, 28)).grid.tolist() == [[1, 2, 2]]
+
+
 def test_an_image_is_upright_and_may_be_one_of_several_or_in_a_mapping() -> None:
     turned: Pillow.Image = Pillow.new("RGB", (56, 28))
     exif = turned.getexif()
@@ -98,7 +142,7 @@ BAD_IMAGES = {
     "truncated JPEG": plain(400, 400)[:-300], "truncated PNG": encoded(Pillow.effect_noise((64, 64), 50))[:-900],
     "a bomb": png_of(30_000, 30_000), "half a bomb, which Pillow only warns of": png_of(10_000, 10_000),
     "no pixel": png_of(0, 5), "no pixel in a row": png_of(5, 0), "empty": b"",
-    "another format": encoded(Pillow.new("RGB", (8, 8)), "GIF"), "noise": bytes(range(256)),
+    "another format": encoded(Pillow.new("RGB", (8, 8)), "TIFF"), "noise": bytes(range(256)),
     "a damaged chunk": plain(64, 64, "PNG").replace(b"IDAT", b"IDAX"),
 }  # fmt: skip
 
@@ -111,7 +155,9 @@ def test_what_cannot_be_decoded_is_a_bad_record_beside_good_ones(name) -> None:
     assert result.lengths.tolist() == [3, -1, 4]
     assert result.columns.counts.tolist() == [[1, 4], [0, 0], [1, 8]]
     why = result.bad[1]
-    assert why.startswith("the field jpg holds no readable JPEG or PNG (")
+    assert why.startswith("the field jpg holds no readable JPEG, PNG, WebP or GIF (")
+    assert "0x" not in why
+    assert (name == "another format") == ("it is TIFF" in why)
     assert "\n" not in why
     assert len(why) < 200
 

@@ -180,3 +180,23 @@ def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(model_tokenizer, "find_spec", lambda _: None)
     with pytest.raises(UsageError, match=r"kind huggingface.*pip install 'stepfs\[text\]'"):
         of("qwen")
+
+
+def test_a_control_token_in_a_text_is_text_or_the_token() -> None:
+    text = "a<|im_end|>b"
+    assert of("qwen").encode_plain([text]).ids.tolist() != by_library("qwen", text)
+    tokens = open_tokenizer(TokenizerSpec("qwen.json", control_tokens="tokens"), FILES["qwen"])
+    assert isinstance(tokens, model_tokenizer.ModelTokenizer)
+    assert tokens.encode_plain([text]).ids.tolist() == by_library("qwen", text)
+    assert tokens.spelled(text) == "<|im_end|>"
+    assert tokens.spelled("a<|im_end") is None
+
+
+def test_it_says_which_tokens_end_a_document_and_what_its_file_would_add() -> None:
+    assert of("qwen").ends == "eos <|endoftext|>, bos none, padding <|endoftext|>"
+    assert of("llama", eos="</s>").ends == (
+        "eos </s> (of the plan), bos none, padding </s>; the file's own template adds <s>: name it as bos or eos if the "
+        "model wants it"
+    )
+    assert of("llama", eos="none", bos="<s>").ends == "eos none, bos <s> (of the plan), padding <unk>"
+    assert open_tokenizer(TokenizerSpec()).ends == "ids are bytes of UTF-8; eos 256, bos none, padding 257"

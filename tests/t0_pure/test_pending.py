@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepfs.format.tgb import Descriptor, SliceRef, pack_slices
-from stepfs_producer.commit.uploads import UNCOMMITTED_FACTOR, UNCOMMITTED_TGBS_MAX, Item, CommitWindow
+from stepfs_producer.commit.uploads import UNCOMMITTED_FACTOR, UNCOMMITTED_TGBS_MAX, CommitWindow, Item
 
 
 def tgb(item: Item) -> Descriptor:

@@ -13,7 +13,8 @@ from stepfs.errors import UsageError
 from stepfs_producer.payloads.step import PayloadSpec
 from stepfs_producer.plan.balance import Method
 from stepfs_producer.plan.draw import ONE
-from stepfs_producer.plan.file.schema import Jsonl, Megatron, Output, Parquet, Plan, Source, Text
+from stepfs_producer.plan.file.digest import normalised, plan_digest
+from stepfs_producer.plan.file.schema import Jsonl, Megatron, Output, Parquet, Plan, Source, Text, parsed_plan
 from stepfs_producer.plan.file.yaml_file import read_plan
 from stepfs_producer.plan.rules import Exhausted, Packing
 from stepfs_producer.plan.samples import Long, SkipBudget
@@ -143,3 +144,17 @@ def test_a_plan_that_holds_nothing_out_has_no_other_side() -> None:
     plan = Plan(output=OUTPUT, sources={"a": Text("a.txt")})
     with pytest.raises(UsageError, match="no source of the plan holds records out"):
         compile_plan(plan, listings={}, tokenizer_digest="t", held_out=True)
+
+
+def test_sizes_and_a_temperature_become_weights() -> None:
+    settings = {
+        "output": {"mesh": "dp=1", "sequence_length": 8},
+        "sources": {name: {"format": "text", "files": name} for name in ("a", "b", "c")},
+        "mix": {"temperature": 0.5, "sizes": {"a": 900, "b": 100, "c": 0}},
+    }
+    plan = parsed_plan(settings)
+    assert normalised(plan)["mix"] == [{"from": 0, "weights": {"a": "0.75", "b": "0.25", "c": "0"}}]
+    assert plan_digest(plan) == plan_digest(parsed_plan(settings | {"mix": {"a": 0.75, "b": 0.25, "c": 0}}))
+    assert normalised(parsed_plan(settings | {"mix": {"sizes": {"a": 9, "b": 1, "c": 2}}}))["mix"][0]["weights"] == {
+        "a": "0.75", "b": "0.083333", "c": "0.166667",
+    }  # fmt: skip

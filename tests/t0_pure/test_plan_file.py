@@ -135,7 +135,7 @@ def test_all_mistakes_are_told_at_once_in_order_of_their_places():
             "dp_…, and cp by itself"
         ),
         "plan.yaml:3:32: output: parts: several parts are not supported yet; remove the key",
-        "plan.yaml:5:19: sources.prose.format: unknown format 'jsonn'; did you mean 'jsonl'?",
+        "plan.yaml:5:19: sources.prose.format: unknown format 'jsonn'; did you mean 'json'?",
         "plan.yaml:6:9: sources.code: 'files' is missing",
         "plan.yaml:6:39: sources.code.text_field: the name of a field is empty; write one, or remove the key",
         (

@@ -12,7 +12,7 @@ from stepfs_producer.engine.tasks import KeptBody
 from stepfs_producer.payloads.step import NO_TOKEN, SampleGroup, gathered
 from stepfs_producer.plan.samples import Long, samples_after
 from stepfs_producer.plan.step import SourceState, State, StepPlan
-from stepfs_producer.run.load import SampleChunk, SampleBuffer, spans_of
+from stepfs_producer.run.load import SampleBuffer, SampleChunk, spans_of
 from stepfs_producer.sources.record import BlockAddress
 
 BLOCKS = st.lists(st.lists(st.integers(-1, 5), max_size=9), min_size=1, max_size=4)

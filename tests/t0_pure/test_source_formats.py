@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import base64
+import csv
 import gzip
 import io
 import json
-from collections.abc import Sequence
+import random
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
+import webdataset
 import zstandard
 from pyarrow import parquet
+from pyarrow.parquet import encryption
 from sourced import blocks, laid_out, source, values
 
 from stepfs.errors import CorruptError, StepfsError, UsageError
@@ -20,7 +27,7 @@ from stepfs_producer.sources import formats, reading
 from stepfs_producer.sources import parquet as parquet_format
 from stepfs_producer.sources.listing import list_corpus
 from stepfs_producer.sources.reading import read_block
-from stepfs_producer.sources.record import Kind
+from stepfs_producer.sources.record import Kind, unpacked
 
 TEXTS = [f"{number} " + "grüße 日本 " * (number % 7) for number in range(300)]
 BYTES = [text.encode() for text in TEXTS]
@@ -30,14 +37,14 @@ def json_lines(texts: Sequence[str] = TEXTS) -> bytes:
     return "".join(json.dumps({"text": text, "n": len(text)}) + "\n" for text in texts).encode()
 
 
-def write_gzip(path: Path) -> Path:
-    data, path = json_lines(), path / "a.jsonl.gz"
+def write_gzip(path: Path, texts: Sequence[str] = TEXTS) -> Path:
+    data, path = json_lines(texts), path / "a.jsonl.gz"
     path.write_bytes(gzip.compress(data[:5000]) + gzip.compress(data[5000:]))  # members, as bgzip and cat make them
     return path
 
 
-def write_zstd(path: Path) -> Path:
-    data, path = json_lines(), path / "a.jsonl.zst"
+def write_zstd(path: Path, texts: Sequence[str] = TEXTS) -> Path:
+    data, path = json_lines(texts), path / "a.jsonl.zst"
     one = zstandard.ZstdCompressor()
     stream = io.BytesIO()
     with one.stream_writer(stream, closefd=False) as writer:  # a frame that does not state its size
@@ -236,3 +243,167 @@ def test_a_missing_library_says_what_to_install(tmp_path, library, write, form, 
         monkeypatch.setattr(module, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=rf"pip install 'stepfs\[{library}\]'"):
         list_corpus(source(write(tmp_path), form=form))
+
+
+def test_parquet_of_other_programs(tmp_path: Path) -> None:
+    """Views, JSON, and times that Python has no value for: the same with and without pandas."""
+    day = pa.array([1_700_000_000_000_000_001], pa.timestamp("ns", "UTC"))
+    table = pa.table({
+        "view": pa.array(["a"], pa.string_view()), "lists": pa.array([[1, 2]], pa.list_view(pa.int32())),
+        "json": pa.array(['{"a": 1}'], pa.json_()), "day": day, "even": pa.array([1_000], pa.timestamp("ns")),
+        "far": pa.array([3_000_000], pa.date32()), "held": pa.array([5], pa.duration("ns")),
+        "deep": pa.array([[{"at": 1}]], pa.list_(pa.struct([("at", pa.timestamp("ns"))]))),
+        "map": pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int32())),
+    })  # fmt: skip
+    parquet.write_table(table, tmp_path / "a.parquet")
+    (block,) = blocks(source(tmp_path, form="parquet", whole_records=True, shuffle=False))
+    (row,) = map(unpacked, values([block]))
+    assert row == {
+        "view": "a", "lists": [1, 2], "json": '{"a": 1}', "day": "2023-11-14 22:13:20.000000001Z",
+        "even": "1970-01-01 00:00:00.000001", "far": "10183-09-21", "held": "5",
+        "deep": [{"at": "1970-01-01 00:00:00.000000001"}], "map": [["k", 1]],
+    }  # fmt: skip
+    assert values(blocks(source(tmp_path, form="parquet", text_field="view"))) == [b"a"]
+    assert blocks(source(tmp_path, form="parquet", tokens_field="lists"))[0].records.kind is Kind.TOKENS
+    (block,) = blocks(source(tmp_path, form="parquet", whole_records=True, columns=("view",)))
+    assert unpacked(values([block])[0]) == {"view": "a"}
+    with pytest.raises(UsageError, match="has no column 'none'; it has view, lists"):
+        list_corpus(source(tmp_path, form="parquet", whole_records=True, columns=("none",)))
+
+
+@pytest.mark.parametrize("plain_footer", [True, False])
+def test_an_encrypted_parquet_file_is_named(plain_footer: bool, tmp_path: Path) -> None:
+    """Asking one with a plain footer for the sizes of its columns ends the process."""
+
+    class Keys(encryption.KmsClient):
+        def wrap_key(self, key: bytes, _name: str) -> bytes:
+            return base64.b64encode(key)
+
+        def unwrap_key(self, key: bytes, _name: str) -> bytes:
+            return base64.b64decode(key)
+
+    made = encryption.EncryptionConfiguration("footer", column_keys={"key": ["text"]}, plaintext_footer=plain_footer)
+    factory = encryption.CryptoFactory(lambda _: Keys())
+    properties = factory.file_encryption_properties(encryption.KmsConnectionConfig(), made)
+    table = pa.table({"text": ["a"]})
+    with parquet.ParquetWriter(tmp_path / "a.parquet", table.schema, encryption_properties=properties) as writer:
+        writer.write_table(table)
+    with pytest.raises(UsageError, match="this Parquet file cannot be read: it is encrypted; write it anew"):
+        list_corpus(source(tmp_path, form="parquet"))
+
+
+@pytest.mark.parametrize("write", [write_gzip, write_zstd, write_parquet])
+def test_the_readable_beginning_of_a_damaged_file_is_taken(
+    write: Callable[[Path, Sequence[str]], Path], tmp_path: Path
+) -> None:
+    noise = random.Random(1)
+    texts = [f"{number} {noise.randbytes(300).hex()}" for number in range(600)]
+    path = write(tmp_path, texts)
+    data = path.read_bytes()
+    half = len(data) // 2
+    path.write_bytes(data[:half] + b"\xff" * 9000 + data[half + 9000 :] if write is write_parquet else data[:half])
+    form = "parquet" if write is write_parquet else "jsonl"
+    spec = source(tmp_path, form=form, shuffle=False)
+    with pytest.raises(CorruptError, match="damaged"):
+        blocks(spec)
+    found = blocks(replace(spec, skip_damaged=True))
+    reasons = [reason for block in found for reason in block.records.bad.values()]
+    assert reasons
+    assert all(re.match(rf"the rest of .*{path.name}: damaged", reason) for reason in reasons)
+    read = [one.decode() for block in found for one in values([block]) if one]
+    assert read == [one for one in texts if one in set(read)]
+    assert 200 < len(read) < 600
+
+
+def test_a_damaged_footer_leaves_a_file_out(tmp_path: Path) -> None:
+    write_parquet(tmp_path)
+    (tmp_path / "b.parquet").write_bytes(b"PAR1" + bytes(100) + b"PAR1")
+    with pytest.raises(CorruptError, match=r"b\.parquet: damaged Parquet"):
+        list_corpus(source(tmp_path, form="parquet"))
+    listing = list_corpus(source(tmp_path, form="parquet", skip_damaged=True))
+    assert [len(file.parts) for file in listing.files] == [9, 0]
+
+
+OBJECTS = [{"text": text, "n": number} for number, text in enumerate(TEXTS)]
+
+
+def write_csv(path: Path) -> None:
+    with (path / "a.csv").open("w", newline="", encoding="utf-8-sig") as file:
+        rows = csv.writer(file)
+        rows.writerows([["n", "text"], *([number, text] for number, text in enumerate(TEXTS))])
+
+
+def write_tsv(path: Path) -> None:
+    lines = ["n\ttext", *(f"{number}\t{text}" for number, text in enumerate(TEXTS))]
+    (path / "a.tsv").write_text("\n".join(lines))
+
+
+def write_json(path: Path) -> None:
+    (path / "a.json").write_text(json.dumps(OBJECTS, indent=1, ensure_ascii=False))
+
+
+def write_objects(path: Path) -> None:
+    (path / "a.json").write_text(" ".join(map(json.dumps, OBJECTS)))
+
+
+def write_ipc(path: Path) -> None:
+    table = pa.Table.from_pylist(OBJECTS)
+    with pa.ipc.new_file(path / "a.arrow", table.schema) as writer:
+        writer.write_table(table, max_chunksize=37)
+
+
+def write_stream(path: Path) -> None:
+    table = pa.Table.from_pylist(OBJECTS)
+    with pa.ipc.new_stream(path / "data-00000-of-00001.arrow", table.schema) as writer:
+        writer.write_table(table, max_chunksize=37)
+
+
+def write_tar(path: Path) -> None:
+    with webdataset.ShardWriter(f"{path}/%04d.tar", maxcount=100, verbose=0) as shards:
+        for number, text in enumerate(TEXTS):
+            shards.write({"__key__": f"{number:06d}", "text": text.encode(), "n.cls": str(number).encode()})
+
+
+@pytest.mark.parametrize(
+    ("form", "write"),
+    [
+        ("csv", write_csv), ("csv", write_tsv), ("json", write_json), ("json", write_objects), ("arrow", write_ipc),
+        ("arrow", write_stream), ("webdataset", write_tar),
+    ],
+)  # fmt: skip
+def test_tables_of_other_programs_give_the_same_texts(form: str, write: Callable[[Path], None], tmp_path: Path) -> None:
+    write(tmp_path)
+    spec = source(tmp_path, form=form, shuffle=False)
+    assert values(blocks(spec)) == BYTES
+    whole = [unpacked(one) for one in values(blocks(replace(spec, whole_records=True)))]
+    assert [row["text"] for row in whole] == TEXTS
+    assert [int(row["n.cls" if form == "webdataset" else "n"]) for row in whole] == list(range(300))
+
+
+@pytest.mark.parametrize(
+    ("form", "name", "data", "why"),
+    [
+        ("csv", "a.csv", b"text,n\na,1\nb\nc,3\n", "1 values, and the first line names 2"),
+        ("csv", "a.csv", b"text,n\n\xff,1\n", "not Unicode"),
+        ("json", "a.json", b'[{"text": "a"}, 5]', "not a JSON object"),
+        ("json", "a.json", b'[{"n": 1}]', "no field 'text'; it has 'n'"),
+    ],
+)
+def test_a_row_that_does_not_fit_is_a_bad_record(form: str, name: str, data: bytes, why: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(data)
+    (block,) = blocks(source(tmp_path, form=form, shuffle=False))
+    (reason,) = block.records.bad.values()
+    assert reason.startswith(why)
+
+
+@pytest.mark.parametrize(
+    ("form", "name", "data", "why"),
+    [
+        ("json", "a.json", b'[{"text": "a"}, {"text"', "damaged JSON"), ("csv", "a.csv", b'text\n"a', "damaged CSV"),
+        ("arrow", "a.arrow", b"ARROW1\0\0" + bytes(100), "damaged Arrow"), ("webdataset", "a.tar", b"x" * 2000, "damaged tar"),
+    ],
+)  # fmt: skip
+def test_a_damaged_table_is_named(form: str, name: str, data: bytes, why: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(CorruptError, match=f"{name}: {why}"):
+        blocks(source(tmp_path, form=form, shuffle=False))

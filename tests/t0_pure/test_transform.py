@@ -109,6 +109,8 @@ def test_a_chat_with_a_mask() -> None:
         ({"value": {"input_ids": [5, 7], "attention_mask": [1, 1]}}, [5, 7], None),
         ({"value": {"input_ids": [5, 7], "loss_mask": [0, 1]}}, [5, 7], [0, 1]),
         ({"value": {"input_ids": [5, 7], "labels": [-100, 7]}}, [5, 7], [0, 1]),
+        ({"value": {"input_ids": [5, 7], "assistant_masks": [0, 1], "attention_mask": [1, 1]}}, [5, 7], [0, 1]),
+        ({"value": {"input_ids": [5, 7], "completion_mask": [1, 0]}}, [5, 7], [1, 0]),
     ],
 )  # fmt: skip
 def test_what_a_function_may_return(record, sample, mask) -> None:
@@ -119,7 +121,8 @@ def test_what_a_function_may_return(record, sample, mask) -> None:
 
 @pytest.mark.parametrize(
     ("record", "why"), [
-        ({"raise": "ValueError"}, "raised ValueError: of no use"), ({}, "raised KeyError: 'value'"),
+        ({"raise": "ValueError"}, "raised ValueError: of no use"),
+        ({"raise": "PanicException"}, "raised PanicException: of no use"), ({}, "raised KeyError: 'value'"),
         ({"value": 3}, "returned ids of type int"),
         ({"value": [5, 7], "as": "bytes"}, "returned ids of type bytes"),
         ({"value": [5, 7], "as": "floats"}, "returned ids of type float64"),
@@ -133,7 +136,10 @@ def test_what_a_function_may_return(record, sample, mask) -> None:
         ({"value": [258]}, "returned the id 258, but the ids of the tokenizer are 0 to 257"),
         ({"value": [[5, 7], [1]], "as": "tuple"}, "returned a mask of 1 for 2 ids"),
         ({"value": [[5, 7], [1, 2]], "as": "tuple"}, "returned a mask with other values than 0 and 1"),
-        ({"value": {"ids": [5]}}, r"returned a mapping without 'input_ids'; its keys are \['ids'\]"),
+        ({"value": {"columns": {}}}, r"returned a mapping without 'input_ids'; its keys are \['columns'\]"),
+        ({"value": {"input_ids": [5], "loss_masks": [1]}}, "returned the unknown key 'loss_masks'; did you mean 'loss_mask'"),
+        ({"value": {"input_ids": [5], "weight": 2}}, "returned the unknown key 'weight'; known: input_ids, text,"),
+        ({"value": {"input_ids": [5, 0], "attention_mask": [1, 0]}}, "returned an 'attention_mask' with zeros; return ids without"),
         ({"value": {"input_ids": [5], "labels": [5], "loss_mask": [1]}}, "returned both"),
         ({"value": {"input_ids": [5, 7], "labels": [7, -100]}}, "returned the label 7 at place 0, where the id is 5"),
         ({"value": {"input_ids": [5, 7], "labels": [5]}}, "returned 1 labels for 2 ids"),

@@ -23,6 +23,7 @@ def anything(record):
             "OSError": OSError,
             "MemoryError": MemoryError,
             "KeyError": KeyError,
+            "PanicException": type("PanicException", (BaseException,), {}),  # as Rust's libraries raise it
         }[record["raise"]]("of no\nuse")
     value = record["value"]
     return {"tuple": tuple, "array": np.array, "floats": lambda v: np.array(v, float), "bytes": bytes}.get(

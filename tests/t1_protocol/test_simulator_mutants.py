@@ -41,7 +41,7 @@ from stepfs_producer.commit import loop as commit_loop
 from stepfs_producer.commit import rebase as rebase_room
 from stepfs_producer.commit.producer import TgbWriter
 from stepfs_producer.commit.rebase import Incarnation
-from stepfs_producer.commit.uploads import Item, CommitWindow
+from stepfs_producer.commit.uploads import CommitWindow, Item
 
 SEEDS_MAX = 150
 

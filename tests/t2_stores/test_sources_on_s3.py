@@ -18,7 +18,9 @@ from pyarrow import parquet
 
 from stepfs.errors import AbsentError, RefusedError, StoreUnreachableError, UsageError
 from stepfs.format.planned import Listing, from_shards
-from stepfs.store.s3.read_only import ListedObject, ReadOnlyBucket
+from stepfs.store.listed import ListedObject
+from stepfs.store.s3.clients import Clients
+from stepfs.store.s3.read_only import ReadOnlyBucket
 from stepfs_producer.sources.files import bucket_of
 from stepfs_producer.sources.listing import Layout, list_corpus, located
 from stepfs_producer.sources.reading import read_block
@@ -175,7 +177,7 @@ def test_an_object_that_is_gone_is_refused_by_name(root, put) -> None:
     spec = source(f"{root}/")
     listing = list_corpus(spec)
     bucket, prefix = urllib.parse.urlsplit(root).netloc, urllib.parse.urlsplit(root).path.strip("/")
-    bucket_of(bucket, None, None)._clients.data().delete_object(Bucket=bucket, Key=f"{prefix}/a.jsonl")
+    Clients(None, 20.0, 20.0).data().delete_object(Bucket=bucket, Key=f"{prefix}/a.jsonl")
     with pytest.raises(RefusedError, match=r"/a\.jsonl is gone; restore it"):
         texts(spec, listing)
 
@@ -216,7 +218,7 @@ def test_a_server_that_ignores_if_match_is_not_believed(root, put, monkeypatch) 
     spec = source(f"{root}/")
     listing = list_corpus(spec)
     put("a.jsonl", line("after!"))
-    client = bucket_of(urllib.parse.urlsplit(root).netloc, None, None)._clients.data()
+    client = Clients(None, 20.0, 20.0).data()
     client.meta.events.register(
         "provide-client-params.s3.GetObject",
         lambda params, **_: {name: value for name, value in params.items() if name != "IfMatch"},

@@ -62,9 +62,14 @@ PRINTED = {
         "rank-00000.pixels.safetensors\nrank-00000.safetensors\nrank-00001.pixels",
         r"step 0 loss \d\.\d+: \d+ patches\nstep 1 (?s:.*)\nstep 2 loss",
     ],
+    "Supervised fine-tuning": [
+        r"talks +jsonl .*≈ \d\d\.\d%",
+        r"\d steps in .*, (?s:.*)input_ids +int64",
+        r"labels +int64",
+    ],
     "Produce from a plan, A loss spike at step N": [
         "24 steps in .*, all committed",
-        "tar_captions:Captions",
+        r"captions +webdataset",
         "every source is exhausted",
         r"step 12 by plan, plan [0-9a-f]{32}\nquestions: .*\nstories: ",
         r"    (Day|What is) \d+",

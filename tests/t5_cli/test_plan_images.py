@@ -203,7 +203,8 @@ def test_a_bad_image_stops_the_plan_or_is_skipped_and_counted(tmp_path) -> None:
     done = produce("run", plan, lake, "--workers", 1)
     assert done.code == 4
     assert re.search(
-        r"bad record: source pictures, 0/2\.tar at \d+: the field jpg holds no readable JPEG or PNG", done.err
+        r"bad record: source pictures, 0/2\.tar at \d+: the field jpg holds no readable JPEG, PNG, WebP or GIF",
+        done.err,
     )
     assert "too many records could not be decoded" in done.err.splitlines()[-1]
     tried = produce("simulate", plan, "--steps", 2, "--workers", 1)

@@ -237,7 +237,7 @@ def text(
         list[str],
         Opt(
             "--input",
-            "File, directory, glob or s3:// URL of text or of .jsonl (.gz, .zst too); repeatable. Separated by spaces in "
+            "File, directory, glob, or s3://, gs:// or az:// URL of text or of .jsonl (.gz, .zst too); repeatable. Separated by spaces in "
             "the variable.",
             "PATH",
             short="-i",

@@ -31,7 +31,7 @@ from stepfs_producer.plan.file.yaml_file import PlanFile
 from stepfs_producer.plan.rules import Exhausted
 from stepfs_producer.run.check import Inspection, PlanEstimate, SourceFacts, estimate_plan, inspect, simulate_plan
 from stepfs_producer.run.conductor import EndReason
-from stepfs_producer.run.history.find import RecordQuery, Found, Occurrence, Absence, NotSearched, find_record
+from stepfs_producer.run.history.find import Absence, Found, NotSearched, Occurrence, RecordQuery, find_record
 from stepfs_producer.run.history.replay import Replay, ReplayOptions, replay
 from stepfs_producer.run.memory import least_bytes, longest_text_bytes
 from stepfs_producer.run.options import RunOptions
@@ -62,7 +62,7 @@ def check_plan(path: Path, options: RunOptions | None, *, held_out: bool, source
         place = LocatedPlan(file.plan, directory, held_out)
         is_there = interruption.run(compare_with_lake, place, found.listings, options, _warn)
         lake = {"url": options.lake, "exists": is_there}
-    report = _Report(file.plan, estimate_plan(file.plan), found.facts if sources else None, lake)
+    report = _Report(file.plan, estimate_plan(file.plan), found.facts if sources else None, lake, found.tokenizer)
     return json.dumps(report.as_document(), ensure_ascii=False) if as_json else "\n".join(report.lines())
 
 
@@ -80,6 +80,7 @@ class _Report:
     estimate: PlanEstimate
     facts: Mapping[str, SourceFacts] | None  # None: sources were not looked at
     lake: Mapping[str, Any] | None  # None: no lake was named
+    tokenizer: str = ""
 
     def as_document(self) -> dict[str, Any]:
         output = self.plan.output
@@ -127,6 +128,8 @@ class _Report:
             f"{micro_batch_tokens(self.plan)}; rows of {lengths}"
         )
         yield f"steps      {self._steps_text()}"
+        if self.tokenizer:
+            yield f"tokenizer  {printable(self.tokenizer)}"
         position = position_bytes(sorted(self.plan.sources))
         yield f"position   {position} bytes at most, of {POSITION_BYTES_MAX}"
         memory = self._memory()
@@ -150,6 +153,14 @@ class _Report:
                     f"source {name}: {len(facts.bad)} of {facts.sampled} records looked at cannot be decoded ({reason}); "
                     "a run stops at the first one unless on_error: {do: skip} allows it"
                 )
+            if getattr(self.plan.sources[name], "chat", None) is not None and facts.learned == 1:
+                yield f"source {name}: every token of the chats looked at is learned, the user's too; is that what chat.learn says?"
+            if facts.unread:
+                yield f"source {name}: nothing of {facts.unread[0]} can be read" + _and_more(len(facts.unread) - 1)
+            if facts.spelled is not None:
+                taken = self.plan.tokenizer.control_tokens or "text"
+                other = "tokens takes it for the token" if taken == "text" else "text takes it for characters"
+                yield f"source {name}: a record spells {facts.spelled}; tokenizer: {{control_tokens: {taken}}} holds, {other}"
             needed, declared = self._epochs(name), self._declared(name)
             if needed is not None and declared is not None and needed > declared:
                 yield (
@@ -161,7 +172,7 @@ class _Report:
         entries = self.estimate.mix
         header = ["SOURCE", "FORMAT", *(_step_text(entry.step, ramp=entry.ramp) for entry in entries)]
         if self.facts is not None:
-            header += ["FILES", "BYTES", "TOKENS", "EPOCHS"]
+            header += ["FILES", "BYTES", "TOKENS", "LEARNED", "EPOCHS"]
         rows = []
         for name in sorted(self.plan.sources):
             row = [printable(name), printable(self.plan.sources[name].format)]
@@ -169,7 +180,8 @@ class _Report:
             if self.facts is not None:
                 facts, epochs = self.facts[name], self._epochs(name)
                 tokens = "?" if facts.tokens is None else f"≈ {facts.tokens}"
-                row += [str(facts.files), size_text(facts.bytes), tokens]
+                learned = "-" if facts.learned is None else f"≈ {facts.learned:.1%}"
+                row += [str(facts.files), size_text(facts.bytes), tokens, learned]
                 row.append("-" if epochs is None else f"≈ {float(epochs):.2f}")
             rows.append(row)
         return header, rows
@@ -185,6 +197,7 @@ class _Report:
             "files": None if facts is None else facts.files,
             "bytes": None if facts is None else facts.bytes,
             "tokens": None if facts is None else facts.tokens,
+            "learned": None if facts is None or facts.learned is None else round(facts.learned, 6),
             "epochs": None if declared is None else float(declared),
             "epochs_needed": None if needed is None else round(float(needed), 6),
         }
@@ -225,6 +238,10 @@ class _Report:
 
     def _declared(self, name: str) -> Fraction | None:
         return with_defaults(self.plan)[name].epochs
+
+
+def _and_more(count: int) -> str:
+    return f", nor of {count} more files" if count else ""
 
 
 def _step_text(step: int, *, ramp: bool) -> str:

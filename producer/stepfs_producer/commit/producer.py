@@ -34,9 +34,9 @@ from stepfs_producer.commit.loop import START_GIVE_UP_S, CommitLoop, CommitStats
 from stepfs_producer.commit.pace import Pacer, Pacing
 from stepfs_producer.commit.rebase import Incarnation
 from stepfs_producer.commit.uploads import (
+    CommitWindow,
     Item,
     Payload,
-    CommitWindow,
     Ticket,
     check_kind,
     check_records,

@@ -35,14 +35,14 @@ from stepfs_producer.run.results import (
     callbacks_of,
     show_nothing,
 )
-from stepfs_producer.sources.formats import is_compressed
+from stepfs_producer.sources.formats import format_of, is_compressed
 from stepfs_producer.sources.listing import Layout, list_corpus
 from stepfs_producer.sources.reading import read_block
-from stepfs_producer.sources.record import RECORD_BYTES_MAX, BlockAddress, BlockTask, Kind, SourceSpec
+from stepfs_producer.sources.record import RECORD_BYTES_MAX, BlockAddress, BlockTask, Kind, SourceSpec, Unit
 from stepfs_producer.transforms.documents import BAD, TransformSpec
 from stepfs_producer.transforms.images import library
 from stepfs_producer.transforms.records import timed_transform
-from stepfs_producer.transforms.tokenizer import TEXT_BYTES_MAX, load_tokenizer, pinned
+from stepfs_producer.transforms.tokenizer import TEXT_BYTES_MAX, ModelTokenizer, load_tokenizer, pinned
 from stepfs_producer.transforms.user import function_of
 
 T = TypeVar("T")
@@ -71,6 +71,9 @@ class SourceFacts:
     tokens_at_once: int  # that a worker makes of its longest text, estimated; 0: of ids, or of records that give none
     sampled: int  # records
     bad: Mapping[int, str]  # those of them that cannot be decoded, with the reasons
+    unread: Sequence[str]  # damaged files without a readable part
+    spelled: str | None  # a control token that a record looked at spells
+    learned: float | None  # share of the tokens looked at that the loss looks at; None: no token was looked at
 
 
 @dataclass(slots=True)
@@ -80,6 +83,7 @@ class Inspection:
     facts: dict[str, SourceFacts] = field(default_factory=dict)
     listings: dict[str, Listing] = field(default_factory=dict)
     findings: list[CheckProblem] = field(default_factory=list)
+    tokenizer: str = ""  # its ends
 
     def attempt(self, where: Where, look: Callable[[], T]) -> T | None:
         """The result of `look`; None if it raises: its error is a finding at `where`."""
@@ -100,7 +104,9 @@ def inspect(plan: Plan, *, held_out: bool = False, directory: str = "") -> Inspe
     tokenizer = tokenizer_spec(plan, directory=directory)
     place: Where = ("tokenizer", "file") if plan.tokenizer.file else ("tokenizer",)
     loaded = found.attempt(place, lambda: pinned(tokenizer))  # read once, not by every source
-    usable = loaded is not None and found.attempt(place, lambda: load_tokenizer(loaded)) is not None
+    opened = None if loaded is None else found.attempt(place, lambda: load_tokenizer(loaded))
+    usable = opened is not None
+    found.tokenizer = "" if opened is None else opened.ends
     call = plan.cost.call
     if call is not None:
         found.attempt(("cost", "call"), lambda: function_of(call))
@@ -114,7 +120,11 @@ def inspect(plan: Plan, *, held_out: bool = False, directory: str = "") -> Inspe
         sees = usable
         if source is not None:
             sees = found.attempt((*where, "transform"), lambda: function_of(source)) is not None and sees
-        work = transform_spec(plan, sources[spec.name], loaded or tokenizer)
+        settings = sources[spec.name]
+        chat = ("tokenizer", "chat_template")
+        work = found.attempt(chat, lambda: transform_spec(plan, settings, loaded or tokenizer, directory=directory))
+        if work is None:
+            return
         if work.images is not None:
             sees = found.attempt((*where, "images"), library) is not None and sees
         listing = found.attempt((*where, "files"), lambda: list_corpus(spec))
@@ -133,17 +143,42 @@ def inspect(plan: Plan, *, held_out: bool = False, directory: str = "") -> Inspe
 def _facts(spec: SourceSpec, listing: Listing, work: TransformSpec | None, sample_bytes: int) -> SourceFacts:
     """`RefusedError` if no record that was looked at can be decoded."""
     layout = Layout(spec, listing)
-    nothing: tuple[int | None, float, int, Mapping[int, str]] = None, 0.0, 0, {}
-    tokens, of_byte, sampled, bad = nothing if work is None else _sampled(spec, listing, work, sample_bytes)
+    found = _Sample() if work is None else _sampled(spec, listing, work, sample_bytes)
+    sampled, bad = found.records, found.bad
     if sampled and len(bad) == sampled:
         raise RefusedError(
             f"none of the {sampled} records looked at can be decoded ({next(iter(bad.values()))}); name the right field or "
             "format, or repair the files"
         )
     of_model = work is not None and work.tokenizer.file is not None
-    at_once = int(of_byte * min(_longest(listing), TEXT_BYTES_MAX if of_model else RECORD_BYTES_MAX))
+    at_once = int(found.tokens_of_byte * min(_longest(listing), TEXT_BYTES_MAX if of_model else RECORD_BYTES_MAX))
     largest = layout.largest_block_bytes
-    return SourceFacts(len(listing.files), listing.total_bytes, largest, tokens, at_once, sampled, bad)
+    rule = format_of(spec)
+    unread = [one.name for one in listing.files if one.size and not one.parts and rule.unit(one.name) is Unit.PARTS]
+    return SourceFacts(
+        len(listing.files),
+        listing.total_bytes,
+        largest,
+        found.tokens,
+        at_once,
+        sampled,
+        bad,
+        unread,
+        found.spelled,
+        found.learned,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """What some records of a source show."""
+
+    tokens: int | None = None  # of an epoch, estimated
+    tokens_of_byte: float = 0.0
+    records: int = 0
+    bad: Mapping[int, str] = field(default_factory=dict)
+    spelled: str | None = None
+    learned: float | None = None
 
 
 def _longest(listing: Listing) -> int:
@@ -154,10 +189,7 @@ def _longest(listing: Listing) -> int:
     )
 
 
-def _sampled(
-    spec: SourceSpec, listing: Listing, work: TransformSpec, sample_bytes: int
-) -> tuple[int | None, float, int, Mapping[int, str]]:
-    """Estimated tokens of an epoch and of a byte, records looked at, and the bad ones among them."""
+def _sampled(spec: SourceSpec, listing: Listing, work: TransformSpec, sample_bytes: int) -> _Sample:
     small = replace(spec, block_bytes=_SAMPLE_BLOCK_BYTES, epochs=None)
     layout = Layout(small, listing)
     for task in _tasks(layout):
@@ -170,8 +202,12 @@ def _sampled(
         tokens = int(made.lengths[made.lengths != BAD].sum())
         all_tokens = _estimate(layout, listing, task, tokens, count / len(records), len(records))
         of_byte = 0.0 if records.kind is Kind.TOKENS else tokens / max(int(some.ends[-1]), 1)
-        return all_tokens, of_byte, count, made.bad
-    return None, 0.0, 0, {}
+        learned = tokens if made.mask is None else int(made.mask.sum())
+        tokenizer, spelled = load_tokenizer(work.tokenizer), None
+        if isinstance(tokenizer, ModelTokenizer) and records.kind is not Kind.TOKENS:
+            spelled = tokenizer.spelled(bytes(some.data).decode(errors="replace"))
+        return _Sample(all_tokens, of_byte, count, made.bad, spelled, learned / tokens if tokens else None)
+    return _Sample()
 
 
 def _tasks(layout: Layout) -> Iterator[BlockTask]:

@@ -28,7 +28,7 @@ from stepfs_producer.plan.rules import Rules
 from stepfs_producer.plan.samples import Ahead
 from stepfs_producer.plan.spans import Span
 from stepfs_producer.plan.step import End, Need, State, StepPlan
-from stepfs_producer.run.load import SampleChunk, LoadedSource, OnSkip, SourceLoader, spans_of
+from stepfs_producer.run.load import LoadedSource, OnSkip, SampleChunk, SourceLoader, spans_of
 from stepfs_producer.run.measured import (
     LOOK_EVERY_S,
     STEPS_AHEAD,

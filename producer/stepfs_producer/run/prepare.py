@@ -8,12 +8,13 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, fields, replace
+from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, NamedTuple
 
 import trio
 
-from stepfs.errors import AbsentError, RefusedError, UsageError
+from stepfs.errors import AbsentError, MissingPackageError, RefusedError, UsageError
 from stepfs.format.grid import Grid
 from stepfs.format.ids import POSITION_BYTES_MAX
 from stepfs.format.keys import plan_key
@@ -39,7 +40,7 @@ from stepfs_producer.plan.file.digest import (
     stages_of,
     with_defaults,
 )
-from stepfs_producer.plan.file.parts import BLOCK_BYTES, AnySource
+from stepfs_producer.plan.file.parts import BLOCK_BYTES, AnySource, Chat
 from stepfs_producer.plan.file.schema import Plan
 from stepfs_producer.plan.file.values import parse_shard
 from stepfs_producer.plan.file.yaml_file import PlanFile, read_plan
@@ -51,7 +52,7 @@ from stepfs_producer.run.load import LoadedSource
 from stepfs_producer.run.options import RunOptions
 from stepfs_producer.sources.listing import RULE, Layout, list_corpus, located
 from stepfs_producer.sources.record import SourceSpec, identity_of
-from stepfs_producer.transforms.documents import ImagesSpec, TokenizerSpec, TransformSpec
+from stepfs_producer.transforms.documents import ChatSpec, ImagesSpec, TokenizerSpec, TransformSpec
 from stepfs_producer.transforms.images import MODULES, library
 from stepfs_producer.transforms.tokenizer import load_tokenizer, pinned
 from stepfs_producer.transforms.user import function_of
@@ -84,7 +85,10 @@ def compile_plan(
             "--holdout: no source of the plan holds records out; give one a holdout, or leave the option out"
         )
     tokenizer = tokenizer_spec(plan, directory=directory)
-    transforms = {name: transform_spec(plan, source, tokenizer) for name, source in with_defaults(plan).items()}
+    transforms = {
+        name: transform_spec(plan, source, tokenizer, directory=directory)
+        for name, source in with_defaults(plan).items()
+    }
     identity_of = {name: identity(specs[name], transform, tokenizer_digest) for name, transform in transforms.items()}
     rules = replace(_rules(plan, listings, identity_of), tokenizer=tokenizer_digest, held_out=held_out)
     return CompiledPlan(rules, specs, transforms)
@@ -125,13 +129,35 @@ def column_specs(plan: Plan) -> tuple[ColumnSpec, ...]:
     )
 
 
-def transform_spec(plan: Plan, source: AnySource, tokenizer: TokenizerSpec) -> TransformSpec:
-    """How the records of a source become samples. Only a function gives columns."""
+def transform_spec(plan: Plan, source: AnySource, tokenizer: TokenizerSpec, *, directory: str = "") -> TransformSpec:
+    """How the records of a source become samples. Only a function gives columns.
+
+    `UsageError`, `AbsentError` for a chat template that cannot be read.
+    """
+    chat: Chat | None = getattr(source, "chat", None)
+    if chat is not None:
+        return TransformSpec(tokenizer, chat=_chat_spec(plan, chat, tokenizer, directory))
     if source.transform is None:
         return TransformSpec(tokenizer)
     images = getattr(source, "images", None)
     spec = None if images is None else ImagesSpec(**dict(images))
     return TransformSpec(tokenizer, source.transform, column_specs(plan), spec)
+
+
+def _chat_spec(plan: Plan, chat: Chat, tokenizer: TokenizerSpec, directory: str) -> ChatSpec:
+    if find_spec("jinja2") is None:
+        raise MissingPackageError("chats need the package jinja2, which is not installed: pip install 'stepfs[text]'")
+    from stepfs_producer.transforms.chat import Rendering, special_tokens, template_of  # noqa: PLC0415 - optional
+
+    known = {one.name: getattr(chat, one.name) for one in fields(ChatSpec) if hasattr(chat, one.name)}
+    known |= {"prompt": chat.prompt or (), "roles": tuple(sorted(chat.roles.items()))}
+    found = ChatSpec(
+        template_of(plan.tokenizer.chat_template, tokenizer, lambda name: _below(directory, name)),
+        special_tokens(tokenizer),
+        **known,
+    )
+    Rendering(found)  # a template that is none is no record's fault
+    return found
 
 
 def source_specs(plan: Plan, *, held_out: bool = False, directory: str = "") -> dict[str, SourceSpec]:
@@ -142,7 +168,7 @@ def source_specs(plan: Plan, *, held_out: bool = False, directory: str = "") -> 
 def tokenizer_spec(plan: Plan, *, directory: str = "") -> TokenizerSpec:
     given = plan.tokenizer
     file = None if given.file is None else _below(directory, given.file)
-    return TokenizerSpec(file, given.eos, given.bos, given.pad)
+    return TokenizerSpec(file, given.eos, given.bos, given.pad, given.control_tokens)
 
 
 def identity(spec: SourceSpec, transform: TransformSpec, tokenizer_digest: str) -> str:
@@ -152,7 +178,9 @@ def identity(spec: SourceSpec, transform: TransformSpec, tokenizer_digest: str) 
     of the listing stands beside it; nor is policy: epochs, weights, endpoint, profile, `long`, `on_error`, padding.
     """
     images = library() if transform.images is not None else None
-    text = json.dumps([RULE, *map(identity_of, (spec, transform)), tokenizer_digest, images], ensure_ascii=False)
+    text = json.dumps(
+        [RULE, *map(identity_of, (spec, transform)), tokenizer_digest, images], ensure_ascii=False, sort_keys=True
+    )
     return hashlib.blake2b(text.encode(), digest_size=8, person=b"stepfs-source").hexdigest()
 
 
@@ -206,12 +234,17 @@ def _cost(plan: Plan) -> CostModel:
 
 def _source_spec(plan: Plan, name: str, source: AnySource, held_out: bool, directory: str) -> SourceSpec:
     known = {one.name: getattr(source, one.name) for one in fields(SourceSpec) if hasattr(source, one.name)}
-    whole = source.transform is not None and "text_field" in known
+    chat: Chat | None = getattr(source, "chat", None)
+    if chat is not None and "columns" in known:
+        named = (*chat.prompt, chat.completion) if chat.prompt is not None else (chat.messages,)
+        known["columns"] = tuple(name for name in (*named, chat.system, chat.tools) if name is not None)
+    whole = (source.transform or getattr(source, "chat", None)) is not None and "text_field" in known
     known |= {
         "files": tuple(_below(directory, file) for file in source.files),
         "shuffle": source.shuffle is not None,
         "block_bytes": BLOCK_BYTES if source.shuffle is None else source.shuffle.block,
         "shard": source.shard or (0, 1),
+        "skip_damaged": source.on_error.file == "skip",
     }
     return SourceSpec(name=name, seed=plan.seed, whole_records=whole, held_out=held_out, **known)
 

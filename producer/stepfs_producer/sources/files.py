@@ -14,15 +14,16 @@ from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from importlib.util import find_spec
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol
 from urllib.parse import unquote, urlsplit
 
-from stepfs.errors import AbsentError, RefusedError, UsageError
+from stepfs.errors import AbsentError, MissingPackageError, RefusedError, UsageError
 from stepfs_producer.sources.record import FileRef, Fragment, Kind, Raw, SourceSpec, Unit, Value
 
 if TYPE_CHECKING:
-    from stepfs.store.s3.read_only import ReadOnlyBucket
+    from stepfs.store.listed import Bucket
 
 HEAD_BYTES: Final = 64 << 10
 _CHECKED_MAX: Final = 1 << 16
@@ -45,7 +46,7 @@ class OpenFile(Protocol):
 
 def open_file(spec: SourceSpec, location: str, size: int, *, etag: str = "", head: str = "") -> OpenFile:
     """Open a listed file: `size`, `etag` and `head` as its listing has them. The caller closes it."""
-    if location.startswith("s3://"):
+    if location.startswith(REMOTE):
         return _Object(spec, location, size, etag)
     return _Local(location, size, head)
 
@@ -117,8 +118,8 @@ class _Object:
     def __init__(self, spec: SourceSpec, location: str, size: int, etag: str) -> None:
         self.location = location
         self.size = size
-        bucket, self._key = split_url(location)
-        self._bucket = bucket_of(bucket, spec.endpoint_url, spec.profile)
+        root, self._key = split_url(location)
+        self._bucket = bucket_of(root, spec.endpoint_url, spec.profile)
         self._etag = etag
 
     def read(self, begin: int, end: int) -> bytes:
@@ -177,25 +178,43 @@ def buffered(file: OpenFile, buffer_bytes: int = 256 << 10) -> Iterator[tuple[Bi
         yield stream, raw
 
 
+REMOTE: Final = ("s3://", "gs://", "az://")
+
+
 def split_url(url: str) -> tuple[str, str]:
-    """Bucket and key of s3://bucket/key. The key is taken as it stands: '+', '%' and spaces mean themselves."""
-    bucket, _, key = url.removeprefix("s3://").partition("/")
-    if "@" in bucket:
+    """`s3://bucket`, `gs://bucket` or `az://account/container`, and the key below it. The key is taken as it stands: '+', '%'
+    and spaces mean themselves."""
+    scheme = url[:5]
+    parts = url[5:].split("/", 2 if scheme == "az://" else 1)
+    names, key = (parts[:2], parts[2:]) if scheme == "az://" else (parts[:1], parts[1:])
+    if any("@" in name for name in names):
         raise UsageError("credentials do not belong into a URL; set AWS_ACCESS_KEY_ID, or name a `profile`")
-    if not bucket:
-        raise UsageError(f"{url!r} names no bucket; write s3://bucket/prefix/")
-    return bucket, key
+    if not all(names) or len(names) < (2 if scheme == "az://" else 1):
+        form = "az://account/container/prefix/" if scheme == "az://" else f"{scheme}bucket/prefix/"
+        raise UsageError(f"{url!r} names no bucket; write {form}")
+    return scheme + "/".join(names), "".join(key)
 
 
 @lru_cache(maxsize=64)
-def bucket_of(bucket: str, endpoint_url: str | None, profile: str | None) -> ReadOnlyBucket:
+def bucket_of(root: str, endpoint_url: str | None, profile: str | None) -> Bucket:
     """The bucket's reader; one per process, because its connections are worth keeping."""
-    from stepfs.store.s3.read_only import ReadOnlyBucket  # noqa: PLC0415
+    scheme, _, name = root.partition("://")
+    if scheme == "s3":
+        from stepfs.store.s3.read_only import ReadOnlyBucket  # noqa: PLC0415
 
-    return ReadOnlyBucket(bucket, endpoint_url=endpoint_url, profile=profile)
+        return ReadOnlyBucket(name, endpoint_url=endpoint_url, profile=profile)
+    if find_spec("obstore") is None:
+        extra = "gcs" if scheme == "gs" else "azure"
+        raise MissingPackageError(f"{root} needs the package obstore: pip install 'stepfs[{extra}]'")
+    from stepfs.store.cloud.place import azure_place, google_place  # noqa: PLC0415
+    from stepfs.store.cloud.read_only import ReadOnlyPlace  # noqa: PLC0415
+
+    if scheme == "gs":
+        return ReadOnlyPlace(google_place(name, ""))
+    account, _, container = name.partition("/")
+    return ReadOnlyPlace(azure_place(account, container, ""))
 
 
-S3: Final = "s3://"
 _MAGIC: Final = frozenset("*?[")
 
 
@@ -204,7 +223,7 @@ class FoundFile:
     """A file as its directory or LIST shows it."""
 
     name: str
-    location: str  # absolute path, or s3://bucket/key
+    location: str  # absolute path, or URL of an object
     size: int
     etag: str = ""  # of an object
 
@@ -223,7 +242,9 @@ def find_files(
     """
     taken: dict[str, FoundFile] = {}
     for number, entry in enumerate(entries):
-        found = _objects(entry, suffixes, endpoint_url, profile) if entry.startswith(S3) else _local(entry, suffixes)
+        found = (
+            _objects(entry, suffixes, endpoint_url, profile) if entry.startswith(REMOTE) else _local(entry, suffixes)
+        )
         matched = False
         for below, location, size, etag in found:
             matched = True
@@ -269,7 +290,11 @@ def _local(entry: str, suffixes: Sequence[str]) -> Iterator[Found]:
 
 
 def _path_of(entry: str) -> str:
-    if not entry.startswith("file://"):
+    scheme, _, rest = entry.partition("://")
+    if scheme in {"http", "https", "hf"}:
+        way = f"hf download {rest}" if scheme == "hf" else f"curl -O {entry}"
+        raise UsageError(f"{entry}: sources are files, or lie at s3://, gs:// or az://; fetch it first: {way}")
+    if scheme != "file" or not rest:
         return entry
     parts = urlsplit(entry)
     if parts.netloc not in {"", "localhost"} or not parts.path:
@@ -329,27 +354,27 @@ def _below(path: str, prefix: str) -> str:
 
 
 def _objects(entry: str, suffixes: Sequence[str], endpoint_url: str | None, profile: str | None) -> Iterator[Found]:
-    name, key = split_url(entry)
-    bucket = bucket_of(name, endpoint_url, profile)
+    root, key = split_url(entry)
+    bucket = bucket_of(root, endpoint_url, profile)
     if _is_glob(key):
         prefix = _literal_prefix(key)
         pattern = key[len(prefix) :].split("/")
         for found in bucket.list(_before_wildcards(key)):
             below = found.key[len(prefix) :]
             if not below.endswith("/") and _matches(below.split("/"), pattern):
-                yield below, f"{S3}{name}/{found.key}", found.size, found.etag
+                yield below, f"{root}/{found.key}", found.size, found.etag
         return
     prefix = key if not key or key.endswith("/") else f"{key}/"
     if key != prefix:
         first = next(bucket.list(key), None)  # the key itself is the first; what only begins so may be millions
         if first is not None and first.key == key:
-            yield key.rpartition("/")[2], f"{S3}{name}/{key}", first.size, first.etag
+            yield key.rpartition("/")[2], f"{root}/{key}", first.size, first.etag
             return
     for found in bucket.list(prefix):
         below = found.key.removeprefix(prefix)
         hidden = any(part.startswith(".") for part in below.split("/"))
         if not hidden and below[-1:] not in {"", "/"} and _wanted(below, suffixes):
-            yield below, f"{S3}{name}/{found.key}", found.size, found.etag
+            yield below, f"{root}/{found.key}", found.size, found.etag
 
 
 def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import gzip
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -30,11 +29,12 @@ from stepfs_producer.sources.record import (
     text_file,
     text_line,
 )
+from stepfs_producer.sources.tables import TABLES
 
 COMPRESSED: Final = (".gz", ".zst")
 _COMPRESSED_PIECE_BYTES: Final = 256 << 10
 _READ_BYTES: Final = 1 << 20  # of the file at a time: each is a request where the file is an object
-_ZSTD_INPUT_BYTES: Final = 16 << 10  # one input piece may hold much more output
+_INPUT_BYTES: Final = 16 << 10  # one input piece may hold much more output
 
 
 def is_compressed(name: str) -> bool:
@@ -54,15 +54,28 @@ def decompressed(file: OpenFile) -> Iterator[bytes]:
 
 
 def _gzip(file: OpenFile) -> Iterator[bytes]:
-    with buffered(file, _READ_BYTES) as (stream, raw):
-        try:
-            with gzip.GzipFile(fileobj=stream, mode="rb") as archive:
-                while piece := archive.read(_COMPRESSED_PIECE_BYTES):
+    """In pieces of an input of one size, so that the readable beginning of a damaged file is the same everywhere."""
+    waiting, member = b"", None
+    try:
+        with buffered(file, _READ_BYTES) as (stream, _):
+            while waiting := waiting or stream.read(_INPUT_BYTES):
+                if member is None:
+                    waiting = waiting.lstrip(b"\0")  # padding between members
+                    member = zlib.decompressobj(wbits=31) if waiting else None
+                    continue
+                piece = member.decompress(waiting, _COMPRESSED_PIECE_BYTES)
+                waiting = member.unconsumed_tail
+                if member.eof:
+                    waiting, member = member.unused_data, None
+                if piece:
                     yield piece
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            if raw.failed is not None:
-                raise raw.failed from error
-            raise CorruptError(f"{file.location}: damaged gzip ({error}); replace it or leave it out") from error
+    except zlib.error as error:
+        raise CorruptError(f"{file.location}: damaged gzip ({error}); replace it or leave it out") from error
+    if member is not None:
+        if piece := member.flush():
+            yield piece
+        if not member.eof:
+            raise CorruptError(f"{file.location}: damaged gzip (it ends within a member); replace it or leave it out")
 
 
 def _zstd(file: OpenFile) -> Iterator[bytes]:
@@ -72,7 +85,7 @@ def _zstd(file: OpenFile) -> Iterator[bytes]:
     waiting, frame = b"", None
     try:
         with buffered(file, _READ_BYTES) as (stream, _):
-            while waiting := waiting or stream.read(_ZSTD_INPUT_BYTES):
+            while waiting := waiting or stream.read(_INPUT_BYTES):
                 if frame is None:
                     frame = decompressor.decompressobj()
                 piece = frame.decompress(waiting)
@@ -236,6 +249,7 @@ _FORMATS: dict[str, Format] = {
     "text": LineFormat(),
     "parquet": ParquetFormat(),
     "megatron": MegatronFormat(),
+    **TABLES,
 }
 
 

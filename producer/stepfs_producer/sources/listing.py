@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from stepfs.errors import AbsentError, RefusedError
+from stepfs.errors import AbsentError, CorruptError, RefusedError
 from stepfs.format.planned import CorpusFile, Listing
 from stepfs_producer.plan.order import block_key, fragment_order
 from stepfs_producer.sources.files import FoundFile, find_files, head_of, open_file
@@ -71,7 +71,12 @@ def _has_records(unit: Unit, file: CorpusFile) -> bool:
 def _inspected(spec: SourceSpec, found: FoundFile) -> CorpusFile:
     with closing(open_file(spec, found.location, found.size, etag=found.etag)) as file:
         head = "" if found.etag else head_of(file)
-        parts = tuple(format_of(spec).parts(spec, file))
+        try:
+            parts = tuple(format_of(spec).parts(spec, file))
+        except CorruptError:
+            if not spec.skip_damaged:
+                raise
+            parts = ()
     return CorpusFile(found.name, found.size, found.etag, head, parts, found.location)
 
 

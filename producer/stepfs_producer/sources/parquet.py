@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 _BUFFER_BYTES: Final = 1 << 20
 ROWS_MAX: Final = 256  # decoded at a time
+_TEXTS: Final = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view", "null")
+_LISTS: Final = ("list", "large_list", "list_view", "large_list_view", "fixed_size_list")
 BATCH_BYTES: Final = 4 << 20  # of the needed columns as listed, in rows of the group's mean size
 
 
@@ -51,6 +53,11 @@ class ParquetFormat(Format):
     def parts(self, spec: SourceSpec, file: OpenFile) -> Sequence[tuple[int, int]]:
         """(rows, bytes of the needed columns) of each row group, from the footer."""
         with _parquet(file) as parquet:
+            signed = (
+                int.from_bytes(file.read(file.size - 8, file.size)[:4], "little") != parquet.metadata.serialized_size
+            )
+            if signed:  # asking for an encrypted column's sizes would end the process
+                raise _unreadable(file.location, "it is encrypted")
             needed = _columns(spec)
             _check_columns(spec, file.location, parquet)
             groups = []
@@ -83,7 +90,9 @@ def _columns(spec: SourceSpec) -> list[str] | None:
     """The needed columns; None: all."""
     if spec.tokens_field is not None:
         return [name for name in (spec.tokens_field, spec.mask_field, spec.labels_field) if name]
-    return None if spec.whole_records else [spec.text_field]
+    if spec.whole_records:
+        return None if spec.columns is None else list(spec.columns)
+    return [spec.text_field]
 
 
 def _is_of(path: str, columns: Sequence[str]) -> bool:
@@ -95,7 +104,7 @@ def _parquet(file: OpenFile) -> Iterator[ParquetFile]:
     """The opened file. `CorruptError` names a damaged one; errors of reading pass as they were raised."""
     if find_spec("pyarrow") is None:
         raise MissingPackageError(f"{file.location}: Parquet needs the package pyarrow: pip install 'stepfs[parquet]'")
-    from pyarrow import ArrowException, ArrowMemoryError  # noqa: PLC0415  (optional, and 0.2 s)
+    from pyarrow import ArrowException, ArrowMemoryError, ArrowNotImplementedError  # noqa: PLC0415  (optional, and 0.2 s)
     from pyarrow.parquet import ParquetFile  # noqa: PLC0415
 
     raw = Stream(file)
@@ -104,11 +113,21 @@ def _parquet(file: OpenFile) -> Iterator[ParquetFile]:
             yield parquet
     except ArrowMemoryError:
         raise
+    except ArrowNotImplementedError as error:
+        raise _unreadable(file.location, " ".join(str(error).split())[:200]) from error
     except (ArrowException, OSError) as error:  # Arrow calls damage an OSError, too
         if raw.failed is not None:
             raise raw.failed from error
         reason = " ".join(str(error).split())[:200]
+        if "encrypted" in reason:
+            raise _unreadable(file.location, "it is encrypted") from error
         raise CorruptError(f"{file.location}: damaged Parquet ({reason}); replace it or leave it out") from error
+
+
+def _unreadable(location: str, reason: str) -> UsageError:
+    return UsageError(
+        f"{location}: this Parquet file cannot be read: {reason}; write it anew without that, or leave it out"
+    )
 
 
 def _check_columns(spec: SourceSpec, location: str, parquet: ParquetFile) -> None:
@@ -122,6 +141,11 @@ def _check_columns(spec: SourceSpec, location: str, parquet: ParquetFile) -> Non
     }
     if spec.tokens_field is None:
         wanted = {} if spec.whole_records else {"text_field": spec.text_field}
+    for column in spec.columns or ():
+        if column not in schema.names:
+            raise UsageError(
+                f"source {spec.name}: {location} has no column {column!r}; it has {', '.join(schema.names[:20])}"
+            )
     for option, name in wanted.items():
         if name is None:
             continue
@@ -133,10 +157,9 @@ def _check_columns(spec: SourceSpec, location: str, parquet: ParquetFile) -> Non
         kind = schema.field(name).type
         if option == "text_field":
             kind = kind.value_type if types.is_dictionary(kind) else kind
-            binary = types.is_binary(kind) or types.is_large_binary(kind)
-            fits = types.is_string(kind) or types.is_large_string(kind) or binary or types.is_null(kind)
+            fits = any(getattr(types, f"is_{one}")(kind) for one in _TEXTS)
         else:
-            listed = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+            listed = any(getattr(types, f"is_{one}")(kind) for one in _LISTS)
             # Null: of a file whose lists are empty.
             numbers = (types.is_integer, types.is_boolean, types.is_null)
             fits = types.is_null(kind) or (listed and any(test(kind.value_type) for test in numbers))
@@ -157,8 +180,8 @@ def _values(spec: SourceSpec, batch: Any) -> Iterator[Value]:
         for row in range(batch.num_rows):
             yield _tokens(columns, row)
     elif spec.whole_records:
-        for row in range(batch.num_rows):
-            yield _object(batch, row)
+        for found in rows_of(batch):
+            yield found if isinstance(found, Bad) else packed(found)
     else:
         from pyarrow import large_binary  # noqa: PLC0415
 
@@ -180,9 +203,49 @@ def _tokens(columns: Sequence[Any], row: int) -> Value:
     return tokens_of(*found)
 
 
-def _object(batch: Any, row: int) -> Value:
+def rows_of(batch: Any) -> Iterator[dict[str, Any] | Bad]:
+    """The rows of a batch of Arrow's, as Python's values. Times that Python has no value for are text."""
+    has_nanoseconds = any(_changed(field.type) != field.type for field in batch.schema)
+    for row in range(batch.num_rows):
+        yield _object(batch.slice(row, 1), has_nanoseconds=has_nanoseconds)
+
+
+def _object(row: Any, *, has_nanoseconds: bool) -> dict[str, Any] | Bad:
+    from pyarrow import ArrowInvalid, RecordBatch, string  # noqa: PLC0415
+
+    def cast(column: Any, text: Any = None) -> Any:
+        try:
+            return column.cast(_changed(column.type, text))
+        except ArrowInvalid:  # nanoseconds that microseconds cannot say
+            return column.cast(_changed(column.type, string()))
+
     try:
-        (value,) = batch.slice(row, 1).to_pylist()
+        if has_nanoseconds:
+            row = RecordBatch.from_arrays([cast(column) for column in row.columns], names=row.schema.names)
+        try:
+            (value,) = row.to_pylist()
+        except UnicodeDecodeError:
+            raise
+        except (ValueError, OverflowError):  # a date beyond 9999
+            columns = [cast(column, string()) for column in row.columns]
+            (value,) = RecordBatch.from_arrays(columns, names=row.schema.names).to_pylist()
     except UnicodeDecodeError as error:
         return Bad(f"not UTF-8 ({error.reason})")
-    return packed(value)
+    found: dict[str, Any] = value
+    return found
+
+
+def _changed(kind: Any, text: Any = None) -> Any:
+    """The type with `text` in place of times; with microseconds in place of nanoseconds, by default."""
+    from pyarrow import duration, list_, struct, time64, timestamp, types  # noqa: PLC0415
+
+    if types.is_temporal(kind) and text is not None:
+        return text
+    if getattr(kind, "unit", "us") == "ns":
+        zoned = timestamp("us", getattr(kind, "tz", None))
+        return zoned if types.is_timestamp(kind) else duration("us") if types.is_duration(kind) else time64("us")
+    if types.is_list(kind):
+        return list_(_changed(kind.value_type, text))
+    if types.is_struct(kind):
+        return struct([(field.name, _changed(field.type, text)) for field in kind])
+    return kind

@@ -18,6 +18,7 @@ from typing import Final
 
 import numpy as np
 
+from stepfs.errors import CorruptError
 from stepfs_producer.plan.order import KEY_BYTES, record_key, record_order
 from stepfs_producer.sources.formats import format_of
 from stepfs_producer.sources.record import (
@@ -49,8 +50,7 @@ def read_block(spec: SourceSpec, task: BlockTask) -> Block:
     if task.cut:
         stored, more = _cut(spec, task.fragments[0], task.place.block)
     else:
-        rule = format_of(spec)
-        stored = [raw for fragment in task.fragments for raw in rule.records(spec, fragment)]
+        stored = [raw for fragment in task.fragments for raw in _stored(spec, fragment)]
     place = task.place
     follows = BlockAddress(place.epoch, place.fragment, place.block + 1) if more else task.next_fragment
     ended = task.epochs_end is not None and follows.epoch >= task.epochs_end
@@ -65,6 +65,19 @@ def read_record(spec: SourceSpec, fragment: Fragment, offset: int) -> Records | 
     here = BlockAddress(0, 0, 0)
     task = BlockTask(here, (fragment,), bytes(KEY_BYTES), cut=False, next_fragment=here, epochs_end=None, share=None)
     return _ordered(every, task, found) if found else None
+
+
+def _stored(spec: SourceSpec, fragment: Fragment) -> Iterator[Raw]:
+    """The records of a fragment. Where it is damaged, and the source goes on, its rest is one bad record."""
+    offset = fragment.first_record
+    try:
+        for raw in format_of(spec).records(spec, fragment):
+            yield raw
+            offset = raw.offset + 1
+    except CorruptError as error:
+        if not spec.skip_damaged:
+            raise
+        yield Raw(fragment.file, offset, 1, Bad(f"the rest of {error}"))
 
 
 def _ordered(spec: SourceSpec, task: BlockTask, stored: Sequence[Raw]) -> Records:
@@ -83,7 +96,7 @@ def _ordered(spec: SourceSpec, task: BlockTask, stored: Sequence[Raw]) -> Record
         if task.share is not None and not is_in_epoch(spec, task, raw):
             dropped[at] = True
         else:
-            value = rule.decode(spec, raw.stored)
+            value = raw.stored if isinstance(raw.stored, Bad) else rule.decode(spec, raw.stored)
         if (size := weight_of(value)) > RECORD_BYTES_MAX:
             value = Bad(f"a record of {size} bytes; at most {RECORD_BYTES_MAX} are read")
         if isinstance(value, Bad):
@@ -145,7 +158,7 @@ def _cut(spec: SourceSpec, fragment: Fragment, block: int) -> tuple[list[Raw], b
     key = (repr(spec), fragment)
     cutter = _open.pop(key, None)
     if cutter is None or cutter.block > block:
-        cutter = _Cutter(format_of(spec).records(spec, fragment), spec.block_bytes)
+        cutter = _Cutter(_stored(spec, fragment), spec.block_bytes)
     while cutter.block < block:
         _, more = cutter.next()
         if not more:

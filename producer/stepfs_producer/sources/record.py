@@ -40,6 +40,7 @@ class SourceSpec:
     tokens_field: str | None = None  # a column of token ids in place of text
     mask_field: str | None = None  # beside `tokens_field`: 0 or False where the loss ignores the token
     labels_field: str | None = None  # beside `tokens_field`: -100 where the loss ignores the token
+    columns: tuple[str, ...] | None = None  # of whole rows, the ones to read; None: all
     whole_records: bool = False  # a transform gets the whole JSON object or row, not its text
     shuffle: bool = True
     block_bytes: int = BLOCK_BYTES
@@ -49,15 +50,19 @@ class SourceSpec:
     shard: tuple[int, int] = (0, 1)  # index, count: a hash of its bytes deals a record to one of them
     endpoint_url: str | None = field(default=None, metadata=_POLICY)
     profile: str | None = field(default=None, metadata=_POLICY)
+    skip_damaged: bool = field(default=False, metadata=_POLICY)  # the rest of a damaged file is one bad record
     version: str = ""  # of the user's code, as declared
     options: Mapping[str, str] = field(default_factory=dict)  # for a format of the user's
 
 
 def identity_of(value: object) -> Any:
-    """What a cursor's numbers depend on, as JSON: every field of a declaration, unless its metadata says it is policy."""
+    """What a cursor's numbers depend on, as JSON: every field of a declaration, unless its metadata says it is policy.
+
+    A field that is None is left out, so that a later field changes nothing for those that do not use it.
+    """
     if is_dataclass(value):
-        known = [one.name for one in fields(value) if one.metadata.get("identity", True)]
-        return [identity_of(getattr(value, name)) for name in known]
+        named = {one.name: getattr(value, one.name) for one in fields(value) if one.metadata.get("identity", True)}
+        return {name: identity_of(one) for name, one in named.items() if one is not None}
     if isinstance(value, Mapping):
         return sorted(value.items())
     if isinstance(value, tuple):

@@ -26,6 +26,7 @@ class TokenizerSpec:
     eos: str | None = None
     bos: str | None = None
     pad: str | None = field(default=None, metadata=_POLICY)
+    control_tokens: str | None = None  # what a control token is that a text spells: text (None), or tokens
     digest: str | None = field(
         default=None, metadata=_POLICY
     )  # SHA-256 of the file, in hex: another content is refused. See `pinned`
@@ -44,6 +45,25 @@ class ImagesSpec:
     patch: int = 14  # pixels
     merge: int = 2  # patches
     patches_max: int = 4096
+    background: tuple[int, ...] | None = None  # RGB, below what is transparent; None: white
+
+
+@dataclass(frozen=True, slots=True)
+class ChatSpec:
+    """Conversations in records, and how they are rendered and learned: see `transforms.chat`."""
+
+    template: str  # of Jinja
+    tokens: tuple[tuple[str, str], ...] = ()  # bos_token, eos_token, …, as templates know them
+    messages: str = "messages"  # the field that holds the conversation
+    tools: str | None = None  # the field that holds the tools
+    system: str | None = None  # a field of text that comes first
+    prompt: tuple[str, ...] = ()  # in place of `messages`: fields whose texts are the user's turn
+    completion: str | None = None  # and the one that is the answer
+    role: str = "role"
+    content: str = "content"
+    roles: tuple[tuple[str, str], ...] = ()  # the records' own name → a template's
+    learn: str = "assistant"  # or last, all
+    date: str | None = None  # that templates take for today's
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +74,7 @@ class TransformSpec:
     call: str | None = None  # `module:function` of the user
     columns: tuple[ColumnSpec, ...] = ()  # that it may give
     images: ImagesSpec | None = None
+    chat: ChatSpec | None = None  # in place of `call`
 
 
 Ids = NDArray[np.int32]
@@ -65,6 +86,11 @@ BAD: Final = -1  # as a length: the record could not be decoded
 
 class UnfitRecordError(Exception):
     """The content of this record gives no sample; the message has the reason."""
+
+
+def is_of_record(error: BaseException) -> bool:
+    """Whether a library failed at its input: also by a panic of Rust code, which is no `Exception`."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 @dataclass(frozen=True, slots=True)

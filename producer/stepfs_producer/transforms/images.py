@@ -1,15 +1,15 @@
-"""JPEG and PNG → patches of uint8, by Pillow: the only module that imports it (`stepfs[images]`).
+"""Images → patches of uint8, by Pillow: the only module that imports it (`stepfs[images]`).
 
-An image is made upright, resized to whole groups of patches, and cut. Decoding happens here and not in trainers, who
-have no cores for it; normalising is left to them, since it makes four bytes of one. All sizes are integers, and Pillow
-resizes bytes in integers, so the same version gives the same patches everywhere; another one may not, so its version
-is part of the source's identity.
+An image is made upright and opaque, resized to whole groups of patches, and cut. Decoding happens here and not in trainers,
+who have no cores for it; normalising is left to them, since it makes four bytes of one. Pillow resizes bytes in integers, so
+the same version gives the same patches everywhere; another one may not: its version is part of the source's identity.
 """
 
 from __future__ import annotations
 
 import io
 import math
+import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,8 +23,16 @@ from stepfs.errors import MissingPackageError
 from stepfs_producer.transforms.documents import ImagesSpec, UnfitRecordError
 
 # To be loaded before the first task: half a second.
-MODULES: Final = ("PIL.ImageOps", "PIL.JpegImagePlugin", "PIL.PngImagePlugin")
-_FORMATS: Final = ("JPEG", "PNG")
+MODULES: Final = (
+    "PIL.ImageOps", "PIL.GifImagePlugin", "PIL.JpegImagePlugin", "PIL.PngImagePlugin", "PIL.WebPImagePlugin",
+)  # fmt: skip
+_FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF")
+_OTHERS: Final = {
+    b"BM": "BMP", b"II*\0": "TIFF", b"MM\0*": "TIFF", b"%PDF": "PDF", b"<svg": "SVG", b"<?xml": "XML", b"<!DOCTYPE": "HTML",
+    b"<html": "HTML", b"\x1f\x8b": "gzip", b"PK\3\4": "zip",
+}  # fmt: skip  # by their first bytes
+_ADDRESS: Final = re.compile(r" ?<[^<>]* at 0x[0-9a-f]+>")
+_WHITE: Final = (255, 255, 255)
 _REASON_CHARACTERS_MAX: Final = 120
 
 
@@ -84,18 +92,35 @@ def _decoded(value: object, spec: ImagesSpec, name: str) -> Image:
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # of a bomb, Pillow only warns up to twice its limit
+            warnings.simplefilter("ignore")
+            warnings.simplefilter("error", Pillow.DecompressionBombWarning)  # up to twice its limit, Pillow only warns
             with Pillow.open(io.BytesIO(value), formats=_FORMATS) as opened:
                 if 0 in opened.size:
                     raise ValueError(f"{opened.width} × {opened.height} pixels")  # noqa: TRY301
-                upright = ImageOps.exif_transpose(opened).convert("RGB")
-        image = upright.resize(size_of(*upright.size, spec), Pillow.Resampling.BICUBIC)
+                upright = _opaque(ImageOps.exif_transpose(opened), spec.background or _WHITE)
+        width, height = upright.size
+        image = upright.resize(size_of(width, height, spec), Pillow.Resampling.BICUBIC)
     except MemoryError:
         raise
     except Exception as error:  # Pillow raises anything, OSError too: nothing but these bytes was read
-        reason = " ".join(str(error).split())[:_REASON_CHARACTERS_MAX]
-        raise UnfitRecordError(f"the field {name} holds no readable JPEG or PNG ({reason})") from error
+        reason = _ADDRESS.sub("", " ".join(str(error).split()))[:_REASON_CHARACTERS_MAX]
+        other = next((kind for begin, kind in _OTHERS.items() if value.startswith(begin)), None)
+        reason = reason if other is None else f"it is {other}"
+        raise UnfitRecordError(f"the field {name} holds no readable JPEG, PNG, WebP or GIF ({reason})") from error
     return _patches(np.asarray(image, np.uint8), spec)
+
+
+def _opaque(image: Any, background: tuple[int, ...]) -> Any:
+    """In RGB: of 16 bits the upper ones, on the background where it is transparent; of an animation the first frame."""
+    from PIL import Image as Pillow  # noqa: PLC0415 (optional, and slow)
+
+    if image.mode.startswith("I"):
+        values = np.asarray(image).astype(np.int64).clip(0, 65535)
+        return Pillow.fromarray(((values * 255 + 32767) // 65535).astype(np.uint8)).convert("RGB")
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    below = Pillow.new("RGBA", image.size, (*background, 255))
+    return Pillow.alpha_composite(below, image.convert("RGBA")).convert("RGB")
 
 
 def _patches(image: NDArray[np.uint8], spec: ImagesSpec) -> Image:

@@ -75,6 +75,11 @@ class _Work:
         self._tokenizer = tokenizer
         self._spec = spec
         self._call: UserFunction | None = None if spec.call is None else user_function(spec.call)
+        self._chats = None
+        if spec.chat is not None:
+            from stepfs_producer.transforms.chat import chats  # noqa: PLC0415 - jinja2 is optional
+
+            self._chats = chats(spec.chat, spec.tokenizer)
         self._texts: dict[int, str] = {}
         self._ids: dict[int, tuple[Ids, Mask | None]] = {}
         self._columns: dict[int, Mapping[str, NDArray[Any]]] = {}
@@ -90,6 +95,9 @@ class _Work:
         """`UnfitRecordError` if the content of the record gives no sample."""
         begin = self._ends[index - 1] if index else 0
         value = self._read(index, bytes(self._records.data[begin : self._ends[index]]))
+        if self._chats is not None:
+            self._ids[index] = self._chats.encode(value)
+            return
         if self._call is not None:
             made = self._call(value, key, self._tokenizer.vocabulary, self._spec.columns)
             if made is None:
@@ -120,7 +128,9 @@ class _Work:
         for index, (ids, mask) in self._ids.items():
             pieces[index], masks[index] = ids, mask
         documents = self._joined(plain, pieces, masks) if self._ids else self._only_texts(plain)
-        closed = documents.closed(self._tokenizer.bos, self._tokenizer.eos)
+        closed = documents  # the ends of a chat are its template's
+        if self._chats is None:
+            closed = documents.closed(self._tokenizer.bos, self._tokenizer.eos)
         lengths = closed.lengths
         lengths[list(self.bad)] = BAD
         mask = None if closed.mask is None or closed.mask.all() else closed.mask
@@ -163,7 +173,7 @@ class _Work:
             raise UnfitRecordError(f"not UTF-8 at byte {error.start}") from error
 
     def _read_object(self, _index: int, data: bytes) -> object:
-        if self._call is None:
+        if self._call is None and self._chats is None:
             return None
         try:
             value = json.loads(data) if self._records.kind is Kind.JSON else unpacked(data)

@@ -9,8 +9,9 @@ import difflib
 import hashlib
 import json
 import os
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.util import find_spec
@@ -22,7 +23,7 @@ import numpy as np
 
 from stepfs.errors import AbsentError, MissingPackageError, RefusedError, StepfsError, UsageError
 from stepfs_producer.sources.record import RECORD_BYTES_MAX
-from stepfs_producer.transforms.documents import Documents, TokenizerSpec, UnfitRecordError
+from stepfs_producer.transforms.documents import Documents, Ids, Mask, TokenizerSpec, UnfitRecordError, is_of_record
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Model
@@ -163,6 +164,7 @@ class Tokenizer(ABC):
     bos: int | None  # opens each document
     pad: int
     text_bytes_max = RECORD_BYTES_MAX  # of one text
+    ends: str  # for people: the tokens at the ends of documents and of rows, and where each comes from
 
     @abstractmethod
     def encode_plain(self, texts: Sequence[str]) -> Documents:
@@ -248,6 +250,9 @@ class BytesOfText(Tokenizer):
         self.eos = None if spec.eos in NONE else 256
         self.bos = None
         self.pad = 257
+        self.ends = (
+            f"ids are bytes of UTF-8; eos {'none' if self.eos is None else self.eos}, bos none, padding {self.pad}"
+        )
 
     def encode_plain(self, texts: Sequence[str]) -> Documents:
         data = [text.encode() for text in texts]
@@ -266,7 +271,10 @@ class ModelTokenizer(Tokenizer):
         named = {name for name in (spec.eos, spec.bos, spec.pad) if name is not None and name not in NONE}
         changed, new_names = prepared(model_json, named)
         self._model: Model = Model.from_str(changed)
-        self._model.encode_special_tokens = True
+        self._as_text = spec.control_tokens != "tokens"
+        self._model.encode_special_tokens = self._as_text
+        self.control_tokens = new_names
+        """Control tokens by their names in the file → the names that the model knows here, which no text spells."""
         old_names = {new: old for old, new in new_names.items()}
         vocabulary: dict[str, int] = {
             old_names.get(name, name): number for name, number in self._model.get_vocab().items()
@@ -279,21 +287,76 @@ class ModelTokenizer(Tokenizer):
         self.eos, self.bos, self.pad = names.special_ids(eos=spec.eos, bos=spec.bos, pad=spec.pad)
         digest = hashlib.sha256(model_json.encode() + json.dumps([self.eos, self.bos]).encode())
         self.identity = "huggingface-" + digest.hexdigest()[:16]
+        self._controls = re.compile("|".join(map(re.escape, longest_first(new_names))) or r"(?!)")
+        self.ends = self._ends_text(spec, {number: name for name, number in vocabulary.items()})
 
     def encode_plain(self, texts: Sequence[str]) -> Documents:
         lengths: list[int] = []
         parts = [np.empty(0, np.int32)]
+        if not self._as_text:
+            texts = [self._controls.sub(lambda found: self.control_tokens[found[0]], text) for text in texts]
         for batch in _batches(texts):
             try:
                 encodings = self._model.encode_batch_fast(batch, add_special_tokens=False)
-            except Exception as error:  # such as a vocabulary of words that has none for the unknown
-                reason = " ".join(str(error).split())
-                raise UnfitRecordError(f"the tokenizer refuses the text ({reason})") from error
+            except BaseException as error:
+                if not is_of_record(error):
+                    raise
+                raise _refused(error) from error
             numbers = [encoding.ids for encoding in encodings]
             counts = [len(ids) for ids in numbers]
             parts.append(np.fromiter(chain.from_iterable(numbers), np.int32, sum(counts)))
             lengths += counts
         return Documents(np.concatenate(parts), np.array(lengths, np.int64))
+
+    def spelled(self, text: str) -> str | None:
+        """A control token that a text spells."""
+        found = self._controls.search(text)
+        return None if found is None else found[0]
+
+    def _ends_text(self, spec: TokenizerSpec, names: Mapping[int, str]) -> str:
+        def one(number: int | None, given: str | None) -> str:
+            return "none" if number is None else names[number] + ("" if given is None else " (of the plan)")
+
+        own = [names[number] for number in self._model.encode("", add_special_tokens=True).ids if number in names]
+        missing = [name for name in own if name not in (names.get(self.bos or -1), names.get(self.eos or -1))]
+        advice = f"; the file's own template adds {', '.join(missing)}: name it as bos or eos if the model wants it"
+        return (
+            f"eos {one(self.eos, spec.eos)}, bos {one(self.bos, spec.bos)}, padding {names.get(self.pad, self.pad)}"
+            + (advice if missing else "")
+        )
+
+    def encode_rendered(self, text: str, spans: Iterable[tuple[int, int]]) -> tuple[Ids, Mask]:
+        """The ids of a text that may name `control_tokens`, and 1 for those with a character in one of the spans."""
+        self._model.encode_special_tokens = False
+        try:
+            found = self._model.encode(text, add_special_tokens=False)
+        except BaseException as error:
+            if not is_of_record(error):
+                raise
+            raise _refused(error) from error
+        finally:
+            self._model.encode_special_tokens = self._as_text
+        mask = np.zeros(len(found), np.uint8)
+        for begin, end in spans:
+            first, last = found.char_to_token(begin), found.char_to_token(end - 1) if end else None
+            if first is None or last is None:  # a character that is in no token, such as a space that is trimmed
+                begins, ends = np.array(found.offsets, np.int64).reshape(-1, 2).T
+                mask[(ends > begin) & (begins < end) & (ends > begins)] = 1
+                continue
+            while last + 1 < len(found) and found.token_to_chars(last + 1) == found.token_to_chars(last):
+                last += 1  # a character of several tokens
+            mask[first : last + 1] = 1
+        return np.array(found.ids, np.int32), mask
+
+
+def longest_first(names: Iterable[str]) -> list[str]:
+    """For alternatives of a pattern: a name may begin with another one."""
+    return sorted(names, key=len, reverse=True)
+
+
+def _refused(error: BaseException) -> UnfitRecordError:
+    """Such as a vocabulary of words that has none for the unknown."""
+    return UnfitRecordError(f"the tokenizer refuses the text ({' '.join(str(error).split())})")
 
 
 def _batches(texts: Sequence[str]) -> Iterator[list[str]]:

@@ -13,6 +13,7 @@ is drawn at random. The result is one of
     [5, 7, 9]                            token ids: any sequence or array of integers
     ([5, 7, 9], [0, 1, 1])               ids, and 0 where the loss ignores the token
     {"input_ids": …, "loss_mask": …}     the same; or "labels", which are the ids, and -100 where the loss ignores them
+                                         (assistant_masks and completion_mask are loss_mask; another key is refused)
     {"input_ids": …, "columns": {…}}     beside ids (and mask, or in place of ids "text"): by name, numpy arrays [rows, …]
                                          of the columns that the plan declares, in their dtypes and shapes
 
@@ -25,7 +26,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import import_module
@@ -37,7 +38,7 @@ from numpy.typing import NDArray
 
 from stepfs.errors import StepfsError, UsageError
 from stepfs_producer.payloads.step import ColumnSpec
-from stepfs_producer.transforms.documents import Ids, Mask, UnfitRecordError
+from stepfs_producer.transforms.documents import Ids, Mask, UnfitRecordError, is_of_record
 
 IGNORED: Final = -100
 _REASON_CHARACTERS_MAX: Final = 200
@@ -84,7 +85,9 @@ class UserFunction:
                 f"the function {self.name} ended its process ({_described(error)}); let it return a sample, or raise an error "
                 "of the record"
             ) from error
-        except Exception as error:
+        except BaseException as error:
+            if not is_of_record(error):
+                raise
             raise UnfitRecordError(f"{self.name} raised {_described(error)}") from error
         try:
             return _read(result, vocabulary, columns)
@@ -127,9 +130,7 @@ def function_of(name: str) -> Callable[..., object]:
     value: object = module
     for part in function_name.split("."):
         if not hasattr(value, part):
-            close = difflib.get_close_matches(part, dir(value), n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise UsageError(f"{name}: {module_name} has no {function_name!r}{hint}")
+            raise UsageError(f"{name}: {module_name} has no {function_name!r}{_meant(part, dir(value))}")
         value = getattr(value, part)
     if not callable(value):
         raise UsageError(f"{name}: {function_name} is no function, but of type {type(value).__name__}")
@@ -149,21 +150,34 @@ def _read(result: object, vocabulary: int, columns: Sequence[ColumnSpec]) -> Use
     return UserSample(checked_ids(result, vocabulary))
 
 
+_MASKS: Final = ("loss_mask", "assistant_masks", "completion_mask", "labels")  # the names of transformers and trl, too
+_KEYS: Final = ("input_ids", "text", *_MASKS, "attention_mask", "columns")
+
+
 def _read_mapping(result: Mapping[Any, object], vocabulary: int, columns: Sequence[ColumnSpec]) -> UserSample:
+    for name in result:
+        if name not in _KEYS:
+            raise UnfitRecordError(
+                f"the unknown key {name!r}{_meant(str(name), _KEYS) or '; known: ' + ', '.join(_KEYS)}"
+            )
     beside = _columns(result.get("columns"), columns)
-    text, mask, labels = result.get("text"), result.get("loss_mask"), result.get("labels")
-    if isinstance(text, str):
-        if more := sorted({"input_ids", "loss_mask", "labels"} & set(result)):
+    masks = [name for name in _MASKS if result.get(name) is not None]
+    if isinstance(text := result.get("text"), str):
+        if more := ["input_ids"] * ("input_ids" in result) + masks:
             raise UnfitRecordError(f"both 'text' and {more[0]!r}; return one")
         return UserSample(text, None, beside)
     if "input_ids" not in result:
         raise UnfitRecordError(f"a mapping without 'input_ids'; its keys are {sorted(map(str, result))[:8]}")
     ids = checked_ids(result["input_ids"], vocabulary)
-    if mask is not None and labels is not None:
-        raise UnfitRecordError("both 'loss_mask' and 'labels'; return one")
-    if mask is not None:
-        return UserSample(ids, _mask(mask, len(ids)), beside)
-    return UserSample(ids, None if labels is None else mask_of_labels(labels, ids), beside)
+    if len(masks) > 1:
+        raise UnfitRecordError(f"both {masks[0]!r} and {masks[1]!r}; return one")
+    attended = result.get("attention_mask")
+    if attended is not None and not _mask(attended, len(ids)).all():
+        raise UnfitRecordError("an 'attention_mask' with zeros; return ids without padding")
+    if not masks:
+        return UserSample(ids, None, beside)
+    values = result[masks[0]]
+    return UserSample(ids, mask_of_labels(values, ids) if masks[0] == "labels" else _mask(values, len(ids)), beside)
 
 
 def _columns(given: object, specs: Sequence[ColumnSpec]) -> dict[str, NDArray[Any]]:
@@ -177,8 +191,7 @@ def _columns(given: object, specs: Sequence[ColumnSpec]) -> dict[str, NDArray[An
     for name, values in given.items():
         spec = declared.get(name)
         if spec is None:
-            close = difflib.get_close_matches(str(name), declared, n=1)
-            advice = f"; did you mean {close[0]!r}?" if close else "; declare it in output.columns"
+            advice = _meant(str(name), declared) or "; declare it in output.columns"
             raise UnfitRecordError(f"the column {name!r}, which the plan does not declare{advice}")
         try:
             array = np.array(values)
@@ -235,6 +248,11 @@ def _integers(values: object, what: str) -> np.ndarray[tuple[int], np.dtype[np.i
     if array.dtype.kind == "b" and what != "mask":
         raise UnfitRecordError(f"{what} of type bool; return integers")
     return array.astype(np.uint8) if array.dtype.kind == "b" else array
+
+
+def _meant(word: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def _is_integer(value: object) -> bool:

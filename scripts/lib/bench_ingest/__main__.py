@@ -24,17 +24,11 @@ from bench_ingest import bandwidth, growth, latency, pace
 from stepfs.cli.failure import reported
 
 PARTS = ("growth", "bandwidth", "latency", "pace", "cold")
-SIDES = ("stepfs", "nats", "nats-debian")  # of --peers
 USUAL = "growth,bandwidth,latency,pace"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
-    if options.peers:
-        from bench_ingest.brokers import command  # noqa: PLC0415 - what the other parts do not need
-
-        command.main(tuple(options.only), quick=options.quick, out=options.out, scratch=options.scratch)
-        return 0
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which `&` in a script would have ignored
     # Through SIGINT, whose handler trio replaces while it runs: raising inside trio itself would break it.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
@@ -54,7 +48,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/bench_ingest", description=__doc__)
     parser.add_argument("--only", default="", help=f"comma-separated, of {', '.join(PARTS)} (default: {USUAL})")
-    parser.add_argument("--peers", action="store_true", help=f"brokers instead: {', '.join(SIDES)}, all or --only")
     parser.add_argument("--quick", action="store_true", help="a tenth of everything, to see that it works")
     parser.add_argument("--long-lake", action="store_true", help="the cold open of 10⁶ steps, too")
     parser.add_argument("--producers", default="", help="numbers of real processes, default 1,4,16")
@@ -66,13 +59,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=ROOT / ".bench")
     parser.add_argument("--scratch", type=Path, help="where the server keeps its data, default the temporary directory")
     options = parser.parse_args(arguments)
-    known = SIDES if options.peers else PARTS
-    usual = ",".join(SIDES) if options.peers else USUAL
-    options.only = [part for part in (options.only or usual).split(",") if part]
+    options.only = [part for part in (options.only or USUAL).split(",") if part]
     if options.long_lake and "cold" not in options.only:
         options.only.append("cold")
-    if unknown := set(options.only) - set(known):
-        parser.error(f"--only {', '.join(sorted(unknown))}: choose from {', '.join(known)}")
+    if unknown := set(options.only) - set(PARTS):
+        parser.error(f"--only {', '.join(sorted(unknown))}: choose from {', '.join(PARTS)}")
     return options
 
 

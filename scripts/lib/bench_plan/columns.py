@@ -14,11 +14,11 @@ from bench.report import Report, Row
 from stepfs_producer.payloads.files import construct
 from stepfs_producer.payloads.step import (
     NO_TOKEN,
+    ColumnRows,
     Columns,
     ColumnSpec,
     PayloadSpec,
     StepTask,
-    ColumnRows,
     gathered_columns,
 )
 from stepfs_producer.transforms.documents import ImagesSpec

@@ -34,7 +34,7 @@ from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.step import End, Need, State
 from stepfs_producer.run.conductor import Conductor, RunCallbacks, RunConfig, StepSink
 from stepfs_producer.run.lake import ensure_lake
-from stepfs_producer.run.load import SampleChunk, LoadedSource, SampleBuffer, spans_of
+from stepfs_producer.run.load import LoadedSource, SampleBuffer, SampleChunk, spans_of
 from stepfs_producer.run.memory import memory_of
 from stepfs_producer.run.prepare import PreparedPlan, grid_of, looked_up, plan_at
 from stepfs_producer.run.workers.tasks import BlockHead, GroupHead, read, transform

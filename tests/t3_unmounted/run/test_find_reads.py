@@ -26,7 +26,7 @@ from stepfs_producer.plan.file.digest import plan_digest, plan_text
 from stepfs_producer.plan.file.schema import parsed_plan
 from stepfs_producer.plan.step import SourceState, State
 from stepfs_producer.run.history import find as rooms
-from stepfs_producer.run.history.find import RecordQuery, Found, Occurrence, Absence, find_record
+from stepfs_producer.run.history.find import Absence, Found, Occurrence, RecordQuery, find_record
 from stepfs_producer.run.history.positions import Positions
 from stepfs_producer.run.prepare import source_specs
 from stepfs_producer.sources.listing import Layout, list_corpus

@@ -5,12 +5,10 @@ Cancellation abandons all but `create`; an abandoned thread touches no memory of
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
-from http import HTTPStatus
 from http.client import HTTPException
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 from urllib.error import HTTPError
@@ -25,6 +23,7 @@ from stepfs.errors import StepfsError
 from stepfs.store import servers
 from stepfs.store.api import Buffer, Counts, Entry, Progress, Put, byte_views, check_key, check_prefix, ignore_progress
 from stepfs.store.calls import Calls, age_s, http_date
+from stepfs.store.cloud.errors import read_answer, unusable
 from stepfs.store.cloud.place import Place
 from stepfs.store.silence import Silence
 
@@ -34,61 +33,9 @@ if TYPE_CHECKING:
     from stepfs.store.cloud.place import Client
 
 
-_STATUS: Final = re.compile(r"Error performing [A-Z]+ \S+ in \S+ - Server returned non-2xx status code: (\d{3})\b")
-_DELETED: Final = re.compile(r"Bulk delete request failed for key \S+: .*\(code: (\d{3})\)", re.DOTALL)
-_CODE: Final = re.compile(r"<Code>(\w{1,80})</Code>")
-_REASON: Final = re.compile(r'(?:message|error): "([^"]+)"|\b(TimedOut|Incomplete\w+)\b')
-_OF_PROVIDER: Final = re.compile(r"credential provider: (.+?)(?:\.\s|$)")  # its first sentence
-_QUOTED: Final = re.compile(r'"(?:[^"\\]|\\.)*"?', re.DOTALL)
-_NO_TOKEN: Final = re.compile(r"performing token request|credential error|credential provider")
-_SKEWED: Final = re.compile(r"date header too old|in a reasonable timeframe", re.IGNORECASE)
-_EXPIRED: Final = re.compile(r"not valid in the specified time frame", re.IGNORECASE)
-
 UNSIGNED: Final = servers.Answer(
     servers.Verdict.UNREACHABLE, "the answer to a write is not the store's; look for a proxy in between"
 )
-
-
-def read_answer(text: str) -> servers.Answer:
-    head, _, cause = text.partition("\n\nDebug source:")
-    found = _STATUS.search(head)
-    lead = head[: found.start()] if found else head
-    status = int(found[1]) if found else 0
-    named = _CODE.search(head, found.end()) if found else None
-    code = named[1] if named else ""
-    said = f"{status} {code}".strip() if found else _reason(head, cause)
-    if not found and (deleted := _DELETED.search(head)):
-        status = int(deleted[1])  # of one blob of a batch, whose answer has a status alone
-        absent = status == HTTPStatus.NOT_FOUND
-        verdict = servers.Verdict.ABSENT if absent else servers.verdict_of(status, "")
-        return servers.Answer(verdict, f"{status} in a batch", status)
-    if head.endswith("bytes long") and "Wanted range starting at" in head:
-        return servers.Answer(servers.Verdict.PAST_END, said)
-    if _SKEWED.search(head):
-        return servers.Answer(servers.Verdict.SKEWED, said, status)
-    if _NO_TOKEN.search(lead):
-        return servers.Answer(servers.Verdict.EXPIRED, f"no token: {said}")
-    if not found:
-        distrusted = "InvalidCertificate" in cause
-        return servers.Answer(servers.Verdict.DISTRUSTED if distrusted else servers.Verdict.UNREACHABLE, said)
-    return servers.Answer(
-        servers.Verdict.EXPIRED if _EXPIRED.search(head) else servers.verdict_of(status, code), said, status
-    )
-
-
-def unusable(text: str) -> servers.Answer:
-    """The reason why no client can be made: wrong settings, of which nothing is quoted."""
-    said = _QUOTED.sub("…", text.partition("\n\nDebug source:")[0])
-    return servers.Answer(servers.Verdict.EXPIRED, " ".join(said.split())[:300])
-
-
-def _reason(head: str, cause: str) -> str:
-    if provided := _OF_PROVIDER.search(head):
-        return provided[1][:300]
-    found = _REASON.findall(cause)
-    return ("; ".join(message or word for message, word in found) or " ".join(head.split()))[:300]
-
-
 _KEEP_S: Final = 600.0  # clocks drift, if slowly
 _ASK_AGAIN_S: Final = 60.0  # a store that did not tell
 _ANSWER_S: Final = 5.0

@@ -19,6 +19,7 @@ from stepfs.format.mesh import Mesh
 from stepfs_producer.plan.file.parts import AnySource, Mix, OnError, SourceFiles, Stage
 from stepfs_producer.plan.file.schema import Plan
 from stepfs_producer.plan.file.values import NONE, PlanModel, Shard, Where, decimal_text, path_text
+from stepfs_producer.plan.samples import Long
 
 Normalised = dict[str, Any]  # JSON
 _ABSENT: Final = object()
@@ -27,12 +28,13 @@ _ABSENT: Final = object()
 def with_defaults(plan: Plan) -> dict[str, AnySource]:
     """The sources in order of names, each with the settings of `defaults` that it does not have itself."""
     common = {name: getattr(plan.defaults, name) for name in type(plan.defaults).model_fields}
-    return {
-        name: source.model_copy(
-            update={key: value for key, value in common.items() if key not in source.model_fields_set}
-        )
-        for name, source in sorted(plan.sources.items())
-    }
+    found = {}
+    for name, source in sorted(plan.sources.items()):
+        update = {key: value for key, value in common.items() if key not in source.model_fields_set}
+        if getattr(source, "chat", None) is not None:
+            update["long"] = Long.DROP  # a turn is never cut
+        found[name] = source.model_copy(update=update)
+    return found
 
 
 def stages_of(plan: Plan) -> tuple[Stage, ...]:
@@ -59,7 +61,10 @@ def mix_of(plan: Plan) -> tuple[Mix, ...]:
     """The entries of the mix, each with its step; without any, all sources weigh the same."""
     entries = plan.mix or (Mix(weights=dict.fromkeys(plan.sources, Fraction(1))),)
     return tuple(
-        entry if entry.ramp_to is not None else entry.model_copy(update={"from_": entry.from_ or 0})
+        entry.model_copy(
+            update={"weights": entry.drawn, "sizes": {}, "temperature": None}
+            | ({"from_": entry.from_ or 0} if entry.ramp_to is None else {})
+        )
         for entry in entries
     )
 
@@ -105,7 +110,7 @@ def _plain(value: object) -> Any:
                 if one != default or one not in (None, {}, ()):
                     # Text has no null, and YAML would read the word.
                     found[field.serialization_alias or name] = NONE if one is None else _plain(one)
-            if "tokens_field" in found:
+            if {"tokens_field", "chat"} & found.keys() and "text_field" in found:
                 del found["text_field"]  # one or the other
             return found
         case Mapping():

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from decimal import Context, Decimal, localcontext
 from fractions import Fraction
 from typing import Annotated, Any, ClassVar, Final, Literal
 
@@ -26,6 +27,7 @@ from stepfs_producer.plan.file.values import (
     Shard,
     choice,
     decimal,
+    decimal_text,
     file_names,
     nearest,
     or_none,
@@ -69,6 +71,12 @@ def _names(value: object) -> tuple[str, ...]:
     return tuple(text("name").parse(name) for name in names)
 
 
+def _color(value: object) -> tuple[int, ...]:
+    if not isinstance(value, list | tuple) or len(value) != 3:
+        raise ValueError(f"{shown(value)} is no color; write [255, 255, 255]")
+    return tuple(whole(0, 255).parse(one) for one in value)
+
+
 _LIST: Final = {"type": "array", "items": {"type": ["integer", "string"]}}
 NAMES: Final = Parsed(_names, {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]})
 
@@ -99,13 +107,15 @@ class Images(PlanModel):
     example: ClassVar[str] = "{fields: [jpg, png]}"
 
     fields: Annotated[tuple[str, ...], NAMES]
-    """Fields that hold a JPEG or PNG, or a list of them, where a record has the field."""
+    """Fields that hold a JPEG, PNG, WebP or GIF (its first frame), or a list of them, where a record has the field."""
     patch: Annotated[int, whole(1, 64)] = 14
     """Pixels of a patch's side: it becomes a row of patch × patch × 3 bytes."""
     merge: Annotated[int, whole(1, 8)] = 2
     """Sides of an image are multiples of so many patches, which a model then merges."""
     patches_max: Annotated[int, whole(1, 1 << 16)] = 4096
     """Larger images are made smaller, to at most so many patches."""
+    background: Annotated[tuple[int, ...], Parsed(_color, _LIST)] | None = None
+    """Below what is transparent, as [red, green, blue] from 0 to 255; white by default."""
 
     def own_problems(self) -> list[Problem]:
         if self.patches_max >= self.merge**2:
@@ -157,6 +167,7 @@ LENGTH_MAX: Final = 1 << 24
 MICRO_BATCHES_MAX: Final = 1 << 16
 _COEFFICIENT_MAX: Final = 1 << 53
 _TOKENS_MAX: Final = 1 << 62
+_MIX_UNITS: Final = 10**6
 _BYTES: Final = "bytes"
 
 Step = Annotated[int, whole(0, STEPS_MAX)]
@@ -222,6 +233,10 @@ class Tokenizer(PlanModel):
     """Token before each document, by name; `none` for no token."""
     pad: Annotated[str, text("token")] | None = None
     """Token that fills the last row, by name."""
+    chat_template: Annotated[str, text("chat template")] | None = None
+    """A file, or the template itself; by default that beside the tokenizer's file."""
+    control_tokens: Annotated[Literal["text", "tokens"], choice("way", ("text", "tokens"))] | None = None
+    """What a control token is that a text or message spells: text (the default), or the token."""
 
     def own_problems(self) -> list[Problem]:
         if self.kind == _BYTES and self.file is not None:
@@ -252,6 +267,13 @@ class OnError(PlanModel):
     """Share of the records that may be skipped; 0.1% by default; ten are always allowed."""
     in_a_row: Annotated[int, whole(0, 1 << 31)] = 100
     """How many records may be skipped in a row."""
+    file: Annotated[Literal["skip"], choice("way", ("skip",))] | None = None
+    """skip: of a damaged file its readable beginning is taken, and the rest counts as one skipped record."""
+
+    def own_problems(self) -> list[Problem]:
+        if self.file is None or self.do == "skip":
+            return []
+        return [Problem(("file",), "the rest of a damaged file counts as a skipped record; add do: skip", of_key=True)]
 
     @property
     def budget(self) -> SkipBudget | None:
@@ -268,8 +290,38 @@ class Mix(PlanModel):
     """First step; the first entry begins at 0."""
     ramp_to: Step | None = None
     """Step at which the weights are reached, linearly from the entry before."""
-    weights: dict[str, Annotated[Fraction, decimal("weight")]]
+    weights: dict[str, Annotated[Fraction, decimal("weight")]] = Field(default_factory=dict)
     """Shares of tokens by source, in any unit."""
+    sizes: dict[str, Annotated[Fraction, decimal("size")]] = Field(default_factory=dict)
+    """In place of weights: sizes of the sources, in any unit, such as the tokens that `check` prints."""
+    temperature: Annotated[Fraction, decimal("temperature", above_zero=True)] | None = None
+    """Exponent of the sizes: 1 (the default) draws in proportion, less favours the small ones."""
+
+    def own_problems(self) -> list[Problem]:
+        if bool(self.weights) == bool(self.sizes):
+            what = "give one of weights and sizes" if self.sizes else "'weights' is missing"
+            return [Problem((), what)]
+        if self.temperature is not None and not self.sizes:
+            what = "a temperature needs sizes: {source: tokens}; check prints the tokens of each"
+            return [Problem(("temperature",), what, of_key=True)]
+        return []
+
+    @property
+    def drawn(self) -> dict[str, Fraction]:
+        """The weights, as numbers of six digits where sizes give them."""
+        if not self.sizes:
+            return self.weights
+        temperature = self.temperature or Fraction(1)
+        with localcontext(Context(prec=28)):  # the same digits everywhere, which floats have not
+            powers = {
+                name: Fraction(Decimal(decimal_text(size)) ** Decimal(decimal_text(temperature)))
+                for name, size in self.sizes.items()
+            }
+        total = sum(powers.values()) or Fraction(1)
+        return {
+            name: Fraction(int((2 * power * _MIX_UNITS + total) // (2 * total)), _MIX_UNITS)
+            for name, power in powers.items()
+        }
 
 
 class Pack(PlanModel):
@@ -359,6 +411,49 @@ class Until(PlanModel):
 _FIELD: Final = text("name of a field")
 
 
+def _date(value: object) -> str:
+    if re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", str(value)):
+        return str(value)
+    raise ValueError(f"{shown(value)} is no date; write it as 2026-01-31")
+
+
+class Chat(PlanModel):
+    """Conversations in records: rendered by the tokenizer's chat template, learned by turns."""
+
+    short: ClassVar[str | None] = "messages"
+    example: ClassVar[str] = "{messages: messages, learn: assistant}"
+
+    messages: Annotated[str, _FIELD] = "messages"
+    """Field of the list of messages."""
+    role: Annotated[str, _FIELD] = "role"
+    """Of a message; `from` in ShareGPT."""
+    content: Annotated[str, _FIELD] = "content"
+    """Of a message; `value` in ShareGPT."""
+    roles: dict[str, Annotated[str, text("role")]] = Field(default_factory=dict)
+    """The records' own names of roles, such as {human: user, gpt: assistant}."""
+    prompt: Annotated[tuple[str, ...], NAMES] | None = None
+    """In place of messages: fields that make the user's turn, such as [instruction, input]."""
+    completion: Annotated[str, _FIELD] | None = None
+    """Field of the answer to it, such as output."""
+    system: Annotated[str, _FIELD] | None = None
+    """Field of a system message that comes first."""
+    tools: Annotated[str, _FIELD] | None = None
+    """Field of the tools that templates get, as a list or as JSON."""
+    learn: Annotated[Literal["assistant", "last", "all"], choice("way", ("assistant", "last", "all"))] = "assistant"
+    """assistant: what the assistant says; last: its last turn; all. A message with `"train": false` is never learned."""
+    date: Annotated[str, Parsed(_date, {"type": "string", "format": "date"})] | None = None
+    """The day that templates take for today's."""
+
+    def own_problems(self) -> list[Problem]:
+        problems = []
+        if (self.prompt is None) != (self.completion is None):
+            missing = "completion" if self.completion is None else "prompt"
+            problems.append(Problem((), f"prompt and completion stand together; add {missing}"))
+        if self.prompt is not None and "messages" in self.model_fields_set:
+            problems.append(Problem(("messages",), "give one of messages and prompt", of_key=True))
+        return problems
+
+
 def _none_shuffles_nothing(value: object) -> object:
     return None if value == NONE else value
 
@@ -396,7 +491,7 @@ class SourceFiles(Defaults):
         tuple[str, ...],
         Parsed(file_names, {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
     ]
-    """Files, directories and globs; s3:// URLs of them."""
+    """Files, directories and globs; s3://, gs:// and az:// URLs of them."""
     shard: Annotated[Shard, Parsed(parse_shard, {"type": "string"})] | None = None
     """i/n: the i-th of n parts, counted from 0, into which a hash of their bytes deals the records."""
     sequence_length: Length | None = None
@@ -419,9 +514,14 @@ class Jsonl(SourceFiles):
     format: Literal["jsonl"] = "jsonl"
     text_field: Annotated[str, _FIELD] = "text"
     """Field of the object that holds the text."""
+    chat: Chat | None = None
+    """In place of text: conversations."""
 
     def __init__(self, /, *files: str, **settings: Any) -> None:
         super().__init__(*files, **settings)
+
+    def own_problems(self) -> list[Problem]:
+        return _chats_alone(self)
 
 
 class Text(SourceFiles):
@@ -447,8 +547,12 @@ class Parquet(SourceFiles):
     """Column beside the ids: 0 where the loss ignores the token."""
     labels_field: Annotated[str, _FIELD] | None = None
     """Column beside the ids: -100 where the loss ignores the token."""
+    columns: Annotated[tuple[str, ...], NAMES] | None = None
+    """The only columns that are read for the transform; by default all, and for a chat its own."""
     images: Images | None = None
     """Columns of encoded images, which the transform gets as patches."""
+    chat: Chat | None = None
+    """In place of text: conversations."""
 
     def __init__(self, /, *files: str, **settings: Any) -> None:
         super().__init__(*files, **settings)
@@ -465,7 +569,30 @@ class Parquet(SourceFiles):
             problems.append(Problem(("text_field",), "give one of text_field and tokens_field"))
         if self.tokens_field is not None and self.images is not None:
             problems.append(Problem(("images",), "give one of images and tokens_field"))
-        return problems + _images_alone(self.images, self.transform)
+        if self.columns is not None and self.transform is None:
+            problems.append(Problem(("columns",), "columns are a transform's; add transform: module:function"))
+        return problems + _images_alone(self.images, self.transform) + _chats_alone(self)
+
+
+class Table(SourceFiles):
+    """Records with fields: Arrow, CSV or TSV, an array of JSON objects, samples of WebDataset."""
+
+    format: Annotated[
+        Literal["arrow", "csv", "json", "webdataset"], choice("format", ("arrow", "csv", "json", "webdataset"))
+    ]
+    """Kind of files."""
+    text_field: Annotated[str, _FIELD] = "text"
+    """Field that holds the text; of webdataset the end of a member's name, such as txt."""
+    images: Images | None = None
+    """Fields of encoded images, which the transform gets as patches."""
+    chat: Chat | None = None
+    """In place of text: conversations."""
+
+    def __init__(self, /, *files: str, **settings: Any) -> None:
+        super().__init__(*files, **settings)
+
+    def own_problems(self) -> list[Problem]:
+        return _images_alone(self.images, self.transform) + _chats_alone(self)
 
 
 class Megatron(SourceFiles):
@@ -488,12 +615,14 @@ class Source(SourceFiles):
     """For the class, as text."""
     images: Images | None = None
     """Fields of encoded images, which the transform gets as patches."""
+    chat: Chat | None = None
+    """In place of text: conversations."""
 
     def __init__(self, /, *files: str, **settings: Any) -> None:
         super().__init__(*files, **settings)
 
     def own_problems(self) -> list[Problem]:
-        return _images_alone(self.images, self.transform)
+        return _images_alone(self.images, self.transform) + _chats_alone(self)
 
 
 def _images_alone(images: Images | None, transform: str | None) -> list[Problem]:
@@ -502,11 +631,29 @@ def _images_alone(images: Images | None, transform: str | None) -> list[Problem]
     return [Problem(("images",), "images need a transform to put them into a sample; add transform: module:function")]
 
 
+def _chats_alone(source: Jsonl | Parquet | Table | Source) -> list[Problem]:
+    """A conversation is the whole record, and no part of one is a sample."""
+    if source.chat is None:
+        return []
+    given = source.model_fields_set
+    problems = [
+        Problem((name,), f"give one of chat and {name}", of_key=True)
+        for name in ("text_field", "tokens_field", "transform", "images")
+        if name in given and getattr(source, name) is not None
+    ]
+    if "long" in given and source.long is not Long.DROP:
+        problems.append(
+            Problem(("long",), "a turn is never cut: chats longer than a row are dropped and counted; use drop")
+        )
+    return problems
+
+
 _FORMATS: Final[Mapping[str, type[SourceFiles]]] = {
     "jsonl": Jsonl,
     "text": Text,
     "parquet": Parquet,
     "megatron": Megatron,
+    **dict.fromkeys(("arrow", "csv", "json", "webdataset"), Table),
 }
 
 
@@ -524,8 +671,10 @@ class _Unknown(SourceFiles):
     tokens_field: Any = None
     mask_field: Any = None
     labels_field: Any = None
+    columns: Any = None
     options: Any = None
     images: Any = None
+    chat: Any = None
 
 
 def _of_its_format(value: object) -> object:
@@ -539,4 +688,4 @@ def _of_its_format(value: object) -> object:
     return _Unknown.model_validate(value)
 
 
-AnySource = Annotated[Jsonl | Text | Parquet | Megatron | Source, BeforeValidator(_of_its_format)]
+AnySource = Annotated[Jsonl | Text | Parquet | Table | Megatron | Source, BeforeValidator(_of_its_format)]

@@ -21,6 +21,7 @@ from stepfs_producer.plan.file.parts import (
     HIDDEN_SIZE,
     AnySource,
     Balance,
+    Chat,
     Column,
     Cost,
     Defaults,
@@ -35,6 +36,7 @@ from stepfs_producer.plan.file.parts import (
     Shuffle,
     Source,
     Stage,
+    Table,
     Text,
     Tokenizer,
     Until,
@@ -66,6 +68,10 @@ def problems_of_plan(
         problems += _lengths_of_sources(fields["output"], fields["stages"], fields.get("sources", {}), sources or {})
     if "output" in fields:
         problems += problems_of_use(fields, fields["output"].columns)
+    if {"tokenizer", "sources"} <= set(fields) and fields["tokenizer"].file is None:
+        what = "chats need a model's tokenizer; add tokenizer: {kind: huggingface, file: tokenizer.json}"
+        chats = [name for name, source in fields["sources"].items() if getattr(source, "chat", None) is not None]
+        problems += [Problem(("sources", name, "chat"), what, of_key=True) for name in chats]
     if {"until", "defaults", "sources"} <= set(fields):
         problems += _ending(fields["until"], fields["defaults"], fields["sources"])
     return problems
@@ -113,7 +119,7 @@ def _mix(entries: Sequence[Mix]) -> Iterator[Problem]:
     steps: list[int] = []
     for number, entry in enumerate(entries):
         where = ("mix", number)
-        if not any(entry.weights.values()):
+        if not any(entry.drawn.values()):
             yield Problem((*where, "weights"), "all weights are zero; give at least one source a positive weight")
         if entry.ramp_to is not None and entry.from_ is not None:
             yield Problem((*where, "ramp_to"), "give one of from and ramp_to", of_key=True)
@@ -233,8 +239,8 @@ def _ending(until: Until, defaults: Defaults, sources: Mapping[str, Defaults]) -
 
 
 __all__ = [
-    "Balance", "Column", "Cost", "Defaults", "Images", "Jsonl", "Megatron", "Mix", "OnError", "Output", "Pack", "Parquet",
-    "Plan", "Shuffle", "Source", "Stage", "Text", "Tokenizer", "Until",
+    "Balance", "Chat", "Column", "Cost", "Defaults", "Images", "Jsonl", "Megatron", "Mix", "OnError", "Output", "Pack", "Parquet",
+    "Plan", "Shuffle", "Source", "Stage", "Table", "Text", "Tokenizer", "Until",
 ]  # fmt: skip
 
 VERSION: Final = 1
@@ -243,7 +249,8 @@ VERSION: Final = 1
 def _entries(value: object) -> object:
     """`{code: 30}` is a mix of one entry."""
     if isinstance(value, Mapping):
-        is_entry = isinstance(value.get("weights"), Mapping) or {"from", "ramp_to"} & set(value)
+        is_entry = any(isinstance(value.get(key), Mapping) for key in ("weights", "sizes"))
+        is_entry = is_entry or bool({"from", "ramp_to"} & set(value))
         return (dict(value),) if is_entry else ({"weights": value},)
     return value
 
@@ -283,7 +290,7 @@ class Plan(PlanModel):
     """Where the plan ends; `none`: only with its sources."""
 
     def own_problems(self) -> list[Problem]:
-        weighed = [list(entry.weights) for entry in self.mix]
+        weighed = [list(entry.drawn) for entry in self.mix]
         return problems_of_plan(dict(self), self.sources, weighed)
 
     @classmethod
@@ -310,6 +317,7 @@ def _weighed(mix: object) -> list[list[str]]:
     if not isinstance(entries, list | tuple):
         return []
     weights = [
-        entry.get("weights") if isinstance(entry, Mapping) else getattr(entry, "weights", {}) for entry in entries
+        (entry.get("weights") or entry.get("sizes")) if isinstance(entry, Mapping) else getattr(entry, "drawn", {})
+        for entry in entries
     ]
     return [[str(name) for name in names] if isinstance(names, Mapping) else [] for names in weights]

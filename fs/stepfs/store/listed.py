@@ -1,0 +1,45 @@
+"""Objects that are no part of a lake, as sources read them: listed by prefix, read in ranges of the version that was listed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple, Protocol
+
+from stepfs.errors import RefusedError
+
+_RESTORE: Final = "restore it, or give the source a new name to begin it anew"
+
+
+class ListedObject(NamedTuple):
+    """An object as LIST shows it."""
+
+    key: str
+    size: int
+    etag: str
+
+
+class Bucket(Protocol):
+    """A bucket or container of the user's. Thread-safe; no request before the first call; not usable across a fork."""
+
+    def list(self, prefix: str) -> Iterator[ListedObject]:
+        """Objects whose keys begin with `prefix`. `AbsentError`: no such bucket."""
+        ...
+
+    def read(self, key: str, begin: int, end: int, etag: str) -> bytes:
+        """Bytes `begin` … `end` - 1 of the object with that etag.
+
+        `RefusedError` if it is gone, was replaced or is shorter; `StoreUnreachableError` if the server does not answer.
+        """
+        ...
+
+
+def gone(url: str) -> RefusedError:
+    return RefusedError(f"{url} is gone; {_RESTORE}")
+
+
+def replaced(url: str) -> RefusedError:
+    return RefusedError(f"{url} was replaced since it was listed (other etag); {_RESTORE}")
+
+
+def shorter(url: str) -> RefusedError:
+    return RefusedError(f"{url} is shorter than listed; {_RESTORE}")

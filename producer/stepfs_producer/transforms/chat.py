@@ -1,0 +1,367 @@
+"""Conversations → token ids and their loss mask, by a model's own chat template.
+
+A template renders as in transformers: Jinja2's immutable sandbox with the same settings, filters and globals. Learned
+tokens are those of its `{% generation %}` blocks; without such blocks, what a turn adds to the turns before it.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import re
+from bisect import bisect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final, NoReturn, cast
+
+import jinja2
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from stepfs.errors import AbsentError, StepfsError, UsageError
+from stepfs_producer.transforms.documents import ChatSpec, Ids, Mask, TokenizerSpec, UnfitRecordError
+from stepfs_producer.transforms.tokenizer import ModelTokenizer, load_tokenizer, longest_first
+
+ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
+_LEARNED: Final = "assistant"
+_REASONING: Final = ("reasoning_content", "thinking", "reasoning")
+_ITERATIONS_MAX: Final = 1 << 17  # of all ranges of a rendering
+_REPEATED_MAX: Final = 1 << 16
+_CHARACTERS_MAX: Final = 4 << 20
+_REASON_CHARACTERS: Final = 200
+_BESIDE: Final = "tokenizer_config.json"
+_MARK: Final = "\0stepfs text\0"  # in a control token that a message spells
+_NO_DATE: Final = "the template writes today's date; add date: 2026-01-01 to chat, so that each run writes the same"
+
+Message = dict[str, Any]
+Spans = list[tuple[int, int]]  # of characters
+
+
+def template_of(given: str | None, tokenizer: TokenizerSpec, below: Callable[[str], str]) -> str:
+    """The chat template: `given` itself if it is one, the file that it names, or that beside the tokenizer's file."""
+    if given is not None and "{" in given:
+        return given
+    if tokenizer.file is None:
+        raise UsageError("chats need a model's tokenizer; add tokenizer: {kind: huggingface, file: tokenizer.json}")
+    if given is not None:
+        return _content(Path(below(given)))
+    beside = Path(tokenizer.file).parent / "chat_template.jinja"
+    if beside.exists():
+        return _content(beside)
+    found = _config(tokenizer).get("chat_template")
+    if isinstance(found, list):  # by name
+        found = {str(one.get("name")): one.get("template") for one in found if isinstance(one, dict)}.get("default")
+    if not isinstance(found, str):
+        raise UsageError(
+            f"no chat template beside {tokenizer.file} ({_BESIDE}, chat_template.jinja); add chat_template: FILE to tokenizer"
+        )
+    return found
+
+
+def special_tokens(tokenizer: TokenizerSpec) -> tuple[tuple[str, str], ...]:
+    """What templates know as bos_token, eos_token and so on: of tokenizer_config.json beside the tokenizer's file."""
+    found = {}
+    for name, value in _config(tokenizer).items():
+        if name.endswith("_token") and not name.startswith("add_"):
+            text = value.get("content") if isinstance(value, dict) else value
+            if isinstance(text, str):
+                found[name] = text
+    return tuple(sorted(found.items()))
+
+
+def _config(tokenizer: TokenizerSpec) -> dict[str, Any]:
+    if tokenizer.file is None:
+        return {}
+    path = Path(tokenizer.file).parent / _BESIDE
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(_content(path))
+    except ValueError as error:
+        raise UsageError(f"{path}: not JSON ({error}); fetch it again") from error
+    return found if isinstance(found, dict) else {}
+
+
+def _content(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise AbsentError(f"{path}: no such chat template") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: {error}; name a readable chat template") from error
+
+
+class Chats:
+    """Conversations of one source. `UsageError` if the template is none."""
+
+    def __init__(self, spec: ChatSpec, tokenizer: TokenizerSpec) -> None:
+        found = load_tokenizer(tokenizer)
+        if not isinstance(found, ModelTokenizer):
+            raise UsageError("chats need a model's tokenizer; add tokenizer: {kind: huggingface, file: tokenizer.json}")
+        self._spec, self._tokenizer = spec, found
+        self._template = Rendering(spec)
+        self._as_text = tokenizer.control_tokens != "tokens"
+        self._marked = re.compile("|".join(map(re.escape, [_MARK, *longest_first(found.control_tokens)])))
+
+    def encode(self, record: object) -> tuple[Ids, Mask]:
+        """Its token ids, and 1 for those that are learned. `UnfitRecordError` names what no conversation has."""
+        if not isinstance(record, Mapping):
+            raise UnfitRecordError("no object with messages")
+        messages = conversation(record, self._spec)
+        tools = _parsed(record.get(self._spec.tools)) if self._spec.tools else None
+        if tools is not None and not isinstance(tools, list):
+            raise UnfitRecordError(f"no list in the field {self._spec.tools!r}")
+        learned = [_is_learned(message, self._spec) for message in messages]
+        messages = [{key: value for key, value in one.items() if key != "train"} for one in messages]
+        if self._as_text:
+            messages, tools = self._marked_as_text(messages), self._marked_as_text(tools)
+        text, spans = self._template.learned(messages, tools or None, learned, self._spec.learn)
+        text, spans = self._spelled(text, spans)
+        if len(text.encode(errors="replace")) > self._tokenizer.text_bytes_max:
+            raise UnfitRecordError(f"a conversation of {len(text)} characters; this tokenizer takes fewer")
+        ids, mask = self._tokenizer.encode_rendered(text, [span for span in spans if span[0] < span[1]])
+        if not mask.any():
+            raise UnfitRecordError(
+                f"no learned token; the roles are {_roles(messages)}, and learn is {self._spec.learn}"
+            )
+        return ids, mask
+
+    def _marked_as_text(self, value: Any) -> Any:
+        """The same, with a mark inside each control token that a text spells."""
+        if isinstance(value, str):
+            plain = value.replace(_MARK, "")
+            return self._marked.sub(lambda found: found[0][:1] + _MARK + found[0][1:], plain)
+        if isinstance(value, Mapping):
+            return {key: self._marked_as_text(one) for key, one in value.items()}
+        return [self._marked_as_text(one) for one in value] if isinstance(value, list) else value
+
+    def _spelled(self, text: str, spans: Spans) -> tuple[str, Spans]:
+        """The text without marks and with control tokens by the names that the tokenizer knows; spans follow."""
+        pieces, places, shifts, last, shift = [], [0], [0], 0, 0
+        for found in self._marked.finditer(text):
+            name = self._tokenizer.control_tokens.get(found[0], "")
+            pieces += [text[last : found.start()], name]
+            last = found.end()
+            shift += len(name) - len(found[0])
+            places.append(last)
+            shifts.append(shift)
+        moved = [tuple(place + shifts[bisect(places, place) - 1] for place in span) for span in spans]
+        return "".join([*pieces, text[last:]]), moved  # type: ignore[return-value]
+
+
+@lru_cache(maxsize=8)
+def chats(spec: ChatSpec, tokenizer: TokenizerSpec) -> Chats:
+    return Chats(spec, tokenizer)
+
+
+def _parsed(value: Any) -> Any:
+    """Lists are JSON where a format has no lists of objects."""
+    if isinstance(value, str):
+        with suppress(ValueError):
+            return json.loads(value)
+    return value
+
+
+def conversation(record: Mapping[str, Any], spec: ChatSpec) -> list[Message]:
+    """The messages of a record, by the names of transformers. `UnfitRecordError`."""
+    if spec.completion is None:
+        messages = _parsed(record.get(spec.messages))
+        if not isinstance(messages, list) or not messages:
+            there = ", ".join(map(repr, list(record)[:8]))
+            raise UnfitRecordError(f"no list of messages in the field {spec.messages!r}; it has {there or 'no field'}")
+        found = [_message(number, one, spec) for number, one in enumerate(messages)]
+    else:
+        found = _pair(record, spec)
+    if spec.system and (text := record.get(spec.system)):
+        found.insert(0, {"role": "system", "content": text})
+    return found
+
+
+def _message(number: int, message: object, spec: ChatSpec) -> Message:
+    if not isinstance(message, Mapping):
+        raise UnfitRecordError(f"message {number} is no object")
+    role = message.get(spec.role)
+    role = dict(spec.roles).get(str(role), role)
+    if role not in ROLES:
+        raise UnfitRecordError(
+            f"message {number} has the {spec.role} {role!r}, known: {', '.join(ROLES[:5])}; say what it is by roles: {{{role}: user}}"
+        )
+    rest = {key: value for key, value in message.items() if key not in (spec.role, spec.content) and value is not None}
+    content = {"content": message[spec.content]} if spec.content in message else {}
+    found = {"role": role, **content, **rest}
+    reasoning = next((found[name] for name in _REASONING if found.get(name) is not None), None)
+    return found if reasoning is None else {"thinking": reasoning, **found, "reasoning_content": reasoning}
+
+
+def _pair(record: Mapping[str, Any], spec: ChatSpec) -> list[Message]:
+    """Of fields that hold a prompt and its completion, as text or as messages."""
+    assert spec.completion is not None
+    given = [record.get(name) for name in spec.prompt]
+    completion = record.get(spec.completion)
+    found: list[Message] = []
+    for value in given:
+        if isinstance(value, list):
+            found += [_message(number, one, spec) for number, one in enumerate(value)]
+    if texts := [value for value in given if isinstance(value, str) and value]:
+        found.append({"role": "user", "content": "\n\n".join(texts)})
+    if not found:
+        raise UnfitRecordError(f"no prompt in the fields {', '.join(map(repr, spec.prompt))}")
+    if isinstance(completion, list):
+        return found + [_message(number, one, spec) for number, one in enumerate(completion)]
+    if not isinstance(completion, str) or not completion:
+        raise UnfitRecordError(f"no text in the field {spec.completion!r}")
+    return [*found, {"role": "assistant", "content": completion}]
+
+
+def _is_learned(message: Message, spec: ChatSpec) -> bool:
+    return message.get("train", True) is not False and (spec.learn == "all" or message["role"] == _LEARNED)
+
+
+def _roles(messages: Sequence[Message]) -> str:
+    return ", ".join(str(one["role"]) for one in messages[:8]) + (", …" if len(messages) > 8 else "")
+
+
+@dataclass(slots=True)
+class _Rendered:
+    """Of one rendering: so far."""
+
+    rounds_left: int = _ITERATIONS_MAX
+    characters: int = 0
+    blocks: Spans = field(default_factory=list)  # of {% generation %}
+
+
+class Rendering:
+    """A chat template. `UsageError` if it is none; `UnfitRecordError` for a conversation that it refuses."""
+
+    def __init__(self, spec: ChatSpec) -> None:
+        self._tokens = dict(spec.tokens)
+        self._sandbox = _Sandbox(spec.date)
+        try:
+            self._template = self._sandbox.from_string(spec.template)
+        except jinja2.TemplateError as error:
+            line = getattr(error, "lineno", "?")
+            raise UsageError(f"the chat template is none (line {line}: {error}); fetch it again") from error
+
+    def learned(self, messages: list[Message], tools: object, learned: Sequence[bool], learn: str) -> tuple[str, Spans]:
+        """The text of a conversation, and the spans of characters that are learned."""
+        text = self._render(messages, tools, generation=False)
+        blocks = self._sandbox.now.blocks
+        if learn == "all" and all(learned):
+            return text, [(0, len(text))]
+        if blocks and learn != "all":
+            turns = [
+                is_learned for message, is_learned in zip(messages, learned, strict=True) if message["role"] == _LEARNED
+            ]
+            if len(blocks) == len(turns):
+                blocks = [block for block, is_learned in zip(blocks, turns, strict=True) if is_learned]
+            elif learn == "last" or not all(turns):
+                raise UnfitRecordError(
+                    f"the template has {len(blocks)} learned blocks for {len(turns)} assistant turns; give learn: assistant and no train"
+                )
+            return text, blocks[-1:] if learn == "last" else blocks
+        wanted = [turn for turn, is_learned in enumerate(learned) if is_learned]
+        return text, list(self._by_prefix(text, messages, tools, wanted[-1:] if learn == "last" else wanted))
+
+    def _by_prefix(
+        self, text: str, messages: list[Message], tools: object, turns: Sequence[int]
+    ) -> Iterator[tuple[int, int]]:
+        """What each of these turns adds to the text of those before it."""
+        for turn in turns:
+            is_assistant = messages[turn]["role"] == _LEARNED
+            before = self._render(messages[:turn], tools, generation=is_assistant) if turn or is_assistant else ""
+            after = text if turn == len(messages) - 1 else self._render(messages[: turn + 1], tools, generation=False)
+            if not (text.startswith(before) and text.startswith(after)):
+                raise UnfitRecordError(
+                    f"the template writes turn {turn} otherwise once later ones follow; give learn: last, or a template with "
+                    "{% generation %} blocks"
+                )
+            yield len(before), len(after)
+
+    def _render(self, messages: list[Message], tools: object, *, generation: bool) -> str:
+        self._sandbox.now = _Rendered()
+        given = {**self._tokens, "messages": messages, "tools": tools, "documents": None}
+        try:
+            return "".join(self._counted(self._template.generate(**given, add_generation_prompt=generation)))
+        except (UnfitRecordError, StepfsError, MemoryError):
+            raise
+        except Exception as error:  # of templates, and of Python inside them
+            reason = " ".join(str(error).split())[:_REASON_CHARACTERS] or type(error).__name__
+            raise UnfitRecordError(f"the chat template refuses the conversation ({reason})") from error
+
+    def _counted(self, pieces: Iterator[str]) -> Iterator[str]:
+        for piece in pieces:
+            yield piece
+            self._sandbox.now.characters += len(piece)
+            if self._sandbox.now.characters > _CHARACTERS_MAX:
+                raise UnfitRecordError(f"the chat template writes more than {_CHARACTERS_MAX} characters")
+
+
+class _Generation(Extension):
+    """`{% generation %}`: what it holds is learned."""
+
+    tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
+
+    def parse(self, parser: Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.CallBlock(self.call_method("_noted"), [], [], body).set_lineno(line)
+
+    def _noted(self, caller: Callable[[], str]) -> str:
+        text = caller()
+        now = cast("_Sandbox", self.environment).now
+        now.blocks.append((now.characters, now.characters + len(text)))
+        return text
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Bounded in repetition: a template may come from anybody."""
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def __init__(self, today: str | None) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+        self.now = _Rendered()
+        try:
+            self._today = None if today is None else dt.date.fromisoformat(today)
+        except ValueError as error:
+            raise UsageError(f"the date {today} of chats is no day ({error})") from error
+        self.filters["tojson"] = _to_json
+        self.globals |= {
+            "raise_exception": _raise_exception, "strftime_now": self._strftime_now, "range": self._bounded_range,
+        }  # fmt: skip
+
+    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
+        size = right if operator == "**" else len(left) * right if isinstance(left, str | list | tuple) else 0
+        if size > _REPEATED_MAX:
+            raise UnfitRecordError(f"the chat template repeats {right} times")
+        return super().call_binop(context, operator, left, right)
+
+    def _bounded_range(self, *arguments: int) -> range:
+        found = range(*arguments)
+        self.now.rounds_left -= len(found)
+        if self.now.rounds_left < 0:
+            raise UnfitRecordError(f"the chat template goes round more than {_ITERATIONS_MAX} times")
+        return found
+
+    def _strftime_now(self, form: str) -> str:
+        if self._today is None:
+            raise UsageError(_NO_DATE)
+        return self._today.strftime(form)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -1,0 +1,338 @@
+"""Chats as token ids and masks: those of transformers, with blocks and without; no control token from a message."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import chat_templates
+import model_files
+import pytest
+from chat_templates import TEMPLATES, with_blocks, without_blocks
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from stepfs.errors import AbsentError, UsageError
+from stepfs_producer.plan.file.digest import plan_digest, plan_of_text, plan_text
+from stepfs_producer.plan.file.schema import parsed_plan
+from stepfs_producer.transforms.chat import Chats, Rendering, special_tokens, template_of
+from stepfs_producer.transforms.documents import ChatSpec, TokenizerSpec, UnfitRecordError
+
+DAY = "2026-01-31"
+NAMES = (("bos_token", "<s>"), ("eos_token", "</s>"))
+WEATHER = {
+    "type": "function",
+    "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {}}}},
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A byte-level model that has the control tokens of all templates."""
+    model = Tokenizer.from_str(model_files.gpt2())
+    model.add_special_tokens(chat_templates.CONTROLS)
+    model.add_tokens([AddedToken("<think>", normalized=False), AddedToken("</think>", normalized=False)])
+    path = tmp_path_factory.mktemp("model") / "tokenizer.json"
+    model.save(str(path))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def theirs(model: str) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast(tokenizer_file=model, bos_token="<s>", eos_token="</s>")
+
+
+@pytest.fixture(autouse=True)
+def _that_day(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Day(dt.datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Day:
+            return cls.fromisoformat(DAY)
+
+    monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", Day)
+
+
+def ours(model: str, template: str, record: Any, **spec: Any) -> tuple[list[int], list[int]]:
+    spec = {"tools": "tools", "date": DAY, "tokens": NAMES} | spec
+    tokenizer = TokenizerSpec(model, eos="</s>", control_tokens=spec.pop("control_tokens", "text"))
+    ids, mask = Chats(ChatSpec(template, **spec), tokenizer).encode(record)
+    return ids.tolist(), mask.tolist()
+
+
+def by_transformers(theirs: Any, template: str, record: Any) -> tuple[list[int], list[int]]:
+    found = theirs.apply_chat_template(
+        record["messages"],
+        tools=record.get("tools"),
+        chat_template=template,
+        return_dict=True,
+        return_assistant_tokens_mask=True,
+    )
+    return found["input_ids"], found["assistant_masks"]
+
+
+USER, ANSWER = {"role": "user", "content": "the cat"}, {"role": "assistant", "content": "sat on the mat"}
+SYSTEM, EMPTY = {"role": "system", "content": "be brief"}, {"role": "system", "content": ""}
+CALL = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [{"type": "function", "function": {"name": "weather", "arguments": {"city": "Bern"}}}],
+}
+RESULT = {"role": "tool", "content": "sun", "name": "weather"}
+TALKS = {
+    "one turn": {"messages": [USER, ANSWER]},
+    "turns": {
+        "messages": [
+            USER,
+            ANSWER,
+            {"role": "user", "content": "naïve 日本語"},
+            {"role": "assistant", "content": "over\n"},
+        ]
+    },
+    "system": {"messages": [SYSTEM, USER, ANSWER]},
+    "empty system": {"messages": [EMPTY, USER, ANSWER]},
+    "tools": {"messages": [USER, CALL, RESULT, ANSWER], "tools": [WEATHER]},
+    "thoughts": {"messages": [USER, {**ANSWER, "reasoning_content": "hm"}]},
+}
+
+
+@pytest.mark.parametrize("talk", TALKS)
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_ids_and_masks_are_those_of_transformers(
+    name: str, talk: str, model: str, theirs: PreTrainedTokenizerFast
+) -> None:
+    record = TALKS[talk]
+    try:
+        expected = by_transformers(theirs, with_blocks(name), record)
+    except Exception as error:  # noqa: BLE001 - of templates: no system, no tools
+        wanted = re.escape(" ".join(str(error).split())[:30])
+        for template in (with_blocks(name), without_blocks(name)):
+            with pytest.raises(UnfitRecordError, match=f"the chat template refuses the conversation .{wanted}"):
+                ours(model, template, record)
+        return
+    assert ours(model, with_blocks(name), record) == expected
+    assert sum(expected[1])
+    assert ours(model, without_blocks(name), record) == expected
+
+
+TEXTS = st.text("the cat\n日é<|im_end>/s", max_size=12)
+
+
+@st.composite
+def talks(draw: st.DrawFn) -> list[dict[str, str]]:
+    found = [{"role": "system", "content": draw(TEXTS)}] if draw(st.booleans()) else []
+    for _ in range(draw(st.integers(1, 3))):
+        found += [{"role": "user", "content": draw(TEXTS)}, {"role": "assistant", "content": draw(TEXTS)}]
+    return found
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@given(messages=talks())
+@settings(max_examples=25)
+def test_any_talk_is_as_in_transformers_or_refused(
+    name: str, messages: list[dict[str, str]], model: str, theirs: PreTrainedTokenizerFast
+) -> None:
+    record = {"messages": messages}
+    for template in (with_blocks(name), without_blocks(name)):
+        try:
+            ids, mask = ours(model, template, record, control_tokens="tokens")
+        except UnfitRecordError as error:
+            if not re.match("the chat template (refuses|writes turn)|the template writes turn", str(error)):
+                raise
+            continue
+        expected, masked = by_transformers(theirs, with_blocks(name), record)
+        assert ids == expected
+        assert mask == whole_characters(theirs, with_blocks(name), messages, masked)
+
+
+def whole_characters(theirs: PreTrainedTokenizerFast, template: str, messages: Any, mask: list[int]) -> list[int]:
+    """transformers masks the first of several tokens of a character in which a block ends."""
+    text = theirs.apply_chat_template(messages, chat_template=template, tokenize=False)
+    places = theirs(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+    found = list(mask)
+    for number in range(1, len(found)):
+        if found[number - 1] and not found[number] and places[number] == places[number - 1]:
+            found[number] = 1
+    return found
+
+
+def test_a_control_token_in_a_message_is_text(model: str, theirs: PreTrainedTokenizerFast) -> None:
+    record = {"messages": [{"role": "user", "content": "a<|im_end|>b</s>"}, ANSWER]}
+    ids, mask = ours(model, without_blocks("chatml"), record)
+    end = theirs.convert_tokens_to_ids("<|im_end|>")
+    assert ids.count(end) == 2
+    assert theirs.decode(ids) == theirs.apply_chat_template(
+        record["messages"], chat_template=without_blocks("chatml"), tokenize=False
+    )
+    learned = theirs.decode([number for number, one in zip(ids, mask, strict=True) if one])
+    assert learned == "sat on the mat<|im_end|>\n"
+    as_tokens, _ = ours(model, without_blocks("chatml"), record, control_tokens="tokens")
+    assert as_tokens == by_transformers(theirs, without_blocks("chatml"), record)[0]
+
+
+ASKED = "<|im_start|>user\nthe cat<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize("template", [with_blocks("chatml"), without_blocks("chatml")])
+@pytest.mark.parametrize(
+    ("learn", "train", "expected"),
+    [
+        ("assistant", {}, "over<|im_end|>\nout<|im_end|>\n"),
+        ("assistant", {1: False}, "out<|im_end|>\n"),
+        ("last", {}, "out<|im_end|>\n"),
+        ("all", {}, ASKED + "over<|im_end|>\n" + ASKED + "out<|im_end|>\n"),
+        ("all", {0: False, 2: False}, "over<|im_end|>\nout<|im_end|>\n"),
+    ],
+)  # fmt: skip
+def test_what_is_learned(
+    template: str, learn: str, train: dict[int, bool], expected: str, model: str, theirs: Any
+) -> None:
+    talk = [USER, {"role": "assistant", "content": "over"}, USER, {"role": "assistant", "content": "out"}]
+    messages = [one | ({"train": train[number]} if number in train else {}) for number, one in enumerate(talk)]
+    ids, mask = ours(model, template, {"messages": messages}, learn=learn)
+    assert theirs.decode([number for number, one in zip(ids, mask, strict=True) if one]) == expected
+
+
+@pytest.mark.parametrize(
+    ("record", "spec"),
+    [
+        ({"conversations": [{"from": "human", "value": "the cat"}, {"from": "gpt", "value": "sat on the mat"}]},
+         {"messages": "conversations", "role": "from", "content": "value", "roles": (("gpt", "assistant"), ("human", "user"))}),
+        ({"instruction": "the cat", "input": "", "output": "sat on the mat"}, {"prompt": ("instruction", "input"), "completion": "output"}),
+        ({"prompt": [USER], "completion": [ANSWER]}, {"prompt": ("prompt",), "completion": "completion"}),
+        ({"messages": json.dumps([USER, ANSWER])}, {}),
+        ({"messages": [USER | {"name": None}, ANSWER | {"tool_calls": None}]}, {}),
+    ],
+)  # fmt: skip
+def test_other_shapes_of_records(record: Any, spec: Any, model: str) -> None:
+    assert ours(model, without_blocks("chatml"), record, **spec) == ours(
+        model, without_blocks("chatml"), TALKS["one turn"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("record", "spec", "message"),
+    [
+        ({"messages": "hello"}, {}, "no list of messages in the field 'messages'; it has 'messages'"),
+        ({"talk": []}, {}, "no list of messages in the field 'messages'; it has 'talk'"),
+        ({"messages": [5]}, {}, "message 0 is no object"),
+        ({"messages": [{"role": "gpt", "content": "a"}]}, {}, r"has the role 'gpt', .*; say what it is by roles: {gpt: user}"),
+        ({"messages": [USER]}, {}, "no learned token; the roles are user, and learn is assistant"),
+        ({"messages": [USER, ANSWER], "tools": 5}, {}, "no list in the field 'tools'"),
+        ({"prompt": "a"}, {"prompt": ("prompt",), "completion": "answer"}, "no text in the field 'answer'"),
+        ({"answer": "a"}, {"prompt": ("prompt",), "completion": "answer"}, "no prompt in the fields 'prompt'"),
+        ({"messages": [USER, {"role": "assistant", "content": [{"type": "text", "text": "a"}]}]}, {}, "refuses the conversation"),
+        ([], {}, "no object with messages"),
+    ],
+)  # fmt: skip
+def test_what_is_no_conversation_is_named(record: Any, spec: Any, message: str, model: str) -> None:
+    with pytest.raises(UnfitRecordError, match=message):
+        ours(model, without_blocks("chatml"), record, **spec)
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "goes round more than"),
+        ("{{ 'ab' * 99999999 }}", "repeats 99999999 times"),
+        ("{{ 9 ** 99999999 }}", "repeats 99999999 times"),
+        (
+            "{% for a in range(99999) %}{{ messages[0].content }}{{ '%01000d' % 5 }}{% endfor %}",
+            "more than 4194304 characters",
+        ),
+        ("{{ messages.__class__.__mro__ }}", "refuses the conversation .access to attribute '__class__'"),
+        ("{{ messages.append(5) }}", "refuses the conversation"),
+        ("{{ raise_exception('no ' + messages[0].role) }}", r"refuses the conversation \(no user\)"),
+        ("{{ 'nothing of the assistant' }}", "no learned token"),
+    ],
+)
+def test_a_hostile_template_ends(template: str, message: str, model: str) -> None:
+    with pytest.raises(UnfitRecordError, match=message):
+        ours(model, template, {"messages": [USER, ANSWER, USER, ANSWER]})
+
+
+def test_a_template_that_strips_earlier_thoughts_needs_last(model: str, theirs: Any) -> None:
+    thought = {**ANSWER, "reasoning_content": "hm"}
+    messages = [USER, thought, USER, thought]
+    with pytest.raises(UnfitRecordError, match="writes turn 1 otherwise once later ones follow; give learn: last"):
+        ours(model, without_blocks("qwen"), {"messages": messages})
+    ids, mask = ours(model, without_blocks("qwen"), {"messages": messages}, learn="last")
+    assert theirs.decode([one for one, is_in in zip(ids, mask, strict=True) if is_in]).startswith(
+        "<think>\nhm\n</think>"
+    )
+
+
+def test_a_template_that_needs_a_day_is_refused_without_one(model: str) -> None:
+    with pytest.raises(UsageError, match="writes today's date; add date: 2026-01-01 to chat"):
+        ours(model, without_blocks("gpt-oss"), TALKS["one turn"], date=None)
+    with pytest.raises(UsageError, match="the date 2026-02-31 of chats is no day"):
+        Rendering(ChatSpec("a", date="2026-02-31"))
+    with pytest.raises(UsageError, match=r"the chat template is none .line 1: .*; fetch it again"):
+        Rendering(ChatSpec("{% for %}"))
+
+
+CHAT_PLAN: dict[str, Any] = {
+    "output": {"mesh": "dp=1", "sequence_length": 64},
+    "tokenizer": {"kind": "huggingface", "file": "tokenizer.json"},
+    "sources": {"talks": {"format": "jsonl", "files": "a.jsonl", "chat": "messages"}},
+}
+
+
+@pytest.mark.parametrize(
+    ("source", "tokenizer", "message"),
+    [
+        ({"chat": {"prompt": "a"}}, {}, "prompt and completion stand together; add completion"),
+        ({"chat": {"messages": "m", "prompt": "a", "completion": "b"}}, {}, "give one of messages and prompt"),
+        ({"chat": {"learn": "user"}}, {}, "unknown way 'user'; known: all, assistant, last"),
+        ({"chat": {"date": "today"}}, {}, "'today' is no date; write it as 2026-01-31"),
+        ({"chat": "messages", "transform": "a:b"}, {}, "give one of chat and transform"),
+        ({"chat": "messages", "text_field": "text"}, {}, "give one of chat and text_field"),
+        ({"chat": "messages", "long": "split"}, {}, "a turn is never cut: chats longer than a row are dropped"),
+        (
+            {"chat": "messages"},
+            {"kind": "bytes", "file": None},
+            "chats need a model's tokenizer; add tokenizer: {kind:",
+        ),
+    ],
+)
+def test_mistakes_of_a_plan_with_chats(source: Any, tokenizer: Any, message: str) -> None:
+    named = {key: one for key, one in (CHAT_PLAN["tokenizer"] | tokenizer).items() if one is not None}
+    with pytest.raises(UsageError, match=re.escape(message)):
+        parsed_plan(
+            CHAT_PLAN | {"tokenizer": named, "sources": {"talks": {"format": "jsonl", "files": "a.jsonl"} | source}}
+        )
+
+
+def test_a_kept_plan_with_chats_is_read_again() -> None:
+    plan = parsed_plan(CHAT_PLAN | {"defaults": {"long": "split"}})
+    assert plan_digest(plan_of_text(plan_text(plan))) == plan_digest(plan)
+    assert json.loads(plan_text(plan))["sources"]["talks"]["long"] == "drop"
+
+
+def test_the_template_is_found_beside_the_tokenizer(model: str, tmp_path: Path) -> None:
+    spec = TokenizerSpec(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(UsageError, match=r"no chat template beside .*; add chat_template: FILE to tokenizer"):
+        template_of(None, spec, str)
+    config = {
+        "bos_token": {"content": "<s>"},
+        "eos_token": "</s>",
+        "add_bos_token": True,
+        "chat_template": "of the config",
+    }
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    assert template_of(None, spec, str) == "of the config"
+    assert special_tokens(spec) == NAMES
+    several = [{"name": "tool_use", "template": "b"}, {"name": "default", "template": "a"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": several}))
+    assert template_of(None, spec, str) == "a"
+    (tmp_path / "chat_template.jinja").write_text("of the file beside")
+    assert template_of(None, spec, str) == "of the file beside"
+    (tmp_path / "own.jinja").write_text("of a name")
+    assert template_of("own.jinja", spec, lambda name: str(tmp_path / name)) == "of a name"
+    assert template_of("{{ inline }}", spec, str) == "{{ inline }}"
+    with pytest.raises(AbsentError, match="no such chat template"):
+        template_of("none.jinja", spec, str)
