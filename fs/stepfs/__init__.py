@@ -1,7 +1,8 @@
 """stepfs: transactional global training batches in object storage, read as files.
 
 Public are the names below, what `errors` and `announce` define, and `torch.dump`. All
-other modules may change with any version. A name is imported when it is first used: `import stepfs` costs nothing."""
+other modules may change with any version. A name is imported when it is first used: `import stepfs` costs nothing.
+"""
 
 from __future__ import annotations
 

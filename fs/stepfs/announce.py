@@ -1,6 +1,7 @@
 """Announcing the order in which steps will be opened, from a trainer to a mount: advice that never fails the trainer.
 
-`data/hints` defines the names, SEMANTICS.md describes their meaning."""
+`data/hints` defines the names, SEMANTICS.md describes their meaning.
+"""
 
 import errno
 import logging
@@ -17,7 +18,8 @@ _log = logging.getLogger("stepfs.announce")
 
 def announce_shuffle(directory: str | Path, order: ShuffledOrder, at: int) -> bool:
     """Announce that readers of `directory` are at place `at` of a shuffled order. False if the mount takes no hints
-    from this process."""
+    from this process.
+    """
     return _look_up(Path(directory), iter([shuffle_name(order, at)]))
 
 
@@ -25,7 +27,8 @@ def announce_steps(directory: str | Path, steps: Iterable[int]) -> bool:
     """Announce that readers of `directory` will open these steps in this order; replaces an earlier list.
 
     At most `LISTED_STEPS_MAX` (131,072) steps; `UsageError` for more, or for a value that is no step number. False if
-    the mount takes no hints from this process."""
+    the mount takes no hints from this process.
+    """
     listed = [_step(step) for step in steps]
     if len(listed) > LISTED_STEPS_MAX:
         raise UsageError(f"{len(listed)} steps: an order lists at most {LISTED_STEPS_MAX}, announce it in parts")
@@ -48,7 +51,8 @@ def announce_none(directory: str | Path) -> bool:
 
 def _look_up(directory: Path, names: Iterator[str]) -> bool:
     """Look the names up in a thread that may be abandoned: a hanging mount must not hang the trainer's loop as
-    well."""
+    well.
+    """
     place = directory / ".stepfs/order"
 
     def look() -> bool:

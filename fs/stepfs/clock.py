@@ -1,7 +1,8 @@
 """Wall time behind one interface, so that a whole cluster can run under trio's virtual clock.
 
 Wall time is informative only: it stamps commits (file mtimes) and never decides anything in the protocol.
-Intervals and deadlines use `trio.current_time` and `trio.sleep`, which `trio.testing.MockClock` replaces."""
+Intervals and deadlines use `trio.current_time` and `trio.sleep`, which `trio.testing.MockClock` replaces.
+"""
 
 import time
 from typing import Protocol

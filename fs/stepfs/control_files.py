@@ -1,7 +1,8 @@
 """The one reader of a mount's `.stepfs/` from outside, and the guard for every access to a mount point.
 
 A mount whose daemon hangs, or was killed at the wrong moment, never answers. So no command and no trainer's helper
-touches a mount point in its own thread: it uses a thread that can be abandoned, for a bounded time."""
+touches a mount point in its own thread: it uses a thread that can be abandoned, for a bounded time.
+"""
 
 import ctypes
 import errno
@@ -30,7 +31,8 @@ def answer_within(
 ) -> T | OSError | None:
     """The result of `look`, or its OSError; None if it takes longer than `timeout_s` (`ANSWER_S`).
 
-    Only root may look with another user's rights."""
+    Only root may look with another user's rights.
+    """
     result: list[T | OSError] = []
 
     def run() -> None:
@@ -60,7 +62,8 @@ def _take_rights_in_this_thread(user: int, group: int) -> None:
 def read_control_file(directory: Path, name: str, *, asked_as: Identity | None = None) -> str:
     """The text of `.stepfs/<name>` of the mount at `directory`.
 
-    `AbsentError` if `directory` is not a stepfs mount, `StepfsError` if its daemon is gone or does not answer."""
+    `AbsentError` if `directory` is not a stepfs mount, `StepfsError` if its daemon is gone or does not answer.
+    """
     answer = answer_within((directory / ".stepfs" / name).read_text, asked_as=asked_as)
     if isinstance(answer, (FileNotFoundError, NotADirectoryError)):
         what = "is not a stepfs mount" if answer_within(directory.is_dir) is True else "does not exist"

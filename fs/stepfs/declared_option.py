@@ -3,7 +3,8 @@
     ranks: Annotated[tuple[int, ...] | None, Opt("--ranks", "ranks of this node", "0-7", parse=parse_ranks)] = None
 
 The command's option, its help, its variable `STEPFS_RANKS` and the value's type derive from it (`cli.options`);
-tests hold the manual's tables against it."""
+tests hold the manual's tables against it.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass

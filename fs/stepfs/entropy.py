@@ -2,7 +2,8 @@
 
 Ids and jitter come from the operating system unless a simulation installs a seeded generator for its tasks
 (trio tasks inherit context variables). Object names and incarnation ids need to be unpredictable between
-processes, not secret from an attacker who can already write to the bucket."""
+processes, not secret from an attacker who can already write to the bucket.
+"""
 
 import random
 from contextvars import ContextVar

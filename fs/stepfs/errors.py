@@ -2,7 +2,8 @@
 
 Normal outcomes of the protocol (a create that lost its race, a step that is not committed yet) are values,
 not exceptions; see `stepfs.store.api.Put` and `stepfs.lake.slots`. An exception of this module ends an operation.
-Every class has the exit code that the command lines document, so the command lines need no table of their own."""
+Every class has the exit code that the command lines document, so the command lines need no table of their own.
+"""
 
 import shlex
 from typing import ClassVar, Final
@@ -12,7 +13,8 @@ _REST: Final = "…"  # the reader fills it in
 
 def command(*words: object) -> str:
     """The words as one shell command, for a message that offers it: a mount point may be called `it's a run`, and unquoted
-    advice might clear, or create, another directory. `…` stands for a part that the reader adds and stays unquoted."""
+    advice might clear, or create, another directory. `…` stands for a part that the reader adds and stays unquoted.
+    """
     return " ".join(word if word == _REST else shlex.quote(word) for word in map(str, words))
 
 
@@ -61,7 +63,8 @@ class ReclaimedError(AbsentError):
 
 class NoSuchStepError(AbsentError, IndexError):
     """The step, or the rank, is not there: not committed (yet), beyond a sealed end, or outside the view. Wait for it,
-    or name another."""
+    or name another.
+    """
 
 
 class WaitExpiredError(StepfsError, TimeoutError):
@@ -89,7 +92,8 @@ class SealedError(RefusedError):
 class WithdrawnError(RefusedError):
     """A checkpoint needs steps that are reclaimed; the record was withdrawn. Resume from a later one.
 
-    `late`: the next steps of the checkpoints that came too late."""
+    `late`: the next steps of the checkpoints that came too late.
+    """
 
     def __init__(self, message: str, late: frozenset[int] = frozenset()) -> None:
         super().__init__(message)
@@ -104,7 +108,8 @@ class CorruptError(StepfsError):
 
 class OtherHistoryError(CorruptError):
     """The log is not the one that was read here: the store was rolled back, or lost objects. Begin again from what it
-    has now: mount again, restart the process."""
+    has now: mount again, restart the process.
+    """
 
 
 class StoreUnreachableError(StepfsError):

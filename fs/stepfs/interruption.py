@@ -1,7 +1,8 @@
 """Ctrl-C ends a command within 2 s, wherever it stands.
 
 While a command is loading, the signal ends it without output. From `listen` on the work is cancelled and has `END_S` to end;
-then the process goes without it. This module imports nothing slow."""
+then the process goes without it. This module imports nothing slow.
+"""
 
 from __future__ import annotations
 

@@ -32,7 +32,8 @@ class Memory:
 def default_memory_bytes(memory: Memory) -> int:
     """The default budget: a quarter of the available memory up to 8 GiB, and a sixteenth of the memory beyond.
 
-    At most 64 GiB; 8 GiB if the kernel gives no number."""
+    At most 64 GiB; 8 GiB if the kernel gives no number.
+    """
     if memory.available >= _UNLIMITED // 1024 * 1024:
         return _DEFAULT_USUAL
     beyond = max(0, memory.available - _DEFAULT_USUAL * _DEFAULT_SHARE) // _LARGE_SHARE

@@ -2,7 +2,8 @@
 
 A scratch directory that all users may write to is a common place for caches, and root mounts there, too. Another user
 can plant directories and links under any name that can be guessed. So each component below the shared directory is
-opened relative to its parent's descriptor, never through a link, and used only if this user owns it."""
+opened relative to its parent's descriptor, never through a link, and used only if this user owns it.
+"""
 
 import os
 import stat
@@ -16,7 +17,8 @@ _OTHERS: Final = 0o077
 
 def home() -> Path:
     """This user's home; below the temporary directory for a user without an account on this machine, as in
-    OpenShift."""
+    OpenShift.
+    """
     try:
         return Path.home()
     except RuntimeError:

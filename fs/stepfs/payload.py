@@ -1,6 +1,7 @@
 """What a payload holds: its arrays, and the spans of one that a plan made (`producer/PAYLOADS.md` has their columns).
 
-Payloads come from any producer. So nothing of a file is executed, and a file that is none of its kind is one error."""
+Payloads come from any producer. So nothing of a file is executed, and a file that is none of its kind is one error.
+"""
 
 import io
 import json
@@ -99,7 +100,8 @@ def read_arrays(ext: str, payload: Buffer, *, pt_values: bool = True) -> Content
     """The arrays of a `.safetensors`, `.npy` or `.pt` payload; None for other kinds.
 
     `pt_values=False` reads no value of a `.pt`, which can claim any size. `UnreadablePayloadError` for other bytes,
-    `MissingPackageError` for a `.pt` without torch."""
+    `MissingPackageError` for a `.pt` without torch.
+    """
     kind = last_suffix(ext)
     if kind not in {".safetensors", ".npy", ".pt", ".pth"}:
         return None

@@ -1,7 +1,8 @@
 """The scrape port: `/metrics` and `/healthz` over HTTP, on one address, and nothing else.
 
 Of mounts and of planned runs. The address is 127.0.0.1 unless `--metrics-address` names another: the metrics name the
-lake, the directory and the group, and a node that trains often has a public address."""
+lake, the directory and the group, and a node that trains often has a public address.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ def served(
 ) -> Iterator[None]:
     """Inside the context `address` and `port` answer scrapes. A thread calls `healthy` for each request of `/healthz`.
 
-    `RefusedError` if the port is taken, or the address is not one of this machine."""
+    `RefusedError` if the port is taken, or the address is not one of this machine.
+    """
     kind = _Server6 if ":" in address else _Server
     try:
         server = make_server(address, port, _application(registry, healthy), kind, _Request)

@@ -35,7 +35,8 @@ class ShuffledSteps:
     arguments but for `shard`. `shard` of `shards`: the ranks split the steps among them; omit both if all ranks read
     every step, each its own slice.
 
-    A checkpoint in the middle of an epoch needs the steps from `first` on: record `sampler.next_step`."""
+    A checkpoint in the middle of an epoch needs the steps from `first` on: record `sampler.next_step`.
+    """
 
     def __init__(
         self,
@@ -51,7 +52,8 @@ class ShuffledSteps:
         this process alone, not in a loader's workers. None: only the order. `first` and `stop` are those of the source by
         default: of a mount, of what it lists, if it is mounted with `--steps` or the lake is sealed.
 
-        `UsageError` for a range without steps, or outside of what the source shows."""
+        `UsageError` for a range without steps, or outside of what the source shows.
+        """
         first, stop, self._ranks = _range_of(source, first, stop)
         self._source = None if isinstance(source, StepDataset) else source  # it looks ahead by itself, in its workers
         self._first, self._stop = check_integer(first, "first"), check_integer(stop, "stop")
@@ -72,7 +74,8 @@ class ShuffledSteps:
 
     def set_epoch(self, epoch: int, *, position: int = 0) -> None:
         """Set the epoch of the next iteration, and the number of its steps already consumed (to resume in the
-        middle)."""
+        middle).
+        """
         epoch, position = check_integer(epoch, "epoch"), check_integer(position, "position")
         steps = len(self.order)  # of every epoch
         if not 0 <= epoch < 10**16 or not 0 <= position <= steps:
@@ -89,7 +92,8 @@ class ShuffledSteps:
         """Whether a checkpoint with this next step releases steps that the epoch still needs.
 
         An epoch has begun with its first draw, or where it is resumed. It needs its steps until the next one begins: a
-        loader draws ahead of the training. Once all are drawn, the checkpoint behind all of them may be recorded."""
+        loader draws ahead of the training. Once all are drawn, the checkpoint behind all of them may be recorded.
+        """
         return self._inside and next_step > self._first and not (self._drawn and next_step >= self._stop)
 
     def __len__(self) -> int:
@@ -102,7 +106,8 @@ class ShuffledSteps:
 
     def state_dict(self) -> dict[str, int]:
         """The arguments that determine the order, for a checkpoint. The trainer itself knows the consumed number, and so
-        does torchdata's `StatefulDataLoader`, which keeps this together with the state of the iterator."""
+        does torchdata's `StatefulDataLoader`, which keeps this together with the state of the iterator.
+        """
         return {"seed": self._seed, "first": self._first, "stop": self._stop, "epoch": self._epoch}
 
     def load_state_dict(self, state: Mapping[str, int], *, position: int = 0) -> None:
@@ -204,7 +209,8 @@ def _range_of(source: object, first: int | None, stop: int | None) -> tuple[int,
 
 def _view_of(source: str | Path | Lake | None, *, asks: bool) -> View | None:
     """What the source shows; None where there is no mount, so that a test or a copy of the files needs none. A mount that
-    does not answer is an error only if it `asks` for its steps."""
+    does not answer is an error only if it `asks` for its steps.
+    """
     if isinstance(source, Lake):
         options = ViewOptions(source.options.steps)
         return View(source.lake_id or "", source.first_step, source.next_step, source.sealed, options, source.world)

@@ -1,6 +1,7 @@
 """Functions that need torch, or go with it; torch is imported only when one is called.
 
-Public: `dump`, `coordinates`, `micro_batches`. The rest serves `.pt` files in memory, and whether a package will do."""
+Public: `dump`, `coordinates`, `micro_batches`. The rest serves `.pt` files in memory, and whether a package will do.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +66,8 @@ def coordinates(device_mesh: DeviceMesh) -> tuple[int, int]:
         dataset = StepDataset(url, rank=rank, mesh=f"dp={ranks}", start=stream.next_step)
 
     Names decide as in `stepfs mount --mesh`: dimensions dp, fsdp, ddp, hsdp, dp_… are data, ranks that differ in others
-    alone get the same number. `UsageError` for a mesh without names, or with one of unknown meaning."""
+    alone get the same number. `UsageError` for a mesh without names, or with one of unknown meaning.
+    """
     names, here = device_mesh.mesh_dim_names, device_mesh.get_coordinate()
     if names is None:
         raise UsageError("the device mesh has no names; give init_device_mesh mesh_dim_names such as ('dp', 'tp')")
@@ -81,7 +83,8 @@ def coordinates(device_mesh: DeviceMesh) -> tuple[int, int]:
 def dump(obj: object) -> bytes:
     """An object as the bytes of a `.pt` file: uncompressed, so `torch.load(path, mmap=True)` maps its tensors.
 
-    `MissingPackageError` if torch is not installed."""
+    `MissingPackageError` if torch is not installed.
+    """
     need_torch("stepfs.torch.dump")
     import torch  # noqa: PLC0415 (optional, and heavy)
 
@@ -93,7 +96,8 @@ def dump(obj: object) -> bytes:
 def load(payload: bytes | bytearray | memoryview, device: str) -> object:
     """The object of a `.pt` file that anybody may have written; on the device "meta" its tensors have no values.
 
-    `ValueError` for another file, `MissingPackageError` without a torch that runs no code of it."""
+    `ValueError` for another file, `MissingPackageError` without a torch that runs no code of it.
+    """
     need_torch("looking into .pt files", for_foreign_files=True)
     import torch  # noqa: PLC0415 (optional, and heavy)
 
@@ -108,7 +112,8 @@ def torch_bytes(arrays: Mapping[str, NDArray[Any]], facts: Mapping[str, object])
     """A dict of tensors, then of plain values (those of JSON).
 
     The same bytes for the same values, in any process with the same torch: a pickle names an object that it has
-    written before instead of repeating it, so facts are copied first, which makes equal objects distinct ones."""
+    written before instead of repeating it, so facts are copied first, which makes equal objects distinct ones.
+    """
     import numpy as np  # noqa: PLC0415
     import torch  # noqa: PLC0415
 

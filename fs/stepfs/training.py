@@ -1,7 +1,8 @@
 """For training loops: the resume state, and the hook for checkpoints.
 
 stream = StreamState.of_mount("/mnt/run", world=8)       # saved by `dcp.save`: where to continue
-durable = CheckpointHook("/mnt/run", keep=2)             # `durable(stream.next_step)` records a checkpoint"""
+durable = CheckpointHook("/mnt/run", keep=2)             # `durable(stream.next_step)` records a checkpoint
+"""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ class StreamState:
     """The position of a training run in a lake; a `torch.distributed.checkpoint` `Stateful` without importing torch.
 
     `next_step` is the first step that has not been trained on: set it to `step + 1` after the optimizer's step, and
-    start reading there after `load_state_dict`."""
+    start reading there after `load_state_dict`.
+    """
 
     def __init__(
         self, *, lake_id: str, slices: int, next_step: int = 0, origins: Mapping[str, int] | None = None
@@ -61,7 +63,8 @@ class StreamState:
         """The identity of the lake mounted on `directory`; `AbsentError` if it is not a stepfs mount.
 
         `world`: the number of reading ranks; `RefusedError` if the mount shows another number, because some slices
-        would be read twice, or never."""
+        would be read twice, or never.
+        """
         document: Any = read_status(Path(directory))
         if world is not None and world != document["world"]:
             raise RefusedError(
@@ -81,7 +84,8 @@ class StreamState:
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Resume. `RefusedError` for the state of another lake, unless this one was forked from it and has all its steps
-        up to there, or of another number of slices per step."""
+        up to there, or of another number of slices per step.
+        """
         lake_id, next_step, slices = (state.get(name) for name in ("lake_id", "next_step", "slices"))
         next_step = check_integer(next_step, "not the state of a stepfs stream: next_step")
         if not 0 <= next_step <= INTEGER_MAX:
@@ -96,7 +100,8 @@ class CheckpointHook:
     """Records in the lake which checkpoints are durable. Every rank may call it; only rank 0 writes.
 
     A store that does not answer does not stop the training: a record that failed is repeated with the next checkpoint;
-    until then the lake only keeps more steps than needed."""
+    until then the lake only keeps more steps than needed.
+    """
 
     def __init__(
         self,
@@ -109,7 +114,8 @@ class CheckpointHook:
         """`where`: a mount or a `Lake`, whose group is used unless `group` is given, or a lake's URL. `keep`: the number
         of newest checkpoints that the trainer keeps; None if it keeps all, or calls `dropped`.
 
-        `UsageError` without a group, `AbsentError` if `where` is not a mount."""
+        `UsageError` without a group, `AbsentError` if `where` is not a mount.
+        """
         self._reads = where if isinstance(where, Lake) else None
         if isinstance(where, Lake):
             group, endpoint_url = group or where.group, endpoint_url or where.options.endpoint_url
@@ -136,7 +142,8 @@ class CheckpointHook:
 
         `RefusedError` if readers of this mount, or a `ShuffledSteps` of this `Lake` or of a `StepDataset` on it, are
         inside a shuffled order and `next_step` is beyond its first step: pass `ShuffledSteps.next_step`. A hook on a URL
-        knows of none. Errors of earlier checkpoints, too: all that can be recorded is recorded first."""
+        knows of none. Errors of earlier checkpoints, too: all that can be recorded is recorded first.
+        """
         if _rank() == 0:
             self._check(check_integer(next_step, "next_step"))
         self._add(next_step)
@@ -147,14 +154,16 @@ class CheckpointHook:
 
         That checkpoint is kept from now on. Greater ones stay until the trainer has passed them, but no longer count
         among the `keep` newest: they belong to an abandoned branch. `WithdrawnError` when the checkpoint's steps are
-        reclaimed."""
+        reclaimed.
+        """
         self._add(next_step, resumed=True)
 
     def after(self, future: Future[object], next_step: int) -> None:
         """Record the checkpoint once the future of `dcp.async_save` is done; a failed save is not recorded.
 
         `RefusedError` at once, as a call of the hook. An error while it is recorded is logged, and raised by the next
-        call."""
+        call.
+        """
         next_step = check_integer(next_step, "next_step")
         if _rank() == 0:
             self._check(next_step)  # now: when it is durable, the trainer may be in another epoch

@@ -143,7 +143,8 @@ class ProducerActor:
 
 class WatcherActor:
     """A mount without a group: follows, reads what is live, and must cope with steps going under it. Now and then it goes on
-    as a DataLoader's worker does, from the state of the process before."""
+    as a DataLoader's worker does, from the state of the process before.
+    """
 
     def __init__(self, world: World, name: str) -> None:
         self.world, self.name = world, name

@@ -110,7 +110,8 @@ async def test_the_herd_finds_a_writer_that_rewrites_what_is_said_already(autoju
 @pytest.mark.parametrize(("starts", "each", "most"), [(8, 9, 20), (32, 16, 32), (128, 26, 60)])
 async def test_groups_that_start_together_wait_for_each_other_and_try_seldom(autojump_clock, starts, each, most):
     """Each needs a slot of its own, one after another. A start costs 3 requests, and 4 for each slot lost: of N that start
-    at once, each loses about log N. It was 60 requests for each of 128, and 124 for one."""
+    at once, each loses about log N. It was 60 requests for each of 128, and 124 for one.
+    """
     herd = await Herd.make(starts)
     for number, store in enumerate(herd.stores):
         store._latency = lambda _verb, _size, rng: 0.03 * rng.uniform(0.5, 2.0)

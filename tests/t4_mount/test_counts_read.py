@@ -45,7 +45,8 @@ def read_and_close(descriptor):
 
 def primed(mount, files):
     """Until so many files were primed. Not until they are resident: a kernel that pages out what nobody touches may
-    have taken pages back before anybody looks."""
+    have taken pages back before anybody looks.
+    """
     until(lambda: mount.status()["data"]["primed_files"] >= files, lambda: f"not primed: {mount.status()}")
 
 

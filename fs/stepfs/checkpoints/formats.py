@@ -1,7 +1,8 @@
 """Checkpoint directories: which checkpoints are complete, in the layouts of usual trainers, and the step each resumes at.
 
 Only *complete* checkpoints count: a step that an incomplete checkpoint "covers" might be deleted. Reads directories and
-files only; call it in a worker thread. Entries that this user may not read are reported separately."""
+files only; call it in a worker thread. Entries that this user may not read are reported separately.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ class NextStep:
     """The parsed `--next-step`, from a trainer's counter to the first step still needed: integers, N, + - * // and ().
 
     Explicit, because off-by-one here loses data: a checkpoint named 100 may have consumed steps 0…99 (next is N) or 0…100
-    (N+1), and a counter of optimizer steps with gradient accumulation 4 means N*4. Nothing is guessed."""
+    (N+1), and a counter of optimizer steps with gradient accumulation 4 means N*4. Nothing is guessed.
+    """
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -127,7 +129,8 @@ def look(place: Place) -> Found:
 
     `AbsentError` if the directory does not exist: not the same as "all checkpoints were deleted". OSError if it cannot
     be read, or the file system fails: an unreachable checkpoint must not look like a deleted one. (Hence no `glob`,
-    which silently skips directories that it may not list.)"""
+    which silently skips directories that it may not list.)
+    """
     try:
         names = [path.name for path in place.directory.iterdir()]
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -200,7 +203,8 @@ def _is_archive(path: Path) -> bool:
 def _ends_an_archive(end: bytes) -> bool:
     """Whether a zip archive is whole: its end record, then the comment of the announced length, then nothing.
 
-    Not `zipfile.is_zipfile`: it reports a failing read as "no archive", and later versions of it read the directory."""
+    Not `zipfile.is_zipfile`: it reports a failing read as "no archive", and later versions of it read the directory.
+    """
     at = end.rfind(_END_RECORD)
     comment = int.from_bytes(end[at + _END_RECORD_BYTES - 2 : at + _END_RECORD_BYTES], "little")
     return at >= 0 and len(end) == at + _END_RECORD_BYTES + comment

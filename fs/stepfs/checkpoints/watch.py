@@ -1,7 +1,8 @@
 """Following a checkpoint directory: new checkpoints are recorded, vanished ones dropped.
 
 Only checkpoints that this mount saw vanish are dropped, never one that is merely on record, and never all of a directory
-that vanished. One beyond the committed steps, or beyond those that readers here have opened, is held back."""
+that vanished. One beyond the committed steps, or beyond those that readers here have opened, is held back.
+"""
 
 import logging
 from collections.abc import Callable, Collection

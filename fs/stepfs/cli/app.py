@@ -2,7 +2,8 @@
 
 Only the command that was asked for is imported, and it imports the library inside its functions: `stepfs --help` and
 shell completion load neither boto3 nor pyfuse3 nor trio, and `stepfs ls` does not pay for `stepfs fork`. The help is plain
-text instead of typer's boxes: it works in a pipe, and rich loads only when a command draws."""
+text instead of typer's boxes: it works in a pipe, and rich loads only when a command draws.
+"""
 
 from typing import Final
 

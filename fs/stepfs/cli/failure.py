@@ -1,7 +1,8 @@
 """How a command fails: one line of advice on stderr and the documented exit code, never a traceback.
 
 Every command of both programs runs inside `reported()`. `STEPFS_DEBUG=1` prints the traceback, too. Exit codes beyond
-`stepfs.errors`: 1 anything else, 130 interrupted, 141 the reader of our output went away (as a shell reports SIGPIPE)."""
+`stepfs.errors`: 1 anything else, 130 interrupted, 141 the reader of our output went away (as a shell reports SIGPIPE).
+"""
 
 import logging
 import os
@@ -56,7 +57,8 @@ def reported(program: str = "stepfs") -> Iterator[None]:
 def open_standard_streams() -> None:
     """Open closed descriptors 0 to 2 on /dev/null: otherwise the next opened file would get their number.
 
-    Paths that are not UTF-8 are printed as the bytes they are."""
+    Paths that are not UTF-8 are printed as the bytes they are.
+    """
     for number, stream in enumerate((sys.stdin, sys.stdout, sys.stderr)):
         if stream is None:  # closed: the lowest number that is free
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)

@@ -2,7 +2,8 @@
 
 A parameter of a command's function may carry an `Opt`, or a dataclass whose fields do: `values: Annotated[dict[str, Any],
 MountOptions]` gets its fields. A LAKE is recognised by its scheme (`file://`, `s3://`); an argument without one is a
-directory."""
+directory.
+"""
 
 import dataclasses
 import inspect

@@ -1,7 +1,8 @@
 """The set-up of both programs: plain help with the exit codes, `--version`, and a line for each unknown variable.
 
 A lazy group imports only the commands that are called, or whose help is wanted: to import fifteen commands and to make
-typer's parameters of them costs more than most commands take to run."""
+typer's parameters of them costs more than most commands take to run.
+"""
 
 import importlib
 import os
@@ -83,7 +84,8 @@ def lazy_group(package: str, summaries: Mapping[str, str]) -> type[TyperGroup]:
 def unknown(names: Iterable[str], context: typer.Context) -> Iterator[str]:
     """A message for each STEPFS_… variable that no command reads, with the nearest name. Values are not shown.
 
-    A misspelt one would be ignored silently. The other commands are asked only for what this one does not know."""
+    A misspelt one would be ignored silently. The other commands are asked only for what this one does not know.
+    """
     asked = {name for name in names if name.startswith(_PREFIX) and not _SERVICE.fullmatch(name)} - _SETTINGS
     if not asked or not (asked := asked - _variables(context.command, context, context.invoked_subcommand)):
         return

@@ -25,7 +25,8 @@ def is_lake(argument: str) -> bool:
 def lake_of(target: str, options: StoreOptions) -> tuple[str, StoreOptions]:
     """The lake that LAKE or DIR names, and how its store is reached.
 
-    `UsageError` that offers a URL if the directory is not a mount, `StepfsError` if its daemon does not answer."""
+    `UsageError` that offers a URL if the directory is not a mount, `StepfsError` if its daemon does not answer.
+    """
     if is_lake(target):
         return target, options
     from stepfs.view.mounted import mounted_lake
@@ -55,7 +56,8 @@ def view_of(target: str, log: LogReader) -> View:
 
 def watched_store(url: str, options: StoreOptions) -> Store:
     """The store of a URL, for a command: if it does not answer, the command prints a line and then ends (exit code
-    6)."""
+    6).
+    """
     from stepfs.cli.failure import announce
     from stepfs.store.opening import open_store
     from stepfs.store.silence import Silence
@@ -82,7 +84,8 @@ async def opened_store(lake: str, options: StoreOptions) -> AsyncIterator[Store]
 @asynccontextmanager
 async def opened_log(lake: str, options: StoreOptions, *, reads_only: bool = False) -> AsyncIterator[LogReader]:
     """The log of an existing lake, read up to its head; `AbsentError` if there is no lake. `reads_only`: see
-    `LogReader.open`."""
+    `LogReader.open`.
+    """
     from stepfs.lake.identity import open_lake
     from stepfs.lake.log.reader import LogReader
 

@@ -1,6 +1,7 @@
 """A slice as a row of blocks: what one GET fetches, how much it is needed, and whether it has its checksums.
 
-Values and pure functions; nothing here waits. A block is fetched and verified as a whole."""
+Values and pure functions; nothing here waits. A block is fetched and verified as a whole.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Memory for blocks: leased, reused, counted against one limit.
 
 A buffer is reused when nothing refers to its memory any more; given back too early, it waits among the `lingering`,
-still counted (DESIGN.md)."""
+still counted (DESIGN.md).
+"""
 
 import mmap
 import sys
@@ -49,7 +50,8 @@ def size_class(size: int) -> int:
 class Pool:
     """The buffers of one mount under one limit: `used + pooled ≤ limit`, always.
 
-    `used` counts leased and lingering buffers and bytes charged by others (`charge`: primed pages)."""
+    `used` counts leased and lingering buffers and bytes charged by others (`charge`: primed pages).
+    """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit

@@ -2,7 +2,8 @@
 
 No method awaits, so each is atomic under trio. Invariants:
 * the pool's limit is never exceeded; * a block is evictable iff it is READY and unpinned; * a pinned block is dropped only
-while everything is pinned: for a reader that is blocked, or, once its own reader has passed it, for reading ahead."""
+while everything is pinned: for a reader that is blocked, or, once its own reader has passed it, for reading ahead.
+"""
 
 import itertools
 from collections import Counter, OrderedDict

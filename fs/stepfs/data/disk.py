@@ -2,7 +2,8 @@
 
 One file per slice, named by all that identifies its bytes. Each load verifies a file like bytes from the store. The directory
 is this user's own (0700), and files are opened relative to it. Methods marked "Touches files" run in a worker thread; a
-full or failing disk is no error of the mount."""
+full or failing disk is no error of the mount.
+"""
 
 import itertools
 import logging
@@ -70,7 +71,8 @@ class DiskCache:
         """Names to remove so that a slice fits; None if it may not displace the others.
 
         Consumed files go first, then those the readers passed over, then the farthest ahead; never a pinned one, one that
-        is nearer, or a last copy."""
+        is nearer, or a last copy.
+        """
         if size > self.limit:
             return None
         left = self.used

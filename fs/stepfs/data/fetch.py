@@ -1,7 +1,8 @@
 """Which block is fetched next, how many at a time, and how: from the disk cache, else by GETs from the store.
 
 Demands of open files come first, those nearest to their reader, and keep a quarter of the connections; then the requests
-for later steps, planned as late as possible so that neighbours are joined in one GET."""
+for later steps, planned as late as possible so that neighbours are joined in one GET.
+"""
 
 import logging
 from collections import deque
@@ -232,7 +233,8 @@ class Fetcher:
     async def fetch(self, entry: StepEntry, range_: Range, buffer: Buffer, lease: Lease) -> Buffer:
         """The verified bytes of a range, in `buffer` or in another from `lease`; consumes `buffer` in any case.
 
-        `CorruptError`, `AbsentError`; `StoreUnreachableError` at the deadline."""
+        `CorruptError`, `AbsentError`; `StoreUnreachableError` at the deadline.
+        """
         deadline = trio.current_time() + self.deadline_s
         mismatches = 0
         attempt: Buffer | None = buffer
@@ -392,7 +394,8 @@ class FetchQueue:
 
     def next(self, *, prefetch: bool, in_order: int) -> Block | None:
         """The most urgent block, still queued; with `prefetch`, not only for open files. Of an open slice at most
-        `in_order` blocks are under way, and nothing is fetched ahead while others of it are held back."""
+        `in_order` blocks are under way, and nothing is fetched ahead while others of it are held back.
+        """
         for entry, indices in self._demands.values():
             also = [request for request in self.prefetch_requests if request[0].step == entry.step]
             self._plan(entry, indices.union(*map(self._outstanding, also)))

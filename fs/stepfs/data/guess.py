@@ -1,7 +1,8 @@
 """Which steps readers will open next, learned from the files that they opened, and how far ahead to fetch. No I/O, no clock.
 
 `AccessHistory` keeps runs of recently opened steps, `ordered_runs` picks those that are read in order, `plan_ahead` names
-the steps that follow."""
+the steps that follow.
+"""
 
 import itertools
 import math
@@ -44,7 +45,8 @@ class AccessRun:
 def usual_slices(opened: Sequence[Collection[SliceIndex]]) -> frozenset[SliceIndex]:
     """The slices that readers open of a step, from those opened of each of the latest steps.
 
-    Once there is evidence, one look at all files of one step (a checksum, a copy) teaches nothing."""
+    Once there is evidence, one look at all files of one step (a checksum, a copy) teaches nothing.
+    """
     enough = 1 if len(opened) < EVIDENCE_STEPS // 2 else 2
     times = Counter(itertools.chain.from_iterable(opened))
     return frozenset(index for index, count in times.items() if count >= enough)
@@ -217,7 +219,8 @@ def plan_ahead(
 ) -> Plan:
     """Steps in [first, frontier] that will be opened soon, with the slices not opened yet, nearest first.
 
-    Within a run, unopened steps below its highest one come first: another worker is about to open them."""
+    Within a run, unopened steps below its highest one come first: another worker is about to open them.
+    """
     distances: dict[Step, int] = {}
     wanted: dict[Step, set[SliceIndex]] = {}
     for run in runs:

@@ -1,7 +1,8 @@
 """The orders that trainers announce by names in `.stepfs/order/` (SEMANTICS 29 to 31), and where their readers are.
 
 A hint is advice: it makes no bytes readable, waits for no step, and is forgotten when nothing that it named was opened for
-`EXPIRES_S`. The first step of an unfinished order stays: a checkpoint in the middle of it needs steps from there on."""
+`EXPIRES_S`. The first step of an unfinished order stays: a checkpoint in the middle of it needs steps from there on.
+"""
 
 from __future__ import annotations
 
@@ -131,7 +132,8 @@ class ShuffledOrder:
 class StridedOrder:
     """Steps in order, from `first` on: `block` of every `period` steps, as one of several loader processes reads them.
 
-    `turn` tells one pass over them from the next. No file name announces it: it is for readers in this process."""
+    `turn` tells one pass over them from the next. No file name announces it: it is for readers in this process.
+    """
 
     first: Step
     stop: Step
@@ -407,7 +409,8 @@ class HintedStreams:
         self, *, hinted: frozenset[SliceIndex], window_of: Callable[[int], int], first: Step, frontier: Step, now: float
     ) -> Plan:
         """Announced steps of [first, frontier] that will be opened next, nearest first. `window_of` says how many
-        steps ahead for so many slices a step."""
+        steps ahead for so many slices a step.
+        """
         live = [s for s in self._streams if not s.ended and now - s.touched_at < EXPIRES_S]
         slices = {id(stream): hinted or stream.slices() or self._usual for stream in live}
         wanted = sum(map(len, slices.values()))

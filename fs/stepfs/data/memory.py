@@ -1,7 +1,8 @@
 """Give memory back while the machine is short of it, rather than be killed; take it again when that is over.
 
 The trainer beside us matters more than our cache. Shrinking is quick and in large steps, growing slow and only
-after a calm time, so that two such programs on a node do not trade memory for ever."""
+after a calm time, so that two such programs on a node do not trade memory for ever.
+"""
 
 import logging
 from collections.abc import Callable

@@ -1,7 +1,8 @@
 """The kernel's page cache: verified slices are pushed into it before they are opened, so that reads need no request.
 
 Pages count against the daemon's own memory. Calls that touch the mount wait for this very daemon: they run in
-`MountThreads`, never on the event loop or in a pool that others need."""
+`MountThreads`, never on the event loop or in a pool that others need.
+"""
 
 import ctypes
 import itertools
@@ -69,7 +70,8 @@ def mark_used(path: Path, length: int) -> None:
     """Let the kernel count the file's pages as used, without copying a byte of them.
 
     Otherwise the first reader pays for that (a sixth of its time, for pages moved to the active list one by one), and
-    until then they are the first to be evicted. OSError if one of them is not there."""
+    until then they are the first to be evicted. OSError if one of them is not there.
+    """
     with _opened(path) as descriptor, _opened(Path(os.devnull), os.O_WRONLY) as nowhere:
         offset = 0
         while offset < length and (count := os.sendfile(nowhere, descriptor, offset, length - offset)):
@@ -286,7 +288,8 @@ class Primer(Priming):
     async def _check_next(self) -> bool:
         """One primed slice of the step that is opened next, if it was not looked at yet.
 
-        Looking costs an open; of many small files a few are asked, and all of them once one is not whole."""
+        Looking costs an open; of many small files a few are asked, and all of them once one is not whole.
+        """
         for entry, indices in self._slices.requested[:1]:
             for index in self._to_look_at(entry.step, indices):
                 primed = self._primed.get((entry.step, index))

@@ -1,6 +1,7 @@
 """Fetch ahead the slices that this node will open next: learned from opens, announced, or given by `--ranks`.
 
-A task of its own, because the index segment of a step may have to be read first."""
+A task of its own, because the index segment of a step may have to be read first.
+"""
 
 import itertools
 import logging
@@ -41,7 +42,8 @@ class Prefetcher:
         """`window`: steps ahead, fixed (0: none); None adapts. `hinted`: slices this node reads (`--ranks`). `start`:
         where reading will begin, fetched before the first open; default the first visible step. `guesses`: whether opens
         that were not announced predict the next ones; not so in one of several processes that take turns. `processor_s`:
-        the processor time that this thread has used; with less of it for a plan, the next one may begin sooner."""
+        the processor time that this thread has used; with less of it for a plan, the next one may begin sooner.
+        """
         self.window = TUNING.window_min if window is None else window  # in use now
         self.position = guess.AccessHistory()
         self.hints = HintedStreams()

@@ -1,7 +1,8 @@
 """The slices of one mount or reader: file handles read them, the prefetcher requests them, the primer follows them.
 
 `Slices.open` never waits: it pins the slice and requests it. A read waits for the one block that it needs. After
-each await the block may have been evicted again, so it is looked at again, and used before the next await."""
+each await the block may have been evicted again, so it is looked at again, and used before the next await.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +78,8 @@ class Slices:
         """`memory_bytes`: the one budget for bytes in memory. `disk`: a second layer behind it. `concurrency` bounds the
         GETs under way. `origin_store` opens the store of a fork's parent (descriptors with `origin` > 0). `opened_are_kept`:
         the store keeps the objects of steps from `forget_below` upwards, so open files without readers may leave memory.
-        `peers`: how many readers open each slice, one behind the other."""
+        `peers`: how many readers open each slice, one behind the other.
+        """
         self.counts = DataCounts()
         self.disk_copies = WriteBehind(disk, self.counts, self._written, self._is_pinned, self._is_last_copy)
         self.cache = Cache(Pool(memory_bytes), self.counts, self.disk_copies.holds)
@@ -111,7 +113,8 @@ class Slices:
     def open(self, entry: StepEntry, index: SliceIndex) -> SliceHandle:
         """Open a slice. Never waits. IndexError beyond the last slice.
 
-        A missing slice is fetched at its first READ; at once if the store may lose the object before that."""
+        A missing slice is fetched at its first READ; at once if the store may lose the object before that.
+        """
         held = self.cache.get_or_add(entry, index)
         held.handles += 1
         self._pin(held)
@@ -357,7 +360,8 @@ class SliceHandle:
     """One open of a slice, as behind a file descriptor of the mount: keeps its bytes in memory until `close`.
 
     Holds no bytes and no position: forked DataLoader workers share descriptors, so everything learned from reads belongs
-    to the slice."""
+    to the slice.
+    """
 
     __slots__ = ("_closed", "_held", "_slices", "_unread", "length")
 
@@ -372,7 +376,8 @@ class SliceHandle:
         """Bytes [offset, offset + size), fewer only at the end: verified, never a mixture.
 
         Waits for the blocks it needs. `CorruptError` or `AbsentError` name the object; `StoreUnreachableError` once
-        the store did not deliver within the deadline."""
+        the store did not deliver within the deadline.
+        """
         assert not self._closed
         stop = min(offset + size, self.length)
         if offset >= stop:

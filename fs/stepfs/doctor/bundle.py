@@ -1,7 +1,8 @@
 """`stepfs doctor --bundle`: one file with the facts that another person needs for a diagnosis, without credentials.
 
 report.txt  versions.json  environment.json  system/…  mounts/<directory>/{status.json,config.json,metrics,accesslog,log}
-logs/<name>.log: of mounts that do not exist (any more), such as one that failed to start"""
+logs/<name>.log: of mounts that do not exist (any more), such as one that failed to start
+"""
 
 import importlib.metadata
 import io

@@ -1,6 +1,7 @@
 """Checks of this machine: its FUSE, rights, memory and packages, and the stepfs mounts that are there.
 
-A problem of a mount that the command does not name is reported, but no failure: it may be another job's."""
+A problem of a mount that the command does not name is reported, but no failure: it may be another job's.
+"""
 
 import enum
 import importlib

@@ -1,7 +1,8 @@
 """Following the log: looks for new steps, their intervals, and who is told.
 
 Publishing is one assignment inside `LogReader.poll`, on the loop's own thread, so handlers see a step complete or not
-at all. An outage of the store does not affect readers of local bytes: it is logged once, and the look is repeated."""
+at all. An outage of the store does not affect readers of local bytes: it is logged once, and the look is repeated.
+"""
 
 import logging
 from collections.abc import Awaitable, Callable, Iterator

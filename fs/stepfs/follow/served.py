@@ -60,7 +60,8 @@ class GroupFollower:
     async def register(self) -> str | None:
         """Make the group exist before the view shows anything: from now on it keeps the steps that the mount shows.
 
-        Returns a line for people if the group is new: its name may be mistyped, and it keeps data until it is retired."""
+        Returns a line for people if the group is new: its name may be mistyped, and it keeps data until it is retired.
+        """
         await self.group.read()
         is_new, others = self.group.known is None, sorted(self.group.control.groups)
         record = await self.group.register()
@@ -167,7 +168,8 @@ class LakeParts:
         has_signal: HasPendingSignal | None = None,
     ) -> None:
         """`open_origin`: the store of a lake that this one was forked from. `mounts`: of the run, as far as is known. The
-        others as the parts take them."""
+        others as the parts take them.
+        """
         self.store = store
         self.log = log
         log.segments.in_thread = True

@@ -1,7 +1,8 @@
 """Waiting on behalf of a caller: for a step to be committed, or for an index segment to be read.
 
 A reader's deadline is absolute per step, from the first waiter on, because the kernel parks the next LOOKUPs on the
-directory's lock. Callers that were signalled are released early (`has_signal`)."""
+directory's lock. Callers that were signalled are released early (`has_signal`).
+"""
 
 from __future__ import annotations
 
@@ -93,7 +94,8 @@ class Waits:
     async def for_files(self, step: Step, pid: int, *, waits: bool = False) -> StepEntry | WaitOutcome:
         """The entry of a step once its files may be opened; never READY. Errors as `for_entry`.
 
-        `waits`: wait for the commit of any step that may come, not only of those that the view shows before it."""
+        `waits`: wait for the commit of any step that may come, not only of those that the view shows before it.
+        """
         while True:
             presence = self.tree.presence(step)
             if presence is Presence.COMMITTED:
@@ -110,7 +112,8 @@ class Waits:
     async def for_commit(self, step: Step, pid: int) -> WaitOutcome:
         """Wait until `step` is committed. After READY the step may already have been reclaimed.
 
-        `OtherHistoryError` if the log is another one by now."""
+        `OtherHistoryError` if the log is another one by now.
+        """
         deadline = self._enter(step)
         try:
             with self._timed("commit"), self.changes.listening():
@@ -131,7 +134,8 @@ class Waits:
     async def for_entry(self, step: Step, pid: int) -> StepEntry | WaitOutcome:
         """The entry of a committed step whose index segment is not loaded; never READY.
 
-        Raises the reader's errors, except that an unreachable store is retried until the deadline."""
+        Raises the reader's errors, except that an unreachable store is retried until the deadline.
+        """
         with self._timed("index"):
             found = await self._loaded(step, pid, trio.current_time() + self.deadline_s)
         return WaitOutcome.SILENT if found is WaitOutcome.EXPIRED else found

@@ -1,6 +1,7 @@
 """Checks of arguments: a wrong type or a size that is none is reported at the call, not deep inside.
 
-Integers may be of any type with `__index__` (`numpy.int64`, a 0-dimensional tensor): training loops count in those."""
+Integers may be of any type with `__index__` (`numpy.int64`, a 0-dimensional tensor): training loops count in those.
+"""
 
 import operator
 import re

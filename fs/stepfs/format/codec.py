@@ -1,7 +1,8 @@
 """The envelope of every small object, bounded decoding of its contents, and how a dataclass is stored in a map.
 
 Layout: FORMAT.md. Anything malformed is `CorruptError`, never another exception, never an allocation larger than a small
-multiple of the input (`check_shape`)."""
+multiple of the input (`check_shape`).
+"""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ _EXTENSION: Final = 120
 def check_shape(body: bytes | memoryview, what: str) -> None:
     """`CorruptError` unless `body` may be one msgpack value that takes a small multiple of its size in memory.
 
-    A value that is malformed in another way passes: msgpack refuses it."""
+    A value that is malformed in another way passes: msgpack refuses it.
+    """
     end = len(body)
     weight_max = WEIGHT_FREE + WEIGHT_PER_BYTE * end
     weight = at = 0
@@ -131,7 +133,8 @@ def readable(kind: Kind, data: bytes, value: T, decoder: Callable[[bytes, str], 
     """`data`, if every reader decodes `value` from it; else `RefusedError`.
 
     Every encoder ends with this check: a written object can never be corrected, and one object that readers refuse
-    stops all of them."""
+    stops all of them.
+    """
     name = kind.name.lower()
     try:
         found = decoder(data, f"a new {name}")

@@ -2,7 +2,8 @@
 
 Rewriting a manifest per commit is quadratic in history, which is the growth BatchWeave (arXiv 2605.09994) fights
 with pacing; here the commit itself is flat. The digest chain `d_v = SHA-256(d_{v-1} ‖ body_v)` lets a snapshot
-be checked against the log and exposes a commit that was written on top of another history."""
+be checked against the log and exposes a commit that was written on top of another history.
+"""
 
 import enum
 import hashlib
@@ -33,7 +34,8 @@ class CommitKind(enum.StrEnum):
 class Origin:
     """Another lake whose data objects this one shares (a fork's parent), and the shared steps.
 
-    The fork's steps below `end` are the parent's: equal numbers up to `skip_first`, then those from `skip_end` on."""
+    The fork's steps below `end` are the parent's: equal numbers up to `skip_first`, then those from `skip_end` on.
+    """
 
     url: str
     lake_id: str

@@ -1,7 +1,8 @@
 """A slot of `control/`: the needs of the lake and its floor, in one record.
 
 The record holds the floor *and* every live consumer group, so one create-if-absent of the next number decides between
-a group that needs earlier steps and a reclaimer that gives them up (lake/control.py). A retired group is absent."""
+a group that needs earlier steps and a reclaimer that gives them up (lake/control.py). A retired group is absent.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -66,7 +67,8 @@ NOTHING_YET: Final = ControlRecord()  # before record 0
 def encode_control(lake_id: str, record: ControlRecord, *, frees: bool = True) -> bytes:
     """`RefusedError` if the record is larger than `RECORD_BYTES_MAX`, or if readers would not accept it.
 
-    Unless the change `frees` something, a part is left free for one that does."""
+    Unless the change `frees` something, a part is left free for one that does.
+    """
     data = encode(Kind.CONTROL, {"lake": lake_id, **_LAYOUT.body(record)})
     if len(data) > RECORD_BYTES_MAX - (0 if frees else RESERVED_BYTES):
         raise RefusedError(

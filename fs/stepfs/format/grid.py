@@ -1,7 +1,8 @@
 """The grid of a lake: which slice is which file of which micro-batch of which data rank.
 
 A trainer reads the ranks, so numbers that happen to fit must not decide: a lake cut for context parallelism and one of
-as many data ranks have equally many slices."""
+as many data ranks have equally many slices.
+"""
 
 from __future__ import annotations
 

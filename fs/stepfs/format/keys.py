@@ -2,7 +2,8 @@
 
 Components are fixed width in `[0-9a-z-]` so that no name is a prefix of a sibling: SeaweedFS sorts by path
 component, S3 by bytes, and both must LIST in the same order. User-chosen ids appear only as hashes; the ids
-themselves stand inside the objects."""
+themselves stand inside the objects.
+"""
 
 import hashlib
 import re

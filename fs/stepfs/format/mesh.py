@@ -1,7 +1,8 @@
 """The trainer's device mesh: `pp=2,dp=4,tp=2`, slowest dimension first, as `--mesh` of a mount and `mesh` of a plan say it.
 
 Data dimensions choose files. Context-parallel ranks take whole rows, so they are peers, unless the lake is cut along `cp`;
-the ranks of every other dimension always are."""
+the ranks of every other dimension always are.
+"""
 
 import difflib
 import itertools

@@ -1,7 +1,8 @@
 """A mount's record for the fleet view: informative only, no decision depends on it.
 
 It is the only kind of object that is overwritten, and only by the mount that it names. Times are of that mount's
-clock."""
+clock.
+"""
 
 from dataclasses import dataclass
 from typing import Final
@@ -40,7 +41,8 @@ class NodeRecord:
 
 def node_name(host: str, directory: str) -> str:
     """The name of a mount; equal for the next mount at the same place, so that it takes over a killed mount's
-    record."""
+    record.
+    """
     return f"{host}:{directory}".encode(errors="backslashreplace").decode()
 
 

@@ -1,7 +1,8 @@
 """What a planned producer keeps in its lake: its position in commits, the frozen listings of its sources, their records.
 
 A listing is kept in shards under `sources/<digest>/`, without locations, since a corpus may move. The commit protocol never
-looks into a position."""
+looks into a position.
+"""
 
 import hashlib
 import re
@@ -109,7 +110,8 @@ _DIGEST: Final = re.compile(r"[0-9a-f]{32}")
 @dataclass(frozen=True, slots=True)
 class SourceStanding:
     """One source, over all steps of the plan. `listing`: digest of its files, which does not change; "" if it is none.
-    `epoch`: the one being read, from 0."""
+    `epoch`: the one being read, from 0.
+    """
 
     listing: str
     tokens: int

@@ -63,7 +63,8 @@ def is_checkable(ext: str) -> bool:
 def payload_problem(ext: str, head: bytes, length: int) -> str | None:
     """The reason why a slice of `length` bytes cannot be a file of `ext`; None if it can, or for an unknown extension.
 
-    `head`: the slice's first `HEAD_BYTES` bytes, or all of them if there are fewer."""
+    `head`: the slice's first `HEAD_BYTES` bytes, or all of them if there are fewer.
+    """
     if not is_checkable(ext):
         return None
     expected, test = _TESTS[_last(ext)]

@@ -1,7 +1,8 @@
 """The state of the log at one version, and the segments of old steps to which it refers.
 
 A snapshot has every producer's state, so recovery needs no older commit. A segment is read whole, or one entry of it by
-one ranged GET."""
+one ranged GET.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +77,8 @@ class LogState:
     """The log folded up to and including `version`.
 
     Live or not, steps [0, next_step) are committed. `tail` holds the entries from `sealed_steps` on; older ones
-    are in segments, of which those from `first_segment` on are still referenced."""
+    are in segments, of which those from `first_segment` on are still referenced.
+    """
 
     lake_id: str
     slices: int

@@ -1,6 +1,7 @@
 """The TGB object: every slice of one global step, immutable, and the descriptor by which a commit names it.
 
-Layout: FORMAT.md. The writer never joins payloads: the image is a list of buffers, sent without a copy."""
+Layout: FORMAT.md. The writer never joins payloads: the image is a list of buffers, sent without a copy.
+"""
 
 import struct
 from collections.abc import Sequence
@@ -217,7 +218,8 @@ def joined(first: int, second: int, second_bytes: int) -> int:
     """The CRC32C of A + B from those of A and of B: no second pass over their bytes.
 
     Mark Adler's way (zlib's `crc32_combine`, with x^n instead of matrices): a CRC is a polynomial over GF(2), and n zero
-    bytes behind it multiply it by x^8n. That takes as long in Python as the CRC of 128 KiB that are in a cache."""
+    bytes behind it multiply it by x^8n. That takes as long in Python as the CRC of 128 KiB that are in a cache.
+    """
     return _product(_zeros(second_bytes), first) ^ second
 
 

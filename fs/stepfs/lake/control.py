@@ -1,7 +1,8 @@
 """The control sequence: the needs of groups, and the floor, one record after another; and the verbs of a group.
 
 A change reads the newest record, decides on it alone (`decisions`) and creates the next one; if another writer took that
-slot, it decides again. A create without an answer comes first the next time, with the same bytes."""
+slot, it decides again. A create without an answer comes first the next time, with the same bytes.
+"""
 
 from __future__ import annotations
 
@@ -147,7 +148,8 @@ class Control:
         """Bring the lake's newest record into the requested state, and return it.
 
         Raises what `decide` refuses, and then nothing was written. `StoreUnreachableError` if the store does not
-        answer: the change may have landed, or may land later; the next call settles that first."""
+        answer: the change may have landed, or may land later; the next call settles that first.
+        """
         async with self._changing:
             await self._settle()
             begun_s = trio.current_time()
@@ -171,7 +173,8 @@ class Control:
     async def advance(self, request: Advance) -> bool:
         """Take the slot after the newest record with the advance, decided again on each newer one. False: a group needs
         more by now, or there is a newer record already: look at the groups again. One who slept before the create may have
-        filled a hole, and what is deleted is gone: so it looks once more behind it."""
+        filled a hole, and what is deleted is gone: so it looks once more behind it.
+        """
         async with self._changing:
             await self._settle()
             for attempt in range(_ROUNDS_MAX):
@@ -290,7 +293,8 @@ class Group:
     async def register(self, fork: str = "") -> GroupRecord:
         """Make the group exist; it keeps every live step until its first checkpoint. Idempotent.
 
-        `fork`: the URL of the fork that holds it."""
+        `fork`: the URL of the fork that holds it.
+        """
         return await self._changed(Register(self.name, fork))
 
     async def add(self, next_step: Step, *, keep: int | None = None, creates: bool = True) -> GroupRecord:
@@ -298,7 +302,8 @@ class Group:
         stay.
 
         Checkpoints beyond `next_step` do not count and stay, too (`add_to_order`). Raises `WithdrawnError` when steps
-        that the checkpoint needs are reclaimed already, `NoSuchGroupError` if there is none and it `creates` none."""
+        that the checkpoint needs are reclaimed already, `NoSuchGroupError` if there is none and it `creates` none.
+        """
         if keep is not None and keep < 1:
             raise UsageError(f"--keep {keep}: keep at least one checkpoint, or retire the group")
         return await self._changed(Add(self.name, next_step, keep, creates))
@@ -307,7 +312,8 @@ class Group:
         """Record that training resumed from the checkpoint at `next_step`, and keep that checkpoint from now on.
 
         Nothing is dropped: a trainer can still go back to a greater checkpoint, until it has passed it with `keep`.
-        Raises `WithdrawnError` when steps that the checkpoint needs are reclaimed already."""
+        Raises `WithdrawnError` when steps that the checkpoint needs are reclaimed already.
+        """
         return await self._changed(Resume(self.name, next_step, creates))
 
     async def drop(self, next_step: Step) -> GroupRecord:
@@ -323,7 +329,8 @@ class Group:
         """Replace the kept checkpoints by `change` of them, also when other writers change them meanwhile.
 
         Raises `WithdrawnError` with the new checkpoints that come too late. None: the group is retired, and the call
-        does not revive it."""
+        does not revive it.
+        """
         record = await self.control.change(Revise(self.name, change, revives))
         return record.groups.get(self.name)
 

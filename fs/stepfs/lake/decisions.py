@@ -1,7 +1,8 @@
 """The record that each change makes of the newest control record: pure, and the only place that decides.
 
 `decide(number, record, request)` is the next record, or None when the newest says it already; a refusal is an exception. The
-transitions are those of tests/t1_protocol/model/control.pml, by name."""
+transitions are those of tests/t1_protocol/model/control.pml, by name.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,7 +28,8 @@ def add_to_order(order: Order, step: Step, keep: int | None) -> Order:
 
 def resume_order(order: Order, step: Step) -> Order:
     """The order after training resumed from `step`: nothing is dropped; greater checkpoints count as older than the
-    rest."""
+    rest.
+    """
     left = tuple(kept for kept in order if kept > step)
     return (*left, *_without(order, {*left, step}), step)
 
@@ -86,7 +88,8 @@ class Drop:
 class Revise:
     """Keep `change(kept)` in place of `kept`.
 
-    Unless it `revives`, the request leaves a group alone that is not there."""
+    Unless it `revives`, the request leaves a group alone that is not there.
+    """
 
     group: str
     change: Callable[[frozenset[Step]], frozenset[Step]]
@@ -106,7 +109,8 @@ class Retire:
 class Advance:
     """Give up the steps below `first_live` and the log versions below `floor`, if nobody needed them within the grace.
 
-    `deleted_bytes`: payload bytes of all steps below `first_live`. `ages_s`: see `least_need`."""
+    `deleted_bytes`: payload bytes of all steps below `first_live`. `ages_s`: see `least_need`.
+    """
 
     first_live: Step
     floor: Version
@@ -132,7 +136,8 @@ def decide(number: int, record: ControlRecord, request: Request) -> ControlRecor
     """The next record's contents; None: the newest says it already.
 
     `WithdrawnError`: steps that the request needs are reclaimed. `AbsentError`: no such group, or checkpoint.
-    `UsageError`: too many checkpoints."""
+    `UsageError`: too many checkpoints.
+    """
     if isinstance(request, Advance):
         return _advance(number, record, request)
     if isinstance(request, AskForPause):
@@ -248,7 +253,8 @@ def successor(number: int, record: ControlRecord, **changes: Any) -> ControlReco
 def least_need(record: ControlRecord, ages_s: Mapping[int, float], grace_s: float) -> Step:
     """The least need of all records that were the newest within `grace_s`: nothing below it may go.
 
-    `ages_s`: of the records that ended one of the minima, by the store's clock; one that is missing is new."""
+    `ages_s`: of the records that ended one of the minima, by the store's clock; one that is missing is new.
+    """
     *former, (_, need) = record.minima or ((0, record.need),)
     for ended, least in former:
         if ages_s.get(ended, 0.0) < grace_s:

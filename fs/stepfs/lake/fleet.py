@@ -1,7 +1,8 @@
 """The fleet view: one small object per mount with a group, rewritten every 30 s, removed at unmount.
 
 The records are informative only. A mount that cannot write its record goes on. A killed mount leaves its record behind
-until the next mount at the same place takes it over."""
+until the next mount at the same place takes it over.
+"""
 
 from collections.abc import Iterable
 from contextlib import aclosing

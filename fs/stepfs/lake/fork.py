@@ -1,7 +1,8 @@
 """Make a lake that shares the data of another one below a cut, which a group of the parent keeps.
 
 The group is registered before anything is written, and the fork's identity last, after a look that the group still stands:
-a half-made fork is no lake."""
+a half-made fork is no lake.
+"""
 
 import logging
 import re
@@ -176,7 +177,8 @@ NO_END: Final = Step(INTEGER_MAX)
 class Cut:
     """The parent steps of a fork: those before `step`, then those from `step` on outside [skip_first, skip_end).
 
-    None from `until` on."""
+    None from `until` on.
+    """
 
     step: Step
     skip_first: Step
@@ -203,7 +205,8 @@ async def fork(parent: LogReader, store: Store, cut: Cut, clock: Clock, *, rewin
     """Create the lake `store` as a fork of `parent`. `RefusedError` if there is a lake already.
 
     `rewind`: producers stand as at `until`; errors of `producers_before`. If the parent was opened with `until_damage`, the
-    fork has the steps before the damage."""
+    fork has the steps before the damage.
+    """
     await refuse_existing(store)
     # Report mistakes before anything is written.
     shared = parent_steps(cut, parent.first_live_step, parent.state.next_step)
@@ -391,7 +394,8 @@ async def _fill(
     """Write the fork's segments, origin commit and snapshot; everything but the identity, which makes it a lake.
 
     Segments are written as they fill, a few at once, so that no history is too long for memory. They come before the
-    commit, which has their totals, and carry the digest of the log's beginning."""
+    commit, which has their totals, and carry the digest of the log's beginning.
+    """
     entries, base = _Renumbered(parent, stretches), snapshot.genesis(lake_id, parent.identity.slices)
     assert entries.end == origin.end
     full = range(entries.first // SEGMENT_STEPS, entries.end // SEGMENT_STEPS)

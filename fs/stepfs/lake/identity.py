@@ -25,7 +25,8 @@ async def create_lake(
     `slices`: the grid of a step's files, or how many, if each data rank has one.
     `check_payload`: the lake promises that its slices are files of kind `ext`, and producers check it. A fork gives
     `lake_id`, because it fills the lake before the identity makes it exist. Raises `RefusedError` if there is a lake
-    already or the store is unfit, `UsageError` for a bad number of slices or extension."""
+    already or the store is unfit, `UsageError` for a bad number of slices or extension.
+    """
     grid = slices if isinstance(slices, Grid) else Grid(slices)
     check_grid(grid)
     check_ext(ext)

@@ -1,6 +1,7 @@
 """What a planned producer keeps in its lake beside steps, as readers find it: plans, listings, positions, the samples of a slice.
 
-The names of texts and listings are their digests. Positions are in commits, one behind the last step of each."""
+The names of texts and listings are their digests. Positions are in commits, one behind the last step of each.
+"""
 
 from __future__ import annotations
 

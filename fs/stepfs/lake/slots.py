@@ -2,7 +2,8 @@
 
 Slots are taken one by one, each by a single conditional create of bytes that carry a random id. So a writer whose
 create had no clear reply (a lost reply, a 409, a 500 for the loser of a race) reads the slot: equal bytes are its own
-(hazard 2). Nothing is ever overwritten and nothing is deleted here."""
+(hazard 2). Nothing is ever overwritten and nothing is deleted here.
+"""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -49,7 +50,8 @@ async def take_slot(store: Store, key: str, body: bytes) -> SlotOutcome:
     """Create `key` with `body`, resolving every ambiguity by reading the slot.
 
     The same bytes are sent to the same slot again only if a read showed the slot absent after an ambiguous attempt, or
-    if the server asked for a retry. Bounded: after `_ROUNDS_MAX` undecided rounds the outcome is Unknown."""
+    if the server asked for a retry. Bounded: after `_ROUNDS_MAX` undecided rounds the outcome is Unknown.
+    """
     for round_number in range(_ROUNDS_MAX):
         if round_number:
             low, high = _RETRY_S
@@ -83,7 +85,8 @@ async def create_own(store: Store, key: str, body: bytes, advice: str) -> None:
     """Create an object whose key no other process writes, because it carries this writer's random id.
 
     If the store reports such a key as taken and then shows no object, the create is repeated. `StoreUnreachableError`,
-    with `advice`, unless the object exists in the end: the next objects may name it."""
+    with `advice`, unless the object exists in the end: the next objects may name it.
+    """
     for _ in range(_ROUNDS_MAX):
         outcome = settled(await take_slot(store, key, body), store, advice)
         if isinstance(outcome, Mine):
@@ -97,7 +100,8 @@ async def create_own(store: Store, key: str, body: bytes, advice: str) -> None:
 
 async def last_number(store: Store, prefix: str, *, after: int = -1) -> int | None:
     """The greatest number above `after` under `prefix`, None if there is none: one LIST for up to 1000 slots, then
-    galloping and bisection, so the cost is logarithmic in the number of slots."""
+    galloping and bisection, so the cost is logarithmic in the number of slots.
+    """
     low = await _greatest_after(store, prefix, after)
     if low is None:
         return None
@@ -135,7 +139,8 @@ async def _greatest_after(store: Store, prefix: str, number: int) -> tuple[int, 
 async def last_dense_number(known: int, exists: Callable[[int], Awaitable[bool]]) -> int:
     """Greatest occupied slot of a dense, never trimmed sequence, given that `known` is occupied (or -1).
 
-    Doubling and bisection over `exists`; exactly one call when nothing is new."""
+    Doubling and bisection over `exists`; exactly one call when nothing is new.
+    """
     stride = 1
     low = known
     while await exists(low + stride):

@@ -2,7 +2,8 @@
 
 parent: spawn `python -m stepfs.mount.daemon <fd> DIR`, options through its stdin, wait on the pipe <fd>
 child:  new session, log file instead of a terminal, serve; on the pipe: {"pid": …} once a listing answers,
-or {"error": …, "exit_code": …}; before it, lines {"waiting": …} for the user's terminal"""
+or {"error": …, "exit_code": …}; before it, lines {"waiting": …} for the user's terminal
+"""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ def configure_log(mount: Path, handler: logging.Handler | None = None) -> None:
     """Send all logs of this process to stderr, or to `handler`, in the format that STEPFS_LOG_FORMAT chooses. `UsageError`.
 
     Facts come as `extra={"step": …}` of a log call; only those of `FIELDS` are used. JSON lines contain the mount point: a
-    collector mixes the lines of several daemons. Text that looks like a credential is removed from the finished line."""
+    collector mixes the lines of several daemons. Text that looks like a credential is removed from the finished line.
+    """
     formatter = Json(mount) if chosen_format() == "json" else Text(_TEXT)
     handler = handler or logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter)
@@ -61,7 +63,8 @@ def configure_log(mount: Path, handler: logging.Handler | None = None) -> None:
 def _asked_for(record: logging.LogRecord) -> bool:
     """False for pyfuse3's error about a reply to a request that the kernel has already ended.
 
-    ENOENT from a reply means that the connection ended first, as when a file is closed after `umount -l`."""
+    ENOENT from a reply means that the connection ended first, as when a file is closed after `umount -l`.
+    """
     return record.name != "pyfuse3" or not record.getMessage().endswith(_REPLY_UNWANTED)
 
 
@@ -160,7 +163,8 @@ class DaemonError(StepfsError):
 def log_file(directory: Path) -> Path:
     """The log of the daemon of a mount point: it outlives the mount. In `STEPFS_LOG_DIR`, or the default directory.
 
-    The default is /var/log/stepfs for root and the XDG state directory for other users."""
+    The default is /var/log/stepfs for root and the XDG state directory for other users.
+    """
     chosen = os.environ.get("STEPFS_LOG_DIR")
     if chosen:
         base = Path(chosen)
@@ -177,7 +181,8 @@ def log_file(directory: Path) -> Path:
 def start(options: MountOptions, say: Say = lambda _: None) -> int:
     """Mount in the background; returns the daemon's pid once its mount answers a listing, else `DaemonError`.
 
-    `say` is called with a line when the daemon waits for a silent store; it gives up in bounded time."""
+    `say` is called with a line when the daemon waits for a silent store; it gives up in bounded time.
+    """
     chosen_format()  # here, where a wrong format can still be reported
     directory = real_directory(options.directory)
     descriptor = mounts.descriptor_of(directory)
@@ -222,7 +227,8 @@ def _open_log(log: Path, *, start_over: bool) -> int:
     """A descriptor of the log, in append mode; a log that is too long is truncated if `start_over`.
 
     `RefusedError` if the path is not writable, or is not a file of this user: in a directory that all users may write
-    to, a link planted under the log's name would make root write into another file."""
+    to, a link planted under the log's name would make root write into another file.
+    """
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
         if start_over and log.exists() and log.lstat().st_size > LOG_BYTES_MAX:
@@ -244,7 +250,8 @@ class BoundedLog(RotatingFileHandler):
 
     It follows its name: once `logrotate` or a person has moved the file away, the next line begins a new one. Output
     that bypasses `logging` (faulthandler) goes along. Only for the daemon that serves: one that finds the directory
-    taken writes its line into the log of another."""
+    taken writes its line into the log of another.
+    """
 
     def __init__(self, log: Path, bytes_max: int) -> None:
         super().__init__(log, maxBytes=bytes_max, backupCount=1)

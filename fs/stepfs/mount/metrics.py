@@ -1,6 +1,7 @@
 """`.stepfs/metrics` and the scrape port: this mount's metrics in Prometheus' text format.
 
-`scrape` serves them in threads of its own beside the loop, so collections are copied before they are iterated."""
+`scrape` serves them in threads of its own beside the loop, so collections are copied before they are iterated.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The options of one mount: parsed, checked, frozen, and sent to the daemon's process as JSON.
 
-They contain no credentials: these come from the AWS chain in the environment, which the daemon inherits."""
+They contain no credentials: these come from the AWS chain in the environment, which the daemon inherits.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """One mount from beginning to end, in this process: its parts, and their order of starting and ending.
 
-prepare the directory → open the lake → claim a cache directory → mount → answer → READY → … → detach → clean up"""
+prepare the directory → open the lake → claim a cache directory → mount → answer → READY → … → detach → clean up
+"""
 
 from __future__ import annotations
 
@@ -206,7 +207,8 @@ async def serve(options: MountOptions, ready: Ready, say: Say = _log.warning, te
     `ready` is called once the mount answers a listing; until then, `say` is called with a line when the store is
     silent, and `tell` with one that is no warning. Raises `AbsentError`, `RefusedError`, `UsageError`,
     `StoreUnreachableError` before anything is mounted; afterwards only `ReplacedError`, when another lake takes this
-    one's URL."""
+    one's URL.
+    """
     with trio.open_signal_receiver(*_ENDING) as signals:
         async with trio.open_nursery() as nursery:
             session = _Session(options, ready, Silence(say), tell)
@@ -221,7 +223,8 @@ class _Session:
     """Two stages: before the mount stands a signal undoes everything at once; afterwards it starts to detach.
 
     Two nurseries: handlers answer the kernel in the outer one until the very end, because the tasks in the inner one
-    (fetching, following, withdrawing names) may hold a worker thread that waits for an answer."""
+    (fetching, following, withdrawing names) may hold a worker thread that waits for an answer.
+    """
 
     def __init__(self, options: MountOptions, ready: Ready, silence: Silence, tell: Say) -> None:
         self._directory = real_directory(options.directory)

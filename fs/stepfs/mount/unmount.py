@@ -1,7 +1,8 @@
 """`stepfs unmount`: remove the mount, and return when its daemon and its cache are gone.
 
 The daemon is found through the mount itself (`.stepfs/config.json`), and counts only together with its start time. A busy
-mount stays unchanged."""
+mount stays unchanged.
+"""
 
 import errno
 import os
@@ -46,7 +47,8 @@ def daemon_of(mounted: Mounted) -> Daemon:
 def unmount_and_wait(directory: Path) -> None:
     """Unmount; returns when the daemon is gone and its cache removed.
 
-    `AbsentError` if nothing is mounted there, `RefusedError` if it is busy (nothing was changed) or not ours."""
+    `AbsentError` if nothing is mounted there, `RefusedError` if it is busy (nothing was changed) or not ours.
+    """
     where = real_directory(directory)
     mounted = mount_at(where)
     if mounted is None:

@@ -1,7 +1,8 @@
 """One reader without a mount, from beginning to end: the parts of a mount, and the answers to reads and waits.
 
 Everything here runs in one trio loop. Where a mount has an errno, this has an exception of `stepfs.errors`. `view` and
-`follow` decide, as in a mount, which steps exist, which reads wait, and for how long."""
+`follow` decide, as in a mount, which steps exist, which reads wait, and for how long.
+"""
 
 import errno
 import logging
@@ -42,7 +43,8 @@ class CopyPool:
     async def copy_of(self, handle: SliceHandle) -> memoryview:
         """The whole slice, read-only and contiguous; it stays valid while the caller holds it.
 
-        Raises as `SliceHandle.read` does."""
+        Raises as `SliceHandle.read` does.
+        """
         if handle.length < MAPPED_BYTES_MIN:
             return memoryview(bytes(await handle.read(0, handle.length)))
         pooled = self._pool.take(handle.length)
@@ -110,7 +112,8 @@ class ReaderParts(LakeParts):
         """The bytes of a slice, verified. With `waits`, wait for its commit even if the options do not.
 
         `NoSuchStepError`, `ReclaimedError`, `WaitExpiredError` as `wait_for`; `CorruptError` names the object;
-        `StoreUnreachableError` once the store did not deliver within the deadline."""
+        `StoreUnreachableError` once the store did not deliver within the deadline.
+        """
         entry = await self._entry(step, waits=waits)
         handle = self.slices.open(entry, index)
         try:
@@ -216,7 +219,8 @@ async def open_reader(
     earlier reader saw it.
 
     Raises before it begins what `stepfs mount` refuses: `AbsentError`, `RefusedError`, `UsageError`,
-    `StoreUnreachableError`. Later, inside, only `ReplacedError`."""
+    `StoreUnreachableError`. Later, inside, only `ReplacedError`.
+    """
     silence = Silence(_log.warning)
     store = open_store(options, silence)
     try:

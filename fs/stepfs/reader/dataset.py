@@ -1,7 +1,8 @@
 """`StepDataset`: the steps of one rank for torch's DataLoader, read without a mount, decoded by the lake's extension.
 
 A loader's workers take turns: worker w of N gets the items w, w + N, …, and the loader yields them in that order. Each is
-a process with a reader of its own, which fetches ahead only the steps that it will yield."""
+a process with a reader of its own, which fetches ahead only the steps that it will yield.
+"""
 
 import io
 import itertools
@@ -42,7 +43,8 @@ _told = False
 
 def warn_if_sharded(ranks: int) -> None:
     """Warn, once in a process, if a framework's code that deals out data among processes is asking for that of one of
-    `ranks` ranks: each rank would train on a part of its own steps. By names of code, in a job of several processes."""
+    `ranks` ranks: each rank would train on a part of its own steps. By names of code, in a job of several processes.
+    """
     global _told  # noqa: PLW0603 - there is one process
     if _told or ranks < 2 or processes() < 2:
         return
@@ -103,7 +105,8 @@ def _load_safetensors(payload: memoryview) -> Any:
 def regrouped(files: Sequence[Any], ranks: RankMap, rank: int) -> list[Any]:
     """The micro-batches of a rank, from its decoded files; a file that is none of a plan counts as one.
 
-    `UsageError` if the data ranks do not divide the micro-batches of the step."""
+    `UsageError` if the data ranks do not divide the micro-batches of the step.
+    """
     held = [micro_batches(file) if holds_micro_batches(file) else [file] for file in files]
     each = len(held[0])
     if any(len(file) != each for file in held):
@@ -146,7 +149,8 @@ class StepDataset:
 
     With `stop` it is map-style: item i is step `start + i`, for any sampler. Without, it is iterable: the steps in order, to
     the end of a sealed lake, for `DataLoader(dataset, batch_size=None)`. It waits for steps that are not committed yet, as
-    a mount does under `--steps`."""
+    a mount does under `--steps`.
+    """
 
     def __new__(cls, *_args: Any, stop: int | None = None, iterable: bool | None = None, **_options: Any) -> Self:
         kind: type[StepDataset] = cls
@@ -181,7 +185,8 @@ class StepDataset:
         of one worker. `decode`: payload → item, in the worker; by default `torch.load`, `numpy.load`, safetensors' `load` by
         the lake's extension, or `bytes`.
 
-        `UsageError` for a rank or a range that the lake does not have."""
+        `UsageError` for a rank or a range that the lake does not have.
+        """
         del iterable
         self._start, self._stop = (check_integer(start, "start"), None if stop is None else check_integer(stop, "stop"))
         self._rank = check_integer(rank, "rank")
@@ -266,7 +271,8 @@ class _Stream(StepDataset):
 
 class _Pass:
     """One pass through an iterable dataset, in one process. Its state is its next step, for torchdata's
-    `StatefulDataLoader`: a loader that goes on reads no step twice."""
+    `StatefulDataLoader`: a loader that goes on reads no step twice.
+    """
 
     def __init__(self, lake: Lake, order: StridedOrder, read: Callable[[int], Any]) -> None:
         self._lake, self._order, self._read = lake, order, read

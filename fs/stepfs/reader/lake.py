@@ -1,7 +1,8 @@
 """`Lake`: a lake as a sequence of steps, and a step as the bytes of its ranks and micro-batches, for programs that cannot mount.
 
 Any thread may use a `Lake`; its work is done in one background thread (`background`). In another process, made by fork
-or by spawn, it opens itself again when it is first used, and reads on in the log where the first one stood."""
+or by spawn, it opens itself again when it is first used, and reads on in the log where the first one stood.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ from stepfs.view.ranks import RankMap
 def slice_at(ranks: RankMap, rank: int, micro: int | None, file: str) -> SliceIndex:
     """The slice of `lake[step][rank, micro, file]`; `NoSuchStepError` if there is none.
 
-    `UsageError` without a micro-batch where the rank has several."""
+    `UsageError` without a micro-batch where the rank has several.
+    """
     rank = check_integer(rank, "rank")
     if not 0 <= rank < ranks.world:
         raise NoSuchStepError(f"rank {rank}: this lake has ranks 0 to {ranks.world - 1}")
@@ -76,7 +78,8 @@ class LakeStep(int):
     """A step of a lake: its number, and `step[rank]`, `step[rank, micro]` or `step[rank, micro, "pixels"]`, the bytes of a file.
 
     For a tensor of numbers write `int(step)`. It has no length: with one, `torch.tensor([step])` would
-    read every rank and make numbers of its bytes."""
+    read every rank and make numbers of its bytes.
+    """
 
     _lake: Lake
 
@@ -92,7 +95,8 @@ class LakeStep(int):
 
         `NoSuchStepError` for a rank, micro-batch or file that the lake does not have, `ReclaimedError` if the step has left the
         lake meanwhile, `CorruptError` for damaged bytes, `StoreUnreachableError` once the store did not deliver within
-        `deadline_s`."""
+        `deadline_s`.
+        """
         return self._lake.read(self, *place) if isinstance(place, tuple) else self._lake.read(self, place)
 
     def __len__(self) -> NoReturn:
@@ -156,7 +160,8 @@ class Lake:
         `deadline_s`: of every read and wait. `poll`: the shortest interval between looks for new steps. `endpoint_url`: an
         S3-compatible server; else `STEPFS_ENDPOINT_URL`, then AWS's own variables.
 
-        `UsageError`, `AbsentError`, `RefusedError`, `StoreUnreachableError` as `stepfs mount`."""
+        `UsageError`, `AbsentError`, `RefusedError`, `StoreUnreachableError` as `stepfs mount`.
+        """
         words = {name: value for name, value in locals().items() if name not in {"self", "url"}}
         self._setup(replace(LakeOptions.of(url, words), splits=self.splits))
         identity = self._parts().log.identity
@@ -176,7 +181,8 @@ class Lake:
     def __getitem__(self, step: int) -> LakeStep:
         """A committed step. Beyond the newest one: `NoSuchStepError`, or waits, as `wait` and `steps` say.
 
-        `ReclaimedError` for a step that has left the lake, or that this reader's group gave up."""
+        `ReclaimedError` for a step that has left the lake, or that this reader's group gave up.
+        """
         number = _numbered(step)
         if not self._parts().tree.readable(number):
             self._call(lambda parts: parts.wait_for(number, waits=False))
@@ -186,7 +192,8 @@ class Lake:
         """The steps from `start` on (default: the oldest), each once, in order, as they are committed.
 
         Ends behind the last step of `steps`, or of a sealed lake. A step that has left the lake raises `ReclaimedError`: none
-        is skipped. A step that does not come in time raises `WaitExpiredError`, under `wait` `NoSuchStepError`."""
+        is skipped. A step that does not come in time raises `WaitExpiredError`, under `wait` `NoSuchStepError`.
+        """
         number = self.first_step if start is None else Step(check_integer(start, "start"))
         while self.can_follow_to(number):
             yield LakeStep(self, number)
@@ -283,7 +290,8 @@ class Lake:
     def close(self) -> None:
         """End the background thread and free the memory; views that were given out stay valid. Idempotent.
 
-        A thread that waits in this `Lake` gets a `ClosedError`."""
+        A thread that waits in this `Lake` gets a `ClosedError`.
+        """
         self._closed = True
         self.rest()
 
@@ -320,7 +328,8 @@ class Lake:
     def as_worker(self, workers: int, *, owner: int | None = None) -> None:
         """This process is one of `workers` that read different steps: they share one budget, and each fetches only
         announced steps. When the process `owner` has ended, nothing is read or waited for here any more. Before the
-        first use in this process; without effect later."""
+        first use in this process; without effect later.
+        """
         loop = self._loop
         if loop is None or not loop.is_here:
             self.options, self._owner = self.options.of_worker(workers), owner

@@ -1,6 +1,7 @@
 """The options of one `Lake`: the words of `stepfs mount` as Python values, checked and frozen.
 
-Only these travel to another process: they contain no credentials, which come from the environment there as here."""
+Only these travel to another process: they contain no credentials, which come from the environment there as here.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The object store protocol: verbs, names of objects, and options of the way to a store.
 
 Verbs raise `StoreUnreachableError` once their own retries are spent, `RefusedError` for missing rights, `AbsentError` when the
-bucket or root is gone. Keys are relative to the lake's URL."""
+bucket or root is gone. Keys are relative to the lake's URL.
+"""
 
 from __future__ import annotations
 
@@ -128,7 +129,8 @@ class Store(Protocol):
         """Fill `buffer` with bytes from `offset`; one request, no copy beyond the socket's.
 
         Returns the number of bytes (fewer than the buffer's at the end of the object), None if absent. `landed` is
-        called with the number of bytes in `buffer` each time it grows, in the thread that filled it."""
+        called with the number of bytes in `buffer` each time it grows, in the thread that filled it.
+        """
         ...
 
     async def create(self, key: str, body: bytes) -> Put:
@@ -138,14 +140,16 @@ class Store(Protocol):
     async def put(self, key: str, parts: Sequence[Buffer], *, crc32c: int | None = None) -> None:
         """Upload the concatenation of `parts` under a name that no other writer uses; retried, durable on return.
 
-        `crc32c`: that of the concatenation, if the caller knows it; a store that verifies arriving bytes uses it."""
+        `crc32c`: that of the concatenation, if the caller knows it; a store that verifies arriving bytes uses it.
+        """
         ...
 
     async def list(self, prefix: str, *, after: str = "", limit: int | None = None, ages: bool = False) -> list[Entry]:
         """Objects under `prefix` with key > `after`, in key order, at most `limit`.
 
         With `ages`, each entry holds the least number of seconds that the object has existed, by the store's own clock
-        and as of the answer: the caller's clock is not used. 0 when the store gives no age."""
+        and as of the answer: the caller's clock is not used. 0 when the store gives no age.
+        """
         ...
 
     async def delete(self, keys: Iterable[str]) -> None:

@@ -1,6 +1,7 @@
 """Calls of a server's store: threads, silence, and ages by the clock of the store.
 
-Threads have three budgets, so that the log and the floor never wait for bytes: creates, other control requests, data."""
+Threads have three budgets, so that the log and the floor never wait for bytes: creates, other control requests, data.
+"""
 
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
@@ -72,7 +73,8 @@ class Rights:
     Credentials expire and are renewed, metadata services have outages, policies are edited; a producer must survive that
     like an outage. At the start, however, a refusal is a mistake to be reported at once (and without the right to list,
     S3 refuses to read an absent object). So the past decides: a verb that succeeded under a prefix is allowed there.
-    Thread-safe: a set that only grows."""
+    Thread-safe: a set that only grows.
+    """
 
     def __init__(self) -> None:
         self._proven: set[tuple[str, str]] = set()

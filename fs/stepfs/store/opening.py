@@ -24,7 +24,8 @@ def open_store(
 ) -> Store:
     """The store of a lake's URL; `UsageError` for anything else.
 
-    `endpoint_url` is short for `StoreOptions(endpoint_url)`. `silence` watches the requests of a command that waits."""
+    `endpoint_url` is short for `StoreOptions(endpoint_url)`. `silence` watches the requests of a command that waits.
+    """
     options = (options or StoreOptions()).at_endpoint(endpoint_url)
     scheme, separator, rest = check_text(url, "the lake", "file:///directory").partition("://")
     if not separator:

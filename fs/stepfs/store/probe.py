@@ -1,7 +1,8 @@
 """A test of the one guarantee that stepfs needs of a store: of many creates of a key exactly one succeeds.
 
 Some servers ignore If-None-Match, others check without a lock, which only a race reveals (hazard 4). Probe objects live
-under `probe/`, outside every lake id; a role without the right to delete leaves them there."""
+under `probe/`, outside every lake id; a role without the right to delete leaves them there.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +62,8 @@ async def probe_store(store: Store, *, thorough: bool) -> None:
     """`RefusedError` naming the server unless conditional creates are honest.
 
     Brief: two creates, a read, a delete, one after the other. Thorough: `examine_store`. `StoreUnreachableError` if
-    the server does not decide a create."""
+    the server does not decide a create.
+    """
     report = await _examine(store, _EXAMINATIONS if thorough else _EXAMINATIONS[:1])
     if not report.fit:
         raise RefusedError(report.refusal())

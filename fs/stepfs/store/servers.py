@@ -1,7 +1,8 @@
 """What stores on servers share: the meaning of a failed request, and the bytes of a read.
 
 What cannot be read is unknown: a create that may have happened. Once a read is abandoned, no byte is written to its buffer,
-and its connection is shut down."""
+and its connection is shut down.
+"""
 
 import enum
 import threading
@@ -111,7 +112,8 @@ def create_outcome(answer: Answer) -> Put | None:
 def explain(answer: Answer, url: str, doing: str, words: StoreTexts, *, passing: bool = False) -> StepfsError:
     """The error to raise when `doing` ('read a/b', …) failed on the store `url`.
 
-    `passing`: the action was allowed before (`calls.Rights`), so a refusal for lack of rights counts as an outage."""
+    `passing`: the action was allowed before (`calls.Rights`), so a refusal for lack of rights counts as an outage.
+    """
     kind: type[StepfsError] = RefusedError
     reason, whole = answer.reason, answer.whole or answer.reason
     match answer.verdict:
@@ -163,7 +165,8 @@ def whole_body(
 ) -> bytes:
     """The body of `what`, an object of `size` bytes; `CorruptError` before the first piece if it is too large.
 
-    `size` 0: the server did not say; then `CorruptError` as soon as it is too large."""
+    `size` 0: the server did not say; then `CorruptError` as soon as it is too large.
+    """
     if size > bytes_max:
         raise CorruptError(f"{what} has {size} bytes, at most {bytes_max} make sense")
     found, got = [], 0

@@ -61,7 +61,8 @@ class Silence:
     ) -> T:
         """The result of `request`; `StoreSilentError` with `advice` once the store has been silent for too long.
 
-        A request that shields itself from cancellation is awaited, and its result counts."""
+        A request that shields itself from cancellation is awaited, and its result counts.
+        """
         if self._ended:
             return await request()
         if not self._waiting:

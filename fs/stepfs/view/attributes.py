@@ -1,7 +1,8 @@
 """The results of `stat`, as constants of a commit: changed attributes would make the kernel drop its page cache.
 
 Directories whose number of children changes have link count 1, which tools read as "unknown" (as on btrfs), so that
-no tool relies on it."""
+no tool relies on it.
+"""
 
 import stat
 from collections.abc import Iterator

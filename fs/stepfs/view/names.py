@@ -4,7 +4,8 @@
 (step + 1) << 20              a step directory
 (step + 1) << 20 | slice + 1  a slice; ranks that read the same slice are hard links to it
 1 << 62 | step                `.stepfs/steps/<step>.json`
-1 << 62 | 1 << 61 | step      `.stepfs/wait/<step>`"""
+1 << 62 | 1 << 61 | step      `.stepfs/wait/<step>`
+"""
 
 import enum
 import re

@@ -2,7 +2,8 @@
 
 Micro-batches are divided among D data ranks in D equal runs, so the global batch is the same for every D. Tensor- and
 pipeline-parallel peers read one slice; their files are hard links. `--world N` makes consecutive ranks peers, `--mesh`
-gives the trainer's own device mesh."""
+gives the trainer's own device mesh.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ Spelling = Callable[[str, object], str]  # a word of the caller and its value, a
 class RankMap:
     """Which ranks read which part of a step.
 
-    Readers are data ranks × pieces of their sequences (`Grid.cp`); the ranks of one reader are peers."""
+    Readers are data ranks × pieces of their sequences (`Grid.cp`); the ranks of one reader are peers.
+    """
 
     grid: Grid
     data_ranks: int
@@ -55,7 +57,8 @@ class RankMap:
     def reader_of(self, index: SliceIndex) -> tuple[int, int, int]:
         """The lowest rank that reads a slice, and which of its micro-batches and their files it is.
 
-        The mount itself looks the file up under this name."""
+        The mount itself looks the file up under this name.
+        """
         unit, piece, file = self.grid.place_of(index)
         data, micro = divmod(unit, self.micro_batches)
         reader = data * self.grid.cp + piece
@@ -97,7 +100,8 @@ def rank_map(
     """Map ranks to slices; `UsageError` for a world that the lake's grid cannot serve, naming both numbers.
 
     `splits`: the reader can take a part of a file that holds several micro-batches. `style`: how errors write a word of
-    the caller, `--mesh dp=4` or `mesh='dp=4'`."""
+    the caller, `--mesh dp=4` or `mesh='dp=4'`.
+    """
     if mesh is not None:
         mapped = _from_mesh(grid, mesh, splits=splits and grid.micro == 1, style=style)
         if world not in {None, mapped.world}:

@@ -1,7 +1,8 @@
 """The contents of the root: one function from the log's state and the mount's options to names.
 
 Everything here answers from memory, because a handler for the root must never wait on the store: the kernel holds
-the directory's lock while one LOOKUP waits, and every other reader of the root would wait with it."""
+the directory's lock while one LOOKUP waits, and every other reader of the root would wait with it.
+"""
 
 import enum
 from dataclasses import dataclass
@@ -98,7 +99,8 @@ class Tree:
 
         Only under `--steps`: otherwise `glob`, `exists` and `find` would wait once per name, and end with lists of
         different lengths on different nodes, or in a trainer that resumes. Under `--wait` a name exists only with its
-        step; loops on `exists` rely on it."""
+        step; loops on `exists` rely on it.
+        """
         if self.options.steps is None:
             return False
         return self.released(step) or self.presence(step) is Presence.PENDING

@@ -112,7 +112,8 @@ def world():
 
 async def seconds_for(world, concurrency, *, latency_s):
     """How long readers wait for all steps but the first quarter, each prefetched as soon as there is room; and the most GETs
-    at a time."""
+    at a time.
+    """
     store = world.store
     store.running_max = 0
     store.requests.clear()

@@ -1,5 +1,6 @@
 """The life of slices as a state machine over `Slices`: whatever is opened, read, requested and closed in whatever order,
-while GETs end well or badly, the budget holds, the bytes are right, and what a reader has open stays."""
+while GETs end well or badly, the budget holds, the bytes are right, and what a reader has open stays.
+"""
 
 from __future__ import annotations
 

@@ -110,7 +110,8 @@ async def test_near_the_bandwidth_only_the_first_steps_wait(autojump_clock, byte
 
 async def test_a_reader_that_is_not_ahead_copies_what_has_landed_while_the_rest_lands(autojump_clock):
     """A cold file of eight blocks on a link that is full with one GET. Fetched all at once, its first block came with the
-    last one, and link and reader took turns: the sum of both times."""
+    last one, and link and reader took turns: the sum of both times.
+    """
     del autojump_clock
     link, reader, size = 550e6, 780e6, 64 * MIB
     world = lake(Link(link), [size])

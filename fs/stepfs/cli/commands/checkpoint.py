@@ -47,7 +47,8 @@ def checkpoint(
 ) -> None:
     """Record that a durable checkpoint exists that resumes at step NEXT.
 
-    Steps that no kept checkpoint of any group needs may then be reclaimed. Say it only after the checkpoint is safe."""
+    Steps that no kept checkpoint of any group needs may then be reclaimed. Say it only after the checkpoint is safe.
+    """
     from stepfs.checkpoints.record import check_on_mount, record_checkpoint
     from stepfs.lake.control import Group
     from stepfs.view.mounted import mounted_lake

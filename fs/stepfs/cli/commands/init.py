@@ -33,7 +33,8 @@ def init(
     """Create a lake.
 
     Refuses one that exists, and a store whose conditional writes cannot be trusted. The prefix or directory is
-    created, a bucket never is."""
+    created, a bucket never is.
+    """
     from stepfs.doctor.lakes import note_versions
     from stepfs.format.grid import Grid
     from stepfs.format.records import check_ext

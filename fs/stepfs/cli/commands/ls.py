@@ -27,7 +27,8 @@ def ls(
 ) -> None:
     """List the steps of a lake as a mount would, or as the mount DIR does.
 
-    Or, with --step, the files of one step."""
+    Or, with --step, the files of one step.
+    """
     lake, store_options = lake_of(target, StoreOptions(endpoint_url))
 
     async def find() -> None:

@@ -50,7 +50,8 @@ def reclaim(
     """Delete steps, and leftovers of dead producers, behind the oldest kept checkpoint of every group.
 
     Nothing is deleted before the checkpoint that released it is as old as --grace, by the store's own clock. Safe to
-    kill at any moment and to run in several places at once. Without a group nothing is deleted."""
+    kill at any moment and to run in several places at once. Without a group nothing is deleted.
+    """
     import trio
 
     from stepfs.format.arguments import parse_duration

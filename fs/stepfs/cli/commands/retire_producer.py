@@ -25,7 +25,8 @@ def retire_producer(
     """Declare that a producer will not come back: reclaim may delete its uncommitted uploads.
 
     Steps that it committed stay. A process that still runs under this id is fenced: it stops with exit code 7. Starting
-    the id again is allowed and goes on from its last commit."""
+    the id again is allowed and goes on from its last commit.
+    """
     from stepfs.clock import SystemClock
     from stepfs.lake.log import append
 

@@ -57,7 +57,8 @@ def show(
 ) -> None:
     """Show the arrays of a payload, with dtype, shape and first values; no code of a file runs.
 
-    Takes .safetensors and .npy files, and .pt where torch is installed. Of other files it shows the beginning."""
+    Takes .safetensors and .npy files, and .pt where torch is installed. Of other files it shows the beginning.
+    """
     is_file = not is_lake(target) and not Path(target).is_dir()
 
     async def find() -> _Payload:

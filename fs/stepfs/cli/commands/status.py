@@ -40,7 +40,8 @@ def status(
     """Show the state of a lake or of a mount.
 
     Of a lake: head, frontier, producers, groups, sizes, and the latest records of the groups' mounts. Of a mount: the
-    state of its daemon."""
+    state of its daemon.
+    """
     interruption.run(_status, target, as_json, watch, StoreOptions(endpoint_url))
 
 
@@ -254,7 +255,8 @@ def producer_lines(producers: Mapping[str, Any], now_ms: int) -> Iterator[str]:
 def plan_lines(producers: Mapping[str, Any]) -> Iterator[str]:
     """A table below those of `producers`, a part of a status document; nothing if none of them runs a plan.
 
-    Sources with the most tokens come first."""
+    Sources with the most tokens come first.
+    """
     rows = []
     for producer, each in sorted(producers.items()):
         sources = (each.get("plan") or {"sources": {}})["sources"]

@@ -44,7 +44,8 @@ def verify(
     """Read everything back and check it.
 
     Every object of the lake must be present and checksum-correct; the exit code is 5 if one is not, unless it is a
-    control record that nobody reads any more. The output names the object, and the command that goes around it."""
+    control record that nobody reads any more. The output names the object, and the command that goes around it.
+    """
     from stepfs.lake.identity import open_lake
     from stepfs.lake.verify.repair import repair_control
 

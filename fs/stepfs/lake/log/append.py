@@ -1,7 +1,8 @@
 """Append to the log: which commit follows the head, and when a log pauses for writers that are locked out.
 
 A seal or a retirement follows the head, takes the slot and checks the floor, as a producer does (producer/COMMIT.md). A
-writer that is locked out asks for a pause in the control sequence. Times are seconds on the caller's monotonic clock."""
+writer that is locked out asks for a pause in the control sequence. Times are seconds on the caller's monotonic clock.
+"""
 
 import itertools
 import logging
@@ -70,7 +71,8 @@ class Pauses:
     async def look(self, control: Control, losing_since_s: float) -> None:
         """See, as a writer that is locked out, whether somebody asked for a pause, and ask if it is time.
 
-        One request, or three. Where the record cannot be written, this writer goes on as before."""
+        One request, or three. Where the record cannot be written, this writer goes on as before.
+        """
         assert self._asked is not None, "the head was read, and the control record with it"
         now_s = trio.current_time()
         try:
@@ -126,7 +128,8 @@ async def retire_producer(reader: LogReader, producer_id: str, clock: Clock) -> 
 
     A process that still runs under this id is fenced; its uncommitted uploads may be deleted. A later start is allowed
     and continues its seqs. False if there was nothing to do: retired already, sealed. `AbsentError` if the lake does
-    not know the id."""
+    not know the id.
+    """
 
     def make(head: LogState) -> Commit | None:
         known = head.producers.get(producer_id)

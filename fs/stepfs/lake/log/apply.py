@@ -1,7 +1,8 @@
 """Commits read from the tail of the log, and the state that each makes of the one before.
 
 Writers check the rules before they write (producer/COMMIT.md). Readers check the same rules again here, so a bad
-commit of a broken writer stops every reader at one version, and readers never diverge silently."""
+commit of a broken writer stops every reader at one version, and readers never diverge silently.
+"""
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -20,7 +21,8 @@ from stepfs.store.api import Store
 async def list_versions(store: Store, lake_id: str, first: Version) -> tuple[list[Version], Version | None]:
     """The versions from `first` up to the first gap, as LIST shows them; and the first version behind a gap, if any.
 
-    A gap may come from a LIST that lags, from a reclaim that is still deleting, or from a lost object."""
+    A gap may come from a LIST that lags, from a reclaim that is still deleting, or from a lost object.
+    """
     versions: list[Version] = []
     for number in await listed_slots(store, log_prefix(lake_id), after=first - 1):
         if number != first + len(versions):
@@ -104,7 +106,8 @@ def rehearsed(head: LogState, commit: Commit) -> bytes:
     """The bytes of `log/<version>`; `RefusedError`, and nothing is written, if readers would stop at them.
 
     Readers are strict and a log slot is permanent, so one commit that they refuse ends a lake. Every commit of every
-    writer passes this check; encoders of all other objects decode their own result (`codec.readable`)."""
+    writer passes this check; encoders of all other objects decode their own result (`codec.readable`).
+    """
     body = encode_commit(commit)
     try:
         apply(head, commit, body)

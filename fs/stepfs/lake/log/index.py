@@ -40,7 +40,8 @@ class Segments:
     """Loaded segments of one lake, least recently used first out once they exceed a byte budget.
 
     `in_thread`: decode in a worker thread. A segment takes 20 ms (64 slices) to 100 ms, and a mount's loop must answer
-    meanwhile; programs without other tasks do better without."""
+    meanwhile; programs without other tasks do better without.
+    """
 
     def __init__(self, store: Store, identity: LakeIdentity, rebuild: Rebuild) -> None:
         self._store = store
@@ -120,7 +121,8 @@ class Segments:
     async def load_unreferenced(self, index: SegmentIndex) -> snapshot.Segment | None:
         """Load a segment to which the state may have dropped its reference (reclaim, when it lists leftovers).
 
-        None if it is gone: another reclaimer has just deleted it."""
+        None if it is gone: another reclaimer has just deleted it.
+        """
         return self._loaded.get(index) or await self._found(index)
 
     async def _found(self, index: SegmentIndex) -> snapshot.Segment | None:
@@ -183,7 +185,8 @@ class LoneEntries:
     async def load(self, step: Step, ref: tuple[int, bytes]) -> snapshot.StepEntry | None:
         """Read one entry, checked against its segment's 16-byte reference; None: read the segment.
 
-        `StoreUnreachableError`, `RefusedError` as for any object."""
+        `StoreUnreachableError`, `RefusedError` as for any object.
+        """
         index = SegmentIndex(step // SEGMENT_STEPS)
         if index in self._unusable:
             return None

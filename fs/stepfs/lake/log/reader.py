@@ -1,7 +1,8 @@
 """Following the log: a bounded number of requests when nothing is new, and nothing published unchecked.
 
 `head` is the state as read, `state` what may be shown; the floor check (`confirm`) stands between them (hazard 1). Readers
-`poll`; writers `refresh`, take the next slot, `extend`, and `confirm` on every branch. One task at a time awaits here."""
+`poll`; writers `refresh`, take the next slot, `extend`, and `confirm` on every branch. One task at a time awaits here.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +69,8 @@ class LogReader:
 
         With `until_damage` a commit that cannot be read or does not chain ends the log, and `damage` records it: a base
         for a fork, not to be polled. `reads_only`: a damaged newest control record is passed over. No floor is above the
-        snapshot that this starts from, so what is read is sound; a later look at the floor raises."""
+        snapshot that this starts from, so what is read is sound; a later look at the floor raises.
+        """
         control = control or Control(store, identity)
         for _ in range(_REOPENS_MAX):
             passed_over = PassedOver()
@@ -107,7 +109,8 @@ class LogReader:
         """Look once for new commits; one request if there are none. True if `state` or `first_live_step` changed.
 
         The first new commit is shown, and `published` called, before the search for more: that search costs a round
-        trip, and readers wait for the first commit."""
+        trip, and readers wait for the first commit.
+        """
         before = (self.state.version, self.first_live_step)
         await self.refresh(partial(self._look, published))
         return before != (self.state.version, self.first_live_step)
@@ -149,7 +152,8 @@ class LogReader:
         After a LIST it probes again: a commit that arrived while the listed ones were read would otherwise cost a
         writer its attempt (64 simulated producers lost 29 % of their attempts without the final probe, 10 % with it).
         Bounded, because writers may outrun a slow reader; a reader publishes after one LIST, so that it shows
-        something while it catches up."""
+        something while it catches up.
+        """
         start = self.head.version
         for _ in range(lists_max):
             # Who was far behind before is so again: five requests one after another would let the log move on once more.
@@ -188,7 +192,8 @@ class LogReader:
     async def confirm(self, *, lenient: bool = False) -> bool:
         """Probe the floor. If it has passed no slot acted on since the last check, publish `head`: True.
 
-        False: `head` may rest on a resurrected slot; the next `refresh` or `poll` starts again."""
+        False: `head` may rest on a resurrected slot; the next `refresh` or `poll` starts again.
+        """
         await self.control.refresh(lenient=lenient)
         # Every slot that was probed, listed, or is about to be taken follows the published state.
         next_slot = Version(self.state.version + 1)
@@ -303,7 +308,8 @@ class LogReader:
     async def _fill_gap(self, behind: Version) -> None:
         """Read the versions that a LIST left out before `behind`. `CorruptError` if one is missing.
 
-        Slots are taken in order, so a missing one was lost; a writer that took it would begin a second history."""
+        Slots are taken in order, so a missing one was lost; a writer that took it would begin a second history.
+        """
         while self.head.version + 1 < behind:
             if not await self._probe():
                 missing = f"log version {self.head.version + 1} is missing, but version {behind} is there"

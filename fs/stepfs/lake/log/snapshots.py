@@ -1,7 +1,8 @@
 """Snapshots: finding the newest that the log confirms, and writing one off the hot path.
 
 Contents are a function of the history alone: two writers agree, a stale writer is harmless (hazard 11). Readers skip a
-damaged snapshot and use an older one."""
+damaged snapshot and use an older one.
+"""
 
 import logging
 from collections.abc import AsyncGenerator
@@ -68,7 +69,8 @@ async def newest_snapshot(
 ) -> LogState:
     """The newest snapshot whose digest the log confirms; the genesis state if there is none (and may be none).
 
-    `NewerFormatError` if the only snapshots are those of a newer stepfs. `lenient`: see `Control.refresh`."""
+    `NewerFormatError` if the only snapshots are those of a newer stepfs. `lenient`: see `Control.refresh`.
+    """
     passed_over = passed_over or PassedOver()
     while True:
         async with aclosing(confirmed_snapshots(store, identity, at_most=at_most, passed_over=passed_over)) as states:
@@ -112,7 +114,8 @@ async def confirmed_snapshots(
 
 async def _candidates(store: Store, prefix: str, at_most: Version | None) -> list[Version]:
     """Versions of existing snapshots, newest first, a bounded number of them: they are at most `_VERSIONS_MAX` versions apart
-    in practice."""
+    in practice.
+    """
     last = await last_number(store, prefix)
     if last is None:
         return []
@@ -172,7 +175,8 @@ async def write_snapshot(
 
     Normally two creates and a LIST: the segment that just filled up is in `segments`. If an earlier writer died
     between its commit and its snapshot, the missing segments are rebuilt from the log. A reclaim that passes `state`
-    meanwhile has ensured a newer snapshot: then nothing is left to do."""
+    meanwhile has ensured a newer snapshot: then nothing is left to do.
+    """
     while control.floor <= max(state.version, 0):
         before = control.floor
         try:
@@ -214,7 +218,8 @@ async def rebuilt_segment(
 ) -> Segment | None:
     """A segment that filled up before version `head`, from the log, which has it until a confirmed snapshot covers it.
 
-    None if one covers it: then it was stored before that snapshot, and if it is gone, that is damage to report."""
+    None if one covers it: then it was stored before that snapshot, and if it is gone, that is damage to report.
+    """
     base = await newest_snapshot(store, identity, control)
     if base.sealed_segments > index:
         return None
@@ -244,7 +249,8 @@ async def _folded(
 async def _create(store: Store, key: str, body: bytes) -> None:
     """Create an object whose content follows from history: another writer's equal or equivalent bytes are as good.
 
-    A name that is "taken" but not readable is an error: a snapshot must never name a segment that does not exist."""
+    A name that is "taken" but not readable is an error: a snapshot must never name a segment that does not exist.
+    """
     outcome = settled(await take_slot(store, key, body), store, f"a snapshot waits for {key}")
     if outcome == SlotLost(taken=False):
         raise StoreUnreachableError(f"{key}: the store does not show what it calls taken; a snapshot waits for that")

@@ -1,7 +1,8 @@
 """One reclaim, in the order that makes a kill anywhere, and a second reclaimer at any time, harmless.
 
 the newest record and its need  →  two confirmed snapshots at or above the new floor  →  the record that gives
-steps up  →  delete: data, index, log, snapshots"""
+steps up  →  delete: data, index, log, snapshots
+"""
 
 from __future__ import annotations
 
@@ -115,7 +116,8 @@ class Reclaimer:
 
         `RefusedError` when a group claims to have consumed steps that were never committed, or when more than
         `max_percent` of the live steps would be deleted at once; `CorruptError` when an object that a safe decision
-        needs is unreadable."""
+        needs is unreadable.
+        """
         failed: tuple[Version, int] | None = None
         for attempt in range(_ROUNDS_MAX):
             if attempt:
@@ -245,7 +247,8 @@ async def _prepared(reader: LogReader, target: Target) -> Advance:
 
 async def ages_of_minima(control: Control, grace_s: float) -> dict[int, float]:
     """Ages in s, by the store's clock, of the records that ended one of the minima: a mistake can be corrected for the
-    time of `grace`. Without a request if there is only the present need."""
+    time of `grace`. Without a request if there is only the present need.
+    """
     former = [ended for ended, _ in control.record.minima[:-1]]
     if not former or grace_s <= 0:
         return dict.fromkeys(former, grace_s)
@@ -278,7 +281,8 @@ def _duration(seconds: float) -> str:
 async def ensure_snapshots(reader: LogReader, lowest: Version, *, dry_run: bool = False) -> Version:
     """Ensure a snapshot at `lowest` or later. Returns the new floor: at most `lowest`, and no higher than the second
     newest snapshot that the log confirms. So the lake survives one damaged object: readers start from the older snapshot.
-    A lake whose log still begins at version 0 needs no second one. `dry_run`: write nothing."""
+    A lake whose log still begins at version 0 needs no second one. `dry_run`: write nothing.
+    """
     floor, newest = reader.control.floor, reader.state.version
     found = await _confirmed(reader)
     alone = len(found) < _KEPT and floor > 0  # one is damaged

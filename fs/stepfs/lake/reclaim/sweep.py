@@ -56,7 +56,8 @@ def ended_incarnations(before: LogState, after: LogState) -> dict[str, tuple[str
     """The names under which the uploads of incarnations lie that ended between two states: producer component →
     (after this name, before that name).
 
-    An incarnation's uploads have the seqs that were not committed before it; those of older ones were seen before."""
+    An incarnation's uploads have the seqs that were not committed before it; those of older ones were seen before.
+    """
     found = {}
     for name, producer in after.producers.items():
         known = before.producers.get(name)
@@ -108,7 +109,8 @@ def _only(parse: Callable[[str], object], do: Do) -> Do:
 async def live_entries(reader: LogReader, first: Step, end: Step) -> AsyncGenerator[tuple[StepEntry, ...]]:
     """The entries of steps [first, end), a segment at a time; none is kept in memory.
 
-    `CorruptError` if a segment is missing or unreadable."""
+    `CorruptError` if a segment is missing or unreadable.
+    """
     state = reader.state
     for number in range(first // SEGMENT_STEPS, state.sealed_segments):
         index = SegmentIndex(number)
@@ -139,7 +141,8 @@ async def walk_orphans(reader: LogReader, last: LastDead, do: Do, *, since: LogS
     """Pass the objects to `do` that can never be committed and that no live step names, except those up to `last`.
 
     `since`: only those that incarnations left which have ended after this state; None: through all of `data/`, which
-    costs O(live)."""
+    costs O(live).
+    """
     state, lake_id = reader.state, reader.identity.lake_id
     if since is None:
         ranges: dict[str, tuple[str, str | None]] = {keys.data_prefix(lake_id): ("", None)}
@@ -175,7 +178,8 @@ async def walk_orphans(reader: LogReader, last: LastDead, do: Do, *, since: LogS
 
 async def _named(reader: LogReader, first_live: Step) -> dict[str, array[int]]:
     """Per producer the random parts of the names of its live objects, sorted: 8 bytes each. A collision would only
-    keep an orphan."""
+    keep an orphan.
+    """
     named: dict[str, array[int]] = {}
     async with aclosing(live_entries(reader, first_live, reader.state.next_step)) as parts:
         async for part in parts:
@@ -188,7 +192,8 @@ async def _named(reader: LogReader, first_live: Step) -> dict[str, array[int]]:
 
 async def _each_page(store: Store, prefix: str, do: Do, *, after: str = "", end: str | None = None) -> None:
     """Pass the objects under `prefix`, behind the key `after` and before the key `end`, to `do`; no request beyond the
-    page that reaches `end`."""
+    page that reaches `end`.
+    """
     limit = _PAGE
     while True:
         page = await store.list(prefix, after=after, limit=limit)

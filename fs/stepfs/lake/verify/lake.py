@@ -41,7 +41,8 @@ _EMPTY: Final = crc32c(b"")
 class TgbCheck:
     """One object described by `tgb`. Not thread-safe; CPU-bound, so call `feed` in a worker thread.
 
-    `content`: the extension whose signature each slice must have; "" accepts any bytes."""
+    `content`: the extension whose signature each slice must have; "" accepts any bytes.
+    """
 
     def __init__(self, tgb: Descriptor, *, content: str = "") -> None:
         self._tgb = tgb
@@ -180,7 +181,8 @@ async def verify_lake(
 
     Steps that are reclaimed meanwhile count as no damage. An unreadable object is damaged if other objects of its
     store can be read. If none can, the store is at fault: `StoreUnreachableError` or `RefusedError`. `content`: a slice
-    without the signature of this extension is damage, too."""
+    without the signature of this extension is damage, too.
+    """
     scan = _Scan(log, origins, progress or (lambda _: None), content)
     await scan.run(log.first_live_step, log.state.next_step)
     await scan.retry()
@@ -313,7 +315,8 @@ def advice(
 
     `control_reads`: whether the newest control record can be read. `opens`: whether a reader reaches the head of the log.
     `has_beginning`: whether it at least finds a state to start from, which a fork needs, too. `live`: the steps that a
-    reader shows."""
+    reader shows.
+    """
     if lake_id is None:
         return [f"restore {LAKE} from a backup: without it nobody knows where the lake's objects are"]
     lines, damages = [], list(damages)

@@ -83,7 +83,8 @@ async def _check_each(store: Store, prefix: str, check: Check) -> AsyncIterator[
 
 async def _check_dense(store: Store, prefix: str, damages: list[Damage]) -> list[Damage]:
     """`damages`, and the gaps: control records are never deleted. One that is damaged, and behind a gap that no loss makes,
-    is none."""
+    is none.
+    """
     numbers = [n async for key in _keys(store, prefix) if (n := number_of(prefix, key)) is not None]
     damaged = {damage.key for damage in damages}
     strays = set()

@@ -1,6 +1,7 @@
 """`verify --repair`: a record after a damaged newest control record, from the one before and the objects in the store.
 
-A reclaimer that knew the record and still deletes goes on: stop the reclaimers before a repair."""
+A reclaimer that knew the record and still deletes goes on: stop the reclaimers before a repair.
+"""
 
 from contextlib import aclosing, suppress
 from dataclasses import replace
@@ -24,7 +25,8 @@ from stepfs.store.api import Store
 async def repair_control(store: Store, identity: LakeIdentity, origins: OriginStores) -> str | None:
     """Continue the control sequence after a damaged newest record. Returns the result in words; None: it is sound.
 
-    `origins`: a fork asks its parent for the steps that it still holds there."""
+    `origins`: a fork asks its parent for the steps that it still holds there.
+    """
     control = Control(store, identity)
     with suppress(CorruptError):
         await control.refresh()
@@ -93,7 +95,8 @@ async def _first_held_step(reader: LogReader, origins: OriginStores, end: Step) 
 
 async def _live_bytes(reader: LogReader, first_live: Step) -> int:
     """Payload bytes of the steps from `first_live` on. What cannot be read counts as given up: else it would hold producers
-    with a `max_live_bytes` for ever."""
+    with a `max_live_bytes` for ever.
+    """
     live = sum(entry.tgb.payload_bytes for entry in reader.state.tail if entry.step >= first_live)
     for number in range(first_live // SEGMENT_STEPS, reader.state.sealed_segments):
         with suppress(CorruptError):

@@ -1,7 +1,8 @@
 """`.stepfs/`: facts about the mount and its steps, as files that any tool can read, and names that ask something of it.
 
 All use direct I/O with size 0, like /proc: the content is made when a file is opened and stays the same until it is
-closed, so a reader never sees a mixture of two moments."""
+closed, so a reader never sees a mixture of two moments.
+"""
 
 import errno
 import logging
@@ -46,7 +47,8 @@ class Control:
     steps/<step>.json                                 facts of a step's commit; its position is read at open
     wait/<step>                                       reading it blocks until the step is committed
     order/<hint>                                      looking it up announces an order (`take_hint`)
-    leave                                             looking it up asks whether the mount may end (`_leave`)"""
+    leave                                             looking it up asks whether the mount may end (`_leave`)
+    """
 
     reader: LogReader
     tree: Tree
@@ -94,7 +96,8 @@ class Control:
         """`stepfs unmount` asks here first, because the kernel looks for users in its own mount namespace only.
 
         Errno EBUSY while anybody has something open or waits, from any namespace; otherwise nobody opens a step's file
-        in the next moment. EACCES as for a hint."""
+        in the next moment. EACCES as for a hint.
+        """
         _check_owner(uid)
         if self.waits.waiting or self.opened.in_use():
             raise pyfuse3.FUSEError(errno.EBUSY)
@@ -127,7 +130,8 @@ class Control:
     async def open_wait(self, step: Step, pid: int) -> OpenFile:
         """Open `wait/<step>` once the step is committed: the content is its directory's name.
 
-        The open waits, not the read: only an open identifies the waiting thread, which can then be released early."""
+        The open waits, not the read: only an open identifies the waiting thread, which can then be released early.
+        """
         outcome = await self.waits.for_commit(step, pid)
         if outcome is WaitOutcome.READY:
             return OpenContent(step_name(step) + b"\n")
@@ -146,7 +150,8 @@ def take_hint(prefetcher: Prefetcher, name: bytes, uid: int) -> None:
     """Accept a hint by the lookup of its name: any container that sees the mount can look names up, and the kernel gives
     the user of each request, but no process can write here.
 
-    Errno EACCES for users other than root and the mounting user, ENOENT for no hint, EINVAL for one that is refused."""
+    Errno EACCES for users other than root and the mounting user, ENOENT for no hint, EINVAL for one that is refused.
+    """
     try:
         hint = parse_hint(name.decode("ascii"))
     except (UsageError, UnicodeDecodeError):

@@ -1,7 +1,8 @@
 """Open files and directories: a slice with its bytes pinned, a small content that was fixed at the open, a listing.
 
 An entry's id is a function of its name, and listings are in order of ids, so a reader that comes back with an id
-continues right behind it. The range of steps is fixed when a listing starts from the beginning."""
+continues right behind it. The range of steps is fixed when a listing starts from the beginning.
+"""
 
 import errno
 import logging
@@ -83,7 +84,8 @@ class Rows:
     def add_steps(self, runs: Iterable[tuple[range, int]], like: Attributes) -> int | None:
         """Add step directories, as runs that share one time in ms, else like `like`; returns the first without space.
 
-        These loops list 10⁶ steps: they reuse one structure and change only the fields that differ."""
+        These loops list 10⁶ steps: they reuse one structure and change only the fields that differ.
+        """
         reply, token, entry = self._reply, self._token, self._entry
         self._replies.fill(entry, like)
         for steps, time_ms in runs:
@@ -108,7 +110,8 @@ class OpenDirectory(Protocol):
 @dataclass(eq=False)
 class OpenRoot:
     """The root: `.stepfs`, under `--list-latest` `latest`, and the steps. Counts the lookups that it gives to the
-    kernel."""
+    kernel.
+    """
 
     table: StepTable
     tree: Tree

@@ -2,7 +2,8 @@
 
 pyfuse3 ends its main loop on any exception but `FUSEError`. So every exception of a handler becomes an errno: an
 expected failure has an errno of its own, an unexpected exception becomes EIO and a log line with a traceback. Every
-request that would change something gets EROFS."""
+request that would change something gets EROFS.
+"""
 
 import errno
 import functools

@@ -1,7 +1,8 @@
 """The kernel's end of a mount: pyfuse3's session, the names that the kernel holds, and notifications to it.
 
 Notifications run in worker threads only: one from the loop's own thread can deadlock on a locked page, and the loop
-itself must answer requests for paths through the mount."""
+itself must answer requests for paths through the mount.
+"""
 
 import itertools
 import logging
@@ -109,7 +110,8 @@ def fuse_options(lake: str, *, allow_other: bool) -> set[str]:
 def mounted(operations: pyfuse3.Operations, directory: Path, options: set[str]) -> Iterator[str]:
     """Mount; yields the device number ("0:53"). On leaving, detach if our mount is still the one at this place.
 
-    A passed mount (`/dev/fd/N`) is only served: its device number is unknown here, and is ""."""
+    A passed mount (`/dev/fd/N`) is only served: its device number is unknown here, and is "".
+    """
     if descriptor_of(directory) is not None:
         _init(operations, directory, options)
         try:
@@ -136,7 +138,8 @@ async def answer() -> None:
     """Answer the kernel until the mount is gone or `stop` is called.
 
     A read of /dev/fuse says ENODEV when the mount is gone, which ends the loop. One that was copying a request at that
-    moment says ECONNABORTED instead (once in some thousand unmounts of a busy mount): the same end."""
+    moment says ECONNABORTED instead (once in some thousand unmounts of a busy mount): the same end.
+    """
     try:
         await pyfuse3.main(min_tasks=TASKS_IDLE, max_tasks=TASKS_MAX)
     except* ConnectionAbortedError as ends:
@@ -200,7 +203,8 @@ _READ_S: Final = 0.05
 @contextmanager
 def interrupted_reads() -> Iterator[None]:
     """Inside the context a system call of the main thread blocks for at most 50 ms: a read of /dev/fuse could block the
-    loop for ever. Main thread only."""
+    loop for ever. Main thread only.
+    """
     before = signal.signal(signal.SIGALRM, _nothing)
     signal.setitimer(signal.ITIMER_REAL, _READ_S, _READ_S)
     try:

@@ -2,7 +2,8 @@
 
 A handler for the *root* never awaits: the kernel lets one request at a time through a directory's lock. Handlers inside
 a step directory may wait, with a deadline and no longer than the caller lives (`waits`). Awaits that may yield: `_entry`
-(after it every fact is read again), `sizes.settle` and the reads of open files."""
+(after it every fact is read again), `sizes.settle` and the reads of open files.
+"""
 
 import errno
 import logging
@@ -115,7 +116,8 @@ class KnownAttributes:
 
     def unopenable(self, step: Step, index: SliceIndex) -> Attributes:
         """A file of a pending or released step, for a listing: size 0, unless the file is still open here. Another size
-        than before would cut the pages that its readers have mapped."""
+        than before would cut the pages that its readers have mapped.
+        """
         entry = self.files.entry_of(step, index) if step < self.tree.next_step else None
         if entry is not None:
             return self.of_index(entry, index)
@@ -239,7 +241,8 @@ class StepOperations(pyfuse3.Operations):
         """Look up an inode that the kernel has forgotten, from an NFS client's file handle; ENOENT becomes ESTALE.
 
         Stricter than GETATTR: a file that has left the view is found only while it is open. And it waits for an index
-        segment, because a handle outlives the mount that issued it."""
+        segment, because a handle outlives the mount that issued it.
+        """
         node = node_of(inode)
         if not isinstance(node, SliceFile) or self.tree.names_known(node.step):
             return self._attributes.attributes(inode)

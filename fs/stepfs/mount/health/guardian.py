@@ -1,7 +1,8 @@
 """A small process without /dev/fuse that aborts the connection when the daemon dies.
 
 No thread of a daemon calls into its own mount unless another process can cut the connection; `start` returns whether
-one can."""
+one can.
+"""
 
 import logging
 import os
@@ -52,7 +53,8 @@ class Guardian:
     async def start(self, mount_id: int, handle: int | None) -> bool:
         """Start guarding the mount `mount_id`, with the abort descriptor `handle` if there is one.
 
-        False if this user has neither way to cut a connection, or if no process can be started."""
+        False if this user has neither way to cut a connection, or if no process can be started.
+        """
         if handle is None and not may_force_unmount():
             return False
         command = [

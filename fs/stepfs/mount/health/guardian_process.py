@@ -1,7 +1,8 @@
 """The guardian's own program: wait for the daemon's death, then cut its connection.
 
 stdin: a pipe from the daemon, whose end means that it needs no guardian; stdout: one line as soon as the guardian watches.
-The kernel sends PR_SET_PDEATHSIG when the *thread* that started this process ends."""
+The kernel sends PR_SET_PDEATHSIG when the *thread* that started this process ends.
+"""
 
 import ctypes
 import os

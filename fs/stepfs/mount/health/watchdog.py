@@ -2,7 +2,8 @@
 
 beat    every `interval_s`: the loop runs; requests were answered or are held, or the kernel waits for none
 stuck   no beat for `stuck_s`: all threads' stacks go to stderr
-abort   no beat, or no answer, for `abort_s`: the FUSE connection is aborted and the process ends"""
+abort   no beat, or no answer, for `abort_s`: the FUSE connection is aborted and the process ends
+"""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ SILENCE_S_MAX: Final = 15.0  # a healthy loop reads the clock more often: the wa
 class RunningTime(trio.abc.Clock):
     """trio's clock for a daemon that may be suspended, in seconds: between two readings at most `silence_s_max` pass.
 
-    Any thread may read it."""
+    Any thread may read it.
+    """
 
     def __init__(self, silence_s_max: float | None = None, *, monotonic: Callable[[], float] = time.monotonic) -> None:
         """Default `SILENCE_S_MAX`."""
@@ -70,7 +72,8 @@ class Timing:
     def under(self, environment: Mapping[str, str], pid: int) -> Timing:
         """The timing that acts before the supervisor that set WATCHDOG_USEC for this process.
 
-        The supervisor ends processes, but only an aborted connection frees a thread that hangs in this very mount."""
+        The supervisor ends processes, but only an aborted connection frees a thread that hangs in this very mount.
+        """
         usec = environment.get("WATCHDOG_USEC", "")
         if not usec.isdigit() or int(usec) == 0 or environment.get("WATCHDOG_PID", str(pid)) != str(pid):
             return self
@@ -165,7 +168,8 @@ def abort_and_exit(handle: int | None) -> NoReturn:
     """Abort the connection, so that readers get errors; then end the process like a killed one.
 
     `handle` comes from `abort_handle`. Without one the end of the process closes /dev/fuse, or makes the guardian
-    abort the connection. The next mount cleans up."""
+    abort the connection. The next mount cleans up.
+    """
     last_words = b"stepfs: the daemon is stuck; its connection was aborted, so that readers fail and do not hang\n"
     try:
         if handle is not None:

@@ -1,6 +1,7 @@
 """Cutting a FUSE connection: every request that waits on it ends with an error, now and later.
 
-It imports little, because the guardian consists of this module and a signal handler."""
+It imports little, because the guardian consists of this module and a signal handler.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ def abort_handle(device: str, connections: str | os.PathLike[str] = CONNECTIONS)
     """A descriptor that aborts the connection of the mount `device` ("0:53") when "1" is written to it.
 
     Opened while the mount stands: once it is detached, the next mount may get its number, and must not be aborted in
-    its place. None if fusectl is not writable."""
+    its place. None if fusectl is not writable.
+    """
     try:
         path = f"{os.fspath(connections)}/{device.partition(':')[2]}/abort"
         found = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
@@ -50,7 +52,8 @@ def may_force_unmount() -> bool:
 def abort_mount(directory: str, mount_id: int) -> bool:
     """Abort the connection of the mount `mount_id` at `directory` through MNT_FORCE; the mount stays, dead.
 
-    False if another mount, or none, is at `directory` now, or the right is missing. Never waits for its daemon."""
+    False if another mount, or none, is at `directory` now, or the right is missing. Never waits for its daemon.
+    """
     try:
         # O_PATH on a mount's root sends no request to its file system.
         pinned = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

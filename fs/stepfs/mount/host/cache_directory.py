@@ -2,7 +2,8 @@
 
     <cache-dir>/<lake_id>[-<random>]/<token>/lock     held (flock) while the daemon lives; the kernel drops it
 
-A mount never opens, changes or removes files of other users, who may all be allowed to write to the cache directory."""
+A mount never opens, changes or removes files of other users, who may all be allowed to write to the cache directory.
+"""
 
 import errno
 import fcntl
@@ -92,7 +93,8 @@ def claimed(cache_dir: Path | None, lake_id: str, directory: Path | None = None)
 def claim(cache_dir: Path, lake_id: str, directory: Path | None = None) -> CachePlace:
     """Adopt the cache of a crashed mount of this lake, or make a new directory; else `RefusedError`.
 
-    `directory`: the mount point, which the caller has claimed."""
+    `directory`: the mount point, which the caller has claimed.
+    """
     keep_base = cache_dir.is_dir() and cache_dir != default_cache_dir()
     try:
         cache_dir.mkdir(parents=True, exist_ok=True)

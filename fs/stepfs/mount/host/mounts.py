@@ -1,6 +1,7 @@
 """Mounts and places for them: the mount table, checking, claiming, clearing of dead mounts, unmounting.
 
-A mount that another process made is passed in as its descriptor of /dev/fuse, named by the directory `/dev/fd/N`."""
+A mount that another process made is passed in as its descriptor of /dev/fuse, named by the directory `/dev/fd/N`.
+"""
 
 import ctypes
 import enum
@@ -134,7 +135,8 @@ def wait_until_detached(device: str) -> None:
     """Block this thread until no mount of this superblock is left in this namespace.
 
     The table is read again only when it has changed, and searched without parsing: with 5,000 mounts on the machine
-    parsing takes 11 ms, and holds the interpreter's lock during that time."""
+    parsing takes 11 ms, and holds the interpreter's lock during that time.
+    """
     with _MOUNTINFO.open("rb", buffering=0) as file:
         poll = select.poll()
         poll.register(file, select.POLLERR | select.POLLPRI)  # a change since the last poll
@@ -156,7 +158,8 @@ def _lists_device(table: bytes, field: bytes) -> bool:
 def real_directory(directory: Path) -> Path:
     """The absolute path without symlinks; never touches a file system mounted on it, which may be dead or hang.
 
-    `/dev/fd/N` is a descriptor, not a path, and stays unchanged."""
+    `/dev/fd/N` is a descriptor, not a path, and stays unchanged.
+    """
     if descriptor_of(directory) is not None:
         return directory
     path = os.path.abspath(directory)  # noqa: PTH100 (resolve() would stat the mount)
@@ -183,7 +186,8 @@ _DEAD: Final = frozenset({errno.ENOTCONN, errno.ECONNABORTED})
 def list_within(directory: Path, asked_as: Identity | None = None) -> list[str] | OSError | None:
     """Some names of a directory; the error, if any; None if it did not answer in time.
 
-    Only a few names: a root of 10⁶ steps takes many seconds to list, and its first names prove as much."""
+    Only a few names: a root of 10⁶ steps takes many seconds to list, and its first names prove as much.
+    """
 
     def names() -> list[str]:
         with os.scandir(directory) as found:
@@ -204,7 +208,8 @@ class Health(enum.Enum):
 def check_health(mounted: Mounted, *, below: str = "") -> tuple[Health, OSError | None]:
     """The health of a mount, and the error of its listing, in a few seconds at most.
 
-    `below` names a directory in it to list instead of its root."""
+    `below` names a directory in it to list instead of its root.
+    """
     answer = list_within(Path(mounted.directory) / below, mounted.asked_as)
     if answer is None:
         return Health.SILENT, None
@@ -252,7 +257,8 @@ _STACK_MAX: Final = 16
 def prepare(directory: Path) -> None:
     """Ensure an empty directory to mount on; detach dead mounts of ours. `directory` is a real path.
 
-    `AbsentError` if there is no such directory, `RefusedError` if it is in use, not empty or not a directory."""
+    `AbsentError` if there is no such directory, `RefusedError` if it is in use, not empty or not a directory.
+    """
     _clear_dead_mounts(directory)
     try:
         _check_directory(directory)
@@ -278,7 +284,8 @@ def claim(directory: Path) -> int:
     """`prepare`, and keep other mounts away until the returned descriptor is closed, by the kernel at exit.
 
     Seconds pass between the check and the mount; two daemons that start together would stack in that time. Close it once
-    the mount stands: `prepare` sees that, and a daemon that hangs must not keep the place for ever."""
+    the mount stands: `prepare` sees that, and a daemon that hangs must not keep the place for ever.
+    """
     until = time.monotonic() + _CLAIM_S
     while True:
         prepare(directory)

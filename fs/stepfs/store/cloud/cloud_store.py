@@ -1,7 +1,8 @@
 """Google's and Azure's stores, by obstore.
 
 object_store resends a 307 by itself, and 409 and 412 may answer its own first attempt: `lake/slots` reads the slot.
-Cancellation abandons all but `create`; an abandoned thread touches no memory of the caller."""
+Cancellation abandons all but `create`; an abandoned thread touches no memory of the caller.
+"""
 
 from __future__ import annotations
 
@@ -112,7 +113,8 @@ class Requests:
     ) -> T:
         """Run `work` in a thread, again while its failures pass; a create once, and to its end.
 
-        `data`: it moves a body of any size. `retries` of obstore itself, within one attempt."""
+        `data`: it moves a body of any size. `retries` of obstore itself, within one attempt.
+        """
 
         def attempt() -> T:
             try:

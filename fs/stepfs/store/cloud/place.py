@@ -1,6 +1,7 @@
 """The place of a lake at Google (gs://bucket/prefix) or in Azure (az://account/container/prefix): endpoint, clients, credentials.
 
-A create is `x-goog-if-generation-match: 0` on Google's XML interface, and `If-None-Match: *` on Azure."""
+A create is `x-goog-if-generation-match: 0` on Google's XML interface, and `If-None-Match: *` on Azure.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ class Place:
     """A prefix of a bucket or container; `make` makes its clients, `provider` their credentials, None for obstore's chain.
 
     `wrote`: whether the answer to a single write is the store's own. obstore follows a redirect, and a login page may have
-    an ETag."""
+    an ETag.
+    """
 
     url: str
     prefix: str

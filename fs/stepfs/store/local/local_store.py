@@ -1,7 +1,8 @@
 """A store in a directory of a POSIX file system.
 
 Calls run in worker threads and are never abandoned: a cancelled caller waits for its system call, so a create always reports
-its outcome."""
+its outcome.
+"""
 
 import errno
 import heapq
@@ -75,7 +76,8 @@ def links(path: Path) -> int:
 
 def fill(handle: int, offset: int, buffer: memoryview) -> int:
     """Read into `buffer` from byte `offset`; returns the number of bytes, fewer than the buffer's at the end of the
-    file."""
+    file.
+    """
     done = 0
     while done < len(buffer):
         got = os.preadv(handle, [buffer[done:]], offset + done)
@@ -120,7 +122,8 @@ def file_system_time_s(place: Path) -> float:
     """The time of the file system that holds `place`: its server stamps inodes, and may disagree with our clock.
 
     Found by creating a file in `place` and removing it. If that is refused, or there is no space, our own clock is
-    used: on a local file system it is the same clock."""
+    used: on a local file system it is the same clock.
+    """
     name = place / f"{os.getpid()}-{secrets.token_hex(8)}"
     try:
         place.mkdir(exist_ok=True)
@@ -141,7 +144,8 @@ def list_keys(root: Path, prefix: str, after: str, limit: int | None, *, now_s: 
     `now_s` is the file system's time, for ages: the seconds since the inode last changed. That is when the name was
     linked, or later. Not the mtime: it is old if a writer was stopped between writing and linking, and any process can
     set it. Hidden names, symbolic links and files that vanish meanwhile are left out. OSErrors other than absence
-    pass."""
+    pass.
+    """
     base, _, rest = prefix.rpartition("/")
     start = f"{base}/" if base else ""
     return list(islice(_walk(root, start, rest, after, limit, now_s), limit))
@@ -290,7 +294,8 @@ class LocalStore:
         """A descriptor of the object, or None if absent.
 
         After a miss the freshly opened directory is searched again: that makes a network file system drop its cached
-        absence of the name (close-to-open consistency)."""
+        absence of the name (close-to-open consistency).
+        """
         path = self.root / key
         try:
             handle = os.open(path, _READ)

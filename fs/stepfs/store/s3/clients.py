@@ -1,6 +1,7 @@
 """boto3's clients of S3, made of the user's profile, and the credentials of a role.
 
-`commit` sends exactly once; `data` retries what may be sent twice, and `direct` reads plain ranges beside it."""
+`commit` sends exactly once; `data` retries what may be sent twice, and `direct` reads plain ranges beside it.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +64,8 @@ def are_of_role(credentials: Any) -> bool:
 
 def credentials_of(session: Session, again: Callable[[], Session]) -> Any:
     """The session's credentials; `NoCredentialsError` if there are none, or none yet: then the next try needs a new session,
-    because this one has asked. `again` makes one."""
+    because this one has asked. `again` makes one.
+    """
     core: Any = session._session  # noqa: SLF001 - boto3 passes only a part of it on
     if are_expected():
         for name, least in (("metadata_service_timeout", _TRY_S), ("metadata_service_num_attempts", _TRIES)):
@@ -149,7 +151,8 @@ class Clients:
     `on_request(operation, headers)` runs in the sending thread right before each HTTP attempt, retries included;
     `on_server(name)` runs with the Server header of each answer; `on_throttled()` at each answer that asks for fewer
     requests, also if a retry succeeds. `url`: of a lake, whose profile is used; `of_origin`: its server beats
-    `endpoint_url`."""
+    `endpoint_url`.
+    """
 
     endpoint_url: str | None
     commit_timeout_s: float

@@ -1,7 +1,8 @@
 """Ranged GETs over sockets of the store's own, straight into the caller's buffer.
 
 botocore stays the truth: its last GET shows address, path and region, its credentials sign, and all but a plain 206 with the
-whole range is asked again through it."""
+whole range is asked again through it.
+"""
 
 import hashlib
 import hmac

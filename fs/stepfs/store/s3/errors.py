@@ -55,7 +55,8 @@ def _is_own(error: boto.ClientError, code: str) -> bool:
 
     AWS, Ceph, MinIO, SeaweedFS answer a GET of an absent key with an XML error that names NoSuchKey, TOS with NotFound.
     A 404 with another body, or none, counts as the store's only with an S3 request id: gateways such as Envoy answer an
-    unknown route with an empty 404. (Some mocks of S3 do so for absent keys, too; they cannot hold a lake.)"""
+    unknown route with an empty 404. (Some mocks of S3 do so for absent keys, too; they cannot hold a lake.)
+    """
     headers = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
     return code.startswith("NoSuch") or code == "NotFound" or "x-amz-request-id" in headers
 

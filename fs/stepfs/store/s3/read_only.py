@@ -1,6 +1,7 @@
 """Objects that are no part of a lake: any key, listed and read in ranges by worker processes, without an event loop.
 
-An object is read with the etag of its listing (`If-Match`), so that one that was replaced is refused, not mixed in."""
+An object is read with the etag of its listing (`If-Match`), so that one that was replaced is refused, not mixed in.
+"""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -22,7 +23,8 @@ class ReadOnlyBucket:
     """A `stepfs.store.listed.Bucket`.
 
     `endpoint_url` None: the AWS chain's. `profile`: a section of the AWS configuration files, for sources with
-    credentials other than the lake's."""
+    credentials other than the lake's.
+    """
 
     def __init__(self, bucket: str, *, endpoint_url: str | None = None, profile: str | None = None) -> None:
         self.bucket = bucket

@@ -1,7 +1,8 @@
 """A store on S3.
 
 Cancellation abandons all verbs but `create` at once. An abandoned thread ends with its timeout and touches no memory of the
-caller: a read writes under a lock, an upload stops, and its checksum covers a changed buffer."""
+caller: a read writes under a lock, an upload stops, and its checksum covers a changed buffer.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +73,8 @@ _SENDS_BODY: Final = {"PutObject", "UploadPart"}
 class S3Store:
     """`stepfs.store.api.Store` under `prefix` of `bucket`; no request is sent before the first call.
 
-    `endpoint_url` None: the AWS chain's. STEPFS_SSE ('AES256', 'aws:kms', …) and STEPFS_SSE_KMS_KEY_ID: encryption."""
+    `endpoint_url` None: the AWS chain's. STEPFS_SSE ('AES256', 'aws:kms', …) and STEPFS_SSE_KMS_KEY_ID: encryption.
+    """
 
     def __init__(
         self,
@@ -263,7 +265,8 @@ class S3Store:
         self, key: str, fetch: Callable[[], T], answered: AnswerCount | ReadTarget, *, data: bool = False
     ) -> T | None:
         """The result of `fetch`, called again for the rest of a body that did not arrive whole; None: absent. A
-        request that no answer began is not repeated: the client has already done so."""
+        request that no answer began is not repeated: the client has already done so.
+        """
         for attempt in range(_ATTEMPTS_MAX):
             before = answered.answers
             try:

@@ -1,7 +1,8 @@
 """Uploads without copies: a body chained from its parts, cut into multipart pieces, checksummed for the server.
 
 The server verifies the CRC32C of each piece before it acknowledges the piece, so bytes damaged on the way, or a buffer
-that changed under an abandoned upload, never become an object."""
+that changed under an abandoned upload, never become an object.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +64,8 @@ class ChainedBody:
     def read(self, size: int = -1) -> memoryview:
         """Up to 1 MiB, even if `size` is less: urllib3 passes 16 KiB, which is 4096 Python calls per 64 MiB.
 
-        Small parts are joined: otherwise a step of thousands of slices would cost as many calls of `send`."""
+        Small parts are joined: otherwise a step of thousands of slices would cost as many calls of `send`.
+        """
         if self._abandoned.is_set():
             raise AbandonedError
         wanted = _SEND_BYTES if size >= 0 else self._length
