@@ -3,8 +3,6 @@
 `data/hints` defines the names, SEMANTICS.md describes their meaning.
 """
 
-from __future__ import annotations
-
 import errno
 import logging
 from collections.abc import Iterable, Iterator
@@ -20,7 +18,8 @@ _log = logging.getLogger("stepfs.announce")
 
 def announce_shuffle(directory: str | Path, order: ShuffledOrder, at: int) -> bool:
     """Announce that readers of `directory` are at place `at` of a shuffled order. False if the mount takes no hints
-    from this process."""
+    from this process.
+    """
     return _look_up(Path(directory), iter([shuffle_name(order, at)]))
 
 
@@ -52,7 +51,8 @@ def announce_none(directory: str | Path) -> bool:
 
 def _look_up(directory: Path, names: Iterator[str]) -> bool:
     """Look the names up in a thread that may be abandoned: a hanging mount must not hang the trainer's loop as
-    well."""
+    well.
+    """
     place = directory / ".stepfs/order"
 
     def look() -> bool:

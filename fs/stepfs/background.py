@@ -100,7 +100,8 @@ class BackgroundLoop(Generic[P]):
     ) -> None:
         """Start, and return once the parts are open. Raises the error of opening. `name`: the thread's. `closed`: the
         message of calls after the end. `owner`: a process; once it has ended, the loop ends, and every call raises
-        `ClosedError`."""
+        `ClosedError`.
+        """
         self.generation = _generation
         self._owner, self._closed = owner, closed
         self._open_parts = open_parts
@@ -158,7 +159,8 @@ class BackgroundLoop(Generic[P]):
 
     def stop(self, *, join_s: float | None = None) -> None:
         """End the loop: calls under way raise `ClosedError`. Waits `join_s` seconds for the thread, or as long as it
-        takes. Idempotent; any thread may call it."""
+        takes. Idempotent; any thread may call it.
+        """
         if not self.is_here:
             return
         self._stopping = True
@@ -180,7 +182,6 @@ class BackgroundLoop(Generic[P]):
             raise self._reason() from None
 
     def _reason(self) -> StepfsError:
-        """Why there is no loop."""
         failure = self._failure
         while isinstance(failure, BaseExceptionGroup) and len(failure.exceptions) == 1:
             failure = failure.exceptions[0]
@@ -241,7 +242,8 @@ class BackgroundLoop(Generic[P]):
 
 async def _end_of(owner: int | None) -> None:
     """Wait for ever, or until the process has ended: then raise `ClosedError`. For ever, too, where a sandbox has no
-    pidfd_open: there a wait ends by its deadline."""
+    pidfd_open: there a wait ends by its deadline.
+    """
     if owner is None:
         await trio.sleep_forever()
     try:
@@ -269,7 +271,7 @@ def _end_all() -> None:
 
 
 def _forked() -> None:
-    """In the child of a fork: every loop is another process's."""
+    """Forget all loops in the child of a fork: they are another process's."""
     global _generation, _alive  # noqa: PLW0603 - there is one process
     _generation += 1
     _of_parents.extend(_alive)

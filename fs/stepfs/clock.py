@@ -4,8 +4,6 @@ Wall time is informative only: it stamps commits (file mtimes) and never decides
 Intervals and deadlines use `trio.current_time` and `trio.sleep`, which `trio.testing.MockClock` replaces.
 """
 
-from __future__ import annotations
-
 import time
 from typing import Protocol
 

@@ -4,8 +4,6 @@ A mount whose daemon hangs, or was killed at the wrong moment, never answers. So
 touches a mount point in its own thread: it uses a thread that can be abandoned, for a bounded time.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import json
@@ -53,7 +51,7 @@ def answer_within(
 
 
 def _take_rights_in_this_thread(user: int, group: int) -> None:
-    """For good. OSError. A machine of another kind keeps its own rights."""
+    """It cannot be undone. A thread on a machine of another kind keeps its own rights. OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     set_user, set_group = _SET_IDS.get(platform.machine(), (0, 0))
     for number, wanted in ((set_group, group), (set_user, user)):

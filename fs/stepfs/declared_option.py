@@ -6,8 +6,6 @@ The command's option, its help, its variable `STEPFS_RANKS` and the value's type
 tests hold the manual's tables against it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, get_type_hints

@@ -5,8 +5,6 @@ Ids and jitter come from the operating system unless a simulation installs a see
 processes, not secret from an attacker who can already write to the bucket.
 """
 
-from __future__ import annotations
-
 import random
 from contextvars import ContextVar
 from typing import Final

@@ -5,8 +5,6 @@ not exceptions; see `stepfs.store.api.Put` and `stepfs.lake.slots`. An exception
 Every class has the exit code that the command lines document, so the command lines need no table of their own.
 """
 
-from __future__ import annotations
-
 import shlex
 from typing import ClassVar, Final
 
@@ -65,7 +63,8 @@ class ReclaimedError(AbsentError):
 
 class NoSuchStepError(AbsentError, IndexError):
     """The step, or the rank, is not there: not committed (yet), beyond a sealed end, or outside the view. Wait for it,
-    or name another."""
+    or name another.
+    """
 
 
 class WaitExpiredError(StepfsError, TimeoutError):
@@ -109,7 +108,8 @@ class CorruptError(StepfsError):
 
 class OtherHistoryError(CorruptError):
     """The log is not the one that was read here: the store was rolled back, or lost objects. Begin again from what it
-    has now: mount again, restart the process."""
+    has now: mount again, restart the process.
+    """
 
 
 class StoreUnreachableError(StepfsError):
@@ -136,14 +136,7 @@ def leaves(error: BaseException) -> list[BaseException]:
 
 
 # "Do not restart" first, then damage, then errors for a person to decide; a retry helps only with the last.
-_MOST_SEVERE_FIRST: Final = (
-    FencedError,
-    CorruptError,
-    RefusedError,
-    AbsentError,
-    UsageError,
-    StoreUnreachableError,
-)
+_MOST_SEVERE_FIRST: Final = (FencedError, CorruptError, RefusedError, AbsentError, UsageError, StoreUnreachableError)
 
 
 def severity(error: StepfsError) -> int:

@@ -1,7 +1,5 @@
 """Distributions of durations: counts per bucket, cheap enough for every request (one bisection)."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Iterator
 from itertools import accumulate
@@ -16,15 +14,14 @@ SECONDS: Final = (
 class Histogram:
     """Observations of one kind. `counts` has one bucket more than there are bounds, for values above the last."""
 
-    __slots__ = ("bounds", "counts", "sum")
+    __slots__ = ("counts", "sum")
 
-    def __init__(self, bounds: tuple[float, ...] = SECONDS) -> None:
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
+    def __init__(self) -> None:
+        self.counts = [0] * (len(SECONDS) + 1)
         self.sum = 0.0
 
     def observe(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
+        self.counts[bisect_left(SECONDS, value)] += 1
         self.sum += value
 
     @property

@@ -1,9 +1,7 @@
 """Ctrl-C ends a command within 2 s, wherever it stands.
 
-While a command is still loading, the signal ends it like any program, without output: Python would raise KeyboardInterrupt
-in the middle of some import and print a traceback. From `listen` on there may be something to clean up, so the work is
-cancelled, and has `END_S` to end. Then the process goes without it: a thread in a silent file system or a server's library
-cannot be cancelled, and whatever a command leaves behind is what a crash may leave. This module imports nothing slow.
+While a command is loading, the signal ends it without output. From `listen` on the work is cancelled and has `END_S` to end;
+then the process goes without it. This module imports nothing slow.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ A container sees the host's MemAvailable and cores; it is killed at its own limi
 All count: cgroup v2 and v1, every ancestor. Clean page cache is not counted as used, because the kernel takes it back by itself.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -65,12 +63,12 @@ def read_memory(root: Path = Path("/")) -> Memory:
 
 def _cgroup_bounds(root: Path) -> list[tuple[int, int]]:
     """(limit, bytes used) of each cgroup."""
-    return [_bounds(directory) if v2 else _bounds_v1(directory) for directory, v2 in _cgroups(root, "memory")]
+    return [_bounds(directory, v2=v2) for directory, v2 in _cgroups(root, "memory")]
 
 
 def usable_cpus(root: Path = Path("/")) -> int:
     """CPUs that this process may keep busy: those it may run on, or its smallest quota, rounded up."""
-    quotas = [_quota(directory) if v2 else _quota_v1(directory) for directory, v2 in _cgroups(root, "cpu")]
+    quotas = [_quota(directory, v2=v2) for directory, v2 in _cgroups(root, "cpu")]
     return min([len(os.sched_getaffinity(0)), *(-(-quota // period) for quota, period in quotas if quota and period)])
 
 
@@ -80,14 +78,12 @@ def local_ranks(environment: Mapping[str, str] = os.environ) -> int:
     return next((int(text) for text in given if text.isdecimal() and int(text)), 1)
 
 
-def _quota(directory: Path) -> tuple[int, int]:
+def _quota(directory: Path, *, v2: bool) -> tuple[int, int]:
     """Microseconds of CPU in each period; 0 without a quota."""
+    if not v2:
+        return _number(directory / "cpu.cfs_quota_us", 0), _number(directory / "cpu.cfs_period_us", 0)
     quota, _, period = _text(directory / "cpu.max").strip().partition(" ")
     return (int(quota), int(period)) if quota.isdigit() and period.isdigit() else (0, 0)
-
-
-def _quota_v1(directory: Path) -> tuple[int, int]:
-    return _number(directory / "cpu.cfs_quota_us", 0), _number(directory / "cpu.cfs_period_us", 0)
 
 
 def _cgroups(root: Path, controller: str) -> list[tuple[Path, bool]]:
@@ -112,18 +108,13 @@ def _cgroups(root: Path, controller: str) -> list[tuple[Path, bool]]:
     return found
 
 
-def _bounds(directory: Path) -> tuple[int, int]:
-    bounds = [_number(directory / name) for name in ("memory.max", "memory.high")]
+def _bounds(directory: Path, *, v2: bool) -> tuple[int, int]:
+    limits = ("memory.max", "memory.high") if v2 else ("memory.limit_in_bytes",)
+    names = ("active_file", "inactive_file", "file_dirty") if v2 else ("active_file", "inactive_file", "dirty")
     stat = _fields(directory / "memory.stat")
-    clean = stat.get("active_file", 0) + stat.get("inactive_file", 0) - stat.get("file_dirty", 0)
-    return min(bounds), max(0, (_number(directory / "memory.current", 0)) - max(0, clean))
-
-
-def _bounds_v1(directory: Path) -> tuple[int, int]:
-    stat = _fields(directory / "memory.stat")
-    clean = stat.get("total_active_file", 0) + stat.get("total_inactive_file", 0) - stat.get("total_dirty", 0)
-    used = max(0, _number(directory / "memory.usage_in_bytes", 0) - max(0, clean))
-    return _number(directory / "memory.limit_in_bytes"), used
+    active, inactive, dirty = (stat.get(name if v2 else f"total_{name}", 0) for name in names)
+    used = _number(directory / ("memory.current" if v2 else "memory.usage_in_bytes"), 0)
+    return min(_number(directory / name) for name in limits), max(0, used - max(0, active + inactive - dirty))
 
 
 def _stall(path: Path) -> float | None:

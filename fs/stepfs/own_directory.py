@@ -5,8 +5,6 @@ can plant directories and links under any name that can be guessed. So each comp
 opened relative to its parent's descriptor, never through a link, and used only if this user owns it.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 from contextlib import suppress
@@ -19,7 +17,8 @@ _OTHERS: Final = 0o077
 
 def home() -> Path:
     """This user's home; below the temporary directory for a user without an account on this machine, as in
-    OpenShift."""
+    OpenShift.
+    """
     try:
         return Path.home()
     except RuntimeError:

@@ -3,8 +3,6 @@
 Payloads come from any producer. So nothing of a file is executed, and a file that is none of its kind is one error.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import math
@@ -33,15 +31,8 @@ _SAFETENSORS: Final = {
 _DEPTH_MAX: Final = 16  # of containers in a `.pt`
 # What numpy, json and tarfile raise for bytes that are no file of theirs.
 _DAMAGED: Final = (
-    ArithmeticError,
-    EOFError,
-    KeyError,
-    MemoryError,
-    RecursionError,
-    TypeError,
-    ValueError,
-    tarfile.TarError,
-)
+    ArithmeticError, EOFError, KeyError, MemoryError, RecursionError, TypeError, ValueError, tarfile.TarError,
+)  # fmt: skip
 
 Buffer = bytes | bytearray | memoryview
 Integers = NDArray[np.int64]
@@ -66,7 +57,7 @@ class Array:
     values: NDArray[Any] | None
 
     def document(self, count: int) -> dict[str, Any]:
-        """For JSON, with the first values; nan, inf and complex numbers are text, because it has no numbers for them."""
+        """The array for JSON, with its first values; nan, inf and complex numbers are text."""
         first = None
         if self.values is not None and self.values.dtype.kind in "biufc":
             each = self.values.reshape(-1)[:count].tolist()

@@ -33,11 +33,7 @@ Healthy = Callable[[], bool]
 
 @contextmanager
 def served(
-    port: int,
-    registry: CollectorRegistry,
-    *,
-    address: str = LOOPBACK,
-    healthy: Healthy = lambda: True,
+    port: int, registry: CollectorRegistry, *, address: str = LOOPBACK, healthy: Healthy = lambda: True
 ) -> Iterator[None]:
     """Inside the context `address` and `port` answer scrapes. A thread calls `healthy` for each request of `/healthz`.
 

@@ -1,7 +1,5 @@
 """A sampler for map-style datasets whose order a mount, a `Lake` or a `StepDataset` fetches ahead."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,9 +10,8 @@ from stepfs.data.hints import ShuffledOrder, ShuffleHint
 from stepfs.errors import AbsentError, RefusedError, StepfsError, UsageError, WrongTypeError
 from stepfs.format.arguments import check_integer
 from stepfs.format.ids import INTEGER_MAX, Step
-from stepfs.reader.dataset import StepDataset
+from stepfs.reader.dataset import StepDataset, warn_if_sharded
 from stepfs.reader.lake import Lake
-from stepfs.reader.sharding import warn_if_sharded
 from stepfs.view.mounted import View
 from stepfs.view.tree import ViewOptions
 
@@ -77,7 +74,8 @@ class ShuffledSteps:
 
     def set_epoch(self, epoch: int, *, position: int = 0) -> None:
         """Set the epoch of the next iteration, and the number of its steps already consumed (to resume in the
-        middle)."""
+        middle).
+        """
         epoch, position = check_integer(epoch, "epoch"), check_integer(position, "position")
         steps = len(self.order)  # of every epoch
         if not 0 <= epoch < 10**16 or not 0 <= position <= steps:
@@ -108,7 +106,8 @@ class ShuffledSteps:
 
     def state_dict(self) -> dict[str, int]:
         """The arguments that determine the order, for a checkpoint. The trainer itself knows the consumed number, and so
-        does torchdata's `StatefulDataLoader`, which keeps this together with the state of the iterator."""
+        does torchdata's `StatefulDataLoader`, which keeps this together with the state of the iterator.
+        """
         return {"seed": self._seed, "first": self._first, "stop": self._stop, "epoch": self._epoch}
 
     def load_state_dict(self, state: Mapping[str, int], *, position: int = 0) -> None:
@@ -120,7 +119,6 @@ class ShuffledSteps:
 
     @property
     def order(self) -> ShuffledOrder:
-        """The order of this epoch."""
         return ShuffledOrder(self._seed, self._epoch, Step(self._first), Step(self._stop), self._shard, self._shards)
 
     @property
@@ -211,7 +209,8 @@ def _range_of(source: object, first: int | None, stop: int | None) -> tuple[int,
 
 def _view_of(source: str | Path | Lake | None, *, asks: bool) -> View | None:
     """What the source shows; None where there is no mount, so that a test or a copy of the files needs none. A mount that
-    does not answer is an error only if it `asks` for its steps."""
+    does not answer is an error only if it `asks` for its steps.
+    """
     if isinstance(source, Lake):
         options = ViewOptions(source.options.steps)
         return View(source.lake_id or "", source.first_step, source.next_step, source.sealed, options, source.world)

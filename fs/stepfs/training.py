@@ -1,14 +1,7 @@
 """For training loops: the resume state, and the hook for checkpoints.
 
-    stream = StreamState.of_mount("/mnt/run", world=8)       # saved by `dcp.save`: where to continue
-    durable = CheckpointHook("/mnt/run", keep=2)             # records durable checkpoints
-    dcp.save({"model": model, "stream": stream}, checkpoint_id=path)
-    durable(stream.next_step)                                # or durable.after(dcp.async_save(…), stream.next_step)
-    durable.resumed(stream.next_step)                        # after `dcp.load`: training continues from here
-
-Nothing here needs torch. The resume state is one integer and an identity, equal on all ranks (compare torchtitan 816,
-where it is shaped by rank and worker and survives no change of either): it can be saved once, by any rank, and loaded
-by all.
+stream = StreamState.of_mount("/mnt/run", world=8)       # saved by `dcp.save`: where to continue
+durable = CheckpointHook("/mnt/run", keep=2)             # `durable(stream.next_step)` records a checkpoint
 """
 
 from __future__ import annotations
@@ -30,13 +23,7 @@ import trio
 from stepfs.background import BackgroundLoop
 from stepfs.checkpoints.record import breaks_order, check_on_mount, record_checkpoint
 from stepfs.control_files import read_status
-from stepfs.errors import (
-    AbsentError,
-    RefusedError,
-    StepfsError,
-    StoreUnreachableError,
-    UsageError,
-)
+from stepfs.errors import AbsentError, RefusedError, StepfsError, StoreUnreachableError, UsageError
 from stepfs.format.arguments import check_integer
 from stepfs.format.ids import INTEGER_MAX
 from stepfs.lake.control import Control
@@ -93,15 +80,12 @@ class StreamState:
 
     def state_dict(self) -> dict[str, object]:
         """The state for a checkpoint: the same on every rank, for any world size."""
-        return {
-            "lake_id": self.lake_id,
-            "next_step": check_integer(self.next_step, "next_step"),
-            "slices": self.slices,
-        }
+        return {"lake_id": self.lake_id, "next_step": check_integer(self.next_step, "next_step"), "slices": self.slices}
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Resume. `RefusedError` for the state of another lake, unless this one was forked from it and has all its steps
-        up to there, or of another number of slices per step."""
+        up to there, or of another number of slices per step.
+        """
         lake_id, next_step, slices = (state.get(name) for name in ("lake_id", "next_step", "slices"))
         next_step = check_integer(next_step, "not the state of a stepfs stream: next_step")
         if not 0 <= next_step <= INTEGER_MAX:

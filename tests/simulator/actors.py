@@ -17,7 +17,7 @@ from process_store import ProcessStore
 from scenario import FollowerPlan, ProducerPlan
 
 from stepfs.errors import FencedError, SealedError, StepfsError, StoreUnreachableError
-from stepfs.follow.consumer_group import GroupFollower
+from stepfs.follow.served import GroupFollower
 from stepfs.format.ids import Epoch, Step
 from stepfs.format.tgb import TgbImage, build
 from stepfs.lake.control import Control, Group
@@ -142,7 +142,8 @@ class ProducerActor:
 
 class WatcherActor:
     """A mount without a group: follows, reads what is live, and must cope with steps going under it. Now and then it goes on
-    as a DataLoader's worker does, from the state of the process before."""
+    as a DataLoader's worker does, from the state of the process before.
+    """
 
     def __init__(self, world: World, name: str) -> None:
         self.world, self.name = world, name

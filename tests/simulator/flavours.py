@@ -46,7 +46,8 @@ def lean(plan: Scenario, flavour: Flavour, rng: random.Random) -> Scenario:
 
 def _sleepers(plan: Scenario, rng: random.Random) -> Scenario:
     """Every commit makes a snapshot, is consumed and reclaimed soon. A producer that wakes takes a slot that is gone; a
-    reader that wakes finds it in its LIST, right after the snapshot it began with."""
+    reader that wakes finds it in its LIST, right after the snapshot it began with.
+    """
     cut_off = random.Random(f"cut off/{plan.seed}").random() < 0.3
     at_create = Life(stalls=0.35, stall_s=_DOZE_S, stalls_before=("create", "/log/"), cut_off=cut_off)
     at_list = Life(
@@ -78,7 +79,8 @@ def _writers(plan: Scenario, rng: random.Random) -> Scenario:
 
 def _late(plan: Scenario, rng: random.Random) -> Scenario:
     """A run is ended and begun again, and killed in between: what was sent lands while its next life registers. Another
-    run goes on, so that nothing but the first one's promise keeps the steps."""
+    run goes on, so that nothing but the first one's promise keeps the steps.
+    """
     lives = tuple(Life(killed_sending=("create", "/control/", rng.choice((1, 2, 3))), restart_s=0.0) for _ in range(10))
     dies = TrainerPlan("g0", 2, 1, 0.0, 0.0, 0.0, 1.0, one_by_one=True, lives=lives, retires=0.7)
     lives_on = TrainerPlan("g1", 4, 1, 0.0, 0.0, 0.0, 1.0, one_by_one=True, lives=())

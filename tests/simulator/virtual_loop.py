@@ -105,7 +105,8 @@ _Heap = list[tuple[float, int, Any, int]]  # (until, tie-break, who, its schedul
 
 class _Passes:
     """The passes of one run. Pauses and sleeps are apart: a pause is over when the clock jumps to its end, a sleep in
-    the pass after that, with the deadlines."""
+    the pass after that, with the deadlines.
+    """
 
     def __init__(self, runner: Any) -> None:
         self.runner = runner

@@ -81,7 +81,7 @@ BREACHES = {
         ("stepfs.mount.unnamed", ""),
     ],
     "rooms of stepfs.reader, highest first": [("stepfs.reader.unnamed", "")],
-    "rooms of stepfs.data, highest first": [("stepfs.data.get", "stepfs.data.slices"), ("stepfs.data.unnamed", "")],
+    "rooms of stepfs.data, highest first": [("stepfs.data.fetch", "stepfs.data.slices"), ("stepfs.data.unnamed", "")],
     "rooms of stepfs_producer, highest first": [
         ("stepfs_producer.sources.upwards", "stepfs_producer.commit.rebase"),
         ("stepfs_producer.unnamed", ""),

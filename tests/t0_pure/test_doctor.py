@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import json
 import os
+from importlib import metadata
 
 import pytest
 
 from stepfs.doctor import machine as checks
-from stepfs.doctor.machine import Level, Library
+from stepfs.doctor.machine import Level
 from stepfs.limits import cgroup_limit
 from stepfs.mount.host import mounts
 from stepfs.mount.host.mounts import Mounted, source_of
@@ -103,17 +104,22 @@ def test_kernel_settings_that_cannot_be_reached(machine):
 
 
 def test_packages_that_are_absent(monkeypatch):
-    found = [
-        Library("boto3", "1", None),
-        Library("trio", None, None),
-        Library("torch", None, "torch"),
-        Library("tokenizers", None, "text"),
-    ]
-    monkeypatch.setattr(checks, "libraries", lambda: found)
+    declared = [
+        "boto3>=1", "trio", 'torch>=2; extra == "torch"', 'tokenizers; extra == "text"', 'stepfs[text]; extra == "all"'
+    ]  # fmt: skip
+
+    def version(package):
+        if package != "boto3":
+            raise metadata.PackageNotFoundError(package)
+        return "1"
+
+    monkeypatch.setattr(metadata, "requires", lambda _: declared)
+    monkeypatch.setattr(metadata, "version", version)
     shown = {found.subject: found for found in checks.check_python()}
     assert (shown["packages"].level, shown["packages"].detail) == (Level.FAIL, "not installed: trio")
     assert (shown["extra text"].level, shown["extra text"].detail) == (Level.NOTE, "not installed: tokenizers")
     assert "stepfs[torch]" in shown["extra torch"].remedy
+    assert "extra all" not in shown
 
 
 @pytest.fixture

@@ -14,8 +14,7 @@ from small_world import NEED, STEPS, clean, grow, process
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.format.keys import LAKE
 from stepfs.format.records import LakeIdentity
-from stepfs.lake.fork import Cut, fork
-from stepfs.lake.fork_group import group_name
+from stepfs.lake.fork import Cut, fork, group_name
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 

@@ -94,7 +94,8 @@ def test_hazard_01_mutant_without_the_floor_check(faults, monkeypatch):
 
 async def hazard_01_undecided(world: World, first: Fault) -> None:
     """The producer's create is not decided while others fill, consume and delete its slot and those behind it; then it sends
-    the same bytes to the same slot again."""
+    the same bytes to the same slot again.
+    """
     store = world.store("sleeper")
     async with world.producer("sleeper", store) as sleeper:
         await append(sleeper, 0)

@@ -247,7 +247,8 @@ async def window(steps: int) -> tuple[int, int, int]:
 
 def test_opening_costs_what_it_cost_with_one_snapshot() -> None:
     """Two LISTs of snapshots, the newest with its commit, the identity, a LIST of the log, three requests for the newest
-    control record: nothing for the second."""
+    control record: nothing for the second.
+    """
     requests, _, kept = virtually(partial(window, 3 * SEGMENT_STEPS + 5))
     assert kept >= 2
     assert requests == 9

@@ -15,8 +15,7 @@ from producer_world import World, append, simulate
 from stepfs.errors import RefusedError, StoreUnreachableError
 from stepfs.lake.control import Control
 from stepfs.lake.decisions import AskForPause
-from stepfs.lake.log.append import retire_producer, seal
-from stepfs.lake.log.pause import ASKS_EVERY_S, PAUSE_S, SAY_AFTER_S, Pauses
+from stepfs.lake.log.append import ASKS_EVERY_S, PAUSE_S, SAY_AFTER_S, Pauses, retire_producer, seal
 from stepfs.lake.log.reader import LogReader
 from stepfs.store.api import Put
 from stepfs.training import _OpenLake

@@ -78,7 +78,8 @@ async def reaches_the_end(world: World, reader: LogReader) -> None:
 
 async def hazard_01(world: World, *, zombie: bool = True, chained: bool = True, forked: bool = False) -> None:
     """A reader sleeps; the slot it will look at next is filled, consumed, deleted, and taken by a zombie. `forked`: a process
-    that was forked from it goes on in its place."""
+    that was forked from it goes on in its place.
+    """
     reader = await LogReader.open(process(world, "reader"), world.identity)
     await move_on(world, zombie_after=reader.head if zombie else None, chained=chained)
     if forked:

@@ -185,7 +185,8 @@ async def test_reservations_wait_as_appends_do_and_count_what_was_uploaded(world
 
 async def lost_and_late(world: World) -> None:
     """The constructor of step 1 uploads and is not heard of; its successor makes the step, from other bytes than it; then
-    the lost one, which only hung, uploads again."""
+    the lost one, which only hung, uploads again.
+    """
     async with world.producer("p") as producer:
         store = world.store("worker")
         issued = [await reserve(producer, number) for number in range(3)]

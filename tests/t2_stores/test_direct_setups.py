@@ -21,9 +21,9 @@ from botocore.config import Config
 from directreads import FIRST, KEY, SIZE, asks_directly, learn, read, was_direct
 from rawserver import BODY, Reply, part, said, wanted, well
 
-from stepfs.store.read_target import ReadTarget
 from stepfs.store.s3.direct import _DOUBTS_MAX, DirectReads
 from stepfs.store.s3.s3_store import S3Store
+from stepfs.store.servers import ReadTarget
 
 GOOD = (SIZE, BODY[FIRST : FIRST + SIZE])
 

@@ -13,7 +13,7 @@ import trio
 from stubs3 import ABSENT, Answer, StubS3, stub_s3, xml_error
 
 from stepfs.errors import RefusedError, StepfsError, StoreUnreachableError
-from stepfs.store.s3 import roles
+from stepfs.store.s3 import clients
 from stepfs.store.s3.s3_store import S3Store
 
 ROLE = "/latest/meta-data/iam/security-credentials/"
@@ -46,7 +46,7 @@ def imds(monkeypatch: pytest.MonkeyPatch) -> Iterator[Imds]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
-    monkeypatch.setattr(roles, "_held", {})
+    monkeypatch.setattr(clients, "_held", {})
     with stub_s3() as stub:
         monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", stub.endpoint_url)
         yield Imds(stub)
@@ -59,7 +59,7 @@ def bucket() -> Iterator[StubS3]:
 
 
 async def test_a_store_opened_before_the_role_has_credentials_gets_them(imds: Imds, bucket: StubS3) -> None:
-    imds.late = 2 * roles._TRIES
+    imds.late = 2 * clients._TRIES
     store = S3Store("bucket", "run", endpoint_url=bucket.endpoint_url)
     for _ in range(2):
         with pytest.raises(StoreUnreachableError, match=r"has no credentials yet .*; retry, or attach a role"):
@@ -72,7 +72,7 @@ async def test_a_store_opened_before_the_role_has_credentials_gets_them(imds: Im
 
 async def test_a_try_of_its_own_is_made_of_several(imds: Imds, bucket: StubS3) -> None:
     """A service that limits its rate refuses one request and answers the next."""
-    imds.late = roles._TRIES - 1
+    imds.late = clients._TRIES - 1
     store = S3Store("bucket", "run", endpoint_url=bucket.endpoint_url)
     assert await store.get("a") is None
     await store.aclose()
@@ -104,12 +104,12 @@ async def test_where_no_role_is_expected_missing_credentials_are_a_mistake(imds,
         await store.get("a")
     await store.aclose()
     vendor = tmp_path / "sys_vendor"
-    monkeypatch.setattr(roles, "_VENDOR", vendor)
-    assert not roles.are_expected()
+    monkeypatch.setattr(clients, "_VENDOR", vendor)
+    assert not clients.are_expected()
     monkeypatch.delenv("AWS_EC2_METADATA_DISABLED")
-    assert not roles.are_expected()
+    assert not clients.are_expected()
     vendor.write_text("Amazon EC2\n")
-    assert roles.are_expected()
+    assert clients.are_expected()
 
 
 def get_in_child(bucket: StubS3) -> int:
@@ -152,8 +152,8 @@ def test_copied_credentials_are_renewed_by_a_session_of_their_own(imds: Imds) ->
     def session():
         return choose(None, None).session
 
-    first = roles.credentials_of(session(), session)
-    copy: Any = roles._copied(first, session)
+    first = clients.credentials_of(session(), session)
+    copy: Any = clients._copied(first, session)
     assert copy.get_frozen_credentials() == first.get_frozen_credentials()
     copy._expiry_time = datetime.now(UTC) + timedelta(seconds=30)
     assert copy.get_frozen_credentials().access_key == "role-2"

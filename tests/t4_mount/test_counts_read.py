@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 from realmount import make_lake, mounted, stepfs, until
 
-from stepfs.data.residency import resident_bytes, resident_bytes_of
+from stepfs.data.pagecache import resident_bytes, resident_bytes_of
 from stepfs.format.ids import BLOCK_BYTES
 from stepfs_producer import Producer
 
@@ -45,7 +45,8 @@ def read_and_close(descriptor):
 
 def primed(mount, files):
     """Until so many files were primed. Not until they are resident: a kernel that pages out what nobody touches may
-    have taken pages back before anybody looks."""
+    have taken pages back before anybody looks.
+    """
     until(lambda: mount.status()["data"]["primed_files"] >= files, lambda: f"not primed: {mount.status()}")
 
 

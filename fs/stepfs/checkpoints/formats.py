@@ -1,7 +1,8 @@
 """Checkpoint directories: which checkpoints are complete, in the layouts of usual trainers, and the step each resumes at.
 
 Only *complete* checkpoints count: a step that an incomplete checkpoint "covers" might be deleted. Reads directories and
-files only; call it in a worker thread. Entries that this user may not read are reported separately."""
+files only; call it in a worker thread. Entries that this user may not read are reported separately.
+"""
 
 from __future__ import annotations
 
@@ -156,7 +157,7 @@ def _candidates(place: Place, names: Sequence[str]) -> Iterator[Candidate]:
             yield number, partial(_is_there, directory.joinpath(name, *rest))
         return
     for number, name in _counted(names, _LAST_NUMBER.search):
-        yield number, partial(_is_file_with_content, directory / name / ".metadata")
+        yield number, partial(lambda path: bool(_size(path)), directory / name / ".metadata")
     for number, name in _counted(names, _HUGGING_FACE.fullmatch):
         yield number, partial(_is_state_of_step, directory / name / "trainer_state.json", number)
     for number, name in _counted(names, _LIGHTNING.search):
@@ -183,10 +184,6 @@ def _number(text: bytes | None) -> int:
 
 def _is_there(path: Path) -> bool:
     return _size(path) is not None
-
-
-def _is_file_with_content(path: Path) -> bool:
-    return bool(_size(path))
 
 
 def _is_state_of_step(path: Path, step: int) -> bool:

@@ -1,7 +1,5 @@
 """Recording a durable checkpoint, by the lake's URL or through a mount of it: the one entry for all callers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +39,8 @@ async def record_checkpoint(
 
 def check_on_mount(next_step: int, directory: Path) -> int:
     """The number of committed steps that the mount knows. `RefusedError` for a checkpoint in the middle of a shuffled
-    epoch of its readers, which would release steps of that epoch; other errors as `read_control_file`."""
+    epoch of its readers, which would release steps of that epoch; other errors as `read_control_file`.
+    """
     status: Any = read_status(directory)
     why = breaks_order(next_step, status["order_needs_from"])
     if why:

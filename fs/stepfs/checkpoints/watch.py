@@ -4,8 +4,6 @@ Only checkpoints that this mount saw vanish are dropped, never one that is merel
 that vanished. One beyond the committed steps, or beyond those that readers here have opened, is held back.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Collection
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ shell completion load neither boto3 nor pyfuse3 nor trio, and `stepfs ls` does n
 text instead of typer's boxes: it works in a pipe, and rich loads only when a command draws.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from stepfs.cli.program import lazy_group, new_program

@@ -1,7 +1,5 @@
 """What commands print: aligned plain text, the same on a terminal and in a pipe, and JSON."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -62,7 +60,8 @@ def state_text(newest_ms: int, now_ms: int, *, retired: bool) -> str:
 
 def time_text(time_ms: int) -> str:
     """Milliseconds since 1970 as UTC, to the second; '-' for never. A time that no calendar has (a machine's clock was
-    wrong) is shown as its seconds."""
+    wrong) is shown as its seconds.
+    """
     if not time_ms:
         return "-"
     seconds = time_ms // 1000

@@ -4,8 +4,6 @@ Every command of both programs runs inside `reported()`. `STEPFS_DEBUG=1` prints
 `stepfs.errors`: 1 anything else, 130 interrupted, 141 the reader of our output went away (as a shell reports SIGPIPE).
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import sys
@@ -46,7 +44,7 @@ def reported(program: str = "stepfs") -> Iterator[None]:
         _say(program, error, code, line)
         raise SystemExit(code) from None
     except BaseException as error:
-        if not _interrupted(error):
+        if not any(isinstance(leaf, KeyboardInterrupt) for leaf in leaves(error)):  # maybe in a nursery's group
             raise
         raise SystemExit(EXIT_INTERRUPTED) from None
     finally:
@@ -97,17 +95,8 @@ def explain(error: BaseException) -> tuple[int, str]:
     assert isinstance(first_leaf, OSError)
     if isinstance(first_leaf, BrokenPipeError):
         return EXIT_PIPE, ""
-    return EXIT_FAILURE, _os_error_line(first_leaf)
-
-
-def _interrupted(error: BaseException) -> bool:
-    """Whether it is Ctrl-C, possibly wrapped by a nursery together with the errors that it caused."""
-    return any(isinstance(leaf, KeyboardInterrupt) for leaf in leaves(error))
-
-
-def _os_error_line(error: OSError) -> str:
-    reason = error.strerror or str(error) or type(error).__name__
-    return f"{error.filename}: {reason}" if error.filename is not None else reason
+    reason = first_leaf.strerror or str(first_leaf) or type(first_leaf).__name__
+    return EXIT_FAILURE, reason if first_leaf.filename is None else f"{first_leaf.filename}: {reason}"
 
 
 def announce(line: str) -> None:

@@ -5,8 +5,6 @@ MountOptions]` gets its fields. A LAKE is recognised by its scheme (`file://`, `
 directory.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 from collections.abc import Callable
@@ -83,12 +81,10 @@ def not_empty(name: str | None) -> str | None:
 
 
 Lake = Annotated[
-    str,
-    typer.Argument(metavar="LAKE", help="URL of the lake: file:///dir or s3://bucket/prefix.", callback=not_empty),
+    str, typer.Argument(metavar="LAKE", help="URL of the lake: file:///dir or s3://bucket/prefix.", callback=not_empty)
 ]
 LakeOrDirectory = Annotated[
-    str,
-    typer.Argument(metavar="LAKE|DIR", help="URL of a lake, or directory it is mounted on.", callback=not_empty),
+    str, typer.Argument(metavar="LAKE|DIR", help="URL of a lake, or directory it is mounted on.", callback=not_empty)
 ]
 # A string: typer stats a `Path`, and a mount that hangs would hang the command.
 Directory = Annotated[
@@ -104,10 +100,5 @@ EndpointUrl = Annotated[
 ]
 Json = Annotated[bool, Opt("--json", "Print one JSON document.")]
 PlanDirectory = Annotated[
-    str,
-    Opt(
-        "--plan-dir",
-        "Where the plan's file was: relative names in it are below, and modules of yours.",
-        "DIR",
-    ),
+    str, Opt("--plan-dir", "Where the plan's file was: relative names in it are below, and modules of yours.", "DIR")
 ]

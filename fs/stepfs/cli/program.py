@@ -4,8 +4,6 @@ A lazy group imports only the commands that are called, or whose help is wanted:
 typer's parameters of them costs more than most commands take to run.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import re
@@ -35,13 +33,11 @@ def _print_version(context: typer.Context, wanted: bool) -> None:
 
 
 _Version = Annotated[
-    bool,
-    typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+    bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
 ]
 
 
 def new_program(name: str, about: str, exit_codes: str, group: type[TyperGroup] = TyperGroup) -> typer.Typer:
-    """A program without commands yet."""
     app = typer.Typer(
         name=name,
         cls=group,

@@ -35,7 +35,7 @@ def lake_of(target: str, options: StoreOptions) -> tuple[str, StoreOptions]:
         mounted = mounted_lake(Path(target))
     except AbsentError:
         raise UsageError(
-            f"{target!r} is neither a lake nor a mount of one; a lake is a URL, such as {_as_url(target)}"
+            f"{target!r} is neither a lake nor a mount of one; a lake is a URL, such as {Path(target).absolute().as_uri()}"
         ) from None
     return mounted.lake, options.at_endpoint(mounted.endpoint_url)
 
@@ -56,7 +56,8 @@ def view_of(target: str, log: LogReader) -> View:
 
 def watched_store(url: str, options: StoreOptions) -> Store:
     """The store of a URL, for a command: if it does not answer, the command prints a line and then ends (exit code
-    6)."""
+    6).
+    """
     from stepfs.cli.failure import announce
     from stepfs.store.opening import open_store
     from stepfs.store.silence import Silence
@@ -83,7 +84,8 @@ async def opened_store(lake: str, options: StoreOptions) -> AsyncIterator[Store]
 @asynccontextmanager
 async def opened_log(lake: str, options: StoreOptions, *, reads_only: bool = False) -> AsyncIterator[LogReader]:
     """The log of an existing lake, read up to its head; `AbsentError` if there is no lake. `reads_only`: see
-    `LogReader.open`."""
+    `LogReader.open`.
+    """
     from stepfs.lake.identity import open_lake
     from stepfs.lake.log.reader import LogReader
 
@@ -112,7 +114,3 @@ async def opened_lineage(lake: str, options: StoreOptions) -> AsyncIterator[Line
 
     async with opened_log(lake, options, reads_only=True) as log, origin_stores(log.store, options) as origins:
         yield LineageReader(log, origins)
-
-
-def _as_url(directory: str) -> str:
-    return Path(directory).absolute().as_uri()

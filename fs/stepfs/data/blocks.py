@@ -49,11 +49,7 @@ def pieces_of(index: SliceIndex, ref: SliceRef) -> list[Piece]:
         return [Piece(index, 0, ref.offset, ref.length, ref.crc32c)] if ref.length else []
     return [
         Piece(
-            index,
-            number,
-            ref.offset + number * BLOCK_BYTES,
-            min(BLOCK_BYTES, ref.length - number * BLOCK_BYTES),
-            crc,
+            index, number, ref.offset + number * BLOCK_BYTES, min(BLOCK_BYTES, ref.length - number * BLOCK_BYTES), crc
         )
         for number, crc in enumerate(ref.blocks)
     ]
@@ -210,7 +206,6 @@ class CachedSlice:
         return all(place is not None and place.state is State.READY for place in self.places)
 
     def is_ready(self, number: int) -> bool:
-        """Whether block `number` is verified and in memory."""
         place = self.places[number]
         return place is not None and place.state is State.READY
 

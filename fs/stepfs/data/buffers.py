@@ -1,17 +1,8 @@
 """Memory for blocks: leased, reused, counted against one limit.
 
-Why not `bytearray(n)` per fetch: the first touch of fresh memory costs more than the network copy on many virtual
-machines (0.4 GB/s against 3.7 on the second touch), and steps need the same sizes over and over. Large buffers
-are anonymous mappings in size classes, kept for reuse; the allocator keeps the small ones.
-
-A buffer may be reused only when nothing refers to it any more: no reader's memoryview that the kernel still copies, no
-abandoned store thread that still writes (a hedge that lost, a cancelled GET). Every such use holds a reference
-to the mapping, so the interpreter's reference count is the exact answer; a buffer given back too early waits among
-the `lingering`, still counted, until it is free. Rejected: explicit "done" calls, which a cancelled thread
-cannot make.
+A buffer is reused when nothing refers to its memory any more; given back too early, it waits among the `lingering`,
+still counted (DESIGN.md).
 """
-
-from __future__ import annotations
 
 import mmap
 import sys

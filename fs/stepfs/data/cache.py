@@ -5,8 +5,6 @@ No method awaits, so each is atomic under trio. Invariants:
 while everything is pinned: for a reader that is blocked, or, once its own reader has passed it, for reading ahead.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable
@@ -15,6 +13,7 @@ from typing import Final, TypeAlias
 from stepfs.data.blocks import NEXT, Block, CachedSlice, Range, Role, State, join_pieces
 from stepfs.data.buffers import Buffer, Pool
 from stepfs.data.counters import DataCounts
+from stepfs.data.tuning import TUNING
 from stepfs.errors import StepfsError, StoreUnreachableError
 from stepfs.format.ids import SliceIndex, SliceKey, Step
 from stepfs.format.snapshot import StepEntry
@@ -34,7 +33,6 @@ class ReadingOrder:
         self._low = low
 
     def plans(self, step: Step) -> bool:
-        """Whether the step is one of the plan."""
         return step in self._places
 
     def distance(self, step: Step) -> Distance:
@@ -142,9 +140,6 @@ class EvictionOrder:
         return block
 
 
-_REACH_SHIFT_MAX: Final = 8
-
-
 def find_skipped(asking: Block, slices: Iterable[CachedSlice]) -> Block | None:
     """The pinned block that is read last, if that is later than `asking`; its one slice is `BEHIND` once it has gone."""
     distance = 0 if asking.waiting else _distance(asking)
@@ -169,12 +164,8 @@ def _distance(asking: Block) -> int | None:
     if not asking.pinned:
         return None
     ahead = asking.range.pieces[0].block - min(owner.reading for owner in asking.owners)
-    streak = min(_REACH_SHIFT_MAX, *(owner.streak for owner in asking.owners))
+    streak = min(TUNING.reach_shift_max, *(owner.streak for owner in asking.owners))
     return ahead if 0 <= ahead < 1 << streak + 1 else None
-
-
-_UNSAVED_SHARE: Final = 0.5  # of the budget
-_AWAITED_SHARE: Final = 0.5  # of the budget: for readers behind, not taken by reading ahead
 
 
 class Cache:
@@ -201,7 +192,7 @@ class Cache:
         return held
 
     def set_role(self, held: CachedSlice, role: Role) -> None:
-        """Give a slice another role: one that may follow its present one (`roles.NEXT`)."""
+        """Give a slice another role: one that may follow its present one (`blocks.NEXT`)."""
         if role is held.role:
             return
         assert role in NEXT[held.role], f"{held.key}: {held.role.name} → {role.name}"
@@ -265,12 +256,12 @@ class Cache:
         that are on disk, so that the disk fills beyond memory, as long as it does not run ahead of the disk. A
         block that is itself on disk never displaces one that is not, unless a reader is blocked on it: waiting costs less.
         """
-        spent = self.evictable.pop_spent() or self.evictable.pop_awaited(_AWAITED_SHARE * self.pool.limit)
+        spent = self.evictable.pop_spent() or self.evictable.pop_awaited(TUNING.awaited_share * self.pool.limit)
         if spent is not None:
             return spent
         own = None if asking.pinned else self.evictable.order.distance(asking.step)
         loading = self.copied(asking)
-        ahead_of_disk = loading or self._unsaved_bytes > _UNSAVED_SHARE * self.pool.limit
+        ahead_of_disk = loading or self._unsaved_bytes > TUNING.unsaved_share * self.pool.limit
         near = own if own is not None and ahead_of_disk else NEAREST
         copied = self.evictable.pop_copied(self.copied, beyond=near)
         if copied is not None or (loading and not asking.waiting):
@@ -341,7 +332,6 @@ class Cache:
         return True
 
     def release(self, held: CachedSlice) -> None:
-        """Drop the copy in memory of an unpinned slice."""
         for block in _blocks(held):
             if block.state is State.READY and not block.pinned and self.copied(block):
                 self.drop(block)
@@ -400,12 +390,6 @@ def _blocks(held: CachedSlice) -> list[Block]:
     return list(dict.fromkeys(block for block in held.places if block is not None))
 
 
-_STEPS_MAX: Final = 16
-_SHARE: Final = 0.25  # of the budget; with the share that prefetching may take, this is all of it
-_READING_S: Final = 2.0  # a slice that was read so lately is still being read
-_SPARED_MAX: Final = 4  # found reading per call: the cost of an open must not grow with the number of readers
-
-
 class OpenSlices:
     """The open slices of one mount that are pinned by recency. Plain state, no I/O."""
 
@@ -435,7 +419,7 @@ class OpenSlices:
         """Slices without a reader, oldest first. `now` in seconds, as in `CachedSlice.read_at`."""
         found: list[CachedSlice] = []
         spared = 0
-        while spared < _SPARED_MAX and self._is_too_much(budget_bytes):
+        while spared < TUNING.spared_max and self._is_too_much(budget_bytes):
             oldest = next(iter(self._recent))
             if oldest.entry.step == self._newest or _is_being_read(oldest, now):
                 self._recent.move_to_end(oldest)
@@ -448,8 +432,8 @@ class OpenSlices:
     def _is_too_much(self, budget_bytes: int) -> bool:
         """Ranks that open one large step together are never too much."""
         steps = len(self._steps)
-        return steps > _STEPS_MAX or (steps > 1 and self._bytes > _SHARE * budget_bytes)
+        return steps > TUNING.open_steps_max or (steps > 1 and self._bytes > TUNING.open_share * budget_bytes)
 
 
 def _is_being_read(held: CachedSlice, now: float) -> bool:
-    return now - held.read_at < _READING_S or any(place is not None and place.waiting for place in held.places)
+    return now - held.read_at < TUNING.reading_s or any(place is not None and place.waiting for place in held.places)

@@ -1,7 +1,5 @@
 """Counters of the data rooms, as plain numbers: exact, so that tests guard performance without a stopwatch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, fields
 from typing import Any
 

@@ -5,8 +5,6 @@ is this user's own (0700), and files are opened relative to it. Methods marked "
 full or failing disk is no error of the mount.
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 import os
@@ -24,6 +22,7 @@ import trio
 from stepfs.data.blocks import CachedSlice, Role
 from stepfs.data.cache import ReadingOrder
 from stepfs.data.counters import DataCounts
+from stepfs.data.tuning import TUNING
 from stepfs.errors import RefusedError
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex, SliceKey, Step
 from stepfs.format.tgb import SliceRef
@@ -33,7 +32,6 @@ from stepfs.store.local.local_store import write_all
 
 _NAME: Final = re.compile(r"^([0-9a-f]{32})-(\d{20})-(\d{7})-(\d{1,13})-([0-9a-f]{8})\.slice$")
 _WRITE: Final = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-_FLUSHED_BYTES_MIN: Final = 1 << 20  # a flush per small file costs more than the pages it frees
 
 _Keeps = Callable[[SliceKey], bool]
 
@@ -107,7 +105,7 @@ class DiskCache:
             try:
                 for part in parts:
                     write_all(descriptor, [part])
-                if ref.length >= _FLUSHED_BYTES_MIN:
+                if ref.length >= TUNING.flushed_bytes_min:
                     os.fdatasync(descriptor)
                     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             finally:
@@ -209,8 +207,6 @@ class DiskCache:
 
 
 _log = logging.getLogger("stepfs.data")
-_QUEUE_MAX: Final = 4096  # slices; beyond, the disk is the slower one and the oldest are not worth it
-_REST_S: Final = 60.0
 
 
 @dataclass(eq=False)
@@ -224,7 +220,7 @@ class WriteBehind:
     is_last_copy: Callable[[SliceKey], bool]  # slices only on disk: not displaced by others ahead
 
     def __post_init__(self) -> None:
-        self._queue: deque[CachedSlice] = deque(maxlen=_QUEUE_MAX)
+        self._queue: deque[CachedSlice] = deque(maxlen=TUNING.disk_queue_max)
         self._leaving: list[str] = []
         self._wake = trio.Event()
         self._rest_until = float("-inf")
@@ -317,7 +313,7 @@ class WriteBehind:
             self.changed(held)
 
     def _rest(self, error: OSError) -> None:
-        self._rest_until = trio.current_time() + _REST_S
+        self._rest_until = trio.current_time() + TUNING.disk_rest_s
         if not self._warned and self.disk is not None:
             self._warned = True
             _log.warning("%s: %s; caching in memory only for now", self.disk.path, error.strerror)

@@ -1,31 +1,332 @@
-"""Which block is fetched next, how many at a time, and from where: the disk cache, else the store.
+"""Which block is fetched next, how many at a time, and how: from the disk cache, else by GETs from the store.
 
 Demands of open files come first, those nearest to their reader, and keep a quarter of the connections; then the requests
 for later steps, planned as late as possible so that neighbours are joined in one GET.
 """
 
-from __future__ import annotations
-
 import logging
-from collections.abc import Callable, Container, Iterable, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Final
 
 import trio
 
-from stepfs.data.blocks import Block, CachedSlice, RangeCheck, State
-from stepfs.data.buffers import Buffer
+from stepfs.data.blocks import Block, CachedSlice, Range, RangeCheck, State
+from stepfs.data.buffers import Buffer, Pool
 from stepfs.data.cache import Cache
 from stepfs.data.counters import DataCounts
 from stepfs.data.disk import WriteBehind
-from stepfs.data.get import ConcurrencyLimit, Fetcher, FetchTarget, StoreOf
-from stepfs.errors import CorruptError, StepfsError, StoreUnreachableError
+from stepfs.data.tuning import TUNING
+from stepfs.errors import AbsentError, CorruptError, StepfsError, StoreUnreachableError
 from stepfs.format.ids import SliceIndex, SliceKey, Step
 from stepfs.format.snapshot import StepEntry
 from stepfs.format.tgb import Descriptor
 from stepfs.store.api import Store
 
-_REST_S: Final = 10.0
+CONNECTIONS_MAX: Final = 64
+
+Seconds = Mapping[int, float]  # mean latency by size class
+
+
+Started = tuple[int, int]  # number of a GET, and changes of the limit before it
+
+
+class ConcurrencyLimit:
+    """The limit, and the GETs that it is learned from. Plain state, no I/O, no clock."""
+
+    def __init__(
+        self,
+        limit_max: int = CONNECTIONS_MAX,
+        *,
+        first: int = TUNING.connections_min,
+        growth: float = 2.0,
+        fixed: bool = False,
+    ) -> None:
+        """At most `limit_max` GETs, `first` until `growth` times as many, or fewer, turn out better. `fixed`: always so many."""
+        self.limit_max = limit_max
+        self.limit = limit_max if fixed else min(first, limit_max)
+        self.fixed = fixed
+        self._limit_min = limit_max if fixed else min(TUNING.connections_min, limit_max)
+        self._running = 0
+        self._starts = 0
+        self._loaded_at = 0  # number of the last GET that found the limit nearly reached
+        self._changes = 0
+        self._factor = growth  # of the next step
+        self._before: tuple[int, Seconds] | None = None  # the limit before the last step, and its latency
+        self._hold = 1  # rounds until the next step; in the first all readers wait for their first blocks
+        self._round: dict[int, list[float]] = {}
+        self._loaded_blocks = 0  # in this round
+        self._awaited_blocks = 0  # of these, came while a reader was waiting
+
+    def start(self) -> Started:
+        """Note the start of a GET; pass the result to `end`."""
+        self._running += 1
+        self._starts += 1
+        if self._running >= TUNING.round_loaded_share * self.limit:
+            self._loaded_at = self._starts
+        return self._starts, self._changes
+
+    def end(self, started: Started, size: int, seconds: float | None) -> None:
+        """Note the end of a GET of `size` bytes after `seconds`; None: it failed, and its latency is not used."""
+        self._running -= 1
+        if seconds is None or started[1] != self._changes or self._loaded_at < started[0]:
+            return
+        self._round.setdefault(size.bit_length(), []).append(seconds)
+        if sum(map(len, self._round.values())) >= max(TUNING.round_samples_min, self.limit):
+            latency = {size: fmean(samples) for size, samples in self._round.items()}
+            self._round = {}
+            self._end_round(latency)
+
+    def note_loaded(self, *, readers_wait: bool) -> None:
+        """A block has come, while some reader waited for bytes or while none did."""
+        self._loaded_blocks += 1
+        self._awaited_blocks += readers_wait
+
+    def _end_round(self, latency: Seconds) -> None:
+        keeps_up = self._awaited_blocks < TUNING.limit_awaited_share * self._loaded_blocks
+        self._loaded_blocks = self._awaited_blocks = 0
+        if self._before is not None:
+            before, growth = self._before[0], self.limit / self._before[0]
+            worth = 1 + TUNING.limit_gain_share * (growth - 1) if growth > 1 else 1 - TUNING.limit_loss_max
+            gain = growth / _slowdown(self._before[1], latency)
+            self._before = None
+            if gain < worth:
+                self._turn(TUNING.limit_down if growth > 1 else TUNING.limit_up)
+                self._set(before)
+                return
+        if self._hold:
+            self._hold -= 1
+            return
+        limit = max(self._limit_min, min(self.limit_max, round(self.limit * self._factor)))
+        if limit > self.limit and keeps_up:
+            return
+        if limit == self.limit:
+            self._turn(TUNING.limit_down if self._factor > 1 else TUNING.limit_up)
+        else:
+            self._before = self.limit, latency
+            self._set(limit)
+
+    def _turn(self, factor: float) -> None:
+        """Hold still for a while, then look in the other direction."""
+        self._factor, self._hold = factor, TUNING.limit_hold_rounds
+
+    def _set(self, limit: int) -> None:
+        self.limit = limit
+        self._changes += 1
+
+
+def _slowdown(before: Seconds, now: Seconds) -> float:
+    """How many times as long a GET takes, over the sizes that are known from both rounds; 1 if there are none."""
+    ratios = [now[size] / before[size] for size in before.keys() & now.keys() if before[size] > 0]
+    return max(fmean(ratios), 1e-6) if ratios else 1.0
+
+
+class HedgePolicy:
+    """Latencies seen, and the budget of second requests."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, deque[float]] = {}
+        self._credit = TUNING.hedge_burst
+
+    def note(self, size: int, seconds: float) -> None:
+        """A GET of `size` bytes took this long. Also earns the credit that hedges spend."""
+        self._seconds.setdefault(_class(size), deque(maxlen=TUNING.hedge_samples)).append(seconds)
+        self._credit = min(TUNING.hedge_burst, self._credit + TUNING.hedge_share_max)
+
+    def p99_s(self, size: int) -> float | None:
+        """Usual worst latency of such a GET; None while too little is known."""
+        samples = self._seconds.get(_class(size))
+        if samples is None or len(samples) < TUNING.hedge_samples_min:
+            return None
+        return sorted(samples)[-1 - len(samples) // 100]
+
+    def delay_s(self, size: int) -> float:
+        usual = self.p99_s(size)
+        if usual is None:
+            return TUNING.hedge_unknown_s
+        return min(max(usual * TUNING.hedge_margin, TUNING.hedge_min_s), TUNING.hedge_max_s)
+
+    def spend(self) -> bool:
+        """Take the credit for one hedge; False when the budget is spent."""
+        if self._credit < 1:
+            return False
+        self._credit -= 1
+        return True
+
+
+def _class(size: int) -> int:
+    return size.bit_length() // 3  # 512 KiB … 4 MiB, 4 MiB … 32 MiB, …
+
+
+class Throttle:
+    """At most one request starts per `interval_s`; 0 while the store is well."""
+
+    def __init__(self) -> None:
+        self.interval_s = 0.0
+        self._next_at = 0.0
+        self._round = 0
+        self._changed = trio.Event()
+
+    async def turn(self) -> int:
+        """Wait until a request may start; returns the token to report its outcome with."""
+        while (wait := self._next_at - trio.current_time()) > 0:
+            with trio.move_on_after(wait):
+                await self._changed.wait()
+        self._next_at = trio.current_time() + self.interval_s
+        return self._round
+
+    def failed(self, token: int) -> None:
+        """The request could not reach the store."""
+        if token == self._round:
+            self._round += 1
+            self.interval_s = min(max(self.interval_s * 2, TUNING.throttle_first_s), TUNING.throttle_max_s)
+            self._next_at = trio.current_time() + self.interval_s
+
+    def succeeded(self) -> None:
+        if self.interval_s:
+            self.interval_s = self.interval_s / 2 if self.interval_s > TUNING.throttle_first_s else 0.0
+            self._next_at = min(self._next_at, trio.current_time() + self.interval_s)
+            self._changed.set()
+            self._changed = trio.Event()
+
+
+_log = logging.getLogger("stepfs.data")
+
+Lease = Callable[[], Buffer | None]
+StoreOf = Callable[[Descriptor], Awaitable[Store]]  # a fork's origin is looked at first: by a request that may fail
+
+
+@dataclass(slots=True)
+class _Race:
+    running: int = 0
+    winner: Buffer | None = None
+    error: StepfsError | None = None  # of the attempt that ended last
+    done: trio.Event = field(default_factory=trio.Event)
+
+
+@dataclass(eq=False)
+class Fetcher:
+    """GETs of one mount: counted, hedged, throttled together."""
+
+    pool: Pool
+    counts: DataCounts
+    store_of: StoreOf
+    get_timeout_s: float = 60.0  # of one GET
+    deadline_s: float = 300.0  # of all attempts for one block
+    concurrency: ConcurrencyLimit = field(default_factory=ConcurrencyLimit)  # learns from GETs
+
+    def __post_init__(self) -> None:
+        self.policy = HedgePolicy()
+        self.throttle = Throttle()
+        self._nursery: trio.Nursery | None = None
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncGenerator[None, None]:
+        """The context in which attempts run; call `fetch` only inside, and wait for it before leaving."""
+        async with trio.open_nursery() as self._nursery:
+            yield
+            self._nursery.cancel_scope.cancel()
+
+    async def fetch(self, entry: StepEntry, range_: Range, buffer: Buffer, lease: Lease) -> Buffer:
+        """The verified bytes of a range, in `buffer` or in another from `lease`; consumes `buffer` in any case.
+
+        `CorruptError`, `AbsentError`; `StoreUnreachableError` at the deadline.
+        """
+        deadline = trio.current_time() + self.deadline_s
+        mismatches = 0
+        attempt: Buffer | None = buffer
+        while True:
+            if attempt is not None:
+                race = await self._race(entry, range_, attempt, lease)
+                if race.winner is not None:
+                    return race.winner
+                error = race.error
+                assert error is not None
+                mismatches += isinstance(error, CorruptError)
+                if mismatches > 1 or not isinstance(error, (CorruptError, StoreUnreachableError)):
+                    raise error
+                if trio.current_time() >= deadline:
+                    raise error
+                _log.info("%s; trying again", error)
+                self.counts.retries += 1
+            attempt = lease()
+            if attempt is None:
+                await trio.sleep(TUNING.memory_poll_s)
+
+    async def _race(self, entry: StepEntry, range_: Range, buffer: Buffer, lease: Lease) -> _Race:
+        assert self._nursery is not None
+        race = _Race(running=1)
+        self._nursery.start_soon(self._attempt, race, entry, range_, buffer)
+        with trio.move_on_after(self.policy.delay_s(range_.size)):
+            await race.done.wait()
+        if not race.done.is_set() and not self.throttle.interval_s and self.policy.spend():
+            second = lease()
+            if second is not None:
+                self.counts.hedges += 1
+                race.running += 1
+                self._nursery.start_soon(self._attempt, race, entry, range_, second, True)
+        await race.done.wait()
+        return race
+
+    async def _attempt(self, race: _Race, entry: StepEntry, range_: Range, buffer: Buffer, hedge: bool = False) -> None:
+        won = False
+        try:
+            error = await self._get(entry, range_, buffer)
+            won = error is None and race.winner is None
+            race.error = error or race.error
+        finally:
+            race.running -= 1
+            if won:
+                race.winner = buffer
+                self.counts.hedges_won += hedge
+            else:
+                self.pool.give(buffer)
+            if won or not race.running:
+                race.done.set()
+
+    async def _get(self, entry: StepEntry, range_: Range, buffer: Buffer) -> StepfsError | None:
+        """One GET, verified. The error is returned, and fresh: a traceback would keep the buffer in sight."""
+        tgb, size = entry.tgb, range_.size
+        name = f"{tgb.key}: step {entry.step}"
+        token = await self.throttle.turn()
+        began = trio.current_time()
+        started = self.concurrency.start()
+        took_s: float | None = None
+        got: int | None = None
+        check = RangeCheck(range_, buffer)
+        self.counts.requests += 1
+        try:
+            with trio.move_on_after(self.get_timeout_s) as scope:
+                store = await self.store_of(tgb)
+                name = f"{store.url}/{name}" if tgb.origin else name
+                got = await store.read_into(tgb.key, range_.offset, buffer.view(), check.update)
+        except StepfsError as failure:
+            if isinstance(failure, StoreUnreachableError):
+                self.throttle.failed(token)
+            return type(failure)(*failure.args)
+        else:
+            if got is not None:
+                took_s = trio.current_time() - began
+        finally:
+            self.concurrency.end(started, size, took_s)
+        if scope.cancelled_caught:
+            self.throttle.failed(token)
+            return StoreUnreachableError(f"{name}: no answer within {self.get_timeout_s:g} s")
+        self.throttle.succeeded()
+        if took_s is None or got is None:
+            return AbsentError(f"{name}: the object is gone; it was reclaimed, or the store lost it")
+        self.policy.note(size, took_s)
+        self.counts.fetch_seconds.observe(took_s)
+        self.counts.bytes_fetched += got
+        problem = check.problem(got)
+        if problem is None:
+            return None
+        self.counts.corrupt += 1
+        return CorruptError(f"{name}: {problem}; restore the object, or fork the lake around the step")
+
 
 PrefetchRequest = tuple[StepEntry, Sequence[SliceIndex]]
 
@@ -86,15 +387,15 @@ class FetchQueue:
     def failed(self, block: Block) -> None:
         """The block cannot be had now; only readers try again at once."""
         for owner in block.owners:
-            self._rest[owner.key] = trio.current_time() + _REST_S
+            self._rest[owner.key] = trio.current_time() + TUNING.failed_rest_s
 
     def split(self, block: Block) -> None:
-        """Fetch the pieces of a joined block one by one."""
         self._queue += self.cache.split(block)
 
     def next(self, *, prefetch: bool, in_order: int) -> Block | None:
         """The most urgent block, still queued; with `prefetch`, not only for open files. Of an open slice at most
-        `in_order` blocks are under way, and nothing is fetched ahead while others of it are held back."""
+        `in_order` blocks are under way, and nothing is fetched ahead while others of it are held back.
+        """
         for entry, indices in self._demands.values():
             also = [request for request in self.prefetch_requests if request[0].step == entry.step]
             self._plan(entry, indices.union(*map(self._outstanding, also)))
@@ -104,7 +405,7 @@ class FetchQueue:
             request = self.prefetch_requests[self._planned]
             self._planned += 1
             self._plan(request[0], self._outstanding(request))
-        ready = [block for block in self._queue if not _is_held_back(block, in_order)]
+        ready = [b for b in self._queue if b.owners[0].loading < in_order or not b.pinned or b.waiting]
         block = min(ready, key=_urgency, default=None)
         prefetch = prefetch and len(ready) == len(self._queue)
         return block if block is not None and (block.pinned or prefetch) else None
@@ -133,10 +434,6 @@ class FetchQueue:
         return outstanding
 
 
-def _is_held_back(block: Block, in_order: int) -> bool:
-    return block.owners[0].loading >= in_order and block.pinned and not block.waiting
-
-
 def _urgency(block: Block) -> tuple[int, int, int]:
     """Smallest first: a reader is blocked on it; of an open file, nearest to where it is read; the nearest step."""
     if block.waiting:
@@ -148,57 +445,15 @@ def _urgency(block: Block) -> tuple[int, int, int]:
     return 2, block.step, block.range.offset
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Sources:
-    """The sources of one mount's blocks."""
-
-    cache: Cache
-    disk_copies: WriteBehind
-    counts: DataCounts
-    fetcher: Fetcher
-    store: Store
-    origin_store: StoreOf | None  # of data of a fork's parent (`origin` > 0)
-
-    async def load(self, block: Block, buffer: Buffer) -> Buffer:
-        """The verified bytes, in `buffer` or in another one in its place. Any exception consumes `buffer`."""
-        if self.cache.copied(block) and await self._load_copy(block, buffer):
-            return buffer
-        target = FetchTarget(self._store_of, block.entry, block.range)
-        return await self.fetcher.fetch(target, buffer, lambda: self.cache.lease(block.range.size, block))
-
-    async def _load_copy(self, block: Block, buffer: Buffer) -> bool:
-        """From disk into `buffer`; False for a damaged file, which is removed."""
-        owner = block.owners[0]
-        check = RangeCheck(block.range, buffer)
-        got = await self.disk_copies.load(owner, block.range.offset - owner.ref.offset, buffer.view(), check.update)
-        problem = check.problem(got)
-        if problem is not None:
-            self.disk_copies.reject(owner, problem)
-            return False
-        self.counts.disk_hits += 1
-        return True
-
-    async def _store_of(self, tgb: Descriptor) -> Store:
-        if tgb.origin == 0:
-            return self.store
-        if self.origin_store is None:
-            raise StepfsError(f"the lake shares data of origin {tgb.origin}, which this mount cannot open")
-        return await self.origin_store(tgb)
-
-
-_log = logging.getLogger("stepfs.data")
-_IN_ORDER_FIRST: Final = 4
-_IN_ORDER_GROWTH: Final = 1.5  # so GETs on a full link take no longer than a second one waits (`fetch.hedge`)
-_MEMORY_POLL_S: Final = 0.05  # memory still seen by a reader or an abandoned thread returns without a signal
-
-
 @dataclass(eq=False)
 class BlockLoader:
     """The loads of one mount."""
 
     cache: Cache
     queue: FetchQueue
-    sources: Sources
+    disk_copies: WriteBehind
+    counts: DataCounts
+    fetcher: Fetcher
     concurrency: ConcurrencyLimit  # of the loads under way
     loaded: Callable[[Block], None]  # called for each block that became READY
     readers_waiting: int = 0  # blocked on a block
@@ -207,8 +462,8 @@ class BlockLoader:
         self.planned = trio.Event()  # set and replaced after each look at the queue
         self._in_order = ConcurrencyLimit(
             self.concurrency.limit_max,
-            first=_IN_ORDER_FIRST,
-            growth=_IN_ORDER_GROWTH,
+            first=TUNING.in_order_first,
+            growth=TUNING.in_order_growth,
             fixed=self.concurrency.fixed,
         )
         self._active = 0
@@ -224,7 +479,7 @@ class BlockLoader:
                 self._wake = trio.Event()
                 short = self._start_loads(nursery)
                 poll = short and (self.cache.pool.lingering or self.cache.pool.refused)
-                with trio.move_on_after(_MEMORY_POLL_S if poll else float("inf")):
+                with trio.move_on_after(TUNING.memory_poll_s if poll else float("inf")):
                     await self._wake.wait()
 
     def _start_loads(self, nursery: trio.Nursery) -> bool:
@@ -250,9 +505,10 @@ class BlockLoader:
     async def _load(self, block: Block, buffer: Buffer) -> None:
         loaded: Buffer | None = None
         began = trio.current_time()
-        learns = self._in_order.start() if _is_read_in_order(block) else None
+        in_order = block.pinned and len(block.owners[0].places) > 1  # one of several blocks of an open slice
+        learns = self._in_order.start() if in_order else None
         try:
-            loaded = await self.sources.load(block, buffer)
+            loaded = await self._bytes_of(block, buffer)
         except StepfsError as error:
             self._failed(block, error)
         finally:
@@ -273,6 +529,26 @@ class BlockLoader:
         self.cache.ready(block, loaded)
         self.loaded(block)
 
+    async def _bytes_of(self, block: Block, buffer: Buffer) -> Buffer:
+        """The verified bytes, in `buffer` or in another one in its place. Any exception consumes `buffer`."""
+        if self.cache.copied(block) and await self._load_copy(block, buffer):
+            return buffer
+        return await self.fetcher.fetch(
+            block.entry, block.range, buffer, lambda: self.cache.lease(block.range.size, block)
+        )
+
+    async def _load_copy(self, block: Block, buffer: Buffer) -> bool:
+        """Load a block from disk into `buffer`; False for a damaged file, which is removed."""
+        owner = block.owners[0]
+        check = RangeCheck(block.range, buffer)
+        got = await self.disk_copies.load(owner, block.range.offset - owner.ref.offset, buffer.view(), check.update)
+        problem = check.problem(got)
+        if problem is not None:
+            self.disk_copies.reject(owner, problem)
+            return False
+        self.counts.disk_hits += 1
+        return True
+
     def _failed(self, block: Block, error: StepfsError) -> None:
         if block.state is State.FETCHING:
             if isinstance(error, CorruptError) and len(block.owners) > 1:
@@ -283,8 +559,3 @@ class BlockLoader:
                 _log.warning("%s", error, extra={"alike": (type(error), str(error))})
             self.queue.failed(block)
             self.cache.fail(block, error)
-
-
-def _is_read_in_order(block: Block) -> bool:
-    """Whether it is one of several blocks of an open slice."""
-    return block.pinned and len(block.owners[0].places) > 1

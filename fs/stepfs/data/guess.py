@@ -4,8 +4,6 @@
 the steps that follow.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter, OrderedDict, deque
@@ -13,21 +11,16 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from stepfs.data.tuning import TUNING
 from stepfs.format.ids import SliceIndex, Step
 
-EVIDENCE_STEPS: Final = 8  # the slices of a step are learned from so many steps of a run
-_SAMPLES: Final = 16  # steps judged
-_TRUST_SHARE: Final = 0.75  # of them went on from an opened step
-_CHANCE_MAX: Final = 0.4  # were they drawn at random, at most so many would
+EVIDENCE_STEPS: Final = 8  # of a run: its slices are learned from so many, and so many close ones are no accident
 _NEXT_STEPS: Final = 2  # a step so little above an opened one goes on from it …
 _MEMORY_STEPS: Final = 128  # … if that was opened at most so many steps ago
 _CLOSE_SHARE: Final = 0.75  # of the steps opened last must be close together …
 _CLOSE_FACTOR: Final = 2  # … within so many times as many places
-_SURE_STEPS: Final = 8  # so many close steps are no accident …
 _SOON_STEPS: Final = 32  # … if they were opened while at most so many others were
 _START_STEPS: Final = 16  # reading begins at the first step, or so little behind it
-_WINDOW_FILL: Final = 0.6
-_WINDOW_SHARE: Final = 0.5  # of the lake
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +56,7 @@ class OrderEvidence:
     """How often a step that was opened for the first time went on from another."""
 
     def __init__(self) -> None:
-        self._went_on: deque[bool] = deque(maxlen=_SAMPLES)
+        self._went_on: deque[bool] = deque(maxlen=TUNING.judged_steps)
         self._recent: deque[Step] = deque(maxlen=_MEMORY_STEPS)
 
     def note(self, step: Step) -> None:
@@ -75,8 +68,8 @@ class OrderEvidence:
     def trusts(self, steps: int) -> bool:
         """Whether readers will go on from a step, in a lake of so many steps."""
         chance = _NEXT_STEPS * len(self._recent) / max(1, steps)
-        enough = _TRUST_SHARE * len(self._went_on)
-        return bool(self._went_on) and chance <= _CHANCE_MAX and sum(self._went_on) >= enough
+        enough = TUNING.trust_share * len(self._went_on)
+        return bool(self._went_on) and chance <= TUNING.chance_max and sum(self._went_on) >= enough
 
     @property
     def goes_on(self) -> bool:
@@ -95,16 +88,16 @@ def ordered_runs(runs: Sequence[AccessRun], evidence: OrderEvidence, *, first: S
     found = []
     for run in runs:
         places = (run.high - run.low) // run.stride + 1
-        is_dense = len(run.latest) >= _SURE_STEPS and len(run.steps) >= _WINDOW_FILL * places
+        is_dense = len(run.latest) >= EVIDENCE_STEPS and len(run.steps) >= TUNING.dense_fill * places
         begins = evidence.unbroken and run.low - first < _START_STEPS
         if len(run.latest) == 1:
             if trusted or begins:
                 found.append(run)
         elif (low := _close_from(run)) is not None:
-            sure = len(run.latest) >= _SURE_STEPS and run.age_steps <= _SOON_STEPS
+            sure = len(run.latest) >= EVIDENCE_STEPS and run.age_steps <= _SOON_STEPS
             if trusted or sure or begins:
                 found.append(run if is_dense else _without_strays(run, low))
-        elif is_dense and run.high - run.low <= _WINDOW_SHARE * (frontier - first):
+        elif is_dense and run.high - run.low <= TUNING.dense_share * (frontier - first):
             found.append(run)
     return found
 
@@ -122,8 +115,6 @@ def _without_strays(run: AccessRun, low: Step) -> AccessRun:
     return replace(run, steps=tuple(step for step in run.steps if step >= low))
 
 
-RECENT_STEPS: Final = 256  # distinct steps remembered; a shuffle window up to this size is understood
-LIVE_STEPS: Final = 48  # a run not touched during so many other steps has no reader any more …
 _LIVE_ROUNDS: Final = 2  # … nor during so many steps of every run, where many readers take turns
 GAP_STEPS: Final = 16
 _PASS_STEPS: Final = 24  # reopening a file this many distinct steps later is a new pass over the data
@@ -140,7 +131,11 @@ class AccessHistory:
     def note(self, step: Step, index: SliceIndex) -> bool:
         """A file was opened; True if this is a step not opened lately (the readers moved)."""
         seen = self._opened.get(step)
-        if seen is not None and index in seen and self._is_new_pass(step):
+        if (
+            seen is not None
+            and index in seen
+            and step not in itertools.islice(reversed(self._opened), _PASS_STEPS)  # a new pass over the data
+        ):
             for _ in range(max(0, len(self._opened) - _PASS_STEPS)):
                 self._opened.popitem(last=False)
             seen = self._opened.get(step)
@@ -152,7 +147,7 @@ class AccessHistory:
             fresh = False
         seen[index] = None
         self._opened.move_to_end(step)
-        if len(self._opened) > RECENT_STEPS:
+        if len(self._opened) > TUNING.recent_steps:
             self._opened.popitem(last=False)
         return fresh
 
@@ -174,7 +169,7 @@ class AccessHistory:
                 found[-1].append(step)
             else:
                 found.append([step])
-        live = set(by_recency[: max(LIVE_STEPS, _LIVE_ROUNDS * len(found))])
+        live = set(by_recency[: max(TUNING.live_steps, _LIVE_ROUNDS * len(found))])
         return [self._run(steps, recency) for steps in found if not live.isdisjoint(steps)]
 
     def _run(self, steps: Sequence[Step], recency: dict[Step, int]) -> AccessRun:
@@ -184,16 +179,6 @@ class AccessHistory:
         stride = strides if len(steps) >= EVIDENCE_STEPS // 2 else 1
         return AccessRun(tuple(steps), indices, stride, tuple(latest), recency[latest[-1]])
 
-    def _is_new_pass(self, step: Step) -> bool:
-        latest = list(itertools.islice(reversed(self._opened), _PASS_STEPS))
-        return step not in latest
-
-
-HORIZON_S: Final = 20.0
-WINDOW_MIN: Final = 4
-WINDOW_MAX: Final = 1024
-FILES_MAX: Final = 8192
-_PACE_SAMPLES: Final = 16
 
 Opened = Callable[[Step], Collection[SliceIndex]]
 Plan = list[tuple[Step, tuple[SliceIndex, ...]]]
@@ -203,7 +188,7 @@ class StepRate:
     """How many new steps the readers open per second."""
 
     def __init__(self) -> None:
-        self._times: deque[float] = deque(maxlen=_PACE_SAMPLES)
+        self._times: deque[float] = deque(maxlen=TUNING.pace_samples)
 
     def note(self, now: float) -> None:
         self._times.append(now)
@@ -216,10 +201,10 @@ class StepRate:
 
 
 def window_steps(*, pace: float | None, latency_s: float, step_bytes: int, budget_bytes: int) -> int:
-    """Steps ahead that hide `HORIZON_S` and twice the usual worst latency, within the budget."""
-    affordable = budget_bytes // step_bytes if step_bytes else WINDOW_MAX
-    needed = WINDOW_MIN if pace is None else math.ceil(pace * (HORIZON_S + 2 * latency_s)) + 1
-    return max(1, min(max(needed, WINDOW_MIN), affordable, WINDOW_MAX))
+    """Steps ahead that hide `TUNING.horizon_s` and twice the usual worst latency, within the budget."""
+    affordable = budget_bytes // step_bytes if step_bytes else TUNING.window_max
+    needed = TUNING.window_min if pace is None else math.ceil(pace * (TUNING.horizon_s + 2 * latency_s)) + 1
+    return max(1, min(max(needed, TUNING.window_min), affordable, TUNING.window_max))
 
 
 def plan_ahead(
@@ -260,10 +245,10 @@ def plan_start(hinted: frozenset[SliceIndex], *, window: int, first: Step, front
 
 
 def _cut(plan: Plan) -> Plan:
-    """The nearest steps with at most `FILES_MAX` files, at least one: planning must not hold up the loop."""
+    """The nearest steps with at most `TUNING.planned_files_max` files, at least one: planning must not hold up the loop."""
     files = 0
     for number, (_, indices) in enumerate(plan):
         files += len(indices)
-        if files > FILES_MAX:
+        if files > TUNING.planned_files_max:
             return plan[: max(1, number)]
     return plan

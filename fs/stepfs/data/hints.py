@@ -406,16 +406,11 @@ class HintedStreams:
         return matched
 
     def plan(
-        self,
-        *,
-        hinted: frozenset[SliceIndex],
-        window_of: Callable[[int], int],
-        first: Step,
-        frontier: Step,
-        now: float,
+        self, *, hinted: frozenset[SliceIndex], window_of: Callable[[int], int], first: Step, frontier: Step, now: float
     ) -> Plan:
         """Announced steps of [first, frontier] that will be opened next, nearest first. `window_of` says how many
-        steps ahead for so many slices a step."""
+        steps ahead for so many slices a step.
+        """
         live = [s for s in self._streams if not s.ended and now - s.touched_at < EXPIRES_S]
         slices = {id(stream): hinted or stream.slices() or self._usual for stream in live}
         wanted = sum(map(len, slices.values()))
@@ -440,7 +435,7 @@ class HintedStreams:
         return min((stream.order.lowest for stream in self._streams if not stream.ended), default=None)
 
     def describe(self) -> list[dict[str, int]]:
-        """For the control file: per order its length and the place of its readers."""
+        """Each order's length and the place of its readers, for the control file."""
         return [
             {"steps": len(stream.order), "at": stream.front, "lowest": stream.order.lowest} for stream in self._streams
         ]

@@ -4,31 +4,22 @@ The trainer beside us matters more than our cache. Shrinking is quick and in lar
 after a calm time, so that two such programs on a node do not trade memory for ever.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
-from typing import Final
 
 import trio
 
 from stepfs.data.slices import Slices
+from stepfs.data.tuning import TUNING
 from stepfs.limits import MEMORY_BYTES_MIN, Memory, read_memory
 
 _log = logging.getLogger("stepfs.data")
-_POLL_S: Final = 1.0
-_CALM_S: Final = 30.0
-_SHRINK: Final = 0.7
-_GROW: Final = 1.1
-_AVAILABLE_SHARE_MIN: Final = 0.05  # of the limit
-_AVAILABLE_BYTES_ENOUGH: Final = 4 << 30  # on large machines 5 % is a lot
-_STALL_PERCENT_MAX: Final = 20.0
 
 
 def is_tight(memory: Memory) -> bool:
     """Whether the kernel is about to reclaim memory that is in use."""
-    reserve = min(memory.limit * _AVAILABLE_SHARE_MIN, _AVAILABLE_BYTES_ENOUGH)
-    stalled = memory.stall_percent > _STALL_PERCENT_MAX and memory.available < 4 * reserve
+    reserve = min(memory.limit * TUNING.available_share_min, TUNING.available_bytes_enough)
+    stalled = memory.stall_percent > TUNING.stall_percent_max and memory.available < 4 * reserve
     return memory.available < reserve or stalled
 
 
@@ -45,7 +36,7 @@ class MemoryGovernor:
         task_status.started()
         while True:
             self._adjust(is_tight(self._read()), trio.current_time())
-            await trio.sleep(_POLL_S)
+            await trio.sleep(TUNING.pressure_poll_s)
 
     def _adjust(self, tight: bool, now: float) -> None:
         limit = self._slices.cache.pool.limit
@@ -54,10 +45,10 @@ class MemoryGovernor:
             self._calm_since = now
             # Shrink from the used bytes: a limit above them would free nothing.
             pool = self._slices.cache.pool
-            target = max(least, int(min(limit, pool.used + pool.pooled) * _SHRINK))
+            target = max(least, int(min(limit, pool.used + pool.pooled) * TUNING.pressure_shrink))
             if target < limit:
                 if limit == self._full:
                     _log.warning("memory is short on this machine: the cache shrinks until it is not")
                 self._slices.set_memory(target)
-        elif limit < self._full and now - self._calm_since >= _CALM_S:
-            self._slices.set_memory(min(self._full, int(limit * _GROW)))
+        elif limit < self._full and now - self._calm_since >= TUNING.pressure_calm_s:
+            self._slices.set_memory(min(self._full, int(limit * TUNING.pressure_grow)))

@@ -1,18 +1,18 @@
-"""Verified slices are pushed into the kernel's page cache before they are opened, so that reads need no request.
+"""The kernel's page cache: verified slices are pushed into it before they are opened, so that reads need no request.
 
-Pages count against the budget of the daemon's own memory. The kernel evicts them without notice, so the files that are
-opened next are checked, and primed again. Calls that touch the mount wait for this very daemon: they run in
+Pages count against the daemon's own memory. Calls that touch the mount wait for this very daemon: they run in
 `MountThreads`, never on the event loop or in a pool that others need.
 """
 
-from __future__ import annotations
-
+import ctypes
 import itertools
 import logging
+import mmap
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
@@ -20,9 +20,85 @@ from typing import Final, TypeVar
 import trio
 
 from stepfs.data.blocks import CachedSlice
-from stepfs.data.residency import drop_pages, mark_used, resident_bytes
 from stepfs.data.slices import PageCache, Priming, Slices
+from stepfs.data.tuning import TUNING
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex, SliceKey, Step
+
+_SYS_CACHESTAT: Final = 451  # the same on every architecture
+_PAGE: Final = mmap.PAGESIZE
+_PROT_READ: Final = 1
+_MAP_SHARED: Final = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [
+    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64
+]  # fmt: skip
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
+
+
+@contextmanager
+def _opened(path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
+    descriptor = os.open(path, flags | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def resident_bytes(path: Path, length: int) -> int | None:
+    """Bytes of the file that a reader would find cached, whole pages counted up to `length`."""
+    with _opened(path) as descriptor:
+        return resident_bytes_of(descriptor, length)
+
+
+def resident_bytes_of(descriptor: int, length: int) -> int | None:
+    """`resident_bytes` of an open file."""
+    pages = _cachestat_pages(descriptor, length)
+    if pages is None:
+        pages = _mincore_pages(descriptor, length)
+    return None if pages is None else min(pages * _PAGE, length)
+
+
+def drop_pages(path: Path) -> None:
+    """Let the kernel forget the file's clean pages."""
+    with _opened(path) as descriptor:
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def mark_used(path: Path, length: int) -> None:
+    """Let the kernel count the file's pages as used, without copying a byte of them.
+
+    Otherwise the first reader pays for that (a sixth of its time, for pages moved to the active list one by one), and
+    until then they are the first to be evicted. OSError if one of them is not there.
+    """
+    with _opened(path) as descriptor, _opened(Path(os.devnull), os.O_WRONLY) as nowhere:
+        offset = 0
+        while offset < length and (count := os.sendfile(nowhere, descriptor, offset, length - offset)):
+            offset += count
+
+
+def _cachestat_pages(descriptor: int, length: int) -> int | None:
+    where = (ctypes.c_uint64 * 2)(0, length)  # offset, length
+    found = (ctypes.c_uint64 * 5)()  # cached, dirty, writeback, evicted, recently evicted
+    failed = _libc.syscall(_SYS_CACHESTAT, descriptor, ctypes.byref(where), ctypes.byref(found), 0)
+    return None if failed else int(found[0])
+
+
+def _mincore_pages(descriptor: int, length: int) -> int | None:
+    if not length:
+        return 0
+    address = _libc.mmap(None, length, _PROT_READ, _MAP_SHARED, descriptor, 0)
+    if address in {None, ctypes.c_void_p(-1).value}:
+        return None
+    try:
+        pages = ctypes.create_string_buffer(-(-length // _PAGE))
+        if _libc.mincore(address, length, pages):
+            return None
+        return sum(byte & 1 for byte in pages.raw)
+    finally:
+        _libc.munmap(address, length)
+
 
 FILES_MAX: Final = 64
 _BYTES_MIN: Final = 1 << 20  # of small files, so much goes by one call into a thread
@@ -58,7 +134,6 @@ class PageOrder:
         self.awaited_bytes += length
 
     def make_idle(self, key: SliceKey) -> None:
-        """Note a file that is open, apparently without a reader."""
         if key not in self._consumed:
             self._idle[key] = None
 
@@ -126,10 +201,6 @@ class MountThreads:
 
 
 CHUNK_BYTES: Final = 1 << 20  # page-aligned; the last one of a file ends exactly at its end
-_SHARE: Final = 0.5  # of the budget, for pages
-_AWAITED_SHARE: Final = 0.25  # of the budget, for pages of files that another reader will open
-_BATCH_FILES: Final = 64  # small files primed by one call into a thread
-_SAMPLE: Final = 8  # files of a step that are looked at
 
 
 @dataclass(slots=True)
@@ -180,7 +251,8 @@ class Primer(Priming):
             primed.checked = False  # if it is read again, the kernel may have dropped it meanwhile
             if (
                 not awaited
-                or self._order.awaited_bytes + primed.length > _AWAITED_SHARE * self._slices.cache.pool.limit
+                or self._order.awaited_bytes + primed.length
+                > TUNING.primed_awaited_share * self._slices.cache.pool.limit
             ):
                 self._order.consume(key)
             else:
@@ -231,7 +303,7 @@ class Primer(Priming):
         if step == self._suspect:
             return indices
         if self._sample[0] != step:
-            self._sample = step, frozenset(indices[:: max(1, len(indices) // _SAMPLE)])
+            self._sample = step, frozenset(indices[:: max(1, len(indices) // TUNING.checked_sample)])
         return [index for index in indices if index in self._sample[1]]
 
     async def _check(self, key: SliceKey, primed: _Primed) -> None:
@@ -251,7 +323,7 @@ class Primer(Priming):
             self._todo = deque(self._candidates())
         batch: list[CachedSlice] = []
         size = 0
-        while self._todo and len(batch) < _BATCH_FILES and size < BLOCK_BYTES:
+        while self._todo and len(batch) < TUNING.primed_batch_files and size < BLOCK_BYTES:
             held = self._todo[0]
             wanted = held.ready and held.key not in self._primed  # still
             if wanted and await self._room(held):
@@ -279,7 +351,7 @@ class Primer(Priming):
     async def _room(self, held: CachedSlice) -> bool:
         """Charge the slice's pages, dropping those nobody needs for it. False: no room, or it was evicted meanwhile."""
         cache = self._slices.cache
-        while self.bytes + held.length > _SHARE * cache.pool.limit or not cache.charge(held.length):
+        while self.bytes + held.length > TUNING.primed_share * cache.pool.limit or not cache.charge(held.length):
             unneeded = self._first(self._order, held.length) or self._first(self._unplanned(), held.length)
             if not unneeded:
                 return False

@@ -3,46 +3,25 @@
 A task of its own, because the index segment of a step may have to be read first.
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator
-from typing import Final
 
 import trio
 
+from stepfs.data import guess
 from stepfs.data.cache import ReadingOrder
 from stepfs.data.fetch import PrefetchRequest
-from stepfs.data.guess import (
-    WINDOW_MIN,
-    AccessHistory,
-    Plan,
-    StepRate,
-    ordered_runs,
-    plan_ahead,
-    plan_start,
-    window_steps,
-)
 from stepfs.data.hints import Hint, HintedStreams
 from stepfs.data.slices import Slices
+from stepfs.data.tuning import TUNING
 from stepfs.errors import CorruptError, NewerFormatError, StepfsError
 from stepfs.format.ids import SEGMENT_STEPS, SliceIndex, Step
 from stepfs.lake.log.reader import LogReader
 from stepfs.view.tree import Tree
 
 _log = logging.getLogger("stepfs.data")
-_GATHER_S: Final = 0.01  # the ranks of a node open a step one after another: plan for all of them together
-_SETTLE_S: Final = 0.05
-_SETTLE_MAX_S: Final = 0.5
-_LOAD_MAX: Final = 0.05  # share of the loop's time that planning for thousands of files may take
-_RETRY_S: Final = 1.0
-_REST_S: Final = 300.0
-_ENTRIES_AT_ONCE: Final = 8
-_ENTRIES_MAX: Final = 64  # before looking where readers are by now
-_JUMPS_UNPLANNED: Final = 8  # steps opened while readers jump, before it is asked again whether they do
-_BUDGET_SHARE: Final = 0.75  # the rest is for open files
 
 
 class Prefetcher:
@@ -63,11 +42,12 @@ class Prefetcher:
         """`window`: steps ahead, fixed (0: none); None adapts. `hinted`: slices this node reads (`--ranks`). `start`:
         where reading will begin, fetched before the first open; default the first visible step. `guesses`: whether opens
         that were not announced predict the next ones; not so in one of several processes that take turns. `processor_s`:
-        the processor time that this thread has used; with less of it for a plan, the next one may begin sooner."""
-        self.window = WINDOW_MIN if window is None else window  # in use now
-        self.position = AccessHistory()
+        the processor time that this thread has used; with less of it for a plan, the next one may begin sooner.
+        """
+        self.window = TUNING.window_min if window is None else window  # in use now
+        self.position = guess.AccessHistory()
         self.hints = HintedStreams()
-        self._pace = StepRate()
+        self._pace = guess.StepRate()
         self._slices = slices
         self._tree = tree
         self._log = log
@@ -104,7 +84,7 @@ class Prefetcher:
         if self._jumps is None or self.position.order.goes_on:
             return False
         self._jumps += fresh
-        return self._jumps < _JUMPS_UNPLANNED
+        return self._jumps < TUNING.jumps_unplanned
 
     def accept(self, hint: Hint) -> None:
         """Accept a trainer's hint about its next opens; `UsageError` for an invalid one."""
@@ -119,7 +99,7 @@ class Prefetcher:
         task_status.started()
         cost_s = 0.0
         while True:
-            await trio.sleep(max(_GATHER_S, cost_s / _LOAD_MAX))
+            await trio.sleep(max(TUNING.gather_s, cost_s / TUNING.planning_share))
             await self._until_settled()
             self._wake = trio.Event()
             began = self._processor_s()  # waiting costs the loop nothing
@@ -127,22 +107,22 @@ class Prefetcher:
             self._jumps = None if plan else 0
             retry = not await self._grant(plan)
             cost_s = self._processor_s() - began
-            with trio.move_on_after(_RETRY_S if retry else float("inf")):
+            with trio.move_on_after(TUNING.index_retry_s if retry else float("inf")):
                 await self._wake.wait()
 
     async def _until_settled(self) -> None:
         """While slices are still being learned, plans for a part of them would cost a GET per rank."""
-        with trio.move_on_after(_SETTLE_MAX_S):
-            while (wait := self._learned_at + _SETTLE_S - trio.current_time()) > 0:  # noqa: ASYNC110 -- for quiet
+        with trio.move_on_after(TUNING.settle_max_s):
+            while (wait := self._learned_at + TUNING.settle_s - trio.current_time()) > 0:  # noqa: ASYNC110 -- for quiet
                 await trio.sleep(wait)
 
-    def _plan(self) -> Plan:
+    def _plan(self) -> guess.Plan:
         first, frontier = self._tree.first_visible(), self._tree.last_visible()
         self.position.forget_below(first)
         if self._fixed and not self.window:
             return []
         opened = self.position.runs()
-        runs = ordered_runs(opened, self.position.order, first=first, frontier=frontier)
+        runs = guess.ordered_runs(opened, self.position.order, first=first, frontier=frontier)
         learned = sum(len(self._hinted or run.indices) for run in runs)
         hinted = self.hints.plan(
             hinted=self._hinted,
@@ -154,11 +134,11 @@ class Prefetcher:
         self._alone = {step for step, _ in hinted}
         if not opened and not hinted and not self.hints.ended(trio.current_time()):
             start = first if self._start is None else max(first, self._start)
-            plan = plan_start(self._hinted, window=self.window, first=start, frontier=frontier)
+            plan = guess.plan_start(self._hinted, window=self.window, first=start, frontier=frontier)
             return self._ordered(plan, low=first)
         if not hinted:
             self._affordable(learned)
-        plan = plan_ahead(
+        plan = guess.plan_ahead(
             runs,
             self.position.opened,
             hinted=self._hinted,
@@ -173,22 +153,22 @@ class Prefetcher:
             whole, low=first if hinted else low, announced=bool(hinted)
         )  # of announced steps none is passed over
 
-    def _ordered(self, plan: Plan, *, low: Step, announced: bool = False) -> Plan:
+    def _ordered(self, plan: guess.Plan, *, low: Step, announced: bool = False) -> guess.Plan:
         self._slices.set_order(ReadingOrder((step for step, _ in plan), low=low, announced=announced))
         return plan
 
     def _affordable(self, slices: int) -> int:
         """The window from now on, for so many slices a step."""
         if not self._fixed:
-            self.window = window_steps(
+            self.window = guess.window_steps(
                 pace=self._pace.steps_per_s(),
                 latency_s=self._slices.latency_s,
-                step_bytes=slices * self._slices.reads.slice_bytes,
-                budget_bytes=int(_BUDGET_SHARE * self._slices.capacity_bytes),
+                step_bytes=slices * self._slices.slice_bytes,
+                budget_bytes=int(TUNING.ahead_share * self._slices.capacity_bytes),
             )
         return self.window
 
-    async def _grant(self, plan: Plan) -> bool:
+    async def _grant(self, plan: guess.Plan) -> bool:
         """Request the steps whose entries are in memory; load the index of the others meanwhile. False: try later."""
         prefetch_requests: list[PrefetchRequest] = []
         missing: set[int] = set()  # segments; an open of a file in them gets the error
@@ -204,7 +184,7 @@ class Prefetcher:
                 except StepfsError as error:
                     _log.info("step %d is not fetched ahead: %s", step, error)
                     if isinstance(error, (CorruptError, NewerFormatError)):  # as it will be next time
-                        self._rest[segment] = trio.current_time() + _REST_S
+                        self._rest[segment] = trio.current_time() + TUNING.index_rest_s
                     else:
                         missing.add(segment)
             if entry is None:
@@ -214,7 +194,7 @@ class Prefetcher:
         self._slices.request(prefetch_requests)
         return not missing and not behind
 
-    async def _load_alone(self, plan: Plan) -> bool:
+    async def _load_alone(self, plan: guess.Plan) -> bool:
         """The index of announced steps, which lie anywhere: several at a time. True if some cannot be read now."""
         table = self._log
         # Of the nearest alone: more than are kept would displace each other, and be read for ever.
@@ -236,9 +216,9 @@ class Prefetcher:
                     failed = True
 
         async with trio.open_nursery() as nursery:
-            steps = iter(unknown[:_ENTRIES_MAX])
-            for _ in range(_ENTRIES_AT_ONCE):
+            steps = iter(unknown[: TUNING.entries_max])
+            for _ in range(TUNING.entries_at_once):
                 nursery.start_soon(load, steps)
-        if len(unknown) > _ENTRIES_MAX and not failed:
+        if len(unknown) > TUNING.entries_max and not failed:
             self._wake.set()  # plan again: readers may have moved
         return failed

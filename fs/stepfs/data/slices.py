@@ -1,6 +1,6 @@
 """The slices of one mount or reader: file handles read them, the prefetcher requests them, the primer follows them.
 
-`SliceReads.open` never waits: it pins the slice and requests it. A read waits for the one block that it needs. After
+`Slices.open` never waits: it pins the slice and requests it. A read waits for the one block that it needs. After
 each await the block may have been evicted again, so it is looked at again, and used before the next await.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -19,20 +18,18 @@ from stepfs.data.buffers import Pool
 from stepfs.data.cache import Cache, OpenSlices, ReadingOrder
 from stepfs.data.counters import DataCounts
 from stepfs.data.disk import DiskCache, WriteBehind
-from stepfs.data.fetch import BlockLoader, FetchQueue, PrefetchRequest, Sources
-from stepfs.data.get import ConcurrencyLimit, Fetcher, StoreOf
-from stepfs.errors import StoreUnreachableError
+from stepfs.data.fetch import BlockLoader, ConcurrencyLimit, Fetcher, FetchQueue, PrefetchRequest, StoreOf
+from stepfs.errors import StepfsError, StoreUnreachableError
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex, SliceKey, Step
 from stepfs.format.snapshot import StepEntry
+from stepfs.format.tgb import Descriptor
 from stepfs.store.api import Store
 
 
 class PageCache(Protocol):
     """The calls that the mount offers. Called in worker threads only; OSError where it cannot be done."""
 
-    def path(self, step: Step, index: SliceIndex) -> Path:
-        """The file of a slice, through the mount."""
-        ...
+    def path(self, step: Step, index: SliceIndex) -> Path: ...
 
     def store_pages(self, inode: int, offset: int, data: memoryview) -> None:
         """`pyfuse3.notify_store`."""
@@ -63,26 +60,50 @@ class Priming:
 _CLOSED_MAX: Final = 4096  # slices with a reader behind that are remembered
 
 
-@dataclass(eq=False, kw_only=True)
-class SliceReads:
-    """The open slices of one mount."""
+class Slices:
+    """The slices of one mount."""
 
-    cache: Cache
-    disk_copies: WriteBehind
-    queue: FetchQueue
-    loader: BlockLoader
-    priming: Callable[[], Priming]
-    counts: DataCounts
-    deadline_s: float
-    opened_are_kept: bool
-    peers: int = 1  # readers of each slice
-    opens: int = 0
-    opened_bytes: int = 0
-    on_reading: Callable[[Step, SliceIndex], None] = lambda _step, _index: None
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        store: Store,
+        *,
+        memory_bytes: int,
+        disk: DiskCache | None = None,
+        deadline_s: float = 300.0,
+        concurrency: ConcurrencyLimit | None = None,
+        origin_store: StoreOf | None = None,
+        opened_are_kept: bool = False,
+        peers: int = 1,
+    ) -> None:
+        """`memory_bytes`: the one budget for bytes in memory. `disk`: a second layer behind it. `concurrency` bounds the
+        GETs under way. `origin_store` opens the store of a fork's parent (descriptors with `origin` > 0). `opened_are_kept`:
+        the store keeps the objects of steps from `forget_below` upwards, so open files without readers may leave memory.
+        `peers`: how many readers open each slice, one behind the other.
+        """
+        self.counts = DataCounts()
+        self.disk_copies = WriteBehind(disk, self.counts, self._written, self._is_pinned, self._is_last_copy)
+        self.cache = Cache(Pool(memory_bytes), self.counts, self.disk_copies.holds)
+        self.deadline_s = deadline_s
+        self.opens = 0
+        self.opened_bytes = 0
+        self.on_reading: Callable[[Step, SliceIndex], None] = lambda _step, _index: None
+        self._store = store
+        self._origin_store = origin_store
+        self._disk = disk
+        self._opened_are_kept = opened_are_kept
+        self._peers = peers
+        self._priming = Priming()
         self._recent = OpenSlices()
         self._closes: OrderedDict[SliceKey, int] = OrderedDict()  # of slices that another reader has yet to open
+        self._queue = FetchQueue(self.cache, self.disk_copies.holds, self._primed)
+        concurrency = concurrency or ConcurrencyLimit()
+        self._fetcher = Fetcher(
+            self.cache.pool, self.counts, self._store_of, deadline_s=deadline_s, concurrency=concurrency
+        )
+        self._loader = BlockLoader(
+            self.cache, self._queue, self.disk_copies, self.counts, self._fetcher, concurrency, self._loaded
+        )
+        self._copies = 1  # in memory, of a slice fetched ahead: priming without a disk keeps a second one
 
     @property
     def slice_bytes(self) -> int:
@@ -125,7 +146,7 @@ class SliceReads:
     def move_to(self, held: CachedSlice, number: int) -> None:
         """A reader came to another block: the blocks that it passed may make room for its next ones."""
         held.move_to(number)
-        self.loader.notify()
+        self._loader.notify()
 
     async def ready_block(self, held: CachedSlice, number: int) -> None:
         """Return once block `number` is READY; the caller uses it before its next await."""
@@ -134,20 +155,20 @@ class SliceReads:
             if block is None:
                 held.reading = number  # a slice that was passed is fetched from this block on
                 self._demand(held)
-                await self.loader.planned.wait()
+                await self._loader.planned.wait()
                 continue
             if block.state is State.READY:
                 block.read_at = trio.current_time()
                 return
             block.waiting += 1
-            self.loader.readers_waiting += 1
-            self.loader.notify()
+            self._loader.readers_waiting += 1
+            self._loader.notify()
             try:
                 await block.settled.wait()
             finally:
                 block.waiting -= 1
-                self.loader.readers_waiting -= 1
-                self.loader.notify()  # the block may make room for another reader now
+                self._loader.readers_waiting -= 1
+                self._loader.notify()  # the block may make room for another reader now
             if block.error is not None and not isinstance(block.error, StoreUnreachableError):
                 raise type(block.error)(*block.error.args)  # a fresh one: its traceback is this reader's
 
@@ -160,14 +181,14 @@ class SliceReads:
         kept = awaited and not self._is_primed(held)  # its pages are enough for a peer
         self.cache.set_role(held, Role.AWAITED if kept else Role.CONSUMED)
         self.disk_copies.unpinned(held, consumed=not awaited)
-        self.queue.closed(held)
-        self.priming().closed(held.key, awaited=awaited)
-        self.loader.notify()
+        self._queue.closed(held)
+        self._priming.closed(held.key, awaited=awaited)
+        self._loader.notify()
 
     def _note_close(self, key: SliceKey) -> bool:
         """Count a close; True if another reader of the slice has yet to open it."""
         closes = self._closes.pop(key, 0) + 1
-        if closes >= self.peers:
+        if closes >= self._peers:
             return False
         self._closes[key] = closes
         if len(self._closes) > _CLOSED_MAX:
@@ -179,12 +200,12 @@ class SliceReads:
         for held in self._recent.take_idle(self.cache.pool.limit, trio.current_time()):
             self.cache.set_role(held, Role.IDLE)
             self.disk_copies.unpinned(held, consumed=True)
-            self.priming().idle(held.key)
-            self.loader.notify()
+            self._priming.idle(held.key)
+            self._loader.notify()
 
     def keep_opened(self) -> None:
         """The store no longer keeps the objects of open files: hold their bytes from now on."""
-        self.opened_are_kept = False
+        self._opened_are_kept = False
         self.hold(self.cache.opened())
 
     def hold(self, opened: Iterable[CachedSlice]) -> None:
@@ -200,129 +221,18 @@ class SliceReads:
             self.cache.set_role(held, Role.OPEN)
 
     def _is_kept(self, held: CachedSlice) -> bool:
-        return self.opened_are_kept and held.entry.step >= self.cache.floor
+        return self._opened_are_kept and held.entry.step >= self.cache.floor
 
     def _is_primed(self, held: CachedSlice) -> bool:
-        return held.key in self.priming().primed
+        return held.key in self._priming.primed
 
     def _note_reading(self, held: CachedSlice) -> None:
         self.on_reading(*held.key)
-        self.queue.note_reading(held)
+        self._queue.note_reading(held)
 
     def _demand(self, held: CachedSlice) -> None:
-        self.queue.demand(held)
-        self.loader.notify()
-
-
-class SliceHandle:
-    """One open of a slice, as behind a file descriptor of the mount: keeps its bytes in memory until `close`.
-
-    Holds no bytes and no position: forked DataLoader workers share descriptors, so everything learned from reads belongs
-    to the slice.
-    """
-
-    __slots__ = ("_closed", "_held", "_reads", "_unread", "length")
-
-    def __init__(self, reads: SliceReads, held: CachedSlice) -> None:
-        self._reads = reads
-        self._held = held
-        self._closed = False
-        self._unread = True
-        self.length = held.length
-
-    async def read(self, offset: int, size: int) -> memoryview:
-        """Bytes [offset, offset + size), fewer only at the end: verified, never a mixture.
-
-        Waits for the blocks it needs. `CorruptError` or `AbsentError` name the object; `StoreUnreachableError` once
-        the store did not deliver within the deadline.
-        """
-        assert not self._closed
-        stop = min(offset + size, self.length)
-        if offset >= stop:
-            return memoryview(b"")
-        if self._unread or not self._held.role.pinned:
-            self._unread = False
-            self._reads.begin_reading(self._held)
-        self._held.read_at = trio.current_time()
-        number, start = divmod(offset, BLOCK_BYTES)
-        if number != self._held.reading:
-            self._reads.move_to(self._held, number)
-        if start + size <= BLOCK_BYTES and self._held.is_ready(number):  # the common case, without a timer
-            self._reads.counts.bytes_delivered += stop - offset
-            return self._held.window(number, start, start + stop - offset)
-        began = trio.current_time()
-        try:
-            with trio.move_on_after(self._reads.deadline_s):
-                view = await self._window(offset, stop)
-                self._reads.counts.bytes_delivered += len(view)
-                return view
-        finally:
-            self._reads.counts.wait_seconds.observe(trio.current_time() - began)
-        raise StoreUnreachableError(
-            f"{self._held.entry.tgb.key}: the store did not deliver step {self._held.entry.step} "
-            f"within {self._reads.deadline_s:g} s; check it, the read may be repeated"
-        )
-
-    async def _window(self, offset: int, stop: int) -> memoryview:
-        first, last = offset // BLOCK_BYTES, (stop - 1) // BLOCK_BYTES
-        if first == last:
-            await self._reads.ready_block(self._held, first)
-            return self._held.window(first, offset - first * BLOCK_BYTES, stop - first * BLOCK_BYTES)
-        joined = bytearray()  # copied at once: a view held meanwhile keeps memory from the block awaited
-        for number in range(first, last + 1):
-            await self._reads.ready_block(self._held, number)
-            base = number * BLOCK_BYTES
-            joined += self._held.window(number, max(offset - base, 0), min(stop - base, BLOCK_BYTES))
-        return memoryview(joined)
-
-    def close(self) -> None:
-        """Let the bytes go when room is needed. Idempotent."""
-        if not self._closed:
-            self._closed = True
-            self._reads.close(self._held)
-
-
-class Slices:
-    """The slices of one mount."""
-
-    def __init__(
-        self,
-        store: Store,
-        *,
-        memory_bytes: int,
-        disk: DiskCache | None = None,
-        deadline_s: float = 300.0,
-        concurrency: ConcurrencyLimit | None = None,
-        origin_store: StoreOf | None = None,
-        opened_are_kept: bool = False,
-        peers: int = 1,
-    ) -> None:
-        """`memory_bytes`: the one budget for bytes in memory. `disk`: a second layer behind it. `concurrency` bounds the
-        GETs under way. `origin_store` opens the store of a fork's parent (descriptors with `origin` > 0). `opened_are_kept`:
-        the store keeps the objects of steps from `forget_below` upwards, so open files without readers may leave memory.
-        `peers`: how many readers open each slice, one behind the other."""
-        self.counts = DataCounts()
-        self.disk_copies = WriteBehind(disk, self.counts, self._written, self._is_pinned, self._is_last_copy)
-        self.cache = Cache(Pool(memory_bytes), self.counts, self.disk_copies.holds)
-        self._priming = Priming()
-        self._queue = FetchQueue(self.cache, self.disk_copies.holds, self._primed)
-        concurrency = concurrency or ConcurrencyLimit()
-        self._fetcher = Fetcher(self.cache.pool, self.counts, deadline_s=deadline_s, concurrency=concurrency)
-        sources = Sources(self.cache, self.disk_copies, self.counts, self._fetcher, store, origin_store)
-        self._loader = BlockLoader(self.cache, self._queue, sources, concurrency=concurrency, loaded=self._loaded)
-        self.reads = SliceReads(
-            cache=self.cache,
-            disk_copies=self.disk_copies,
-            queue=self._queue,
-            loader=self._loader,
-            priming=lambda: self._priming,
-            counts=self.counts,
-            deadline_s=deadline_s,
-            opened_are_kept=opened_are_kept,
-            peers=peers,
-        )
-        self._disk = disk
-        self._copies = 1  # in memory, of a slice fetched ahead: priming without a disk keeps a second one
+        self._queue.demand(held)
+        self._loader.notify()
 
     def attach(self, priming: Priming) -> None:
         """Let `priming` follow idle, closed and forgotten slices."""
@@ -336,7 +246,7 @@ class Slices:
             held = self.cache.get(*key)
             if held is not None and held.role in {Role.IDLE, Role.CONSUMED}:
                 self.cache.set_role(held, Role.WANTED)
-        self.reads.make_idle()
+        self.make_idle()
         self.changed()
 
     @property
@@ -347,7 +257,7 @@ class Slices:
     def replan(self) -> None:
         """Plan the requests afresh: slices that were counted as primed have left the page cache."""
         self._queue.replan()
-        self.reads.make_idle()
+        self.make_idle()
         self.changed()
 
     def set_order(self, order: ReadingOrder) -> None:
@@ -374,7 +284,7 @@ class Slices:
 
     def forget_below(self, step: Step) -> None:
         """Drop slices below `step`, consumed or reclaimed: unpinned ones at once, open ones when they are closed."""
-        self.reads.hold(held for held in self.cache.opened() if held.entry.step < step)
+        self.hold(held for held in self.cache.opened() if held.entry.step < step)
         self.cache.forget_below(step)
         self.disk_copies.forget_below(step)
         self._queue.forget_below(step)
@@ -388,7 +298,6 @@ class Slices:
 
     @property
     def connections_limit(self) -> int:
-        """GETs that may be under way together, as learned."""
         return self._fetcher.concurrency.limit
 
     @property
@@ -403,7 +312,6 @@ class Slices:
         return memory // self._copies if self._disk is None else memory + self._disk.limit
 
     def budgets(self) -> dict[str, int]:
-        """Bytes used of memory and disk, and their limits."""
         pool, disk = self.cache.pool, self._disk
         return {
             "memory_bytes": pool.used,
@@ -437,5 +345,80 @@ class Slices:
         """Whether the copy on disk is the only one: primed pages replaced the copy in memory."""
         return key in self._primed() and not self.holds(*key)
 
+    async def _store_of(self, tgb: Descriptor) -> Store:
+        if tgb.origin == 0:
+            return self._store
+        if self._origin_store is None:
+            raise StepfsError(f"the lake shares data of origin {tgb.origin}, which this mount cannot open")
+        return await self._origin_store(tgb)
+
     def _primed(self) -> Collection[SliceKey]:
         return self._priming.primed
+
+
+class SliceHandle:
+    """One open of a slice, as behind a file descriptor of the mount: keeps its bytes in memory until `close`.
+
+    Holds no bytes and no position: forked DataLoader workers share descriptors, so everything learned from reads belongs
+    to the slice.
+    """
+
+    __slots__ = ("_closed", "_held", "_slices", "_unread", "length")
+
+    def __init__(self, slices: Slices, held: CachedSlice) -> None:
+        self._slices = slices
+        self._held = held
+        self._closed = False
+        self._unread = True
+        self.length = held.length
+
+    async def read(self, offset: int, size: int) -> memoryview:
+        """Bytes [offset, offset + size), fewer only at the end: verified, never a mixture.
+
+        Waits for the blocks it needs. `CorruptError` or `AbsentError` name the object; `StoreUnreachableError` once
+        the store did not deliver within the deadline.
+        """
+        assert not self._closed
+        stop = min(offset + size, self.length)
+        if offset >= stop:
+            return memoryview(b"")
+        if self._unread or not self._held.role.pinned:
+            self._unread = False
+            self._slices.begin_reading(self._held)
+        self._held.read_at = trio.current_time()
+        number, start = divmod(offset, BLOCK_BYTES)
+        if number != self._held.reading:
+            self._slices.move_to(self._held, number)
+        if start + size <= BLOCK_BYTES and self._held.is_ready(number):  # the common case, without a timer
+            self._slices.counts.bytes_delivered += stop - offset
+            return self._held.window(number, start, start + stop - offset)
+        began = trio.current_time()
+        try:
+            with trio.move_on_after(self._slices.deadline_s):
+                view = await self._window(offset, stop)
+                self._slices.counts.bytes_delivered += len(view)
+                return view
+        finally:
+            self._slices.counts.wait_seconds.observe(trio.current_time() - began)
+        raise StoreUnreachableError(
+            f"{self._held.entry.tgb.key}: the store did not deliver step {self._held.entry.step} "
+            f"within {self._slices.deadline_s:g} s; check it, the read may be repeated"
+        )
+
+    async def _window(self, offset: int, stop: int) -> memoryview:
+        first, last = offset // BLOCK_BYTES, (stop - 1) // BLOCK_BYTES
+        if first == last:
+            await self._slices.ready_block(self._held, first)
+            return self._held.window(first, offset - first * BLOCK_BYTES, stop - first * BLOCK_BYTES)
+        joined = bytearray()  # copied at once: a view held meanwhile keeps memory from the block awaited
+        for number in range(first, last + 1):
+            await self._slices.ready_block(self._held, number)
+            base = number * BLOCK_BYTES
+            joined += self._held.window(number, max(offset - base, 0), min(stop - base, BLOCK_BYTES))
+        return memoryview(joined)
+
+    def close(self) -> None:
+        """Let the bytes go when room is needed. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._slices.close(self._held)

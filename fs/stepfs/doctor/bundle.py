@@ -4,8 +4,6 @@ report.txt  versions.json  environment.json  system/…  mounts/<directory>/{sta
 logs/<name>.log: of mounts that do not exist (any more), such as one that failed to start
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import io
 import json

@@ -1,7 +1,5 @@
 """Checks of a store and its lake. The full probe writes (and deletes) a few small objects."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 
 import trio
@@ -74,7 +72,6 @@ async def _check_store(store: Store) -> AsyncIterator[Finding]:
 
 
 def note_versions() -> Finding:
-    """The note for the lake of a bucket that keeps versions."""
     return note(
         "versions",
         "the bucket keeps versions: each mount with a group adds up to 8,640 a day, and reclaim frees no space by itself",

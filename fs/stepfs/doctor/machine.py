@@ -1,8 +1,7 @@
 """Checks of this machine: its FUSE, rights, memory and packages, and the stepfs mounts that are there.
 
-A problem of a mount that the command does not name is reported, but no failure: it may be another job's."""
-
-from __future__ import annotations
+A problem of a mount that the command does not name is reported, but no failure: it may be another job's.
+"""
 
 import enum
 import importlib
@@ -14,7 +13,8 @@ import shutil
 import stat
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -59,17 +59,14 @@ class Finding:
 
 
 def ok(subject: str, detail: str) -> Finding:
-    """A finding without a problem."""
     return Finding(Level.OK, subject, detail)
 
 
 def note(subject: str, detail: str, remedy: str) -> Finding:
-    """A finding that only limits; `remedy` would improve it."""
     return Finding(Level.NOTE, subject, detail, remedy)
 
 
 def fail(subject: str, detail: str, remedy: str, *, exit_code: int = 1) -> Finding:
-    """A failure; `remedy` corrects it."""
     return Finding(Level.FAIL, subject, detail, remedy, exit_code)
 
 
@@ -112,57 +109,33 @@ _NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
 _EXTRA: Final = re.compile(r"extra == ['\"]([^'\"]+)['\"]")
 
 
-@dataclass(frozen=True, slots=True)
-class Library:
-    """A declared dependency: its installed version, or None, and the extra that brings it, if one does."""
-
-    name: str
-    version: str | None
-    extra: str | None
-
-
-def libraries() -> list[Library]:
-    """The declared dependencies, required ones first; none if stepfs is not installed as a package."""
-    try:
-        declared = importlib.metadata.requires("stepfs") or []
-    except importlib.metadata.PackageNotFoundError:
-        return []
-    extras_of: defaultdict[str, list[str | None]] = defaultdict(list)
-    for requirement in declared:
-        name, extra = _NAME.match(requirement), _EXTRA.search(requirement)
-        if name is not None and name[0] != "stepfs":  # an extra that includes another one
-            extras_of[name[0]].append(extra[1] if extra else None)
-    members = Counter(extra for extras in extras_of.values() for extra in extras if extra)
-    found = [
-        # Of the extras that bring it, the one that brings the least besides.
-        Library(
-            name,
-            _installed(name),
-            None if None in extras else min(filter(None, extras), key=members.__getitem__),
-        )
-        for name, extras in extras_of.items()
-    ]
-    return sorted(found, key=lambda library: (library.extra is not None, library.name.lower()))
-
-
 def check_python() -> Iterator[Finding]:
-    """Stepfs itself, the interpreter, and the packages that stepfs declares."""
+    """Stepfs itself, the interpreter, and the packages that stepfs declares, if it is installed as a package."""
     yield ok("stepfs", __version__)
     yield ok("python", f"{platform.python_version()} at {sys.executable}")
-    missing = [library for library in libraries() if library.version is None]
-    required = [library.name for library in missing if library.extra is None]
-    if required:
-        remedy = "pip install stepfs, in the environment that runs it"
-        yield fail("packages", f"not installed: {', '.join(required)}", remedy)
-    else:
-        yield ok("packages", "all that stepfs needs are installed")
-    for extra in sorted({library.extra for library in missing if library.extra}):
-        names = ", ".join(library.name for library in missing if library.extra == extra)
-        yield note(
-            f"extra {extra}",
-            f"not installed: {names}",
-            f"only what says so needs it: pip install 'stepfs[{extra}]'",
-        )
+    with suppress(importlib.metadata.PackageNotFoundError):
+        missing = _missing_packages(importlib.metadata.requires("stepfs") or [])
+        if required := missing.pop("", []):
+            remedy = "pip install stepfs, in the environment that runs it"
+            yield fail("packages", f"not installed: {', '.join(required)}", remedy)
+        else:
+            yield ok("packages", "all that stepfs needs are installed")
+        for extra, names in sorted(missing.items()):
+            remedy = f"only what says so needs it: pip install 'stepfs[{extra}]'"
+            yield note(f"extra {extra}", f"not installed: {', '.join(names)}", remedy)
+
+
+def _missing_packages(requirements: Iterable[str]) -> dict[str, list[str]]:
+    """Packages that are not installed by the extra that brings them, "" for those that stepfs needs."""
+    missing: defaultdict[str, list[str]] = defaultdict(list)
+    for requirement in sorted(requirements, key=str.lower):
+        name, extra = _NAME.match(requirement), _EXTRA.search(requirement)
+        if name is not None and name[0] != "stepfs":  # an extra that includes another one
+            try:
+                importlib.metadata.version(name[0])
+            except importlib.metadata.PackageNotFoundError:
+                missing[extra[1] if extra else ""].append(name[0])
+    return missing
 
 
 def check_pyfuse3() -> Finding:
@@ -237,13 +210,6 @@ def check_rights(*, is_root: bool, root: Path = Path("/")) -> Finding:
     )
 
 
-def _installed(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def check_mounts(target: str | None = None) -> Iterator[Finding]:
     """Check every stepfs mount in this namespace. Only those on directory or of lake `target`, if given, can fail."""
     found = [mounted for mounted in mounts() if mounted.fstype == FSTYPE]
@@ -265,11 +231,9 @@ def check_mounts(target: str | None = None) -> Iterator[Finding]:
             or source_of(target).rstrip("/") == mounted.source.rstrip("/")
             or str(real_directory(Path(target))) == directory
         )
-        yield from findings if asked else map(_told_only, findings)
-
-
-def _told_only(finding: Finding) -> Finding:
-    return replace(finding, level=Level.NOTE) if finding.level is Level.FAIL else finding
+        for finding in findings:
+            told_only = not asked and finding.level is Level.FAIL
+            yield replace(finding, level=Level.NOTE) if told_only else finding
 
 
 def check_alive(mounted: Mounted) -> Finding:
@@ -301,12 +265,9 @@ def _at_work(subject: str, directory: Path) -> Finding:
         store = read_status(directory)["store"]
     except (StepfsError, KeyError) as error:
         return note(subject, f"alive, but its status cannot be read: {error}", "look at its log")
-    trouble = store.get("trouble") if isinstance(store, dict) else None
-    return (
-        fail(subject, f"alive, but cannot follow its lake: {trouble}", "see the message")
-        if trouble
-        else ok(subject, "alive")
-    )
+    if isinstance(store, dict) and (trouble := store.get("trouble")):
+        return fail(subject, f"alive, but cannot follow its lake: {trouble}", "see the message")
+    return ok(subject, "alive")
 
 
 def check_directory(directory: Path) -> Finding:

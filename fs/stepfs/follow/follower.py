@@ -4,8 +4,6 @@ Publishing is one assignment inside `LogReader.poll`, on the loop's own thread, 
 at all. An outage of the store does not affect readers of local bytes: it is logged once, and the look is repeated.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -36,7 +34,6 @@ class Changes:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Count as a listener inside the context."""
         self.listeners += 1
         self._hurry.set()
         try:
@@ -78,7 +75,6 @@ class PollInterval:
         return self.interval_s <= self._poll_s
 
     def arrived(self, now_s: float) -> None:
-        """Note a look that found a new step."""
         if self._arrived_at is not None:
             gap = now_s - self._arrived_at
             old = gap if self._between_s is None else self._between_s
@@ -87,7 +83,6 @@ class PollInterval:
         self.interval_s = self._poll_s
 
     def idle(self, now_s: float) -> None:
-        """Note a look that found nothing new."""
         self.interval_s = min(self.interval_s * _GROWTH, self._interval_max(now_s))
 
     def awaited(self) -> None:

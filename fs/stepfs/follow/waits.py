@@ -1,9 +1,7 @@
 """Waiting on behalf of a caller: for a step to be committed, or for an index segment to be read.
 
-The kernel lets one LOOKUP per directory through and parks the others on the directory's lock, so a reader's deadline
-cannot start when its own request arrives: it is absolute per step, from the first waiter, and outlives it by a
-moment, so that the next requests in the queue find it expired and do not start a new one. Callers that were killed or
-signalled are released early (`has_signal`, in a mount `mount/host/kernel`), because the kernel cannot do it.
+A reader's deadline is absolute per step, from the first waiter on, because the kernel parks the next LOOKUPs on the
+directory's lock. Callers that were signalled are released early (`has_signal`).
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 Integers may be of any type with `__index__` (`numpy.int64`, a 0-dimensional tensor): training loops count in those.
 """
 
-from __future__ import annotations
-
 import operator
 import re
 from typing import Final, SupportsIndex, cast

@@ -1,18 +1,7 @@
 """The envelope of every small object, bounded decoding of its contents, and how a dataclass is stored in a map.
 
-    offset 0   6 bytes   magic "stepfs"
-           6   u8        kind (`Kind`)
-           7   u8        format version
-           8   u32 LE    body length
-          12   u32 LE    CRC32C of the first 12 bytes and the body
-          16   …         body: one msgpack map with string keys
-
-The checksum is verified before msgpack sees a byte. Unknown map keys are ignored within a format version; an
-unknown kind or another version stops the reader (FORMAT.md, "The unknown"). Anything malformed is
-`CorruptError`, never another exception, never an allocation larger than a small multiple of the input (`check_shape`).
-
-A version that this reader does not know is believed only if the checksum holds: otherwise a flipped bit would ask for
-an upgrade.
+Layout: FORMAT.md. Anything malformed is `CorruptError`, never another exception, never an allocation larger than a small
+multiple of the input (`check_shape`).
 """
 
 from __future__ import annotations
@@ -223,7 +212,6 @@ class Fields:
         return value
 
     def total(self, name: str) -> int:
-        """A running total of bytes or records."""
         return self.integer(name, high=TOTAL_MAX)
 
     def text(self, name: str, *, bytes_max: int = ID_BYTES_MAX) -> str:
@@ -290,7 +278,7 @@ def stored(name: str, read: Callable[..., Any], **bounds: int) -> Stored:
 
 
 class Layout(Generic[T]):
-    """Of `make`, a dataclass."""
+    """How the dataclass `make` is stored in a map."""
 
     def __init__(self, make: Callable[..., T], **fields: Stored) -> None:
         self._make = make

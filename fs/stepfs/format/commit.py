@@ -5,8 +5,6 @@ with pacing; here the commit itself is flat. The digest chain `d_v = SHA-256(d_{
 be checked against the log and exposes a commit that was written on top of another history.
 """
 
-from __future__ import annotations
-
 import enum
 import hashlib
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ The record holds the floor *and* every live consumer group, so one create-if-abs
 a group that needs earlier steps and a reclaimer that gives them up (lake/control.py). A retired group is absent.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -55,7 +53,7 @@ class ControlRecord:
     groups: Mapping[str, GroupRecord] = field(default_factory=dict)
     # (number of the record that ended it, need), both rising: see `lake/decisions.py`
     minima: tuple[tuple[int, Step], ...] = ()
-    pauses_asked: int = 0  # how often a writer asked the others to leave the log alone (`stepfs.lake.log.pause`)
+    pauses_asked: int = 0  # how often a writer asked the others to leave the log alone (`stepfs.lake.log.append`)
 
     @property
     def need(self) -> Step:

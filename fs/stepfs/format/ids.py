@@ -1,7 +1,5 @@
 """The integers of the protocol as distinct types, and the bounds that every decoder checks."""
 
-from __future__ import annotations
-
 from typing import Final, NewType
 
 Step = NewType("Step", int)  # position in the global order, dense from 0

@@ -5,8 +5,6 @@ component, S3 by bytes, and both must LIST in the same order. User-chosen ids ap
 themselves stand inside the objects.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Callable

@@ -1,12 +1,8 @@
 """The trainer's device mesh: `pp=2,dp=4,tp=2`, slowest dimension first, as `--mesh` of a mount and `mesh` of a plan say it.
 
-Names decide, because numbers that happen to fit would give the halves of a sequence to different documents. Data
-dimensions choose files. Context-parallel ranks take whole rows and cut them themselves, as torch's `context_parallel`,
-Transformer Engine and Megatron do: they are peers, unless the lake is cut along `cp`. The ranks of every other dimension
-always are.
+Data dimensions choose files. Context-parallel ranks take whole rows, so they are peers, unless the lake is cut along `cp`;
+the ranks of every other dimension always are.
 """
-
-from __future__ import annotations
 
 import difflib
 import itertools

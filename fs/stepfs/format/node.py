@@ -4,8 +4,6 @@ It is the only kind of object that is overwritten, and only by the mount that it
 clock.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 
@@ -43,7 +41,8 @@ class NodeRecord:
 
 def node_name(host: str, directory: str) -> str:
     """The name of a mount; equal for the next mount at the same place, so that it takes over a killed mount's
-    record."""
+    record.
+    """
     return f"{host}:{directory}".encode(errors="backslashreplace").decode()
 
 

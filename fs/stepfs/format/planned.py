@@ -1,14 +1,8 @@
 """What a planned producer keeps in its lake: its position in commits, the frozen listings of its sources, their records.
 
-The files of a source are listed at the first start and frozen, so that every start reads the same ones. A lake keeps a
-listing in shards of bytes under `sources/<digest>/`, without locations: a corpus may move. The commit protocol never
-looks into a position; this is the part of a plan's that people want to see:
-
-    {"pipeline": "plan", "v": 1, "plan": digest, "step": …, "tokenizer": identity, "held_out": …, "sources": {name:
-     [identity, listing, epoch, fragment, block, taken, into, debt, records, skipped, run, tokens]}}
+A listing is kept in shards under `sources/<digest>/`, without locations, since a corpus may move. The commit protocol never
+looks into a position.
 """
-
-from __future__ import annotations
 
 import hashlib
 import re

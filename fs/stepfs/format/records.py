@@ -1,7 +1,5 @@
 """What a lake is: its identity (`lake.msgpack`), how its files begin, and the names that users give."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass

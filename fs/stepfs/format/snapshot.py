@@ -1,12 +1,7 @@
 """The state of the log at one version, and the segments of old steps to which it refers.
 
-A snapshot contains every producer's state and the digest, so recovery never needs older commits; steps older than
-the last multiple of `SEGMENT_STEPS` live in immutable index segments, of which the snapshot keeps 16 bytes each
-(commit time and digest of their last step). It therefore stays small: 32 KiB for 10⁶ live steps.
-
-A segment's object is read whole, or one entry of it by one small ranged GET. Each entry is an envelope of its own, padded
-to a stride that follows from the lake's slices, so a reader computes its place. One that is longer (block checksums of
-large slices, long ids) stands behind the last place, and its place points to it.
+A snapshot has every producer's state, so recovery needs no older commit. A segment is read whole, or one entry of it by
+one ranged GET.
 """
 
 from __future__ import annotations
@@ -18,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from stepfs.errors import CorruptError
+from stepfs.format import ids
 from stepfs.format.codec import (
     HEADER_BYTES,
     Fields,
@@ -31,19 +27,6 @@ from stepfs.format.codec import (
     stored,
 )
 from stepfs.format.commit import COMMIT_ID_BYTES, DIGEST_BYTES, ORIGIN, Origin, genesis_digest
-from stepfs.format.ids import (
-    DESCRIPTOR_BYTES_MAX,
-    FIRST_SEGMENT,
-    FIRST_STEP,
-    NO_VERSION,
-    POSITION_BYTES_MAX,
-    SEGMENT_STEPS,
-    SLICES_MAX,
-    Epoch,
-    SegmentIndex,
-    Step,
-    Version,
-)
 from stepfs.format.tgb import SLICE_ENTRY_BYTES, Descriptor, descriptor_body, read_descriptor
 
 _REF: Final = struct.Struct("<Q8s")
@@ -51,18 +34,18 @@ REF_BYTES: Final = _REF.size
 SEGMENT_DIGEST_BYTES: Final = 8
 _FIXED_BYTES: Final = 512  # of a record, beside its slices: key, names of fields, producer id
 _ALIGNMENT_BYTES: Final = 64
-_RECORD_BYTES_MAX: Final = DESCRIPTOR_BYTES_MAX + (8 << 10)
+_RECORD_BYTES_MAX: Final = ids.DESCRIPTOR_BYTES_MAX + (8 << 10)
 
 
 @dataclass(frozen=True, slots=True)
 class StepEntry:
     """One committed step: its producer, its time, and the places of its slices."""
 
-    step: Step
-    version: Version
+    step: ids.Step
+    version: ids.Version
     time_ms: int
     producer_id: str
-    epoch: Epoch
+    epoch: ids.Epoch
     tgb: Descriptor
 
 
@@ -71,12 +54,12 @@ class ProducerState:
     """The state that the recovery of one producer id needs; it never expires (hazard 6)."""
 
     producer_id: str
-    epoch: Epoch
+    epoch: ids.Epoch
     incarnation: bytes
     next_seq: int
     position: bytes  # msgpack; b"" before the first commit
     retired: bool
-    version: Version  # of its newest commit
+    version: ids.Version  # of its newest commit
     time_ms: int
 
 
@@ -84,7 +67,7 @@ class ProducerState:
 class Segment:
     """Steps [index * SEGMENT_STEPS, (index + 1) * SEGMENT_STEPS), complete."""
 
-    index: SegmentIndex
+    index: ids.SegmentIndex
     digest: bytes  # first 8 bytes of d of the version that published the last step, in a fork d_{-1}: of one history
     entries: tuple[StepEntry, ...]
 
@@ -99,9 +82,9 @@ class LogState:
 
     lake_id: str
     slices: int
-    version: Version
+    version: ids.Version
     digest: bytes
-    next_step: Step = FIRST_STEP
+    next_step: ids.Step = ids.FIRST_STEP
     time_ms: int = 0
     total_bytes: int = 0
     total_records: int = 0
@@ -109,27 +92,27 @@ class LogState:
     sealed: bool = False
     producers: Mapping[str, ProducerState] = field(default_factory=dict)
     origins: tuple[Origin, ...] = ()
-    first_segment: SegmentIndex = FIRST_SEGMENT
+    first_segment: ids.SegmentIndex = ids.FIRST_SEGMENT
     segment_refs: bytes = b""
     tail: tuple[StepEntry, ...] = ()
 
     @property
-    def origin_cuts(self) -> dict[str, Step]:
-        """By the id of each lake that this one was forked from, parent, its parent and so on: steps below are the same."""
+    def origin_cuts(self) -> dict[str, ids.Step]:
+        """The lakes that this one was forked from, by id, parent first: their steps below the number are the same."""
         cuts = itertools.accumulate((origin.cut for origin in self.origins), min)
         return {origin.lake_id: cut for origin, cut in zip(self.origins, cuts, strict=True)}
 
     @property
-    def sealed_segments(self) -> SegmentIndex:
+    def sealed_segments(self) -> ids.SegmentIndex:
         """The number of segments, dropped ones included: the index of the next one to seal."""
-        return SegmentIndex(self.first_segment + len(self.segment_refs) // REF_BYTES)
+        return ids.SegmentIndex(self.first_segment + len(self.segment_refs) // REF_BYTES)
 
     @property
-    def sealed_steps(self) -> Step:
+    def sealed_steps(self) -> ids.Step:
         """The first step in `tail` instead of a segment."""
-        return Step(self.sealed_segments * SEGMENT_STEPS)
+        return ids.Step(self.sealed_segments * ids.SEGMENT_STEPS)
 
-    def segment_ref(self, index: SegmentIndex) -> tuple[int, bytes]:
+    def segment_ref(self, index: ids.SegmentIndex) -> tuple[int, bytes]:
         """(commit time of its last step in ms, first 8 digest bytes) of a referenced segment; `CorruptError` below them."""
         assert index < self.sealed_segments
         if index < self.first_segment:  # the control record that gave up its steps is lost
@@ -137,9 +120,9 @@ class LogState:
         time_ms, digest = _REF.unpack_from(self.segment_refs, (index - self.first_segment) * REF_BYTES)
         return time_ms, digest
 
-    def trimmed(self, first_live_step: Step) -> LogState:
+    def trimmed(self, first_live_step: ids.Step) -> LogState:
         """The state without references to segments that hold no live step."""
-        first = SegmentIndex(min(first_live_step // SEGMENT_STEPS, self.sealed_segments))
+        first = ids.SegmentIndex(min(first_live_step // ids.SEGMENT_STEPS, self.sealed_segments))
         if first <= self.first_segment:
             return self
         kept = self.segment_refs[(first - self.first_segment) * REF_BYTES :]
@@ -148,7 +131,7 @@ class LogState:
 
 def genesis(lake_id: str, slices: int) -> LogState:
     """The state before the first commit."""
-    return LogState(lake_id, slices, NO_VERSION, genesis_digest(lake_id))
+    return LogState(lake_id, slices, ids.NO_VERSION, genesis_digest(lake_id))
 
 
 def pack_ref(segment: Segment) -> bytes:
@@ -177,7 +160,7 @@ def entry_layout(producer: Stored) -> Layout[StepEntry]:
     )
 
 
-SEGMENT_BYTES_MAX: Final = SEGMENT_STEPS * (stride_bytes(SLICES_MAX) + _RECORD_BYTES_MAX)
+SEGMENT_BYTES_MAX: Final = ids.SEGMENT_STEPS * (stride_bytes(ids.SLICES_MAX) + _RECORD_BYTES_MAX)
 _RECORD: Final = entry_layout(stored("producer", Fields.text))
 _PRODUCER: Final = Layout(
     ProducerState,
@@ -185,7 +168,7 @@ _PRODUCER: Final = Layout(
     epoch=stored("epoch", Fields.integer),
     incarnation=stored("incarnation", Fields.binary, size=COMMIT_ID_BYTES),
     next_seq=stored("next_seq", Fields.integer),
-    position=stored("position", Fields.binary, size_max=POSITION_BYTES_MAX),
+    position=stored("position", Fields.binary, size_max=ids.POSITION_BYTES_MAX),
     retired=stored("retired", Fields.boolean),
     version=stored("version", Fields.integer),
     time_ms=stored("time", Fields.integer),
@@ -193,7 +176,7 @@ _PRODUCER: Final = Layout(
 _STATE: Final = Layout(  # beside the tail
     LogState,
     lake_id=stored("lake", Fields.text),
-    slices=stored("slices", Fields.integer, low=1, high=SLICES_MAX),
+    slices=stored("slices", Fields.integer, low=1, high=ids.SLICES_MAX),
     version=stored("version", Fields.integer),
     digest=stored("digest", Fields.binary, size=DIGEST_BYTES),
     next_step=stored("next_step", Fields.integer),
@@ -230,18 +213,18 @@ class OverflowPointer:
     size: int
 
 
-def place_of(step: Step, slices: int) -> int:
+def place_of(step: ids.Step, slices: int) -> int:
     """Offset of the record of `step` in its segment's object."""
-    return step % SEGMENT_STEPS * stride_bytes(slices)
+    return step % ids.SEGMENT_STEPS * stride_bytes(slices)
 
 
 def encode_segment(lake_id: str, slices: int, segment: Segment) -> bytes:
     """Segment → the bytes of its index object. `RefusedError` if readers would not accept them."""
-    assert len(segment.entries) == SEGMENT_STEPS
+    assert len(segment.entries) == ids.SEGMENT_STEPS
     stride = stride_bytes(slices)
     places: list[bytes] = []
     behind: list[bytes] = []
-    end = SEGMENT_STEPS * stride
+    end = ids.SEGMENT_STEPS * stride
     for entry in segment.entries:
         body = {"lake": lake_id, "digest": segment.digest, "step": entry.step}
         record = encode(Kind.STEP_ENTRY, body | _RECORD.body(entry) | descriptor_body(entry.tgb))
@@ -259,9 +242,9 @@ def encode_segment(lake_id: str, slices: int, segment: Segment) -> bytes:
 def decode_segment(data: bytes, slices: int, what: str) -> tuple[str, Segment]:
     """The bytes of an index object → (lake id, segment). `CorruptError` for any byte that is not as it was written."""
     stride, view = stride_bytes(slices), memoryview(data)
-    end = SEGMENT_STEPS * stride
+    end = ids.SEGMENT_STEPS * stride
     records = []
-    for number in range(SEGMENT_STEPS):
+    for number in range(ids.SEGMENT_STEPS):
         place = view[number * stride : (number + 1) * stride]
         found = decode_step_record(place, what)
         if len(place) < stride or bytes(place[envelope_bytes(place, what) :]).strip(b"\0"):
@@ -280,10 +263,10 @@ def decode_segment(data: bytes, slices: int, what: str) -> tuple[str, Segment]:
     for step, record in enumerate(records, first.entry.step):
         if (record.lake_id, record.digest, record.entry.step) != (first.lake_id, first.digest, step):
             raise CorruptError(f"{what}: holds step {record.entry.step} in the place of step {step}")
-    index, rest = divmod(first.entry.step, SEGMENT_STEPS)
+    index, rest = divmod(first.entry.step, ids.SEGMENT_STEPS)
     if rest:
         raise CorruptError(f"{what}: holds step {first.entry.step} in the place of step {first.entry.step - rest}")
-    return first.lake_id, Segment(SegmentIndex(index), first.digest, tuple(record.entry for record in records))
+    return first.lake_id, Segment(ids.SegmentIndex(index), first.digest, tuple(record.entry for record in records))
 
 
 def decode_step_record(data: bytes | memoryview, what: str) -> StepRecord | OverflowPointer:
@@ -294,7 +277,7 @@ def decode_step_record(data: bytes | memoryview, what: str) -> StepRecord | Over
             fields.integer("at", high=SEGMENT_BYTES_MAX),
             fields.integer("size", low=HEADER_BYTES, high=_RECORD_BYTES_MAX),
         )
-    entry = _RECORD.read(fields, step=Step(fields.integer("step")), tgb=read_descriptor(fields))
+    entry = _RECORD.read(fields, step=ids.Step(fields.integer("step")), tgb=read_descriptor(fields))
     return StepRecord(fields.text("lake"), fields.binary("digest", size=SEGMENT_DIGEST_BYTES), entry)
 
 
@@ -320,13 +303,10 @@ def _entries_body(entries: Sequence[StepEntry]) -> dict[str, object]:
     producers = sorted({entry.producer_id for entry in entries})
     numbers = {producer: number for number, producer in enumerate(producers)}
     layout = entry_layout(Stored("producer", Fields.integer, numbers.__getitem__))
-    return {
-        "producers": producers,
-        "steps": [layout.body(entry) | descriptor_body(entry.tgb) for entry in entries],
-    }
+    return {"producers": producers, "steps": [layout.body(entry) | descriptor_body(entry.tgb) for entry in entries]}
 
 
-def _read_entries(fields: Fields, first_step: Step) -> tuple[StepEntry, ...]:
+def _read_entries(fields: Fields, first_step: ids.Step) -> tuple[StepEntry, ...]:
     producers = fields.texts("producers")
 
     def named(item: Fields, name: str) -> str:

@@ -1,19 +1,7 @@
 """The TGB object: every slice of one global step, immutable, and the descriptor by which a commit names it.
 
-    offset 0      64 bytes   magic "stepfs-tgb\n", format version, zeros, u32 CRC32C of these 60 bytes
-           64     slices     back to back, each at a multiple of 64 bytes, zero padding between
-           …      index      enveloped map (codec.py): lake, producer, epoch, seq, packed slice table
-           end-24 24 bytes   u64 index offset, u32 index length, u32 CRC32C of the 12 bytes before it, magic "tgb-foot"
-
-The writer never joins payloads: the image is a list of buffers, sent without a copy. Reading needs only the descriptor
-from the log; the index and footer serve `stepfs verify` and recovery after a lost log.
-
-A descriptor has per slice: offset, length, CRC32C, record count; for a slice longer than one block (`BLOCK_BYTES`) also
-one CRC32C per block, so that a large slice can be fetched in parts and served block by verified block. It stays packed: a
-lake of 10⁶ steps × 64 slices must not become 10⁸ Python objects.
+Layout: FORMAT.md. The writer never joins payloads: the image is a list of buffers, sent without a copy.
 """
-
-from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
@@ -199,13 +187,7 @@ def checksum_slice(payload: memoryview) -> tuple[int, tuple[int, ...]]:
 
 
 def build(
-    *,
-    lake_id: str,
-    producer_id: str,
-    epoch: Epoch,
-    seq: int,
-    payloads: Sequence[Buffer],
-    records: Sequence[int],
+    *, lake_id: str, producer_id: str, epoch: Epoch, seq: int, payloads: Sequence[Buffer], records: Sequence[int]
 ) -> TgbImage:
     """Lay out and checksum one TGB. CPU-bound (a pass over every payload): call it in a worker thread."""
     assert len(payloads) == len(records) > 0

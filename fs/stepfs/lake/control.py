@@ -1,24 +1,7 @@
 """The control sequence: the needs of groups, and the floor, one record after another; and the verbs of a group.
 
-`control/<n>` is dense, created if absent, never deleted and never overwritten. Every change of a group and every advance
-of the floor reads the newest record, decides on it alone (`decisions`) and creates the next one; if another writer took
-that slot, it decides again. So a group change that an advance did not see makes the advance lose, and the reverse.
-
-*Late.* A create that arrives a day late succeeds only if its slot is still free, that is, if the record that it was
-decided on is still the newest: then it is valid.
-
-*Unanswered.* A create without an answer may have landed, or land later. Its bytes are kept and come first: the next
-change takes that slot with the same bytes, or finds it taken, before it believes anything.
-
-*The floor.* No reader or writer may rely on log versions and steps below it: a deleted log slot can be created again by
-a sleeper ("slot resurrection", hazard 1, SlateDB RFC 0026). The floor is raised, here, *before* anything below it is
-deleted, and each process that acted on a log slot checks afterwards that the floor had not passed it: one GET.
-
-Rejected: a sequence for the floor and one for each group, trimmed. Both are then written first and judged afterwards, and
-each trimmed slot can be taken again.
-
-*Groups.* A consumer group keeps the durable checkpoints of a training run, and so the steps that it may still need. Each
-verb is one request on the sequence. There are no leases: a group counts until it is retired (COMMIT.md, hazard 10).
+A change reads the newest record, decides on it alone (`decisions`) and creates the next one; if another writer took that
+slot, it decides again. A create without an answer comes first the next time, with the same bytes.
 """
 
 from __future__ import annotations
@@ -46,18 +29,7 @@ from stepfs.format.control import (
 from stepfs.format.ids import Step, Version
 from stepfs.format.keys import control_prefix, numbered
 from stepfs.format.records import LakeIdentity, check_id
-from stepfs.lake.decisions import (
-    Add,
-    Advance,
-    Drop,
-    Register,
-    Request,
-    Resume,
-    Retire,
-    Revise,
-    decide,
-    successor,
-)
+from stepfs.lake.decisions import Add, Advance, Drop, Register, Request, Resume, Retire, Revise, decide, successor
 from stepfs.lake.slots import STRAY_GAP, Mine, Unknown, last_dense_number, last_number, listed_slots, take_slot
 from stepfs.store.api import Store
 
@@ -201,7 +173,8 @@ class Control:
     async def advance(self, request: Advance) -> bool:
         """Take the slot after the newest record with the advance, decided again on each newer one. False: a group needs
         more by now, or there is a newer record already: look at the groups again. One who slept before the create may have
-        filled a hole, and what is deleted is gone: so it looks once more behind it."""
+        filled a hole, and what is deleted is gone: so it looks once more behind it.
+        """
         async with self._changing:
             await self._settle()
             for attempt in range(_ROUNDS_MAX):
@@ -299,7 +272,7 @@ class Group:
 
     @classmethod
     def of(cls, store: Store, identity: LakeIdentity, name: str, clock: Clock | None = None) -> Group:
-        """With a control sequence of its own. `UsageError` for a name that cannot be one."""
+        """A group with a control sequence of its own. `UsageError` for a name that cannot be one."""
         return cls.on(Control(store, identity, clock or SystemClock()), name)
 
     @classmethod
@@ -348,14 +321,10 @@ class Group:
         return await self._changed(Drop(self.name, next_step))
 
     async def replace(self, kept: frozenset[Step]) -> GroupRecord:
-        """Keep exactly these checkpoints."""
         return await self._changed(Revise(self.name, lambda _: kept))
 
     async def revise(
-        self,
-        change: Callable[[frozenset[Step]], frozenset[Step]],
-        *,
-        revives: bool = True,
+        self, change: Callable[[frozenset[Step]], frozenset[Step]], *, revives: bool = True
     ) -> GroupRecord | None:
         """Replace the kept checkpoints by `change` of them, also when other writers change them meanwhile.
 

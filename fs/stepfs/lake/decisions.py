@@ -1,29 +1,8 @@
 """The record that each change makes of the newest control record: pure, and the only place that decides.
 
-`decide(number, record, request)` is the next record, or None when the newest says it already; a refusal is an exception,
-and then nothing was written. The caller creates record `number + 1`; if another writer has taken it, it decides again
-on that one. So a decision and the facts that it rests on are one compare-and-swap (lake/control.py), and two rules are
-enough to keep what anybody needs: a group never needs a step below the first live one, and the first live step never
-rises above what a group needs.
-
-*Minima.* A reclaimer grants a grace in which a mistake (a wrong number, a group retired too early) can be corrected: it
-goes by the least need of all records that were the newest within that time. The record carries these minima, as a sliding
-window minimum does: (number of the record that ended it, need), both rising, the present need last. Ages come from the
-store's LIST (lake/reclaim/run.py); writers know nothing of grace.
-
-*Kept checkpoints.* "The K newest" means the K recorded last. After a roll-back these are not the K greatest: a trainer that
-kept 90 and 100, went back to 40 and then saves 50 must lose neither 50 nor 40. So a record holds the order of recording,
-and `keep` counts only among checkpoints at or below the recorded one. The greater ones belong to the abandoned branch:
-they keep no step that a lower checkpoint does not keep anyway, and they leave once the trainer has passed them.
-
-*Fences.* A request of the caller's former life, sent and never answered, may still land in the next slot and undo what
-the caller now relies on. So a request that `fences` takes a slot, or loses it to another writer, even if the newest
-record says so already.
-
-The transitions are those of tests/t1_protocol/model/control.pml, by name.
+`decide(number, record, request)` is the next record, or None when the newest says it already; a refusal is an exception. The
+transitions are those of tests/t1_protocol/model/control.pml, by name.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,12 +10,7 @@ from difflib import get_close_matches
 from typing import Any, ClassVar
 
 from stepfs.errors import AbsentError, NoSuchGroupError, UsageError, WithdrawnError
-from stepfs.format.control import (
-    KEPT_CHECKPOINTS_MAX,
-    MINIMA_MAX,
-    ControlRecord,
-    GroupRecord,
-)
+from stepfs.format.control import KEPT_CHECKPOINTS_MAX, MINIMA_MAX, ControlRecord, GroupRecord
 from stepfs.format.ids import Step, Version
 
 Order = tuple[Step, ...]  # kept checkpoints in the order of recording
@@ -54,7 +28,8 @@ def add_to_order(order: Order, step: Step, keep: int | None) -> Order:
 
 def resume_order(order: Order, step: Step) -> Order:
     """The order after training resumed from `step`: nothing is dropped; greater checkpoints count as older than the
-    rest."""
+    rest.
+    """
     left = tuple(kept for kept in order if kept > step)
     return (*left, *_without(order, {*left, step}), step)
 
@@ -186,7 +161,7 @@ def decide(number: int, record: ControlRecord, request: Request) -> ControlRecor
 
 
 def _joined(group: GroupRecord, is_new: bool, request: Register | Add | Resume | Revise) -> GroupRecord | None:
-    """After a request that makes a group exist."""
+    """The group after a request that makes it exist."""
     match request:
         case Register(fork=fork):
             return replace(group, fork=fork) if is_new else group
@@ -210,7 +185,7 @@ def _no_group(name: str, record: ControlRecord) -> NoSuchGroupError:
 
 
 def _changed(group: GroupRecord, request: Changes) -> GroupRecord | None:
-    """After a request to a group that must exist."""
+    """The group after a request to one that must exist."""
     name = request.group
     match request:
         case Drop(next_step=step):

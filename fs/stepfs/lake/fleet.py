@@ -4,23 +4,20 @@ The records are informative only. A mount that cannot write its record goes on. 
 until the next mount at the same place takes it over.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
+from contextlib import aclosing
 from typing import Final
-
-import trio
 
 from stepfs.errors import CorruptError, NewerFormatError
 from stepfs.format.keys import component, node_key, nodes_prefix
 from stepfs.format.node import NodeRecord, decode_node, encode_node, node_name
 from stepfs.format.records import LakeIdentity
-from stepfs.store.api import Store
+from stepfs.lake.several import in_order
+from stepfs.store.api import Entry, Store
 
 BEAT_S: Final = 30.0  # from one record of a mount to the next
 FRESH_S: Final = 3 * BEAT_S  # older: the mount was killed, or its store is away, or a clock is wrong
 _RECORD_BYTES_MAX: Final = 1 << 16
-_READS_MAX: Final = 16
 
 
 async def write_node(store: Store, identity: LakeIdentity, record: NodeRecord) -> None:
@@ -33,23 +30,19 @@ async def remove_node(store: Store, identity: LakeIdentity, record: NodeRecord) 
 
 async def list_nodes(store: Store, identity: LakeIdentity, groups: Iterable[str]) -> list[NodeRecord]:
     """The latest record of each mount of these groups, by group and place. Unreadable records are left out."""
-    found: list[NodeRecord] = []
-    limiter = trio.CapacityLimiter(_READS_MAX)
 
-    async def read(key: str) -> None:
-        async with limiter:
-            try:
-                data = await store.get(key, bytes_max=_RECORD_BYTES_MAX)
-                lake_id, record = decode_node(data or b"", key)
-            except (CorruptError, NewerFormatError):
-                return  # or removed since it was listed
-            if lake_id == identity.lake_id:
-                found.append(record)
+    async def read(entry: Entry) -> NodeRecord | None:
+        try:
+            data = await store.get(entry.key, bytes_max=_RECORD_BYTES_MAX)
+            lake_id, record = decode_node(data or b"", entry.key)
+        except (CorruptError, NewerFormatError):
+            return None  # or removed since it was listed
+        return record if lake_id == identity.lake_id else None
 
-    async with trio.open_nursery() as nursery:
-        for group in groups:
-            for entry in await store.list(f"{nodes_prefix(identity.lake_id)}{component(group)}/"):
-                nursery.start_soon(read, entry.key)
+    prefix = nodes_prefix(identity.lake_id)
+    listed = [entry for group in groups for entry in await store.list(f"{prefix}{component(group)}/")]
+    async with aclosing(in_order(listed, read)) as records:
+        found = [record async for _, record in records if record is not None]
     return sorted(found, key=lambda record: (record.group, record.host, record.directory))
 
 

@@ -1,17 +1,12 @@
-"""A new lake that shares the immutable data of another: the answer to a loss spike, and to damage.
+"""Make a lake that shares the data of another one below a cut, which a group of the parent keeps.
 
-The fork first registers a group in its parent (fork_group.py), so the parent's reclaimers keep the objects that the fork
-names; one that shares no step needs none. Its own log starts with one *origin* commit and the snapshot that belongs to
-it. Its identity is written last, and only after a look that the group still stands, so a half-made fork is no lake. Steps
-before STEP keep the parent's numbers: a checkpoint from before the spike resumes in the fork. Producers continue at their
-seq and position in the snapshot, and do not produce again what `skip` and `until` leave out, unless `rewind` takes them
-back to `until`; in the fork of a damaged parent they produce the steps after its last good commit.
+The group is registered before anything is written, and the fork's identity last, after a look that the group still stands:
+a half-made fork is no lake.
 """
 
-from __future__ import annotations
-
 import logging
-from collections.abc import Mapping
+import re
+from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from typing import Final
@@ -20,50 +15,160 @@ import trio
 
 from stepfs import entropy
 from stepfs.clock import Clock
-from stepfs.errors import AbsentError, RefusedError, StepfsError, UsageError, command
-from stepfs.format.commit import CommitKind, Origin, chain_digest
+from stepfs.errors import AbsentError, CorruptError, NewerFormatError, RefusedError, StepfsError, UsageError, command
+from stepfs.format import keys, snapshot
+from stepfs.format.commit import Commit, CommitKind, Origin, chain_digest, decode_commit
 from stepfs.format.control import RECORD_ID_BYTES, ControlRecord, encode_control
 from stepfs.format.ids import INTEGER_MAX, SEGMENT_STEPS, SegmentIndex, Step, Version
-from stepfs.format.keys import (
-    control_prefix,
-    extent,
-    index_prefix,
-    log_prefix,
-    new_lake_id,
-    numbered,
-    plans_prefix,
-    snapshot_prefix,
-    sources_prefix,
-)
 from stepfs.format.records import LakeIdentity
-from stepfs.format.snapshot import (
-    SEGMENT_DIGEST_BYTES,
-    LogState,
-    ProducerState,
-    Segment,
-    StepEntry,
-    encode_segment,
-    encode_snapshot,
-    genesis,
-    pack_ref,
-)
 from stepfs.lake.control import Group
-from stepfs.lake.fork_group import group_name
 from stepfs.lake.identity import create_lake, open_lake, refuse_existing
 from stepfs.lake.log.append import ownerless
-from stepfs.lake.log.apply import rehearsed
+from stepfs.lake.log.apply import producer_after, read_commit, read_versions, rehearsed
 from stepfs.lake.log.index import segment_bytes
-from stepfs.lake.log.left_out import producers_before
 from stepfs.lake.log.reader import LogReader
-from stepfs.lake.several import at_once, in_order
-from stepfs.lake.slots import create_own
+from stepfs.lake.origins import OriginStores
+from stepfs.lake.several import at_once, in_order, pages
+from stepfs.lake.slots import create_own, listed_slots
 from stepfs.store.api import Entry, Store
 
 _log = logging.getLogger("stepfs.lake.fork")
 
+_NAME: Final = re.compile(r"fork:[0-9a-f]{32}")
+
+
+def group_name(child_lake_id: str) -> str:
+    return f"fork:{child_lake_id}"
+
+
+def is_fork_group(name: str) -> bool:
+    """Whether a group is a fork's: it keeps data, and no trainer behind it moves on."""
+    return _NAME.fullmatch(name) is not None
+
+
+async def group_in_parent(reader: LogReader, origins: OriginStores, clock: Clock | None = None) -> Group | None:
+    """The group of a fork in its parent; None if this lake is no fork, or if the parent was deleted as a whole: then
+    `stepfs verify` reports the lost steps.
+
+    Only in the nearest origin: that lake itself holds the data that it shares with its own parent, as long as we hold it.
+    """
+    for parent in reader.state.origins[:1]:
+        with suppress(AbsentError):
+            store = origins.open(parent)
+            identity = await open_lake(store)
+            if identity.lake_id == parent.lake_id:
+                return Group.of(store, identity, group_name(reader.identity.lake_id), clock)
+    return None
+
+
+async def release_origins(reader: LogReader, origins: OriginStores, clock: Clock) -> None:
+    """Advance, and in the end retire, the group of this lake in the lake it was forked from."""
+    group = await group_in_parent(reader, origins, clock)
+    if group is None:
+        return
+    parent, record = reader.state.origins[0], await group.read()
+    need = parent.parent_step(reader.first_live_step) if reader.first_live_step < parent.end else None
+
+    def by_hand(*arguments: object) -> str:
+        return command("stepfs", "checkpoint", parent.url, "--group", group.name, *arguments)
+
+    if record is None:
+        if need is not None:
+            _log.warning("%s holds the steps of this fork no more, and may reclaim them: %s", parent.url, by_hand(need))
+    elif need is not None and need <= record.need:
+        return
+    elif record.fork != reader.store.url:
+        _log.warning(
+            "%s: %s holds what this fork shares for %s, and nothing is released from here; if nobody else needs it: %s",
+            reader.store.url,
+            parent.url,
+            f"the fork at {record.fork}" if record.fork else "whoever recorded its group by hand",
+            by_hand("--retire") if need is None else by_hand(need, "--keep", 1),
+        )
+    elif need is None:
+        with suppress(AbsentError):  # another reclaimer, or an operator, has retired it: it is not brought back
+            await group.retire()
+    else:
+        await group.revise(lambda kept: kept if min(kept, default=need) > need else frozenset({need}), revives=False)
+
+
+_BACK_AT_ONCE: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class UnreachableCommits:
+    """The contents that a fork up to the damage lacks, as far as they are known."""
+
+    commits: int  # objects in the log from the first damaged version on
+    next_step: Step  # one past the last step that is known to have been committed
+    next_seqs: Mapping[str, int]  # of producers known to have committed more
+
+
+async def left_out(reader: LogReader) -> UnreachableCommits:
+    """Read the commits from the damage on; zero commits for a reader without damage."""
+    if reader.damage is None:
+        return UnreachableCommits(0, reader.state.next_step, {})
+    prefix, first = keys.log_prefix(reader.identity.lake_id), reader.damage.version
+    listed = await listed_slots(reader.store, prefix, after=first - 1)
+    next_step = reader.state.next_step
+    next_seqs: dict[str, int] = {}
+    versions = list(map(Version, listed))
+    async with aclosing(read_versions(reader.store, reader.identity.lake_id, versions)) as bodies:
+        async for key, body in bodies:
+            try:
+                commit = decode_commit(body, key)
+            except (CorruptError, NewerFormatError):
+                continue
+            next_step = max(next_step, commit.next_step)
+            known = reader.state.producers.get(commit.producer_id)
+            if commit.next_seq > (known.next_seq if known else 0):
+                next_seqs[commit.producer_id] = commit.next_seq
+    return UnreachableCommits(len(listed), next_step, next_seqs)
+
+
+async def producers_before(reader: LogReader, step: Step) -> dict[str, snapshot.ProducerState]:
+    """The producers as they stood when all steps before `step` were committed, and no other.
+
+    `UsageError` if a commit holds steps on both sides. `RefusedError` if the log no longer says where one of them stood.
+    """
+    state, store, lake_id = reader.state, reader.store, reader.identity.lake_id
+    if step == state.next_step:
+        return dict(state.producers)
+    cut = (await reader.entry(step)).version
+    found = await read_commit(store, lake_id, cut)
+    if found is None or found[0].kind is CommitKind.ORIGIN:
+        raise RefusedError(
+            f"{store.url}: the log does not say where producers stood at step {step}; leave --rewind out"
+        )
+    if found[0].first_step != step:
+        first, end = found[0].first_step, found[0].next_step
+        raise UsageError(f"--until {step}: one commit holds steps {first} to {end - 1}; use --until {first} or {end}")
+    moved: dict[str, Commit] = {}  # the first commit of each behind the cut
+    async for commit in _commits(reader, cut, state.version):
+        if commit.kind not in {CommitKind.SEAL, CommitKind.ORIGIN}:
+            moved.setdefault(commit.producer_id, commit)
+    stood = {name: producer for name, producer in state.producers.items() if name not in moved}
+    sought = {name for name, commit in moved.items() if (commit.kind, commit.epoch) != (CommitKind.EPOCH, 1)}
+    last, floor = Version(cut - 1), reader.control.floor
+    while last >= floor and not sought <= stood.keys():
+        begin = Version(max(floor, last - _BACK_AT_ONCE + 1))
+        latest = {commit.producer_id: commit async for commit in _commits(reader, begin, last)}
+        stood |= {name: producer_after(latest[name]) for name in sought - stood.keys() if name in latest}
+        last = Version(begin - 1)
+    for name in sorted(sought - stood.keys()):
+        raise RefusedError(f"{store.url}: where producer {name} stood at step {step} was reclaimed; leave --rewind out")
+    return dict(sorted(stood.items()))
+
+
+async def _commits(reader: LogReader, first: Version, last: Version) -> AsyncIterator[Commit]:
+    versions = list(map(Version, range(first, last + 1)))
+    async with aclosing(read_versions(reader.store, reader.identity.lake_id, versions)) as bodies:
+        async for key, body in bodies:
+            yield decode_commit(body, key)
+
+
 _FIRST_VERSION: Final = Version(1)  # floor 1: the origin commit is not taken for the start of a history
 _RETIRE_S: Final = 30.0
-_PAGE: Final = 1000
 _SEGMENTS_AT_ONCE: Final = 4
 NO_END: Final = Step(INTEGER_MAX)
 
@@ -96,14 +201,7 @@ def parent_steps(cut: Cut, first_live: Step, next_step: Step) -> list[range]:
     return [range(first_live, kept_until), range(kept_from, end)]
 
 
-async def fork(
-    parent: LogReader,
-    store: Store,
-    cut: Cut,
-    clock: Clock,
-    *,
-    rewind: bool = False,
-) -> LakeIdentity:
+async def fork(parent: LogReader, store: Store, cut: Cut, clock: Clock, *, rewind: bool = False) -> LakeIdentity:
     """Create the lake `store` as a fork of `parent`. `RefusedError` if there is a lake already.
 
     `rewind`: producers stand as at `until`; errors of `producers_before`. If the parent was opened with `until_damage`, the
@@ -112,7 +210,7 @@ async def fork(
     await refuse_existing(store)
     # Report mistakes before anything is written.
     shared = parent_steps(cut, parent.first_live_step, parent.state.next_step)
-    lake_id = new_lake_id()
+    lake_id = keys.new_lake_id()
     group = Group.on(parent.control, group_name(lake_id)) if any(shared) else None
     filled = False
     try:
@@ -194,7 +292,7 @@ async def _write(
     lake_id: str,
     cut: Cut,
     stretches: list[range],
-    producers: Mapping[str, ProducerState],
+    producers: Mapping[str, snapshot.ProducerState],
     clock: Clock,
 ) -> None:
     """Write everything but the identity, which makes it a lake."""
@@ -213,8 +311,8 @@ async def _write(
         floor=_FIRST_VERSION,
     )
     for number in range(2):  # without any, the placeholders would count as steps: one may be lost, or damaged
-        await _create(store, numbered(control_prefix(lake_id), number), encode_control(lake_id, record))
-    for prefix in (plans_prefix, sources_prefix):
+        await _create(store, keys.numbered(keys.control_prefix(lake_id), number), encode_control(lake_id, record))
+    for prefix in (keys.plans_prefix, keys.sources_prefix):
         await _copy(parent.store, prefix(parent.identity.lake_id), store, prefix(lake_id))
 
 
@@ -226,12 +324,11 @@ async def _copy(parent: Store, old_prefix: str, store: Store, new_prefix: str) -
         if body is not None:
             await _create(store, new_prefix + entry.key.removeprefix(old_prefix), body)
 
-    after = ""
-    while page := await parent.list(old_prefix, after=after, limit=_PAGE):
-        async with aclosing(in_order(page, copy, number=at_once(max(entry.size for entry in page)))) as copied:
-            async for _ in copied:
-                pass
-        after = page[-1].key
+    async with aclosing(pages(parent, old_prefix)) as listed:
+        async for page in listed:
+            async with aclosing(in_order(page, copy, number=at_once(max(entry.size for entry in page)))) as copied:
+                async for _ in copied:
+                    pass
 
 
 class _Renumbered:
@@ -246,7 +343,7 @@ class _Renumbered:
         self.payload_bytes = 0  # of the entries that were asked for
         self.records = 0
 
-    async def entries(self, steps: range) -> tuple[StepEntry, ...]:
+    async def entries(self, steps: range) -> tuple[snapshot.StepEntry, ...]:
         """Those below the first live one are placeholders for reclaimed steps, never shown nor read."""
         if not self._stretches:
             return tuple([await self._placeholder(step) for step in steps])
@@ -269,7 +366,7 @@ class _Renumbered:
             place -= len(stretch)
         raise AssertionError(step)
 
-    async def _placeholder(self, step: int) -> StepEntry:
+    async def _placeholder(self, step: int) -> snapshot.StepEntry:
         """Any entry will do, but the first live one may stand in a damaged segment that the fork leaves out."""
         if self._stretches:
             pattern = await self._parent.entry(Step(self._stretches[0].start))
@@ -279,7 +376,7 @@ class _Renumbered:
             pattern = await self._parent.entry(self._first_live)
         return self._as_forked(pattern, step)
 
-    def _as_forked(self, entry: StepEntry, step: int) -> StepEntry:
+    def _as_forked(self, entry: snapshot.StepEntry, step: int) -> snapshot.StepEntry:
         tgb = replace(entry.tgb, origin=entry.tgb.origin + 1)
         return replace(entry, step=Step(step), version=_FIRST_VERSION, tgb=tgb)
 
@@ -290,26 +387,30 @@ async def _fill(
     lake_id: str,
     origin: Origin,
     stretches: list[range],
-    producers: Mapping[str, ProducerState],
+    producers: Mapping[str, snapshot.ProducerState],
     *,
     clock: Clock,
-) -> LogState:
+) -> snapshot.LogState:
     """Write the fork's segments, origin commit and snapshot; everything but the identity, which makes it a lake.
 
     Segments are written as they fill, a few at once, so that no history is too long for memory. They come before the
     commit, which has their totals, and carry the digest of the log's beginning.
     """
-    entries, base = _Renumbered(parent, stretches), genesis(lake_id, parent.identity.slices)
+    entries, base = _Renumbered(parent, stretches), snapshot.genesis(lake_id, parent.identity.slices)
     assert entries.end == origin.end
     full = range(entries.first // SEGMENT_STEPS, entries.end // SEGMENT_STEPS)
 
     async def write(index: int) -> bytes:
         steps = range(index * SEGMENT_STEPS, (index + 1) * SEGMENT_STEPS)
-        segment = Segment(SegmentIndex(index), base.digest[:SEGMENT_DIGEST_BYTES], await entries.entries(steps))
-        await _create(
-            store, extent(index_prefix(lake_id), segment.index), encode_segment(lake_id, base.slices, segment)
+        segment = snapshot.Segment(
+            SegmentIndex(index), base.digest[: snapshot.SEGMENT_DIGEST_BYTES], await entries.entries(steps)
         )
-        return pack_ref(segment)
+        await _create(
+            store,
+            keys.extent(keys.index_prefix(lake_id), segment.index),
+            snapshot.encode_segment(lake_id, base.slices, segment),
+        )
+        return snapshot.pack_ref(segment)
 
     number = min(_SEGMENTS_AT_ONCE, at_once(segment_bytes(base.slices)))
     async with aclosing(in_order(full, write, number=number)) as written:
@@ -336,8 +437,8 @@ async def _fill(
         segment_refs=references,
         tail=tail,
     )
-    await _create(store, numbered(log_prefix(lake_id), commit.version), body)
-    await _create(store, numbered(snapshot_prefix(lake_id), commit.version), encode_snapshot(state))
+    await _create(store, keys.numbered(keys.log_prefix(lake_id), commit.version), body)
+    await _create(store, keys.numbered(keys.snapshot_prefix(lake_id), commit.version), snapshot.encode_snapshot(state))
     return state
 
 

@@ -1,7 +1,5 @@
 """Opening and creating a lake: identity first, because everything else lives under its random id."""
 
-from __future__ import annotations
-
 from stepfs.clock import Clock, SystemClock
 from stepfs.errors import AbsentError, RefusedError, UsageError, command
 from stepfs.format.grid import Grid
@@ -84,7 +82,6 @@ async def check_identity(store: Store, identity: LakeIdentity) -> None:
 
 
 async def refuse_existing(store: Store) -> None:
-    """`RefusedError` if there is a lake under the URL."""
     try:
         found = await open_lake(store)
     except AbsentError:

@@ -1,4 +1,7 @@
-"""A step's slices, each read whole and verified, and their spans, which tell where tokens came from."""
+"""What a planned producer keeps in its lake beside steps, as readers find it: plans, listings, positions, the samples of a slice.
+
+The names of texts and listings are their digests. Positions are in commits, one behind the last step of each.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,42 @@ import trio
 from crc32c import crc32c
 
 from stepfs.errors import CorruptError, UsageError
-from stepfs.format.ids import SliceIndex
+from stepfs.format.commit import Commit
+from stepfs.format.ids import SliceIndex, Version
+from stepfs.format.keys import plan_key, source_listing_key
+from stepfs.format.planned import Listing, from_shards, shard_count
 from stepfs.format.snapshot import StepEntry
 from stepfs.format.tgb import SliceRef
+from stepfs.lake.log.apply import read_commit
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.origins import OriginStores
+from stepfs.store.api import Store
 
 if TYPE_CHECKING:
     from stepfs.payload import Spans
+
+
+async def kept_plan(store: Store, lake_id: str, digest: str) -> str | None:
+    data = await store.get(plan_key(lake_id, digest))
+    return None if data is None else data.decode("utf-8", "replace")
+
+
+async def kept_listing(store: Store, lake_id: str, digest: str) -> Listing | None:
+    """A kept listing, without locations; None if it is not (wholly) there."""
+    shards: list[bytes] = []
+    while not shards or len(shards) < shard_count(shards[0]):
+        shard = await store.get(source_listing_key(lake_id, digest, len(shards)))
+        if shard is None:
+            return None
+        shards.append(shard)
+    return from_shards(shards, digest)
+
+
+async def commit_of(store: Store, lake_id: str, version: Version) -> Commit | None:
+    """The commit of a log version; None once it was reclaimed."""
+    found = await read_commit(store, lake_id, version)
+    return None if found is None else found[0]
+
 
 READ_BYTES_MAX: Final = 64 << 20  # by one request; a longer slice is one request by itself
 _GAP_BYTES_MAX: Final = 64 << 10

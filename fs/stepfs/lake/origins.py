@@ -1,7 +1,5 @@
 """The lakes that a lake was forked from: the stores of their TGBs, and their states that may be resumed here."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -26,7 +24,8 @@ class OriginLostError(RefusedError):
 
 class OriginStores:
     """The lake's own store and, opened when first needed, those of its origins, each of which is looked at once: whether
-    the lake is there."""
+    the lake is there.
+    """
 
     def __init__(self, store: Store, opener: Opener) -> None:
         self._own = store
@@ -93,7 +92,8 @@ class OriginStores:
 
 def check_resumable(state_of: object, next_step: int, lake_id: str | None, origin_cuts: Mapping[str, int]) -> None:
     """`RefusedError` unless a state that goes on at `next_step` is of this lake, or of one that it was forked from and has
-    all steps of up to there."""
+    all steps of up to there.
+    """
     if state_of == lake_id:
         return
     cut = origin_cuts.get(state_of) if isinstance(state_of, str) else None

@@ -1,6 +1,4 @@
-"""The same work on many objects: a bounded number of requests at once, and the results in order."""
-
-from __future__ import annotations
+"""Many objects: listed page by page, and the same work on each, a bounded number at once and the results in order."""
 
 import itertools
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
@@ -9,16 +7,27 @@ from typing import Final, TypeVar
 import trio
 
 from stepfs.errors import StepfsError
+from stepfs.store.api import Entry, Store
 
 T = TypeVar("T")
 R = TypeVar("R")
 AT_ONCE: Final = 16
 _BYTES_AT_ONCE: Final = 64 << 20
+_PAGE: Final = 1000
 
 
 def at_once(bytes_each: int) -> int:
     """How many objects of that size may be in memory together, at least one."""
     return max(1, min(AT_ONCE, _BYTES_AT_ONCE // max(bytes_each, 1)))
+
+
+async def pages(store: Store, prefix: str, after: str = "") -> AsyncGenerator[list[Entry], None]:
+    """The objects under `prefix` behind the key `after`, a LIST at a time."""
+    while page := await store.list(prefix, after=after, limit=_PAGE):
+        yield page
+        if len(page) < _PAGE:
+            return
+        after = page[-1].key
 
 
 async def in_order(

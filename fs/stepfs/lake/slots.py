@@ -5,8 +5,6 @@ create had no clear reply (a lost reply, a 409, a 500 for the loser of a race) r
 (hazard 2). Nothing is ever overwritten and nothing is deleted here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final

@@ -2,7 +2,8 @@
 
 parent: spawn `python -m stepfs.mount.daemon <fd> DIR`, options through its stdin, wait on the pipe <fd>
 child:  new session, log file instead of a terminal, serve; on the pipe: {"pid": …} once a listing answers,
-or {"error": …, "exit_code": …}; before it, lines {"waiting": …} for the user's terminal"""
+or {"error": …, "exit_code": …}; before it, lines {"waiting": …} for the user's terminal
+"""
 
 from __future__ import annotations
 
@@ -134,7 +135,6 @@ class Json(logging.Formatter):
 
 
 def facts_of(record: logging.LogRecord) -> dict[str, object]:
-    """The facts of a log call besides its message."""
     return {name: value for name in FIELDS if (value := getattr(record, name, None)) is not None}
 
 
@@ -295,9 +295,7 @@ def _understand(answer: bytes, process: subprocess.Popen[bytes], log: Path) -> i
         code = process.wait()
         tail = "; ".join(log.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:])
         raise DaemonError(
-            f"the mount daemon ended (status {code}) before it was ready; {log} says: {tail}",
-            1,
-            announced=False,
+            f"the mount daemon ended (status {code}) before it was ready; {log} says: {tail}", 1, announced=False
         )
     body = json.loads(answer)
     if "error" in body:
@@ -308,7 +306,6 @@ def _understand(answer: bytes, process: subprocess.Popen[bytes], log: Path) -> i
 
 
 def main(arguments: list[str]) -> int:
-    """The daemon's process."""
     pipe = int(arguments[0])
     options = MountOptions.from_json(sys.stdin.read())
     configure_log(options.directory)

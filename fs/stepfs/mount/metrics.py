@@ -21,7 +21,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from stepfs.data.counters import HELP, DataCounts
-from stepfs.histogram import Histogram
+from stepfs.histogram import SECONDS, Histogram
 from stepfs.store.api import Counts
 
 if TYPE_CHECKING:
@@ -113,10 +113,7 @@ class MountCollector(Collector):
     def _times(self) -> Iterator[Metric]:
         waits = {**self.waits, "data": self.data.wait_seconds}
         yield _family(
-            "stepfs_request_seconds",
-            "Time to answer a file system request",
-            "operation",
-            self.meter.durations,
+            "stepfs_request_seconds", "Time to answer a file system request", "operation", self.meter.durations
         )
         yield _family("stepfs_reader_wait_seconds", "Waiting of readers, by what for", "for", waits)
         yield _family("stepfs_fetch_seconds", "One GET of a slice", "", {"": self.data.fetch_seconds})
@@ -131,7 +128,7 @@ class MountCollector(Collector):
 def _family(name: str, text: str, label: str, histograms: Mapping[str, Histogram]) -> HistogramMetricFamily:
     family = HistogramMetricFamily(name, text, labels=[label] if label else [])
     for value, histogram in sorted(dict(histograms).items()):
-        bounds = (*(f"{bound:g}" for bound in histogram.bounds), "+Inf")
+        bounds = (*(f"{bound:g}" for bound in SECONDS), "+Inf")
         buckets = list(zip(bounds, histogram.cumulative(), strict=True))
         family.add_metric([value] if label else [], buckets, histogram.sum)
     return family

@@ -36,15 +36,11 @@ class MountOptions:
     ranks: Annotated[
         tuple[int, ...] | None,
         Opt(
-            "--ranks",
-            "Ranks of this node: their files are fetched ahead. It hides nothing.",
-            "0-7",
-            parse=parse_ranks,
+            "--ranks", "Ranks of this node: their files are fetched ahead. It hides nothing.", "0-7", parse=parse_ranks
         ),
     ] = None
     world: Annotated[
-        int | None,
-        Opt("--world", "Show N ranks, of which several read the same; a multiple of the lake's ranks.", "N"),
+        int | None, Opt("--world", "Show N ranks, of which several read the same; a multiple of the lake's ranks.", "N")
     ] = None
     mesh: Annotated[
         str | None,
@@ -80,10 +76,7 @@ class MountOptions:
     checkpoint_dir: Annotated[  # a directory, or a path with {N} in it
         str | None,
         Opt(
-            "--checkpoint-dir",
-            "Record the trainer's checkpoints from its own directory.",
-            "DIR",
-            parse=_absolute_name,
+            "--checkpoint-dir", "Record the trainer's checkpoints from its own directory.", "DIR", parse=_absolute_name
         ),
     ] = None
     next_step: Annotated[str, Opt("--next-step", "Which step a checkpoint with counter N resumes at.", "EXPR")] = "N"
@@ -120,17 +113,10 @@ class MountOptions:
     prime: Annotated[bool, Opt("--prime/--no-prime", "Push fetched steps into the kernel's page cache.")] = True
     poll_s: Annotated[
         float,
-        Opt(
-            "--poll",
-            "Shortest interval between two looks at the log.",
-            "100ms",
-            parse=parse_interval,
-            given="100ms",
-        ),
+        Opt("--poll", "Shortest interval between two looks at the log.", "100ms", parse=parse_interval, given="100ms"),
     ] = 0.1
     metrics_port: Annotated[
-        int | None,
-        Opt("--metrics-port", "Serve Prometheus /metrics, and /healthz.", "PORT", least=1, most=65535),
+        int | None, Opt("--metrics-port", "Serve Prometheus /metrics, and /healthz.", "PORT", least=1, most=65535)
     ] = None
     metrics_address: Annotated[
         str, Opt("--metrics-address", "Serve them on this address (0.0.0.0: on all).", "ADDRESS")
@@ -160,7 +146,6 @@ class MountOptions:
 
     @classmethod
     def from_json(cls, text: str) -> MountOptions:
-        """Inverse of `to_json`."""
         body = json.loads(text)
         for name in ("directory", "cache_dir"):
             body[name] = None if body[name] is None else Path(body[name])

@@ -1,7 +1,5 @@
 """Texts and URLs without credentials, for logs, documents and mount tables that other people read."""
 
-from __future__ import annotations
-
 import os
 import re
 from typing import Final

@@ -1,6 +1,7 @@
 """One mount from beginning to end, in this process: its parts, and their order of starting and ending.
 
-prepare the directory → open the lake → claim a cache directory → mount → answer → READY → … → detach → clean up"""
+prepare the directory → open the lake → claim a cache directory → mount → answer → READY → … → detach → clean up
+"""
 
 from __future__ import annotations
 
@@ -22,12 +23,11 @@ from stepfs import interruption
 from stepfs.checkpoints.formats import NextStep, Place
 from stepfs.clock import SystemClock
 from stepfs.data.disk import DiskCache
-from stepfs.data.get import CONNECTIONS_MAX
+from stepfs.data.fetch import CONNECTIONS_MAX
 from stepfs.data.pagecache import Primer
 from stepfs.errors import RefusedError, UsageError
 from stepfs.follow.served import LakeParts
 from stepfs.format.ids import Step
-from stepfs.format.snapshot import StepEntry
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.limits import MEMORY_BYTES_MIN, default_memory_bytes, read_memory
@@ -61,12 +61,7 @@ class MountParts(LakeParts):
     """The parts of one mount; nothing runs until `start`. Only this file and `session` see them all."""
 
     def __init__(
-        self,
-        options: MountOptions,
-        store: Store,
-        log: LogReader,
-        machine: Machine,
-        disk: DiskCache | None = None,
+        self, options: MountOptions, store: Store, log: LogReader, machine: Machine, disk: DiskCache | None = None
     ) -> None:
         self.options = options
         self.machine = machine
@@ -95,13 +90,7 @@ class MountParts(LakeParts):
         self.withdrawal = Withdrawal(self.tree, self.known, self.meter)
         self.on_left = self.withdrawal.note
         self.reports = Reports(
-            self,
-            options,
-            machine,
-            meter=self.meter,
-            known=self.known,
-            files=self.files,
-            ranks=self.names.ranks,
+            self, options, machine, meter=self.meter, known=self.known, files=self.files, ranks=self.names.ranks
         )
         self.operations = self._make_operations()
         if options.group is not None:
@@ -142,7 +131,9 @@ class MountParts(LakeParts):
                 Fixed.ACCESSLOG: self.meter.accesslog,
                 Fixed.HINTED: lambda: status.render(self.reports.orders()),
             },
-            describe_step=self._describe_step,
+            describe_step=lambda entry: status.describe_step(
+                self.store, self.log.identity.lake_id, self.log.state, entry
+            ),
             now_ms=SystemClock().now_ms(),
             prefetcher=self.prefetcher,
             opened=self.files,
@@ -151,7 +142,7 @@ class MountParts(LakeParts):
             reader=self.log,
             tree=self.tree,
             names=self.names,
-            slices=self.slices.reads,
+            slices=self.slices,
             waits=self.waits,
             control=control,
             meter=self.meter,
@@ -177,18 +168,10 @@ class MountParts(LakeParts):
         await background.start(self.withdrawal.run)
         await super().start(background)
 
-    async def start_priming(self, background: trio.Nursery) -> None:
-        """Start the tasks that call into this mount itself: their requests must be answered, and a guardian must watch."""
-        if self.primer is not None:
-            await background.start(self.primer.run)
-
     async def aclose(self) -> None:
         """Close all that this mount opened; the lake's own store belongs to the caller."""
         self.files.close_all()
         await self.origins.aclose()
-
-    async def _describe_step(self, entry: StepEntry) -> str:
-        return await status.describe_step(self.store, self.log.identity.lake_id, self.log.state, entry)
 
     def _is_own(self, pid: int) -> bool:
         """Whether a request comes from the primer: `pid` of a FUSE request is the calling thread's id."""
@@ -196,7 +179,6 @@ class MountParts(LakeParts):
 
 
 def store_of(options: MountOptions, url: str, silence: Silence | None = None) -> Store:
-    """A store that this mount reads."""
     store_options = StoreOptions(options.endpoint_url, CONNECTIONS_MAX, of_origin=url != options.lake)
     return open_store(url, options=store_options, silence=silence)
 
@@ -357,7 +339,8 @@ class _Session:
     async def _start(self, mount: MountParts, background: trio.Nursery, device: str) -> None:
         if self._descriptor is None:
             await self._guard(mount, background)
-        await mount.start_priming(background)
+        if mount.primer is not None:  # it calls into this mount itself: requests are answered, and a guardian watches
+            await background.start(mount.primer.run)
         await mount.start_group(background)
         if self._descriptor is None:
             # Through the kernel, like a reader; not the root, which may hold 10⁶ steps.

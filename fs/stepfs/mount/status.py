@@ -25,7 +25,7 @@ from stepfs.format.planned import read_plan_position
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import LogState, StepEntry
 from stepfs.lake.fleet import BEAT_S, remove_node, write_node
-from stepfs.lake.planned import commit_of
+from stepfs.lake.lineage import commit_of
 from stepfs.mount.host.kernel import process_start
 from stepfs.mount.redact import redact_url, shown_path
 from stepfs.store.api import Store
@@ -51,18 +51,11 @@ async def describe_step(store: Store, lake_id: str, state: LogState, entry: Step
     commit = await commit_of(store, lake_id, entry.version)
     packed = b"" if commit is None else commit.position
     tgb = entry.tgb
-    slices: list[Json] = []
-    for number in range(tgb.slices):
-        ref = tgb.slice(SliceIndex(number))
-        slices.append(
-            {
-                "slice": number,
-                "offset": ref.offset,
-                "length": ref.length,
-                "crc32c": f"{ref.crc32c:08x}",
-                "records": ref.records,
-            }
-        )
+    standing = read_plan_position(packed)
+    slices: list[Json] = [
+        {"slice": n, "offset": ref.offset, "length": ref.length, "crc32c": f"{ref.crc32c:08x}", "records": ref.records}
+        for n, ref in enumerate(tgb.slice(SliceIndex(number)) for number in range(tgb.slices))
+    ]
     return render(
         {
             "schema": JSON_SCHEMA,
@@ -75,15 +68,10 @@ async def describe_step(store: Store, lake_id: str, state: LogState, entry: Step
             "origin": state.origins[tgb.origin - 1].url if tgb.origin else None,
             "size": tgb.size,
             "slices": slices,
-            "plan": _describe_plan(packed),
+            "plan": None if standing is None else cast("Json", standing.document()),
             "position": to_json(unpack(packed, f"step {entry.step}")) if packed else None,
         }
     )
-
-
-def _describe_plan(position: bytes) -> Json:
-    standing = read_plan_position(position)
-    return None if standing is None else cast("Json", standing.document())
 
 
 def to_json(value: Value) -> Json:

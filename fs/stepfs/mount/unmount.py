@@ -1,12 +1,8 @@
 """`stepfs unmount`: remove the mount, and return when its daemon and its cache are gone.
 
-The daemon is found through the mount itself (`.stepfs/config.json`), never through a pid file that may be wrong; a pid
-counts only together with its start time. A busy mount stays unchanged: the kernel knows who uses it in this mount
-namespace, and its daemon who has a file open in any. A mount that is busy only for a moment, because `df` or
-`stepfs doctor` reads it, is not refused.
+The daemon is found through the mount itself (`.stepfs/config.json`), and counts only together with its start time. A busy
+mount stays unchanged.
 """
-
-from __future__ import annotations
 
 import errno
 import os
@@ -22,7 +18,7 @@ from stepfs.mount.daemon import log_file
 from stepfs.mount.host.kernel import process_start
 from stepfs.mount.host.mounts import FSTYPE, Mounted, clear_dead, is_dead, mount_at, mounts, real_directory, unmount
 
-GONE_S: Final = 60.0
+_GONE_S: Final = 60.0
 _GLANCE_S: Final = 0.02
 _USERS_SHOWN: Final = 3
 _UNSEEN: Final = "by a process of another user or mount namespace, such as a pod's"
@@ -39,7 +35,6 @@ class Daemon:
     cache_dir: Path
 
     def alive(self) -> bool:
-        """Whether that very process still runs."""
         return self.process_start is not None and process_start(self.pid) == self.process_start
 
 
@@ -49,7 +44,7 @@ def daemon_of(mounted: Mounted) -> Daemon:
     return Daemon(body["pid"], body["process_start"], Path(body["cache_dir"]))
 
 
-def unmount_and_wait(directory: Path, *, timeout_s: float = GONE_S) -> None:
+def unmount_and_wait(directory: Path) -> None:
     """Unmount; returns when the daemon is gone and its cache removed.
 
     `AbsentError` if nothing is mounted there, `RefusedError` if it is busy (nothing was changed) or not ours.
@@ -71,7 +66,7 @@ def unmount_and_wait(directory: Path, *, timeout_s: float = GONE_S) -> None:
     try:
         _detach(mounted)
         _check_elsewhere(mounted, daemon)
-        _wait(daemon, log_file(where), descriptor, time.monotonic() + timeout_s)
+        _wait(daemon, log_file(where), descriptor, time.monotonic() + _GONE_S)
     finally:
         if descriptor is not None:
             os.close(descriptor)

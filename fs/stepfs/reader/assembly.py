@@ -4,8 +4,6 @@ Everything here runs in one trio loop. Where a mount has an errno, this has an e
 `follow` decide, as in a mount, which steps exist, which reads wait, and for how long.
 """
 
-from __future__ import annotations
-
 import errno
 import logging
 from collections.abc import AsyncIterator, Callable
@@ -14,20 +12,11 @@ from typing import Final, NoReturn
 
 import trio
 
+from stepfs import errors
 from stepfs.data.buffers import MAPPED_BYTES_MIN, Buffer, Pool
-from stepfs.data.get import CONNECTIONS_MAX
+from stepfs.data.fetch import CONNECTIONS_MAX
 from stepfs.data.hints import Hint
 from stepfs.data.slices import SliceHandle
-from stepfs.errors import (
-    AbsentError,
-    CorruptError,
-    NoSuchStepError,
-    ReclaimedError,
-    RefusedError,
-    StepfsError,
-    StoreUnreachableError,
-    WaitExpiredError,
-)
 from stepfs.follow.served import LakeParts
 from stepfs.follow.waits import WaitOutcome
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex, Step
@@ -126,10 +115,10 @@ class ReaderParts(LakeParts):
         `StoreUnreachableError` once the store did not deliver within the deadline.
         """
         entry = await self._entry(step, waits=waits)
-        handle = self.slices.reads.open(entry, index)
+        handle = self.slices.open(entry, index)
         try:
             return await self._copies.copy_of(handle)
-        except AbsentError as error:
+        except errors.AbsentError as error:
             await self._explain_absence(step, error)
         finally:
             handle.close()
@@ -140,7 +129,7 @@ class ReaderParts(LakeParts):
             return False
         try:
             await self._entry(step, waits=waits)
-        except NoSuchStepError:
+        except errors.NoSuchStepError:
             if waits and self._ends_before(step):
                 return False
             raise
@@ -164,12 +153,12 @@ class ReaderParts(LakeParts):
         if isinstance(found, StepEntry):
             return found
         if found is WaitOutcome.SILENT:
-            raise StoreUnreachableError(
+            raise errors.StoreUnreachableError(
                 f"the index of step {step} could not be read within {self.options.deadline_s:g} s; check the store"
             )
         raise self._expired(step) if found is WaitOutcome.EXPIRED else self._absent(step)
 
-    def _expired(self, step: Step) -> StepfsError:
+    def _expired(self, step: Step) -> errors.StepfsError:
         waited_s = self.options.deadline_s if self.options.wait_s is None else self.options.wait_s
         trouble = self.follower.trouble
         message = (
@@ -178,37 +167,39 @@ class ReaderParts(LakeParts):
             else f"step {step} was not committed within {waited_s:g} s; look at its producers with `stepfs status`"
         )
         if self.waits.expired_errno == errno.ETIMEDOUT:
-            return WaitExpiredError(message)
-        return NoSuchStepError(message)
+            return errors.WaitExpiredError(message)
+        return errors.NoSuchStepError(message)
 
-    def _absent(self, step: Step) -> StepfsError:
+    def _absent(self, step: Step) -> errors.StepfsError:
         tree, steps = self.tree, self.options.steps
         if steps is not None and step not in steps:
-            return NoSuchStepError(f"step {step} is outside of the steps {steps.start}:{steps.stop} of this view")
+            return errors.NoSuchStepError(
+                f"step {step} is outside of the steps {steps.start}:{steps.stop} of this view"
+            )
         if step < self.log.first_live_step:
-            return ReclaimedError(
+            return errors.ReclaimedError(
                 f"step {step} was reclaimed: no checkpoint that is kept needs it; the lake begins at step"
                 f" {self.log.first_live_step}"
             )
         if step < tree.first_visible():
-            return ReclaimedError(
+            return errors.ReclaimedError(
                 f"group {self.options.group!r} needs nothing below step {tree.need}: its checkpoints gave step {step} up"
             )
         if step < tree.next_step:
-            return ReclaimedError(f"step {step} was reclaimed a moment ago: no checkpoint that is kept needs it")
+            return errors.ReclaimedError(f"step {step} was reclaimed a moment ago: no checkpoint that is kept needs it")
         sealed = "; the lake is sealed, no more will come" if self.log.state.sealed else ""
-        return NoSuchStepError(f"step {step} is not committed: {tree.next_step} steps are{sealed}")
+        return errors.NoSuchStepError(f"step {step} is not committed: {tree.next_step} steps are{sealed}")
 
-    async def _explain_absence(self, step: Step, error: AbsentError) -> NoReturn:
+    async def _explain_absence(self, step: Step, error: errors.AbsentError) -> NoReturn:
         """The object of a committed step is gone: with its whole lake, or reclaimed a moment ago, or lost."""
         await self.follower.check_identity()
         await self.log.control.refresh()
         first_live = self.log.control.first_live_step
         if step < first_live:
-            raise ReclaimedError(
+            raise errors.ReclaimedError(
                 f"step {step} was reclaimed while it was read; the lake begins at step {first_live}"
             ) from error
-        raise CorruptError(*error.args) from error
+        raise errors.CorruptError(*error.args) from error
 
 
 def _store_of(options: LakeOptions, silence: Silence) -> Store:
@@ -235,7 +226,7 @@ async def open_reader(
     try:
         identity = await open_lake(store)
         if lake_id not in {None, identity.lake_id}:
-            raise RefusedError(f"{store.url}: here is lake {identity.lake_id}, not {lake_id}: it was replaced")
+            raise errors.RefusedError(f"{store.url}: here is lake {identity.lake_id}, not {lake_id}: it was replaced")
         log = await (
             LogReader.continued(store, identity, known) if known else LogReader.open(store, identity, reads_only=True)
         )

@@ -4,14 +4,15 @@ A loader's workers take turns: worker w of N gets the items w, w + N, …, and t
 a process with a reader of its own, which fetches ahead only the steps that it will yield.
 """
 
-from __future__ import annotations
-
 import io
 import itertools
+import logging
 import multiprocessing
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Self, cast
+from types import FrameType
+from typing import Any, Final, Self, cast
 
 from stepfs.background import generation
 from stepfs.data.hints import ShuffledOrder, ShuffleHint, StridedOrder
@@ -20,10 +21,56 @@ from stepfs.format.arguments import check_integer
 from stepfs.format.ids import Step
 from stepfs.lake.origins import check_resumable
 from stepfs.reader.lake import Lake, Sampler
-from stepfs.reader.sharding import warn_if_sharded
 from stepfs.torch import holds_micro_batches, micro_batches, need, need_torch
 from stepfs.view.names import STEP_MAX
 from stepfs.view.ranks import RankMap, nearest_divisors
+
+_log = logging.getLogger("stepfs.reader")
+
+_TORCH: Final = "pass no `DistributedSampler`; in Lightning `Trainer(use_distributed_sampler=False)`"
+_ACCELERATE: Final = "in accelerate do not `prepare` the loader, only model and optimizer"
+_SHARDERS: Final = {  # class of the code that asks: what to do
+    "DistributedSampler": _TORCH,
+    "DistributedSamplerWrapper": _TORCH,
+    "UnrepeatedDistributedSampler": _TORCH,
+    "_DatasetSamplerWrapper": _TORCH,
+    "BatchSamplerShard": _ACCELERATE,
+    "IterableDatasetShard": _ACCELERATE,
+    "DataLoaderDispatcher": _ACCELERATE,
+}
+_told = False
+
+
+def warn_if_sharded(ranks: int) -> None:
+    """Warn, once in a process, if a framework's code that deals out data among processes is asking for that of one of
+    `ranks` ranks: each rank would train on a part of its own steps. By names of code, in a job of several processes.
+    """
+    global _told  # noqa: PLW0603 - there is one process
+    if _told or ranks < 2 or processes() < 2:
+        return
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the only way to see who asks
+    while frame is not None:
+        advice = _SHARDERS.get(frame.f_code.co_qualname.partition(".")[0])
+        if advice is not None:
+            _told = True
+            _log.warning(
+                "each rank's data is its own already, and a framework deals it out once more among %d processes: steps are "
+                "left out, or come to other ranks; %s",
+                processes(),
+                advice,
+            )
+            return
+        frame = frame.f_back
+
+
+def processes() -> int:
+    """The number of processes of the training job; 1 where there is none."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return int(distributed.get_world_size())
+    size = os.environ.get("WORLD_SIZE", "1")
+    return int(size) if size.isascii() and size.isdigit() else 1
+
 
 Decode = Callable[[memoryview], Any]
 
@@ -141,10 +188,7 @@ class StepDataset:
         `UsageError` for a rank or a range that the lake does not have.
         """
         del iterable
-        self._start, self._stop = (
-            check_integer(start, "start"),
-            None if stop is None else check_integer(stop, "stop"),
-        )
+        self._start, self._stop = (check_integer(start, "start"), None if stop is None else check_integer(stop, "stop"))
         self._rank = check_integer(rank, "rank")
         self._block = 1 if batch_size is None else check_integer(batch_size, "batch_size")
         if self._start < 0:
@@ -227,7 +271,8 @@ class _Stream(StepDataset):
 
 class _Pass:
     """One pass through an iterable dataset, in one process. Its state is its next step, for torchdata's
-    `StatefulDataLoader`: a loader that goes on reads no step twice."""
+    `StatefulDataLoader`: a loader that goes on reads no step twice.
+    """
 
     def __init__(self, lake: Lake, order: StridedOrder, read: Callable[[int], Any]) -> None:
         self._lake, self._order, self._read = lake, order, read

@@ -241,7 +241,7 @@ class Lake:
 
     @property
     def origin_cuts(self) -> Mapping[str, int]:
-        """By id, the lakes that this one was forked from: their steps below this number are the same here."""
+        """The lakes that this one was forked from, by id: their steps below this number are the same here."""
         return self._parts().log.state.origin_cuts
 
     @property
@@ -328,7 +328,8 @@ class Lake:
     def as_worker(self, workers: int, *, owner: int | None = None) -> None:
         """This process is one of `workers` that read different steps: they share one budget, and each fetches only
         announced steps. When the process `owner` has ended, nothing is read or waited for here any more. Before the
-        first use in this process; without effect later."""
+        first use in this process; without effect later.
+        """
         loop = self._loop
         if loop is None or not loop.is_here:
             self.options, self._owner = self.options.of_worker(workers), owner

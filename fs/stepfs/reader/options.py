@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, get_type_hints
 
-from stepfs.data.get import CONNECTIONS_MAX
+from stepfs.data.fetch import CONNECTIONS_MAX
 from stepfs.errors import UsageError, WrongTypeError
 from stepfs.format.arguments import INTERVAL_S_MIN, check_integer, check_text, parse_duration, parse_size
 from stepfs.format.grid import Grid
@@ -118,7 +118,7 @@ class LakeOptions:
 
     @classmethod
     def of(cls, url: str, words: Mapping[str, Any]) -> LakeOptions:
-        """From the words of `Lake`; None leaves the default. `UsageError` for what `stepfs mount` would refuse."""
+        """The options that the words of `Lake` give; None leaves the default. `UsageError` as `stepfs mount` refuses."""
         endpoint_url = words.get("endpoint_url") or os.environ.get("STEPFS_ENDPOINT_URL") or None
         every = {**words, "endpoint_url": endpoint_url}
         given = {"url": url} | {word: value for word, value in every.items() if value is not None}

@@ -1,17 +1,7 @@
 """The object store protocol: verbs, names of objects, and options of the way to a store.
 
-Stores receive keys from decoded objects, too (descriptors contain them), so a hostile key must not leave the lake: no
-empty, '.' or '..' component, no hidden name (the local store keeps its temporary files in a hidden directory), no
-character that a URL or a file system would rewrite.
-
-One primitive carries every guarantee: `create`, a single-request put that succeeds only if the key is absent. Its
-outcome is a value, because a lost race and an unknown result are normal (COMMIT.md). `If-Match`, conditional
-multipart completion and conditional copy are not used: servers differ on them. Implementations: `local` (file://),
-`s3` (boto3), `faulty` (in memory, virtual time, planted faults).
-
-All methods raise `StoreUnreachableError` once their own retries and deadline are spent, `RefusedError` for
-missing rights, `AbsentError` when the bucket or root itself is gone. Keys are relative to the lake's URL, use '/'
-and never start with it.
+Verbs raise `StoreUnreachableError` once their own retries are spent, `RefusedError` for missing rights, `AbsentError` when the
+bucket or root is gone. Keys are relative to the lake's URL.
 """
 
 from __future__ import annotations
@@ -66,7 +56,7 @@ Progress = Callable[[int], None]  # called with the bytes of a read that are in 
 
 
 def ignore_progress(landed: int) -> None:
-    """For callers that need no progress."""
+    """Ignore progress, for callers that need none."""
 
 
 def byte_views(parts: Sequence[Buffer]) -> list[memoryview]:
@@ -114,7 +104,6 @@ class Counts:
             self.keys.extend((verb, key) for key in keys)
 
     def add(self, **counts: int) -> None:
-        """Add to the counts, from any thread."""
         with self._lock:
             for name, count in counts.items():
                 setattr(self, name, getattr(self, name) + count)

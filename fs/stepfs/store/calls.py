@@ -3,8 +3,6 @@
 Threads have three budgets, so that the log and the floor never wait for bytes: creates, other control requests, data.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -14,7 +12,7 @@ from typing import Final, TypeVar
 import trio
 
 from stepfs.errors import StepfsError
-from stepfs.store.answers import MAY_COME_LATE, Answer, Verdict, explain, not_yet
+from stepfs.store.servers import MAY_COME_LATE, Answer, Verdict, explain, not_yet
 from stepfs.store.settings import COMMIT_THREADS_MAX, CONTROL_THREADS_MAX, DATA_THREADS_MAX, StoreTexts
 from stepfs.store.silence import Silence, unwatched
 
@@ -42,7 +40,7 @@ _DEPTH: Final = 2  # <lake id>/log, <lake id>/data, …: policies do not go deep
 
 
 class Calls:
-    """Of the store `url`; `data_threads`: calls under way that move bodies."""
+    """Runs the calls of the store `url`; `data_threads`: how many at a time move bodies."""
 
     def __init__(self, url: str, words: StoreTexts, data_threads: int | None, silence: Silence | None) -> None:
         self.rights = Rights()

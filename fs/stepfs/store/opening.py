@@ -1,7 +1,5 @@
 """From a lake's URL to its store: parsing and checks only; nothing here touches a disk or a network."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Final
@@ -22,11 +20,7 @@ _SERVERS: Final = {"s3": (S3, _BUCKET), "gs": (GOOGLE, _OF_GOOGLE), "az": (AZURE
 
 
 def open_store(
-    url: str,
-    *,
-    endpoint_url: str | None = None,
-    options: StoreOptions | None = None,
-    silence: Silence | None = None,
+    url: str, *, endpoint_url: str | None = None, options: StoreOptions | None = None, silence: Silence | None = None
 ) -> Store:
     """The store of a lake's URL; `UsageError` for anything else.
 

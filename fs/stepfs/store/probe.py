@@ -1,9 +1,7 @@
 """A test of the one guarantee that stepfs needs of a store: of many creates of a key exactly one succeeds.
 
-Some servers ignore If-None-Match and answer 200 to every create (hazard 4: `rclone serve s3`, the JuiceFS gateway);
-others check and then write without a lock, which only a race reveals. `probe_store` refuses such a store and names it:
-with a few requests for writers, thoroughly when a lake is made. `examine_store` gives `stepfs doctor` the whole list.
-Probe objects live under `probe/`, outside every lake id; a role without the right to delete leaves them there.
+Some servers ignore If-None-Match, others check without a lock, which only a race reveals (hazard 4). Probe objects live
+under `probe/`, outside every lake id; a role without the right to delete leaves them there.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """The settings of users for their stores: names and advice, without boto3 or obstore, for every room that speaks of them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

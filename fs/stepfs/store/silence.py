@@ -1,11 +1,4 @@
-"""For a user who waits at a terminal: report a silent store after seconds, and give up after a minute.
-
-A request to a server that accepts connections and never answers takes its timeouts times its retries: minutes
-without a line. A daemon may wait so long once it serves; a command must not. Silence is measured over all requests of
-one store, from the last sign of life (an answer, or bytes of one), while a request waits; so a long read that makes
-progress is never cut. Requests that fail without an answer, one after another, are one silence; the time between them
-does not count.
-"""
+"""For a user who waits at a terminal: report a silent store after seconds, and give up after a minute."""
 
 from __future__ import annotations
 
@@ -25,7 +18,7 @@ _NAP_S: Final = 0.001  # a clock may not move by a rounded difference
 
 
 def unwatched() -> Silence:
-    """For a store whose callers set deadlines of their own."""
+    """A `Silence` of a store whose callers set deadlines of their own."""
     silence = Silence(lambda _: None)
     silence.end()
     return silence
@@ -53,7 +46,6 @@ class Silence:
         self._silent_s = 0.0  # when the last request ended
 
     def note_sign_of_life(self) -> None:
-        """Note a sign of life, from any thread."""
         self._last_sign_s = self._now_s()
 
     def set_limit(self, give_up_after_s: float) -> None:

@@ -4,8 +4,6 @@ Directories whose number of children changes have link count 1, which tools read
 no tool relies on it.
 """
 
-from __future__ import annotations
-
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass

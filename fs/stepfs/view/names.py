@@ -7,8 +7,6 @@
 1 << 62 | 1 << 61 | step      `.stepfs/wait/<step>`
 """
 
-from __future__ import annotations
-
 import enum
 import re
 from dataclasses import dataclass
@@ -121,24 +119,20 @@ Node = Fixed | StepDirectory | SliceFile | StepFile | WaitFile
 
 
 def directory_inode(step: Step) -> int:
-    """Inode of a step directory."""
     assert 0 <= step <= STEP_MAX
     return (step + 1) << _SLICE_BITS
 
 
 def slice_inode(step: Step, index: SliceIndex) -> int:
-    """Inode of a slice."""
     assert 0 <= index < SLICES_SERVED_MAX
     return directory_inode(step) | (index + 1)
 
 
 def step_file_inode(step: Step) -> int:
-    """Inode of `.stepfs/steps/<step>.json`."""
     return _STEP_FILE | step
 
 
 def wait_file_inode(step: Step) -> int:
-    """Inode of `.stepfs/wait/<step>`."""
     return _WAIT_FILE | step
 
 

@@ -20,10 +20,6 @@ from stepfs.view.names import RANK_MAX, STEP_MAX, parse_rank, rank_name
 
 if TYPE_CHECKING:  # the codec, for those who read a lake
     from stepfs.format.records import LakeIdentity
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from stepfs.format.snapshot import LogState
 
 Spelling = Callable[[str, object], str]  # a word of the caller and its value, as errors write them
@@ -91,22 +87,15 @@ class RankMap:
 
 
 def as_option(word: str, value: object) -> str:
-    """On the command line."""
     return f"--{word} {value}"
 
 
 def as_keyword(word: str, value: object) -> str:
-    """In Python."""
     return f"{word}={value!r}"
 
 
 def rank_map(
-    grid: Grid,
-    *,
-    world: int | None = None,
-    mesh: str | None = None,
-    splits: bool = False,
-    style: Spelling = as_option,
+    grid: Grid, *, world: int | None = None, mesh: str | None = None, splits: bool = False, style: Spelling = as_option
 ) -> RankMap:
     """Map ranks to slices; `UsageError` for a world that the lake's grid cannot serve, naming both numbers.
 

@@ -4,8 +4,6 @@ Everything here answers from memory, because a handler for the root must never w
 the directory's lock while one LOOKUP waits, and every other reader of the root would wait with it.
 """
 
-from __future__ import annotations
-
 import enum
 from dataclasses import dataclass
 from typing import Final, Protocol

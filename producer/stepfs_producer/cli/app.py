@@ -70,7 +70,8 @@ def check(
 ) -> None:
     """Report every mistake in PLAN with its line, then shares, files, bytes, epochs, slices and memory. Writes nothing.
 
-    With LAKE: refuse what a run would refuse before it starts."""
+    With LAKE: refuse what a run would refuse before it starts.
+    """
     from stepfs.errors import UsageError
 
     if schema:

@@ -31,7 +31,8 @@ class LakeShape(NamedTuple):
 
 def shape_of_lake(lake: str, slices: int | None, ext: str | None, store_options: StoreOptions) -> LakeShape:
     """The slices and the extension named, else those of the lake. `UsageError` if there is neither, `RefusedError` if
-    the lake has others."""
+    the lake has others.
+    """
     identity = interruption.run(_identity, lake, store_options)
     if identity is None:
         if slices is None:

@@ -16,7 +16,7 @@ from stepfs.errors import command
 from stepfs.format.ids import Step
 from stepfs.format.snapshot import LogState
 from stepfs.lake.control import Control
-from stepfs.lake.fork_group import is_fork_group
+from stepfs.lake.fork import is_fork_group
 from stepfs_producer.commit.uploads import CommitWindow
 
 _log = logging.getLogger("stepfs.producer")
@@ -35,7 +35,8 @@ class BackPressure:
     group is registered that could end a wait.
 
     `live_bytes_max`: payload bytes that are committed and not reclaimed, a fork's inherited ones too. It holds in any
-    case, and takes no request while it is kept: each commit reads the control record that counts deleted bytes."""
+    case, and takes no request while it is kept: each commit reads the control record that counts deleted bytes.
+    """
 
     def __init__(
         self,

@@ -22,8 +22,8 @@ from stepfs.format.keys import log_prefix, numbered
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import LogState, ProducerState
 from stepfs.lake.identity import check_identity, open_lake
+from stepfs.lake.log.append import Waiting
 from stepfs.lake.log.apply import rehearsed
-from stepfs.lake.log.pause import Waiting
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.log.snapshots import snapshot_due, write_snapshot
 from stepfs.lake.slots import Mine, SlotLost, Unknown, take_slot
@@ -188,7 +188,8 @@ class SnapshotWriter:
 
     async def settled(self) -> None:
         """Wait, for a bounded time, for the snapshot under way: a producer that leaves at once would never write
-        one."""
+        one.
+        """
         with trio.move_on_after(SETTLE_S_MAX):
             while self._wanted is not None or self._writing:
                 await self._changed.park()
@@ -316,7 +317,8 @@ class CommitLoop:
 
     async def run(self) -> None:
         """Commit until retired. Raises `FencedError`, `SealedError`, and the error after which the back-off gives
-        up."""
+        up.
+        """
         while not self.retired:
             await self._due()
             try:

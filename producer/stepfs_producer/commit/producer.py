@@ -346,7 +346,8 @@ class AsyncProducer(Readings):
 
     async def flush(self) -> None:
         """Return when everything appended before the call is durable, committed and visible to readers: up to the first
-        ticket that is not settled."""
+        ticket that is not settled.
+        """
         self._refuse_fork()
         pending = self.running.pending
         self._check_failure()
@@ -362,7 +363,8 @@ class AsyncProducer(Readings):
 
     async def retire(self) -> None:
         """Flush, then commit the retirement: this id is finished, its uncommitted uploads are orphans. No more
-        appends."""
+        appends.
+        """
         loop = self._open().loop
         self._closing = True
         await self.flush()

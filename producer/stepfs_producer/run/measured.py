@@ -125,7 +125,8 @@ def bottleneck_of(
     worked_s: Mapping[str, float] | None = None,
 ) -> Bottleneck | None:
     """None if a run waited for nothing. `work_s`: seconds of tasks in `elapsed_s` at the pace of this run. `worked_s`:
-    seconds that tasks held workers, by source; where workers are the cause, it is the source that takes most of them."""
+    seconds that tasks held workers, by source; where workers are the cause, it is the source that takes most of them.
+    """
     most = waits.most(held_s)
     if most is None:
         return None

@@ -21,8 +21,8 @@ from stepfs.format.keys import plan_key
 from stepfs.format.planned import Listing
 from stepfs.format.records import LakeIdentity
 from stepfs.lake.identity import open_lake
+from stepfs.lake.lineage import kept_listing, kept_plan
 from stepfs.lake.log.reader import LogReader
-from stepfs.lake.planned import kept_listing, kept_plan
 from stepfs.store.api import Store
 from stepfs.store.opening import open_store
 from stepfs_producer.engine.worker import find_modules_in

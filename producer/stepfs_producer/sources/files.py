@@ -183,7 +183,8 @@ REMOTE: Final = ("s3://", "gs://", "az://")
 
 def split_url(url: str) -> tuple[str, str]:
     """`s3://bucket`, `gs://bucket` or `az://account/container`, and the key below it. The key is taken as it stands: '+', '%'
-    and spaces mean themselves."""
+    and spaces mean themselves.
+    """
     scheme = url[:5]
     parts = url[5:].split("/", 2 if scheme == "az://" else 1)
     names, key = (parts[:2], parts[2:]) if scheme == "az://" else (parts[:1], parts[1:])
@@ -430,5 +431,6 @@ class Format(ABC):
 
     def where(self, spec: SourceSpec, first: Fragment, offset: int) -> int | None:  # noqa: ARG002
         """The byte, or row, at which the record at `offset` of a file begins; None: it may be in any fragment. `first`:
-        one of the file's."""
+        one of the file's.
+        """
         return offset

@@ -181,7 +181,8 @@ def drawn(
 
 def rows_of(job: Job, cut: bool, documents: Iterator[Sequence[int]]) -> Iterator[tuple[int, float, float]]:
     """Tokens, backbone and encoder of row after row. A row ends with padding before the document that does not fit, or
-    this is cut there; one that is longer than a row is cut all the same, as plans do."""
+    this is cut there; one that is longer than a row is cut all the same, as plans do.
+    """
     row: list[int] = []
     encoder = 0.0
     for length, rows in documents:

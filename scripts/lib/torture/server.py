@@ -1,6 +1,7 @@
 """The server of a torture run behind a fault proxy: SeaweedFS, which survives kill -9 on its ports and directory; Azurite and
 the double of Google, which keep too much in memory for that and are not killed, nor is one that TEST_S3_SERVER names.
-With TEST_S3_SERVER=tls the proxy speaks TLS."""
+With TEST_S3_SERVER=tls the proxy speaks TLS.
+"""
 
 from __future__ import annotations
 

@@ -57,7 +57,8 @@ class FaultyStore:
         page: int | None = None,
     ) -> None:
         """`page`: the number of keys that one request lists or deletes; by default a LIST is one request, a delete
-        1000 keys."""
+        1000 keys.
+        """
         self.shared = shared if shared is not None else ObjectMap()
         self.url = f"memory://{actor}"
         self.counts = Counts()

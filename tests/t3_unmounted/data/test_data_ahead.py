@@ -9,7 +9,8 @@ from data_doubles import indices
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepfs.data.guess import HORIZON_S, RECENT_STEPS, AccessHistory, StepRate, plan_ahead, plan_start, window_steps
+from stepfs.data.guess import AccessHistory, StepRate, plan_ahead, plan_start, window_steps
+from stepfs.data.tuning import TUNING
 from stepfs.format.ids import SliceIndex, Step
 
 
@@ -94,7 +95,7 @@ def test_told_slices_come_before_anything_is_opened():
 def test_the_window_follows_pace_latency_and_budget():
     gib = 1 << 30
     assert window_steps(pace=None, latency_s=0, step_bytes=1, budget_bytes=gib) == 4
-    assert window_steps(pace=2.0, latency_s=1, step_bytes=1, budget_bytes=gib) == 2 * (HORIZON_S + 2) + 1
+    assert window_steps(pace=2.0, latency_s=1, step_bytes=1, budget_bytes=gib) == 2 * (TUNING.horizon_s + 2) + 1
     assert window_steps(pace=2.0, latency_s=0, step_bytes=gib // 8, budget_bytes=gib) == 8
     assert window_steps(pace=0.01, latency_s=0, step_bytes=2 * gib, budget_bytes=gib) == 1
 
@@ -112,7 +113,7 @@ def test_any_order_of_opens_gives_a_bounded_plan_of_unopened_files(opens, window
     position = after(*opens)
     planned = plan(position, window=window, first=5, frontier=500)
     assert len({step for step, _ in planned}) == len(planned)
-    assert len(planned) <= RECENT_STEPS * (16 + window)
+    assert len(planned) <= TUNING.recent_steps * (16 + window)
     for step, wanted in planned:
         assert 5 <= step <= 500
         assert wanted

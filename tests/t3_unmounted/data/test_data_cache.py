@@ -177,7 +177,7 @@ def world():
 
 async def test_a_slice_that_does_not_fit_is_passed_while_it_is_read_in_order(nursery, autojump_clock):
     slices = await at_work(nursery, Slices(world().store, memory_bytes=18 * MIB))
-    handle = slices.reads.open(world().entries[0], SliceIndex(1))
+    handle = slices.open(world().entries[0], SliceIndex(1))
     held = handle._held
     for offset in range(0, handle.length, MIB):
         assert held.role in (Role.OPEN, Role.BEHIND)

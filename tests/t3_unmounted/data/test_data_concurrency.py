@@ -8,8 +8,9 @@ from at_work import at_work
 from data_doubles import indices, world_of
 
 from stepfs.data.blocks import pieces_of
-from stepfs.data.get import CONNECTIONS_FIRST, CONNECTIONS_MAX, ConcurrencyLimit
+from stepfs.data.fetch import CONNECTIONS_MAX, ConcurrencyLimit
 from stepfs.data.slices import Slices
+from stepfs.data.tuning import TUNING
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex
 
 KIB = 1 << 10
@@ -83,7 +84,7 @@ def test_failures_and_a_store_that_is_hardly_asked_say_nothing():
         limit.end(limit.start(), MIB, 0.1)
         for each in [limit.start() for _ in range(limit.limit)]:
             limit.end(each, MIB, None)
-    assert limit.limit == CONNECTIONS_FIRST
+    assert limit.limit == TUNING.connections_min
 
 
 def test_a_fixed_number_stays():
@@ -101,7 +102,7 @@ def test_more_are_tried_only_while_readers_wait(readers_wait):
         for each in [limit.start() for _ in range(limit.limit)]:
             limit.end(each, MIB, 0.1)
             limit.note_loaded(readers_wait=readers_wait)
-    assert (limit.limit > CONNECTIONS_FIRST) == readers_wait
+    assert (limit.limit > TUNING.connections_min) == readers_wait
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +112,8 @@ def world():
 
 async def seconds_for(world, concurrency, *, latency_s):
     """How long readers wait for all steps but the first quarter, each prefetched as soon as there is room; and the most GETs
-    at a time."""
+    at a time.
+    """
     store = world.store
     store.running_max = 0
     store.requests.clear()
@@ -125,7 +127,7 @@ async def seconds_for(world, concurrency, *, latency_s):
                 began = trio.current_time()
             if number % 64 == 0:
                 slices.request(wishes[number : number + 256])
-            handle = slices.reads.open(entry, SliceIndex(index))
+            handle = slices.open(entry, SliceIndex(index))
             assert len(await handle.read(0, 16)) == 16
             handle.close()
         nursery.cancel_scope.cancel()
@@ -147,7 +149,7 @@ async def test_a_store_that_is_slow_for_each_connection_gives_what_32_connection
 
 
 async def read_slice(slices, world, step):
-    handle = slices.reads.open(world.entries[step], SliceIndex(0))
+    handle = slices.open(world.entries[step], SliceIndex(0))
     for offset in range(0, handle.length, MIB):
         await handle.read(offset, MIB)
     handle.close()
@@ -180,7 +182,7 @@ async def test_while_blocks_of_an_open_slice_are_held_back_nothing_is_fetched_ah
     world.store.behave = lambda *_: 1.0
     slices = await at_work(nursery, Slices(world.store, memory_bytes=512 * MIB))
     slices.request([(entry, [SliceIndex(0)]) for entry in world.entries[1:]])
-    handle = slices.reads.open(world.entries[0], SliceIndex(0))
+    handle = slices.open(world.entries[0], SliceIndex(0))
     await trio.sleep(0.5)
     first = world.entries[0].tgb.key
     assert [key for key, _, _ in world.store.requests] == [first] * 4

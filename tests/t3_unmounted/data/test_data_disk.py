@@ -53,7 +53,7 @@ async def test_a_crashed_cache_is_adopted(nursery, tmp_path):
     world.store.objects.clear()
     slices, _ = await started(nursery, tmp_path, world)
     for entry, (payload,) in zip(world.entries, world.payloads, strict=True):
-        handle = slices.reads.open(entry, SliceIndex(0))
+        handle = slices.open(entry, SliceIndex(0))
         assert await read_all(handle) == payload
         handle.close()
     assert slices.counts.adopted_files == 4
@@ -73,10 +73,10 @@ async def test_a_damaged_file_is_not_believed(nursery, tmp_path, damage):
     else:
         first.write_bytes(second.read_bytes())
     slices, _ = await started(nursery, tmp_path, world)
-    handle = slices.reads.open(world.entries[0], SliceIndex(0))
+    handle = slices.open(world.entries[0], SliceIndex(0))
     assert await read_all(handle) == world.payloads[0][0]
     assert slices.counts.requests == 1
-    other = slices.reads.open(world.entries[1], SliceIndex(0))
+    other = slices.open(world.entries[1], SliceIndex(0))
     assert await read_all(other) == world.payloads[1][0]
     assert slices.counts.requests == 1
 
@@ -98,7 +98,7 @@ async def test_another_slice_under_the_same_step_is_not_served(nursery, tmp_path
     other = World(seed=2)
     other.add_step([2 * MIB])
     slices, _ = await started(nursery, tmp_path, other)
-    assert await read_all(slices.reads.open(other.entries[0], SliceIndex(0))) == other.payloads[0][0]
+    assert await read_all(slices.open(other.entries[0], SliceIndex(0))) == other.payloads[0][0]
     assert slices.counts.requests == 1
 
 
@@ -110,7 +110,7 @@ async def test_the_disk_holds_more_than_memory(nursery, tmp_path):
     assert slices.cache.pool.used <= 6 * MIB
     world.store.objects.clear()
     for entry, (payload,) in zip(world.entries, world.payloads, strict=True):
-        handle = slices.reads.open(entry, SliceIndex(0))
+        handle = slices.open(entry, SliceIndex(0))
         assert await read_all(handle) == payload
         handle.close()
     assert slices.counts.requests == 12
@@ -191,7 +191,7 @@ async def test_forgotten_steps_leave_the_disk_but_not_while_open(nursery, tmp_pa
     slices, disk = await started(nursery, tmp_path, world)
     wish_all(slices, world)
     await until(lambda: len(steps_on_disk(disk)) == 3)
-    handle = slices.reads.open(world.entries[0], SliceIndex(0))
+    handle = slices.open(world.entries[0], SliceIndex(0))
     slices.forget_below(Step(2))
     await until(lambda: len(steps_on_disk(disk)) == 2)
     world.store.objects.clear()
@@ -215,7 +215,7 @@ async def test_a_full_disk_degrades_to_memory(nursery, tmp_path, monkeypatch):
     wish_all(slices, world)
     await tried.wait()
     for entry, (payload,) in zip(world.entries, world.payloads, strict=True):
-        handle = slices.reads.open(entry, SliceIndex(0))
+        handle = slices.open(entry, SliceIndex(0))
         assert await read_all(handle) == payload
         handle.close()
     await until(lambda: [file.name for file in disk.path.iterdir()] == [])
@@ -239,7 +239,7 @@ async def test_a_disk_that_nothing_can_be_deleted_from_degrades_to_memory(nurser
     slices.forget_below(Step(2))
     await until(lambda: len(tried) == 2)
     for step in (2, 3):
-        handle = slices.reads.open(world.entries[step], SliceIndex(0))
+        handle = slices.open(world.entries[step], SliceIndex(0))
         assert await read_all(handle) == world.payloads[step][0]
         handle.close()
     monkeypatch.undo()

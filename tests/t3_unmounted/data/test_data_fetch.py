@@ -12,7 +12,8 @@ from data_doubles import World
 from stepfs.data.blocks import join_pieces, pieces_of
 from stepfs.data.buffers import Pool
 from stepfs.data.counters import DataCounts
-from stepfs.data.get import SHARE_MAX, Fetcher, FetchTarget, HedgePolicy, Throttle
+from stepfs.data.fetch import Fetcher, HedgePolicy, Throttle
+from stepfs.data.tuning import TUNING
 from stepfs.errors import CorruptError, RefusedError, StoreUnreachableError
 from stepfs.format.ids import SliceIndex
 
@@ -24,7 +25,7 @@ class Bench:
         self.world = World()
         self.counts = DataCounts()
         self.pool = Pool(memory_bytes)
-        self.fetcher = Fetcher(self.pool, self.counts, **options)
+        self.fetcher = Fetcher(self.pool, self.counts, self.store_of, **options)
         self.steps = 0
 
     async def store_of(self, _tgb):
@@ -34,7 +35,7 @@ class Bench:
         entry = self.world.add_step([size])
         (range_,) = join_pieces(pieces_of(SliceIndex(0), entry.tgb.slice(SliceIndex(0))))
         lease = lambda: self.pool.take(size)
-        buffer = await self.fetcher.fetch(FetchTarget(self.store_of, entry, range_), lease(), lease)
+        buffer = await self.fetcher.fetch(entry, range_, lease(), lease)
         assert bytes(buffer.view()) == self.world.payloads[entry.step][0]
         self.pool.give(buffer)
 
@@ -90,7 +91,7 @@ async def test_hedges_are_a_bounded_share_even_if_everything_is_slow(autojump_cl
                 nursery.start_soon(bench.fetch, 4096)
         extra = bench.counts.requests - before - 200
         assert bench.counts.hedges == extra
-        assert extra <= 4 + SHARE_MAX * 240
+        assert extra <= 4 + TUNING.hedge_share_max * 240
 
 
 async def test_unreachable_is_retried_with_one_shared_back_off(autojump_clock):

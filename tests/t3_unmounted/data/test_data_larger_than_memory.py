@@ -9,7 +9,7 @@ import trio
 from at_work import at_work
 from data_doubles import World
 
-from stepfs.data.get import ConcurrencyLimit
+from stepfs.data.fetch import ConcurrencyLimit
 from stepfs.data.slices import Slices
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex, Step
 from stepfs.reader.assembly import CopyPool
@@ -41,7 +41,7 @@ def slow(world, latency_s=0.1):
 
 async def read_blocks(slices, world, numbers, *, step=0, piece=4 * MIB):
     """Seconds that it takes to read these blocks whole, in this order, `piece` bytes at a time."""
-    handle = slices.reads.open(world.entries[step], INDEX)
+    handle = slices.open(world.entries[step], INDEX)
     began = trio.current_time()
     payload = memoryview(world.payloads[step][0])
     for number in numbers:
@@ -104,7 +104,7 @@ async def test_a_reader_that_jumps_about_fetches_what_it_reads_beyond_what_fits(
 async def test_open_files_that_were_not_read_keep_their_bytes_beside_a_large_one(nursery, autojump_clock, world):
     slow(world)
     slices = await at_work(nursery, slices_of(world, BLOCKS + 6))
-    unread = slices.reads.open(world.entries[1], INDEX)
+    unread = slices.open(world.entries[1], INDEX)
     await trio.sleep(10)
     assert slices.holds(Step(1), INDEX)
     await read_blocks(slices, world, range(BLOCKS))
@@ -119,7 +119,7 @@ async def test_20_mib_are_fetched_once_into_18_mib_however_small_the_reads(nurse
     for piece in (64 << 10, MIB, BLOCK_BYTES):
         slow(world)
         slices = await at_work(nursery, Slices(world.store, memory_bytes=18 * MIB, opened_are_kept=kept))
-        handle = slices.reads.open(world.entries[0], INDEX)
+        handle = slices.open(world.entries[0], INDEX)
         for offset in range(0, 20 * MIB, piece):
             expected = world.payloads[0][0][offset : offset + piece]
             assert await handle.read(offset, piece) == expected
@@ -132,7 +132,7 @@ async def test_20_mib_are_fetched_once_into_18_mib_however_small_the_reads(nurse
 async def test_the_reader_without_a_mount_fetches_each_block_once(nursery, autojump_clock, world):
     slow(world)
     slices = await at_work(nursery, slices_of(world, CONNECTIONS + 2))
-    handle = slices.reads.open(world.entries[0], INDEX)
+    handle = slices.open(world.entries[0], INDEX)
     assert await CopyPool(0).copy_of(handle) == world.payloads[0][0]
     assert slices.counts.requests == BLOCKS
     assert slices.counts.bytes_fetched == BLOCKS * BLOCK_BYTES
@@ -154,7 +154,7 @@ async def test_two_readers_far_apart_in_one_slice_both_end(nursery, autojump_clo
 async def test_reads_at_random_cost_at_most_two_blocks_each(nursery, autojump_clock, world):
     slow(world)
     slices = await at_work(nursery, slices_of(world, 8))
-    handle = slices.reads.open(world.entries[0], INDEX)
+    handle = slices.open(world.entries[0], INDEX)
     chosen = random.Random(1)
     for _ in range(100):
         offset = chosen.randrange(handle.length - 4096)
@@ -167,7 +167,7 @@ async def test_pages_read_again_and_again_cost_nothing_beyond_a_pass_each(nurser
     """A mapped file whose pages the kernel drops: faults in order, some twice, pass after pass."""
     slow(world)
     slices = await at_work(nursery, slices_of(world, 8))
-    handle = slices.reads.open(world.entries[0], INDEX)
+    handle = slices.open(world.entries[0], INDEX)
     for passes in range(1, 4):
         for offset in range(0, handle.length, 128 << 10):
             for again in (offset, max(0, offset - (128 << 10))):
@@ -179,7 +179,7 @@ async def test_a_reader_waits_for_memory_that_others_see_without_a_get(nursery, 
     world = World()
     world.add_step([20 * MIB])
     slices = await at_work(nursery, Slices(world.store, memory_bytes=18 * MIB, deadline_s=1000.0))
-    handle = slices.reads.open(world.entries[0], INDEX)
+    handle = slices.open(world.entries[0], INDEX)
     views = [await handle.read(offset, MIB) for offset in range(0, 16 * MIB, MIB)]
     with trio.move_on_after(500) as waited:
         await handle.read(16 * MIB, MIB)
@@ -197,7 +197,7 @@ async def test_a_reader_gets_the_memory_of_readers_that_have_come_and_stay(nurse
     for _ in range(30):  # whom the loop resumes first, reader or loader, is by chance
         slow(world)
         slices = await at_work(nursery, Slices(world.store, memory_bytes=2 * BLOCK_BYTES))
-        handles = [slices.reads.open(world.entries[0], SliceIndex(index)) for index in range(3)]
+        handles = [slices.open(world.entries[0], SliceIndex(index)) for index in range(3)]
         with trio.fail_after(1):
             async with trio.open_nursery() as ranks:
                 for handle in handles:

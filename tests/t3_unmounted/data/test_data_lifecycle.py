@@ -1,5 +1,6 @@
 """The life of slices as a state machine over `Slices`: whatever is opened, read, requested and closed in whatever order,
-while GETs end well or badly, the budget holds, the bytes are right, and what a reader has open stays."""
+while GETs end well or badly, the budget holds, the bytes are right, and what a reader has open stays.
+"""
 
 from __future__ import annotations
 
@@ -144,7 +145,7 @@ class SlicesMachine(RuleBasedStateMachine):
 
     @rule(step=steps, index=slices)
     def open(self, step, index):
-        handle = self.loop.call(self.slices.reads.open, WORLD.entries[step], SliceIndex(index))
+        handle = self.loop.call(self.slices.open, WORLD.entries[step], SliceIndex(index))
         self.readers.append(Reader(handle, step, index))
 
     @rule()
@@ -213,7 +214,7 @@ class SlicesMachine(RuleBasedStateMachine):
     @rule()
     def retire_the_group(self):
         self.kept = False
-        self.loop.call(self.slices.reads.keep_opened)
+        self.loop.call(self.slices.keep_opened)
 
     @rule(limit=st.integers(9, 18))
     def set_memory(self, limit):
@@ -259,7 +260,7 @@ class SlicesMachine(RuleBasedStateMachine):
                 assert held.role not in (Role.AWAITED, Role.CONSUMED)
                 assert self.kept or held.role.pinned
             elif held.role is not Role.WANTED:
-                awaited = held.key in self.slices.reads._closes
+                awaited = held.key in self.slices._closes
                 assert held.role is (Role.AWAITED if awaited else Role.CONSUMED)
 
     @invariant()

@@ -11,7 +11,7 @@ from data_pages import Pages
 
 from stepfs.data import pagecache as prime_module
 from stepfs.data.disk import DiskCache
-from stepfs.data.get import ConcurrencyLimit
+from stepfs.data.fetch import ConcurrencyLimit
 from stepfs.data.pagecache import Primer
 from stepfs.data.prefetch import Prefetcher
 from stepfs.data.slices import Slices
@@ -34,7 +34,7 @@ class PrimedNode:
         monkeypatch.setattr(prime_module, "drop_pages", self.pages.dropped.append)
         self.primer = Primer(self.slices, self.pages)
         self.prefetcher = Prefetcher(self.slices, world, world)
-        self.slices.reads.on_reading = self.prefetcher.note_open
+        self.slices.on_reading = self.prefetcher.note_open
 
     async def run(self, *, task_status):
         async with trio.open_nursery() as nursery:
@@ -52,7 +52,7 @@ class PrimedNode:
             with trio.move_on_after(1.5):
                 await until(lambda step=step: self.primed(step))
             found += self.primed(step)
-            handle = self.slices.reads.open(self.world.entries[step], INDEX)
+            handle = self.slices.open(self.world.entries[step], INDEX)
             if not self.primed(step):
                 await handle.read(0, 4096)
             handle.close()
@@ -72,7 +72,7 @@ async def test_mapped_and_untouched_files_do_not_keep_the_next_steps_from_being_
         )
         handles = []
         for step in range(mapped):
-            handles.append(node.slices.reads.open(world.entries[step], INDEX))
+            handles.append(node.slices.open(world.entries[step], INDEX))
             await trio.sleep(pace_s)
         primed.append(await node.train(range(400, 500)))
         assert node.slices.cache.pool.used <= 16 * MIB
@@ -87,7 +87,7 @@ async def test_opening_fetches_nothing_while_a_group_keeps_the_object_and_the_fi
 ):
     world = world_of(1, 20 * MIB)
     slices = await at_work(nursery, Slices(world.store, memory_bytes=64 * MIB, opened_are_kept=True))
-    handle = slices.reads.open(world.entries[0], INDEX)
+    handle = slices.open(world.entries[0], INDEX)
     await trio.sleep(60)
     assert slices.counts.requests == 0
     assert bytes(await handle.read(0, 10)) == world.payloads[0][0][:10]
@@ -99,7 +99,7 @@ async def test_opening_fetches_nothing_while_a_group_keeps_the_object_and_the_fi
 async def test_without_a_group_what_is_opened_is_fetched_and_stays(nursery, autojump_clock):
     world = world_of(60, MIB)
     slices = await at_work(nursery, Slices(world.store, memory_bytes=64 * MIB))
-    handles = [slices.reads.open(world.entries[step], INDEX) for step in range(60)]
+    handles = [slices.open(world.entries[step], INDEX) for step in range(60)]
     await trio.sleep(60)
     assert slices.counts.requests == 60
     world.store.objects.clear()
@@ -112,7 +112,7 @@ async def test_without_a_group_what_is_opened_is_fetched_and_stays(nursery, auto
 async def test_idle_files_are_held_before_their_objects_may_go(nursery, autojump_clock, end, read):
     world = world_of(80, 256 * KIB)
     slices = await at_work(nursery, Slices(world.store, memory_bytes=32 * MIB, opened_are_kept=True))
-    handles = [slices.reads.open(world.entries[step], INDEX) for step in range(40)]
+    handles = [slices.open(world.entries[step], INDEX) for step in range(40)]
     if read:
         for handle in handles:
             await handle.read(0, 100)
@@ -122,12 +122,12 @@ async def test_idle_files_are_held_before_their_objects_may_go(nursery, autojump
     if end == "checkpoint":
         slices.forget_below(Step(40))
     else:
-        slices.reads.keep_opened()
+        slices.keep_opened()
     await trio.testing.wait_all_tasks_blocked()
     world.store.objects.clear()
     for step, handle in enumerate(handles):
         assert bytes(await handle.read(0, MIB)) == world.payloads[step][0]
-    handle = slices.reads.open(world.entries[39], INDEX)
+    handle = slices.open(world.entries[39], INDEX)
 
 
 async def test_files_whose_heads_were_read_long_ago_make_room_and_are_fetched_again_when_they_are_read(
@@ -138,7 +138,7 @@ async def test_files_whose_heads_were_read_long_ago_make_room_and_are_fetched_ag
     slices = await at_work(nursery, Slices(world.store, memory_bytes=16 * MIB, opened_are_kept=True))
     handles = []
     for step in range(100):
-        handles.append(slices.reads.open(world.entries[step], INDEX))
+        handles.append(slices.open(world.entries[step], INDEX))
         await handles[-1].read(0, 128)
         await trio.sleep(0.1)
     await trio.sleep(2)
@@ -155,7 +155,7 @@ async def test_what_a_reader_waits_for_or_has_just_read_does_not_become_idle(nur
     slices = Slices(world.store, memory_bytes=8 * MIB, opened_are_kept=True)
     world.store.behave = lambda *_: 4.0
     await nursery.start(slices.run)
-    handle = slices.reads.open(world.entries[0], INDEX)
+    handle = slices.open(world.entries[0], INDEX)
     got = []
 
     async def read():
@@ -165,7 +165,7 @@ async def test_what_a_reader_waits_for_or_has_just_read_does_not_become_idle(nur
         readers.start_soon(read)
         await trio.sleep(3)
         for step in range(1, 40):
-            slices.reads.open(world.entries[step], INDEX)
+            slices.open(world.entries[step], INDEX)
     assert got == [world.payloads[0][0]]
     slices.request([(world.entries[step], [INDEX]) for step in range(1, 40)])
     await trio.sleep(100)
@@ -178,10 +178,10 @@ async def test_files_opened_all_at_once_and_read_in_order_are_fetched_ahead(nurs
     world.store.behave = lambda *_: 0.05
     slices = Slices(world.store, memory_bytes=16 * MIB, opened_are_kept=True)
     prefetcher = Prefetcher(slices, world, world, processor_s=processor())
-    slices.reads.on_reading = prefetcher.note_open
+    slices.on_reading = prefetcher.note_open
     await nursery.start(slices.run)
     await nursery.start(prefetcher.run)
-    handles = [slices.reads.open(world.entries[step], INDEX) for step in range(60)]
+    handles = [slices.open(world.entries[step], INDEX) for step in range(60)]
     await trio.sleep(5)
     assert slices.counts.requests == 0
     waited = 0
@@ -199,14 +199,14 @@ async def test_readers_move_at_the_first_read_or_when_they_open_what_is_primed(n
     world = world_of(3, MIB)
     node = PrimedNode(tmp_path / "m", monkeypatch, world, memory_bytes=64 * MIB, kept=True)
     seen = []
-    node.slices.reads.on_reading = lambda step, index: seen.append((step, index))
+    node.slices.on_reading = lambda step, index: seen.append((step, index))
     await nursery.start(node.slices.run)
     await nursery.start(node.primer.run)
     node.slices.request([(world.entries[2], [INDEX])])
     await until(lambda: node.primed(2))
-    handle = node.slices.reads.open(world.entries[0], INDEX)
-    node.slices.reads.open(world.entries[1], INDEX)
-    node.slices.reads.open(world.entries[2], INDEX)
+    handle = node.slices.open(world.entries[0], INDEX)
+    node.slices.open(world.entries[1], INDEX)
+    node.slices.open(world.entries[2], INDEX)
     assert seen == [(2, 0)]
     await handle.read(0, 1)
     await handle.read(1, 1)
@@ -221,7 +221,7 @@ async def test_an_idle_file_does_not_pin_its_disk_copy(nursery, autojump_clock, 
         await inner.start(slices.run)
         slices.request([(world.entries[step], [INDEX]) for step in range(4)])
         await until(lambda: disk.used == 4 * MIB)
-        handles = [slices.reads.open(world.entries[step], INDEX) for step in range(40)]
+        handles = [slices.open(world.entries[step], INDEX) for step in range(40)]
         assert not slices.cache.is_pinned((Step(0), INDEX))
         assert bytes(await handles[0].read(0, MIB)) == world.payloads[0][0]
         assert slices.cache.is_pinned((Step(0), INDEX))
@@ -242,8 +242,8 @@ async def test_a_file_that_is_only_opened_and_closed_is_fetched_ahead_all_the_sa
     world.store.behave = lambda _number, _offset, _size: 1.0
     await nursery.start(slices.run)
     slices.request([(entry, [INDEX, last])])
-    slices.reads.open(entry, last).close()
+    slices.open(entry, last).close()
     await until(lambda: world.store.requests)
-    slices.reads.open(entry, last).close()
+    slices.open(entry, last).close()
     await until(lambda: slices.holds(Step(0), last))
     assert len(world.store.requests) == 2

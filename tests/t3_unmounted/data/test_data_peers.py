@@ -25,7 +25,7 @@ class Node:
         self.world = world
         self.slices = Slices(world.store, memory_bytes=memory_bytes, **options)
         self.prefetcher = Prefetcher(self.slices, world, world, processor_s=processor())
-        self.slices.reads.on_reading = self.prefetcher.note_open
+        self.slices.on_reading = self.prefetcher.note_open
 
     async def run(self, *, task_status):
         async with trio.open_nursery() as nursery:
@@ -34,7 +34,7 @@ class Node:
             task_status.started()
 
     async def read(self, step):
-        handle = self.slices.reads.open(self.world.entries[step], INDEX)
+        handle = self.slices.open(self.world.entries[step], INDEX)
         assert await handle.read(0, SIZE) == self.world.payloads[step][0]
         handle.close()
 

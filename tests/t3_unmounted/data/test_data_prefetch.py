@@ -37,7 +37,7 @@ class Node:
             task_status.started()
 
     async def read(self, step, index):
-        handle = self.slices.reads.open(self.world.entries[step], SliceIndex(index))
+        handle = self.slices.open(self.world.entries[step], SliceIndex(index))
         self.prefetcher.note_open(Step(step), SliceIndex(index))
         data = b""
         while part := await handle.read(len(data), MIB):

@@ -84,7 +84,7 @@ async def test_with_a_disk_copy_the_daemons_own_goes_and_open_loads_nothing(nurs
     there.slices.cache.pool.sweep()
     assert there.slices.cache.pool.used == 4 * MIB
     there.world.store.objects.clear()
-    handle = there.slices.reads.open(there.world.entries[0], SliceIndex(0))
+    handle = there.slices.open(there.world.entries[0], SliceIndex(0))
     await trio.testing.wait_all_tasks_blocked()
     assert there.slices.counts.disk_hits == 0
     assert bytes(await handle.read(MIB, 100)) == there.world.payloads[0][0][MIB : MIB + 100]
@@ -110,7 +110,7 @@ async def test_pages_and_memory_share_one_budget(nursery, bench):
     for step in range(12):
         there.prefetch(*range(step, min(step + 3, 12)))
         await until(lambda step=step: there.key(step) in there.primer.primed)
-        handle = there.slices.reads.open(there.world.entries[step], SliceIndex(0))
+        handle = there.slices.open(there.world.entries[step], SliceIndex(0))
         assert there.slices.cache.pool.used <= 16 * MIB
         assert there.primer.bytes <= 8 * MIB
         primed = max(primed, there.primer.bytes)
@@ -174,7 +174,7 @@ async def test_a_smaller_budget_puts_out_the_pages_that_are_read_last(nursery, b
     there = await at_work(nursery, bench(steps=4, size=4 * MIB, memory_bytes=64 * MIB))
     there.prefetch(0, 3, 1, 2)
     await until(lambda: there.slices.counts.primed_files == 4)
-    there.slices.reads.open(there.world.entries[0], SliceIndex(0))
+    there.slices.open(there.world.entries[0], SliceIndex(0))
     there.prefetch(3, 1, 2)
     there.slices.set_memory(12 * MIB)
     await until(lambda: len(there.pages.dropped) == 2)
@@ -185,11 +185,11 @@ async def test_a_second_look_at_primed_pages_fetches_nothing_until_the_step_is_r
     there = await at_work(nursery, bench(steps=1, size=4 * MIB, disk_bytes=64 * MIB))
     there.prefetch(0)
     await until(lambda: there.slices.counts.primed_files and not there.slices.holds(*there.key(0)))
-    there.slices.reads.open(there.world.entries[0], SliceIndex(0)).close()
+    there.slices.open(there.world.entries[0], SliceIndex(0)).close()
     there.slices.disk_copies.disk.remove(
         [there.slices.disk_copies.disk.forget(there.key(0))]
     )  # consumed files leave first
-    handle = there.slices.reads.open(there.world.entries[0], SliceIndex(0))
+    handle = there.slices.open(there.world.entries[0], SliceIndex(0))
     await trio.testing.wait_all_tasks_blocked()
     assert there.slices.counts.requests == 1
     there.slices.forget_below(Step(1))
@@ -220,7 +220,7 @@ async def test_pages_that_another_reader_will_need_stay_when_one_has_closed_the_
     there = await at_work(nursery, bench(steps=14, size=MIB, memory_bytes=16 * MIB, peers=2))
 
     def use(step):
-        there.slices.reads.open(there.world.entries[step], SliceIndex(0)).close()
+        there.slices.open(there.world.entries[step], SliceIndex(0)).close()
 
     there.prefetch(*range(4))
     await until(lambda: all(there.key(step) in there.primer.primed for step in range(4)))
@@ -242,7 +242,7 @@ async def test_pages_of_an_order_that_was_given_up_make_room(nursery, bench):
     there = await at_work(nursery, bench(steps=8, size=4 * MIB, memory_bytes=32 * MIB))
     there.prefetch(0, 1, 2, 3)
     await until(lambda: there.slices.counts.primed_files == 4)
-    there.slices.reads.open(there.world.entries[1], SliceIndex(0))
+    there.slices.open(there.world.entries[1], SliceIndex(0))
     there.prefetch(4, 5, 6, 7)
     await until(lambda: there.slices.counts.primed_files == 6)
     assert {step for step, _ in there.primer.primed} == {1, 4, 5}, "what is open keeps its pages"

@@ -80,7 +80,7 @@ async def test_reading_thousands_of_files_looks_through_the_wishes_as_often_as_t
     monkeypatch.setattr(type(slices), "requested", property(counted))
     for entry in world.entries:
         for index in range(32):
-            slices.reads.open(entry, SliceIndex(index)).close()
+            slices.open(entry, SliceIndex(index)).close()
             await trio.testing.wait_all_tasks_blocked()
     assert looks == 0, "it was once per close: 2 ms of the loop's time each, with 4,096 wishes"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stepfs.data import residency
+from stepfs.data import pagecache
 
 SIZE = 3 * 1024 * 1024 + 100
 
@@ -30,33 +30,33 @@ def file_system(path):
 
 
 def test_resident_after_writing_and_gone_after_dropping(file):
-    assert residency.resident_bytes(file, SIZE) == SIZE
+    assert pagecache.resident_bytes(file, SIZE) == SIZE
     if file_system(file) in {"ext4", "xfs"}:  # the pages of a tmpfs cannot be dropped
-        residency.drop_pages(file)
-        assert residency.resident_bytes(file, SIZE) == 0
+        pagecache.drop_pages(file)
+        assert pagecache.resident_bytes(file, SIZE) == 0
 
 
 def test_mincore_agrees_where_cachestat_is_missing(file, monkeypatch):
-    hinted = residency.resident_bytes(file, SIZE)
-    monkeypatch.setattr(residency, "_SYS_CACHESTAT", 100_000)
-    assert residency.resident_bytes(file, SIZE) == hinted
+    hinted = pagecache.resident_bytes(file, SIZE)
+    monkeypatch.setattr(pagecache, "_SYS_CACHESTAT", 100_000)
+    assert pagecache.resident_bytes(file, SIZE) == hinted
 
 
 def test_an_empty_file_is_whole(tmp_path, monkeypatch):
     (tmp_path / "empty").touch()
-    assert residency.resident_bytes(tmp_path / "empty", 0) == 0
-    monkeypatch.setattr(residency, "_SYS_CACHESTAT", 100_000)
-    assert residency.resident_bytes(tmp_path / "empty", 0) == 0
+    assert pagecache.resident_bytes(tmp_path / "empty", 0) == 0
+    monkeypatch.setattr(pagecache, "_SYS_CACHESTAT", 100_000)
+    assert pagecache.resident_bytes(tmp_path / "empty", 0) == 0
 
 
 def test_every_page_is_marked_used(file):
     if file_system(file) in {"ext4", "xfs"}:
-        residency.drop_pages(file)
+        pagecache.drop_pages(file)
     before = len(os.listdir("/proc/self/fd"))
-    residency.mark_used(file, SIZE)
-    assert residency.resident_bytes(file, SIZE) == SIZE, "all of them were visited"
+    pagecache.mark_used(file, SIZE)
+    assert pagecache.resident_bytes(file, SIZE) == SIZE, "all of them were visited"
     assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_marking_a_file_that_is_shorter_than_told_ends(file):
-    residency.mark_used(file, 2 * SIZE)
+    pagecache.mark_used(file, 2 * SIZE)

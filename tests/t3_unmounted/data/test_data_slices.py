@@ -13,7 +13,7 @@ import trio.testing
 from at_work import at_work
 from data_doubles import World, indices, read_all, world_with
 
-from stepfs.data.get import ConcurrencyLimit
+from stepfs.data.fetch import ConcurrencyLimit
 from stepfs.data.slices import Slices
 from stepfs.errors import AbsentError, CorruptError, RefusedError, StoreUnreachableError
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex, Step
@@ -27,20 +27,20 @@ async def test_bytes_are_exactly_the_committed_ones(nursery, autojump_clock):
     entry = world.add_step(sizes)
     slices = await at_work(nursery, Slices(world.store, memory_bytes=64 * MIB))
     for number, payload in enumerate(world.payloads[0]):
-        handle = slices.reads.open(entry, SliceIndex(number))
+        handle = slices.open(entry, SliceIndex(number))
         assert handle.length == len(payload)
         assert await read_all(handle) == payload
         assert bytes(await handle.read(len(payload), 1)) == b""
         assert bytes(await handle.read(max(len(payload) - 3, 0), 100)) == payload[-3:]
         handle.close()
     with pytest.raises(IndexError):
-        slices.reads.open(entry, SliceIndex(len(sizes)))
+        slices.open(entry, SliceIndex(len(sizes)))
 
 
 async def test_a_read_across_blocks_is_joined(nursery, autojump_clock):
     world, entry = world_with([3 * BLOCK_BYTES])
     slices = await at_work(nursery, Slices(world.store, memory_bytes=64 * MIB))
-    handle = slices.reads.open(entry, SliceIndex(0))
+    handle = slices.open(entry, SliceIndex(0))
     start = BLOCK_BYTES - 5
     assert bytes(await handle.read(start, BLOCK_BYTES + 10)) == world.payloads[0][0][start : start + BLOCK_BYTES + 10]
 
@@ -60,7 +60,7 @@ async def test_a_reader_gets_its_bytes_once_the_system_has_memory_again(nursery,
         return real(*arguments, **options)
 
     monkeypatch.setattr(mmap, "mmap", refuse)
-    assert await read_all(slices.reads.open(entry, SliceIndex(0))) == world.payloads[0][0]
+    assert await read_all(slices.open(entry, SliceIndex(0))) == world.payloads[0][0]
 
 
 async def test_one_flight_for_32_concurrent_readers(nursery, autojump_clock):
@@ -69,7 +69,7 @@ async def test_one_flight_for_32_concurrent_readers(nursery, autojump_clock):
     slices = await at_work(nursery, Slices(world.store, memory_bytes=64 * MIB))
 
     async def reader():
-        handle = slices.reads.open(entry, SliceIndex(0))
+        handle = slices.open(entry, SliceIndex(0))
         assert await read_all(handle) == world.payloads[0][0]
         handle.close()
 
@@ -86,7 +86,7 @@ async def test_block_0_is_served_while_block_5_hangs(nursery, autojump_clock):
     base = entry.tgb.slice(SliceIndex(0)).offset
     gate = world.store.gates[base + 5 * BLOCK_BYTES] = trio.Event()
     slices = await at_work(nursery, Slices(world.store, memory_bytes=64 * MIB))
-    handle = slices.reads.open(entry, SliceIndex(0))
+    handle = slices.open(entry, SliceIndex(0))
     payload = world.payloads[0][0]
     for block in range(5):
         assert bytes(await handle.read(block * BLOCK_BYTES, 10)) == payload[block * BLOCK_BYTES :][:10]
@@ -103,7 +103,7 @@ async def test_the_block_a_reader_waits_for_is_fetched_next(nursery, autojump_cl
     base = entry.tgb.slice(SliceIndex(0)).offset
     world.store.behave = lambda *_: 1.0
     slices = await at_work(nursery, Slices(world.store, memory_bytes=128 * MIB, concurrency=ConcurrencyLimit(1)))
-    handle = slices.reads.open(entry, SliceIndex(0))
+    handle = slices.open(entry, SliceIndex(0))
     await trio.testing.wait_all_tasks_blocked()
     await handle.read(6 * BLOCK_BYTES, 1)
     assert [(offset - base) // BLOCK_BYTES for _, offset, _ in world.store.requests][:2] == [0, 6]
@@ -113,7 +113,7 @@ async def test_the_block_a_reader_waits_for_is_fetched_next(nursery, autojump_cl
 async def test_neighbours_opened_together_cost_one_get(nursery, autojump_clock):
     world, entry = world_with([64 << 10] * 64)
     slices = await at_work(nursery, Slices(world.store, memory_bytes=64 * MIB))
-    handles = [slices.reads.open(entry, index) for index in indices(*range(8, 16))]
+    handles = [slices.open(entry, index) for index in indices(*range(8, 16))]
     for number, handle in enumerate(handles, start=8):
         assert await read_all(handle) == world.payloads[0][number]
     assert len(world.store.requests) == 1
@@ -123,7 +123,7 @@ async def test_neighbours_opened_together_cost_one_get(nursery, autojump_clock):
 async def test_pinned_bytes_outlive_their_object(nursery, autojump_clock):
     world, entry = world_with([2 * BLOCK_BYTES])
     slices = await at_work(nursery, Slices(world.store, memory_bytes=64 * MIB))
-    handle = slices.reads.open(entry, SliceIndex(0))
+    handle = slices.open(entry, SliceIndex(0))
     await handle.read(0, 1)
     await trio.testing.wait_all_tasks_blocked()
     world.store.objects.clear()
@@ -139,11 +139,11 @@ async def test_a_view_in_flight_keeps_its_bytes(nursery, autojump_clock):
     world = World()
     first, second = world.add_step([2 * MIB]), world.add_step([2 * MIB])
     slices = await at_work(nursery, Slices(world.store, memory_bytes=4 * MIB))
-    handle = slices.reads.open(first, SliceIndex(0))
+    handle = slices.open(first, SliceIndex(0))
     view = await handle.read(0, 2 * MIB)
     handle.close()
     slices.forget_below(Step(1))
-    other = slices.reads.open(second, SliceIndex(0))
+    other = slices.open(second, SliceIndex(0))
     await other.read(0, 1)
     assert bytes(view) == world.payloads[0][0]
     other.close()
@@ -153,10 +153,10 @@ async def test_memory_seen_by_a_view_is_not_spent_twice(nursery, autojump_clock)
     world = World()
     first, second = world.add_step([2 * MIB]), world.add_step([2 * MIB])
     slices = await at_work(nursery, Slices(world.store, memory_bytes=2 * MIB))
-    handle = slices.reads.open(first, SliceIndex(0))
+    handle = slices.open(first, SliceIndex(0))
     view = await handle.read(0, 2 * MIB)
     handle.close()
-    other = slices.reads.open(second, SliceIndex(0))
+    other = slices.open(second, SliceIndex(0))
     with trio.move_on_after(5) as scope:
         await other.read(0, 1)
     assert scope.cancelled_caught, "the only buffer is still seen by the first reader"
@@ -174,7 +174,7 @@ async def test_a_bit_flipped_on_the_way_is_fetched_again(nursery, autojump_clock
 
     world.store.spoil = spoil
     slices = await at_work(nursery, Slices(world.store, memory_bytes=64 * MIB))
-    handle = slices.reads.open(entry, SliceIndex(0))
+    handle = slices.open(entry, SliceIndex(0))
     assert await read_all(handle) == world.payloads[0][0]
     assert (slices.counts.requests, slices.counts.corrupt) == (2, 1)
 
@@ -187,19 +187,19 @@ async def test_a_corrupt_slice_fails_alone_and_names_its_object(nursery, autojum
     data[bad.offset + 5] ^= 0x40
     world.store.objects[entry.tgb.key] = bytes(data)
     slices = await at_work(nursery, Slices(world.store, memory_bytes=64 * MIB))
-    handle = slices.reads.open(entry, SliceIndex(0))
+    handle = slices.open(entry, SliceIndex(0))
     for _ in range(3):
         with pytest.raises(CorruptError, match=rf"{entry.tgb.key}.*slice 0 .*{bad.crc32c:08x}"):
             await handle.read(0, 1)
     assert slices.counts.requests == 2, "an open file that failed is not fetched for every read"
-    other = slices.reads.open(entry, SliceIndex(1))
+    other = slices.open(entry, SliceIndex(1))
     assert await read_all(other) == world.payloads[0][1]
     assert good.length == other.length
     handle.close()
     world.store.objects[entry.tgb.key] = (
         bytes(data[: bad.offset + 5]) + bytes([data[bad.offset + 5] ^ 0x40]) + bytes(data[bad.offset + 6 :])
     )
-    again = slices.reads.open(entry, SliceIndex(0))
+    again = slices.open(entry, SliceIndex(0))
     assert await read_all(again) == world.payloads[0][0], "a restored object is readable after reopening"
 
 
@@ -215,7 +215,7 @@ async def test_one_rotten_slice_in_a_joined_get_fails_alone(nursery, autojump_cl
         slices.request([(entry, indices(*range(8)))])
         await trio.sleep(1)
     began = trio.current_time()
-    handles = [slices.reads.open(entry, SliceIndex(index)) for index in range(8)]
+    handles = [slices.open(entry, SliceIndex(index)) for index in range(8)]
     got: dict[int, bytes] = {}
 
     async def read(index):
@@ -241,7 +241,7 @@ async def test_an_object_that_was_cut_fails_only_the_slices_behind_the_cut(nurse
     cut = entry.tgb.slice(SliceIndex(2)).offset
     world.store.objects[entry.tgb.key] = world.store.objects[entry.tgb.key][: cut + 5]
     slices = await at_work(nursery, Slices(world.store, memory_bytes=64 * MIB))
-    handles = [slices.reads.open(entry, SliceIndex(index)) for index in range(4)]
+    handles = [slices.open(entry, SliceIndex(index)) for index in range(4)]
     for index, handle in enumerate(handles):
         if index < 2:
             assert await read_all(handle) == world.payloads[0][index]
@@ -256,7 +256,7 @@ async def test_a_truncated_object_is_corrupt(nursery, autojump_clock):
     world.store.objects[entry.tgb.key] = world.store.objects[entry.tgb.key][:1000]
     slices = await at_work(nursery, Slices(world.store, memory_bytes=64 * MIB))
     with pytest.raises(CorruptError, match="truncated object, 936 of 1048576 bytes"):
-        await slices.reads.open(entry, SliceIndex(0)).read(0, 1)
+        await slices.open(entry, SliceIndex(0)).read(0, 1)
 
 
 @pytest.mark.logs("is gone")
@@ -265,7 +265,7 @@ async def test_a_lost_object_is_absent(nursery, autojump_clock):
     world.store.objects.clear()
     slices = await at_work(nursery, Slices(world.store, memory_bytes=64 * MIB))
     with pytest.raises(AbsentError, match="step 0"):
-        await slices.reads.open(entry, SliceIndex(0)).read(0, 1)
+        await slices.open(entry, SliceIndex(0)).read(0, 1)
 
 
 async def test_an_unreachable_store_means_later_and_ends_at_the_deadline(nursery, autojump_clock):
@@ -280,13 +280,13 @@ async def test_an_unreachable_store_means_later_and_ends_at_the_deadline(nursery
     start = trio.current_time()
     world.store.behave = behave
     slices = await at_work(nursery, Slices(world.store, memory_bytes=64 * MIB, deadline_s=60))
-    handle = slices.reads.open(entry, SliceIndex(0))
+    handle = slices.open(entry, SliceIndex(0))
     assert await read_all(handle) == world.payloads[0][0]
     assert 20 <= trio.current_time() - start < 30
     handle.close()
     slices.forget_below(Step(1))
     start, down_until = trio.current_time(), 1000.0
-    handle = slices.reads.open(entry, SliceIndex(0))
+    handle = slices.open(entry, SliceIndex(0))
     with pytest.raises(StoreUnreachableError, match="step 0 within 60 s"):
         await handle.read(0, 1)
     assert trio.current_time() - start == pytest.approx(60, abs=1)
@@ -307,7 +307,7 @@ async def test_an_origin_that_is_away_is_asked_like_a_store_that_is(error, looks
         raise error
 
     slices = await at_work(nursery, Slices(world.store, memory_bytes=64 * MIB, origin_store=origin))
-    handle = slices.reads.open(shared, SliceIndex(0))
+    handle = slices.open(shared, SliceIndex(0))
     if isinstance(error, RefusedError):
         with pytest.raises(RefusedError, match="not there"):
             await read_all(handle)

@@ -12,7 +12,8 @@ from at_work import at_work
 from data_doubles import indices, world_of
 from test_data_prefetch import KIB, MIB, Node, quiet
 
-from stepfs.data.guess import LIVE_STEPS, AccessHistory, ordered_runs, plan_ahead
+from stepfs.data.guess import AccessHistory, ordered_runs, plan_ahead
+from stepfs.data.tuning import TUNING
 from stepfs.format.ids import SliceIndex, Step
 
 SIZE = 4 * KIB
@@ -87,7 +88,7 @@ async def test_prefetch_0_means_none_in_any_order(nursery, autojump_clock):
 
 async def test_sixty_four_readers_that_take_turns_are_all_fetched_ahead_for(nursery, autojump_clock):
     """More readers than the steps after which a single one counts as gone; each round is over in one planning."""
-    readers = LIVE_STEPS + 16
+    readers = TUNING.live_steps + 16
     world = lake(3000, 1)
     node = await at_work(nursery, Node(world, window=2))
     rounds = 6

@@ -71,7 +71,7 @@ async def waits_of(bytes_per_s: float, sizes: list[int], *, memory_bytes: int) -
     prefetcher = Prefetcher(slices, world, world, processor_s=processor())
 
     async def read(step: Step, index: SliceIndex) -> None:
-        handle = slices.reads.open(world.entries[step], index)
+        handle = slices.open(world.entries[step], index)
         prefetcher.note_open(step, index)
         size = 0
         while part := await handle.read(size, MIB):
@@ -110,7 +110,8 @@ async def test_near_the_bandwidth_only_the_first_steps_wait(autojump_clock, byte
 
 async def test_a_reader_that_is_not_ahead_copies_what_has_landed_while_the_rest_lands(autojump_clock):
     """A cold file of eight blocks on a link that is full with one GET. Fetched all at once, its first block came with the
-    last one, and link and reader took turns: the sum of both times."""
+    last one, and link and reader took turns: the sum of both times.
+    """
     del autojump_clock
     link, reader, size = 550e6, 780e6, 64 * MIB
     world = lake(Link(link), [size])
@@ -119,7 +120,7 @@ async def test_a_reader_that_is_not_ahead_copies_what_has_landed_while_the_rest_
         await nursery.start(slices.run)
         for step in range(2):
             began = trio.current_time()
-            handle = slices.reads.open(world.entries[step], SliceIndex(0))
+            handle = slices.open(world.entries[step], SliceIndex(0))
             for offset in range(0, size, MIB):
                 await handle.read(offset, MIB)
                 await trio.sleep(MIB / reader)

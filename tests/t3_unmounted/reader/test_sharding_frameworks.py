@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
 from stepfs import ShuffledSteps, StepDataset
-from stepfs.reader import sharding
+from stepfs.reader import dataset
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 STEPS = 12
@@ -28,7 +28,7 @@ def url(tmp_path_factory):
 def of_two(url, monkeypatch):
     """Makes data sets in a job of two processes."""
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(sharding, "_told", False)
+    monkeypatch.setattr(dataset, "_told", False)
     return lambda **options: StepDataset(url, rank=1, stop=STEPS, decode=len, **options)
 
 
@@ -74,7 +74,7 @@ def test_an_iterable_data_set_notices_it_too(of_two, tmp_path, monkeypatch, opti
         with (tmp_path / "told").open("a") as file:  # by a worker, which is another process
             print(message % values, file=file)
 
-    monkeypatch.setattr(sharding, "_log", SimpleNamespace(warning=told))
+    monkeypatch.setattr(dataset, "_log", SimpleNamespace(warning=told))
     loader = DataLoader(of_two(iterable=True), batch_size=2, num_workers=workers)
     next(iter(prepare_data_loader(loader, num_processes=2, process_index=0, **options)))
     [line] = (tmp_path / "told").read_text().splitlines()

@@ -28,8 +28,7 @@ def checkpoint(
     *,
     group: Annotated[str, Opt("--group", "The training run.", "NAME")],
     keep: Annotated[
-        int | None,
-        Opt("--keep", "Of the checkpoints at or below NEXT, keep the K recorded last.", "K", least=1),
+        int | None, Opt("--keep", "Of the checkpoints at or below NEXT, keep the K recorded last.", "K", least=1)
     ] = None,
     resumed: Annotated[
         bool,

@@ -16,8 +16,7 @@ from stepfs.errors import UsageError
 from stepfs.store.api import StoreOptions
 
 if TYPE_CHECKING:
-    from stepfs.lake.fork import Cut
-    from stepfs.lake.log.left_out import UnreachableCommits
+    from stepfs.lake.fork import Cut, UnreachableCommits
     from stepfs.lake.log.reader import LogReader
 
 _POINT = re.compile(r"(.+://.+)@([0-9]{1,15})")
@@ -44,11 +43,7 @@ def fork(
         bool, Opt("--rewind", "With --until: producers go back to STEP, too, and make the steps from there on again.")
     ] = False,
     until_damage: Annotated[
-        bool,
-        Opt(
-            "--until-damage",
-            "Of a lake whose log cannot be read to its end, take all steps before the damage.",
-        ),
+        bool, Opt("--until-damage", "Of a lake whose log cannot be read to its end, take all steps before the damage.")
     ] = False,
     as_json: Json = False,
     endpoint_url: EndpointUrl = None,
@@ -61,8 +56,8 @@ def fork(
     """
     from stepfs.clock import SystemClock
     from stepfs.lake import fork as forks
+    from stepfs.lake.fork import left_out
     from stepfs.lake.identity import open_lake
-    from stepfs.lake.log.left_out import left_out
     from stepfs.lake.log.reader import LogReader
 
     url, step = _parent(point, until_damage=until_damage)
@@ -140,7 +135,6 @@ def _document(lakes: dict[str, str], parent: LogReader, cut: Cut, count: int, re
 
 
 def _tell_damage(parent: LogReader, rest: UnreachableCommits | None) -> None:
-    """Print the commits that a fork up to the damage lacks."""
     if parent.damage is None or rest is None:
         typer.echo("the parent's log is whole: nothing was left out because of damage")
         return

@@ -1,7 +1,5 @@
 """`stepfs init`: create a lake, once."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer
@@ -19,25 +17,16 @@ def init(
     lake: Lake,
     slices: Annotated[int | None, Opt("--slices", "Files per step: one per data-parallel rank.", "N")] = None,
     ranks: Annotated[
-        int | None,
-        typer.Option(
-            "--ranks",
-            metavar="N",
-            help="Data-parallel ranks, where each has several files.",
-        ),
+        int | None, typer.Option("--ranks", metavar="N", help="Data-parallel ranks, where each has several files.")
     ] = None,
     micro_batches: Annotated[int, Opt("--micro-batches", "Files of each rank, one per micro-batch.", "N")] = 1,
     cp: Annotated[
-        int,
-        Opt("--cp", "Files of each of these: pieces that the producer cuts for context parallelism.", "N"),
+        int, Opt("--cp", "Files of each of these: pieces that the producer cuts for context parallelism.", "N")
     ] = 1,
     ext: Annotated[str, Opt("--ext", "Extension of the files.", ".EXT")] = ".safetensors",
     check_payload: Annotated[
         bool,
-        Opt(
-            "--check-payload",
-            "Record that slices are files of this extension; producers check their first batch.",
-        ),
+        Opt("--check-payload", "Record that slices are files of this extension; producers check their first batch."),
     ] = False,
     endpoint_url: EndpointUrl = None,
 ) -> None:

@@ -15,10 +15,8 @@ from stepfs.format.ids import JSON_SCHEMA, Step
 from stepfs.store.api import StoreOptions
 
 if TYPE_CHECKING:
-    from stepfs.format.snapshot import StepEntry
     from stepfs.lake.log.reader import LogReader
     from stepfs.view.mounted import View
-    from stepfs.view.ranks import FileNames
 
 
 def ls(
@@ -42,7 +40,9 @@ def ls(
             if as_json:
                 await _print_document(log, view, step)
             else:
-                sys.stdout.writelines(_step_names(view) if step is None else _file_names(view.names(log.identity)))
+                names = view.names(log.identity)
+                files = (f"{names[place][0].decode()}\n" for place in range(len(names)))
+                sys.stdout.writelines(_step_names(view) if step is None else files)
 
     interruption.run(find)
 
@@ -52,10 +52,6 @@ def _step_names(view: View) -> Iterator[str]:
 
     for number in view.listed():
         yield f"{step_name(Step(number)).decode()}\n"
-
-
-def _file_names(names: FileNames) -> Iterator[str]:
-    return (f"{names[place][0].decode()}\n" for place in range(len(names)))
 
 
 async def _print_document(log: LogReader, view: View, only: int | None) -> None:
@@ -76,24 +72,18 @@ async def _print_document(log: LogReader, view: View, only: int | None) -> None:
     names = view.names(identity)
     for place, number in enumerate(steps):
         entry = await log.entry(Step(number))
-        document = _step_document(entry)
+        document: dict[str, object] = {
+            "step": entry.step,
+            "version": entry.version,
+            "time": entry.time_ms / 1000,
+            "producer": entry.producer_id,
+            "epoch": entry.epoch,
+            "bytes": entry.tgb.payload_bytes,
+        }
         if only is not None:
-            document["files"] = _files(entry, names)
+            listed = ((name, entry.tgb.slice(index)) for name, index in (names[n] for n in range(len(names))))
+            document["files"] = [
+                {"name": name.decode(), "size": ref.length, "crc32c": f"{ref.crc32c:08x}"} for name, ref in listed
+            ]
         sys.stdout.write((",\n" if place else "\n") + json.dumps(document))
     sys.stdout.write("\n]}\n")
-
-
-def _files(entry: StepEntry, names: FileNames) -> list[dict[str, object]]:
-    listed = ((name, entry.tgb.slice(index)) for name, index in (names[n] for n in range(len(names))))
-    return [{"name": name.decode(), "size": ref.length, "crc32c": f"{ref.crc32c:08x}"} for name, ref in listed]
-
-
-def _step_document(entry: StepEntry) -> dict[str, object]:
-    return {
-        "step": entry.step,
-        "version": entry.version,
-        "time": entry.time_ms / 1000,
-        "producer": entry.producer_id,
-        "epoch": entry.epoch,
-        "bytes": entry.tgb.payload_bytes,
-    }

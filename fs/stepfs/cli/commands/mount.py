@@ -1,7 +1,5 @@
 """`stepfs mount`: the options that `MountOptions` declares; `stepfs.mount` does the work."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,10 +19,7 @@ def mount(
     *,
     foreground: Annotated[
         bool,
-        Opt(
-            "--foreground/--daemon",
-            "Serve in this process, or in the background and return once the mount answers.",
-        ),
+        Opt("--foreground/--daemon", "Serve in this process, or in the background and return once the mount answers."),
     ] = False,
     values: Annotated[dict[str, Any], MountOptions],
 ) -> None:
@@ -77,6 +72,5 @@ def check_watching(options: MountOptions) -> None:
     place = Place.parse(options.checkpoint_dir)
     if not place.directory.is_dir():
         typer.echo(
-            f"checkpoint directory {place.directory} does not exist (yet): nothing is recorded until it does",
-            err=True,
+            f"checkpoint directory {place.directory} does not exist (yet): nothing is recorded until it does", err=True
         )

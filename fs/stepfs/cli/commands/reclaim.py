@@ -28,13 +28,7 @@ def reclaim(
     every: Annotated[str | None, Opt("--every", "Again and again, such as 60s.", "DURATION")] = None,
     max_percent: Annotated[
         float,
-        Opt(
-            "--max-percent",
-            "Refuse if more than P % of the live steps would go at once.",
-            "P",
-            least=0.0,
-            most=100.0,
-        ),
+        Opt("--max-percent", "Refuse if more than P % of the live steps would go at once.", "P", least=0.0, most=100.0),
     ] = 100.0,
     grace: Annotated[
         str,

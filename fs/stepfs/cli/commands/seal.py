@@ -1,7 +1,5 @@
 """`stepfs seal`: no more steps will come."""
 
-from __future__ import annotations
-
 import typer
 
 from stepfs import interruption

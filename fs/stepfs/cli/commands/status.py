@@ -7,7 +7,7 @@ import sys
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from stepfs import interruption
 from stepfs.cli.columns import age_text, printable, size_text, state_text, table, time_text
@@ -128,7 +128,7 @@ def lake_document(log: LogReader, groups: Mapping[str, GroupRecord], nodes: Sequ
     }
 
 
-def _producers(state: LogState) -> dict[str, object]:
+def _producers(state: LogState) -> dict[str, Any]:
     """Every producer that ever committed; `plan` comes from its position if `stepfs-produce run` wrote it."""
     from stepfs.format.planned import read_plan_position
 
@@ -239,56 +239,34 @@ def _lake_lines(log: LogReader, groups: Mapping[str, GroupRecord]) -> Iterator[s
         yield from table(["GROUP", "NEEDS FROM", "CHECKPOINTS", "STEPS BEHIND", "HOLDS ABOUT"], rows)
 
 
-def producer_lines(producers: object, now_ms: int) -> Iterator[str]:
+def producer_lines(producers: Mapping[str, Any], now_ms: int) -> Iterator[str]:
     """Below an empty line a table of `producers`, a part of a status document, then that of `plan_lines`."""
     rows = []
-    for name, known in sorted(_mapping(producers).items()):
-        each = _mapping(known)
-        time_s = each.get("time")
-        time_ms = round(time_s * 1000) if isinstance(time_s, int | float) else 0
-        state = state_text(time_ms, now_ms, retired=bool(each.get("retired")))
-        rows.append([printable(name), str(each.get("epoch")), str(each.get("next_seq")), state, time_text(time_ms)])
+    for name, each in sorted(producers.items()):
+        time_ms = round(each["time"] * 1000)
+        state = state_text(time_ms, now_ms, retired=each.get("retired", False))
+        rows.append([printable(name), str(each["epoch"]), str(each["next_seq"]), state, time_text(time_ms)])
     if rows:
         yield ""
         yield from table(_PRODUCERS, rows)
         yield from plan_lines(producers)
 
 
-def plan_lines(producers: object) -> Iterator[str]:
+def plan_lines(producers: Mapping[str, Any]) -> Iterator[str]:
     """A table below those of `producers`, a part of a status document; nothing if none of them runs a plan.
 
     Sources with the most tokens come first.
     """
-    rows = [
-        (str(producer), str(name), source)
-        for producer, known in sorted(_mapping(producers).items())
-        for name, source in _by_tokens(_mapping(_mapping(_mapping(known).get("plan")).get("sources")))
-    ]
-    if not rows:
-        return
-    yield ""
-    yield from table(_SOURCES, [_row(*row) for row in rows])
-
-
-def _row(producer: str, name: str, source: Mapping[str, object]) -> list[str]:
-    share = source.get("share")
-    return [
-        printable(producer),
-        printable(name),
-        str(source.get("tokens")),
-        f"{share:.2%}" if isinstance(share, int | float) else "-",
-        str(source.get("records")),
-        str(source.get("skipped")),
-        str(source.get("epoch")),
-    ]
-
-
-def _by_tokens(sources: Mapping[str, object]) -> list[tuple[str, Mapping[str, object]]]:
-    def tokens(name: str) -> int:
-        count = _mapping(sources[name]).get("tokens")
-        return count if isinstance(count, int) else 0
-
-    return [(name, _mapping(sources[name])) for name in sorted(sources, key=lambda name: (-tokens(name), name))]
+    rows = []
+    for producer, each in sorted(producers.items()):
+        sources = (each.get("plan") or {"sources": {}})["sources"]
+        for name, source in sorted(sources.items(), key=lambda named: (-named[1]["tokens"], named[0])):
+            counts = [str(source[count]) for count in ("records", "skipped", "epoch")]
+            share = f"{source['share']:.2%}"
+            rows.append([printable(producer), printable(name), str(source["tokens"]), share, *counts])
+    if rows:
+        yield ""
+        yield from table(_SOURCES, rows)
 
 
 def _mapping(value: object) -> Mapping[str, object]:

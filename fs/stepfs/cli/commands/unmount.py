@@ -1,7 +1,5 @@
 """`stepfs unmount`, and the checkpoint that may come with it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

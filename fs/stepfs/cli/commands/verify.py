@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 def verify(
     target: LakeOrDirectory,
     content: Annotated[
-        bool,
-        Opt("--content", "Check too that each slice begins like a file of its extension."),
+        bool, Opt("--content", "Check too that each slice begins like a file of its extension.")
     ] = False,
     repair: Annotated[
         bool,
@@ -115,13 +114,7 @@ async def _verify(
     lake_id = None if identity is None else identity.lake_id
     live = range(0) if log is None else range(log.first_live_step, log.state.next_step)
     lines = advice(
-        lake,
-        lake_id,
-        result.errors,
-        opens=opens,
-        has_beginning=has_beginning,
-        live=live,
-        control_reads=control_reads,
+        lake, lake_id, result.errors, opens=opens, has_beginning=has_beginning, live=live, control_reads=control_reads
     )
     return result, lines, control_reads and all(is_superseded(lake_id, damage) for damage in result.errors)
 
@@ -152,7 +145,6 @@ def _damage_line(damage: Damage) -> str:
 
 @contextmanager
 def _progress(total: int, *, quiet: bool) -> Iterator[Callable[[Verification], None] | None]:
-    """A progress bar on stderr, if stderr is a terminal."""
     if quiet or not sys.stderr.isatty():
         yield None
         return

@@ -1,29 +1,113 @@
-"""Appending a commit that an operator makes, not a producer: the seal of a lake, the retirement of a lost producer.
+"""Append to the log: which commit follows the head, and when a log pauses for writers that are locked out.
 
-The same loop as a producer's (producer/COMMIT.md), without data, epochs or pending work to carry over: follow, make
-the next commit from the head, take the slot, check the floor; start over when another writer took the slot.
+A seal or a retirement follows the head, takes the slot and checks the floor, as a producer does (producer/COMMIT.md). A
+writer that is locked out asks for a pause in the control sequence. Times are seconds on the caller's monotonic clock.
 """
 
-from __future__ import annotations
-
 import itertools
+import logging
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import trio
 
 from stepfs import entropy
 from stepfs.clock import Clock
-from stepfs.errors import AbsentError, RefusedError
+from stepfs.errors import AbsentError, CorruptError, RefusedError
 from stepfs.format.commit import COMMIT_ID_BYTES, Commit, CommitKind
 from stepfs.format.ids import Epoch, Version
 from stepfs.format.keys import log_prefix, numbered
 from stepfs.format.snapshot import LogState
+from stepfs.lake.control import Control
+from stepfs.lake.decisions import AskForPause
 from stepfs.lake.log.apply import rehearsed
-from stepfs.lake.log.pause import Pauses, Waiting
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.slots import SlotLost, settled, take_slot
+
+_log = logging.getLogger("stepfs.lake.log")
+
+PAUSE_S: Final = 3.0  # an attempt, what it reads before, and the others' time to see the request
+ASKS_EVERY_S: Final = 20.0  # from beginning to beginning
+_GIVES_WAY_EVERY_S: Final = 18.0  # less, so that all others hear a writer that asks as soon as it may
+ASKS_AFTER_S: Final = 1.0  # from the first loss; starts that race each other are done by then
+SAY_AFTER_S: Final = 10.0
+
+
+class Pauses:
+    """One writer's view of the log's pauses."""
+
+    def __init__(self) -> None:
+        self._asked: int | None = None  # how often writers had asked, as seen last; None: nothing seen yet
+        self._begin_s = float("-inf")  # of the newest pause
+        self._refused_s = float("-inf")  # when this writer could not ask
+
+    def note(self, now_s: float, asked: int) -> None:
+        """Note how often writers have asked, by the control record. What a new writer finds there is over."""
+        is_new = self._asked is not None and asked > self._asked
+        self._asked = asked
+        if is_new and now_s >= self._begin_s + _GIVES_WAY_EVERY_S:
+            self._begin_s = now_s
+
+    def is_open(self, now_s: float) -> bool:
+        """Whether the log pauses now, for writers that are locked out."""
+        return self._begin_s <= now_s < self._begin_s + PAUSE_S
+
+    def may_ask(self, now_s: float) -> bool:
+        """Whether another request would be heard."""
+        return now_s >= max(self._begin_s, self._refused_s) + ASKS_EVERY_S
+
+    def kept_s(self, due_s: float) -> float:
+        """`due_s`, or if the log pauses then, the end of that pause."""
+        return self._begin_s + PAUSE_S if self.is_open(due_s) else due_s
+
+    def after_s(self, from_s: float, wait_s: float) -> float:
+        """The time at which `wait_s` have passed since `from_s`, the pause not counted: silent writers stay spread."""
+        due_s, end_s = from_s + wait_s, self._begin_s + PAUSE_S
+        if due_s < self._begin_s or from_s >= end_s:
+            return due_s
+        return due_s + end_s - max(from_s, self._begin_s)
+
+    async def look(self, control: Control, losing_since_s: float) -> None:
+        """See, as a writer that is locked out, whether somebody asked for a pause, and ask if it is time.
+
+        One request, or three. Where the record cannot be written, this writer goes on as before.
+        """
+        assert self._asked is not None, "the head was read, and the control record with it"
+        now_s = trio.current_time()
+        try:
+            if now_s - losing_since_s >= ASKS_AFTER_S and self.may_ask(now_s):
+                await control.change(AskForPause(self._asked))
+            elif not self.is_open(now_s):
+                await control.refresh()
+        except (RefusedError, CorruptError) as error:
+            _log.warning("cannot ask the other producers for a pause: %s", error)
+            self._refused_s = now_s
+        self.note(trio.current_time(), control.record.pauses_asked)
+
+
+@dataclass(slots=True)
+class Waiting:
+    """Says once that a commit waits for a gap in the log."""
+
+    what: str  # "the seal"
+    since_s: float | None = None  # the first loss
+    said: bool = False
+
+    def note_lost(self, now_s: float) -> float:
+        """Note a lost attempt. Returns the seconds since the first."""
+        if self.since_s is None:
+            self.since_s = now_s
+        waited_s = now_s - self.since_s
+        if waited_s >= SAY_AFTER_S and not self.said:
+            self.said = True
+            _log.warning(
+                "%s has waited %.0f s: producers nearer to the store commit all the time; they were asked to pause",
+                self.what,
+                waited_s,
+            )
+        return waited_s
+
 
 _GIVE_UP_S: Final = 120.0  # at least four pauses
 _RETRY_S: Final = 0.02

@@ -1,16 +1,4 @@
-"""The index of old steps: segments in memory, each read by one GET for any number of waiting tasks, or single entries.
-
-Lookups of steps older than the log's tail come here. A segment of 512 steps × 64 slices is about 1 MB, so a mount of
-a long lake keeps the few segments that its readers move through, not the history. One that is not stored yet may leave
-memory like any other: the log has its steps until a snapshot covers it.
-
-A step that is opened out of order costs one small ranged GET of its entry. Three rules decide when the whole segment
-is the better choice:
-* a step beside one of the last requested steps is part of a scan (`ls -R`, a reader that starts);
-* the segment is being loaded anyway;
-* steps of the segment were requested so often that its bytes cost no more than `SEGMENT_SHARE_BYTES` for each request,
-and it displaces no other segment. From then on its steps cost no request.
-"""
+"""The index of old steps: segments in memory, each read by one GET for any number of waiting tasks, or single entries."""
 
 from __future__ import annotations
 
@@ -23,20 +11,10 @@ from typing import Final
 import trio
 
 from stepfs.errors import CorruptError, NewerFormatError
+from stepfs.format import snapshot
 from stepfs.format.ids import SEGMENT_STEPS, SegmentIndex, Step
 from stepfs.format.keys import extent, index_prefix
 from stepfs.format.records import LakeIdentity
-from stepfs.format.snapshot import (
-    SEGMENT_BYTES_MAX,
-    OverflowPointer,
-    Segment,
-    StepEntry,
-    StepRecord,
-    decode_segment,
-    decode_step_record,
-    place_of,
-    stride_bytes,
-)
 from stepfs.format.tgb import SLICE_ENTRY_BYTES
 from stepfs.store.api import Store
 
@@ -50,7 +28,7 @@ _OBJECT_BYTES: Final = 1024  # memory of an entry besides its slices
 _RECENT_STEPS: Final = 16
 _BESIDE_STEPS: Final = 2
 
-Rebuild = Callable[[SegmentIndex], Awaitable[Segment | None]]  # from the log; None: it was stored, or is lost
+Rebuild = Callable[[SegmentIndex], Awaitable[snapshot.Segment | None]]  # from the log; None: it was stored, or is lost
 
 
 def segment_bytes(slices: int) -> int:
@@ -65,19 +43,17 @@ class Segments:
     meanwhile; programs without other tasks do better without.
     """
 
-    def __init__(
-        self, store: Store, identity: LakeIdentity, rebuild: Rebuild, *, bytes_max: int = _SEGMENTS_BYTES_MAX
-    ) -> None:
+    def __init__(self, store: Store, identity: LakeIdentity, rebuild: Rebuild) -> None:
         self._store = store
         self._identity = identity
         self._rebuild = rebuild
         self.in_thread = False
         self._kept_max = 0
-        self._loaded: OrderedDict[SegmentIndex, Segment] = OrderedDict()
+        self._loaded: OrderedDict[SegmentIndex, snapshot.Segment] = OrderedDict()
         self._loading: dict[SegmentIndex, trio.Lock] = {}
-        self.limit(bytes_max)
+        self.limit(_SEGMENTS_BYTES_MAX)
 
-    def entry_if_loaded(self, step: Step) -> StepEntry | None:
+    def entry_if_loaded(self, step: Step) -> snapshot.StepEntry | None:
         index = SegmentIndex(step // SEGMENT_STEPS)
         segment = self._loaded.get(index)
         if segment is None:
@@ -85,10 +61,10 @@ class Segments:
         self._loaded.move_to_end(index)
         return segment.entries[step % SEGMENT_STEPS]
 
-    def get(self, index: SegmentIndex) -> Segment | None:
+    def get(self, index: SegmentIndex) -> snapshot.Segment | None:
         return self._loaded.get(index)
 
-    def remember(self, segment: Segment) -> None:
+    def remember(self, segment: snapshot.Segment) -> None:
         self._loaded[segment.index] = segment
         self._loaded.move_to_end(segment.index)
         self._evict()
@@ -107,8 +83,8 @@ class Segments:
         """Take over the segments of another instance of the same lake, and drop all others."""
         self._loaded = other._loaded.copy()
 
-    async def load(self, index: SegmentIndex, ref: tuple[int, bytes]) -> Segment:
-        """From memory or the store, checked against its 16-byte reference; `CorruptError` if absent or another's."""
+    async def load(self, index: SegmentIndex, ref: tuple[int, bytes]) -> snapshot.Segment:
+        """A segment, checked against its 16-byte reference; `CorruptError` if it is absent or another's."""
         lock = self._loading.setdefault(index, trio.Lock())
         async with lock:
             try:
@@ -121,7 +97,7 @@ class Segments:
                 if not lock.statistics().tasks_waiting:
                     self._loading.pop(index, None)
 
-    async def peek(self, index: SegmentIndex, ref: tuple[int, bytes]) -> Segment:
+    async def peek(self, index: SegmentIndex, ref: tuple[int, bytes]) -> snapshot.Segment:
         """As `load`, for a caller that moves through many segments once: fetched segments are not kept."""
         return self._loaded.get(index) or self._checked(await self._found(index), index, ref)
 
@@ -130,7 +106,9 @@ class Segments:
         self._kept_max = max(_KEPT_MIN, bytes_max // segment_bytes(self._identity.slices))
         self._evict()
 
-    def _checked(self, segment: Segment | None, index: SegmentIndex, ref: tuple[int, bytes]) -> Segment:
+    def _checked(
+        self, segment: snapshot.Segment | None, index: SegmentIndex, ref: tuple[int, bytes]
+    ) -> snapshot.Segment:
         key = extent(index_prefix(self._identity.lake_id), index)
         if segment is None:
             raise CorruptError(
@@ -140,14 +118,14 @@ class Segments:
             raise CorruptError(f"{key}: index segment belongs to another history")
         return segment
 
-    async def load_unreferenced(self, index: SegmentIndex) -> Segment | None:
+    async def load_unreferenced(self, index: SegmentIndex) -> snapshot.Segment | None:
         """Load a segment to which the state may have dropped its reference (reclaim, when it lists leftovers).
 
         None if it is gone: another reclaimer has just deleted it.
         """
         return self._loaded.get(index) or await self._found(index)
 
-    async def _found(self, index: SegmentIndex) -> Segment | None:
+    async def _found(self, index: SegmentIndex) -> snapshot.Segment | None:
         """As stored, else from the log, else as another process has stored it meanwhile."""
         segment = await self._fetch(index)
         if segment is not None:
@@ -160,12 +138,12 @@ class Segments:
                 raise
             return segment
 
-    async def _fetch(self, index: SegmentIndex) -> Segment | None:
+    async def _fetch(self, index: SegmentIndex) -> snapshot.Segment | None:
         key = extent(index_prefix(self._identity.lake_id), index)
-        data = await self._store.get(key, bytes_max=SEGMENT_BYTES_MAX)
+        data = await self._store.get(key, bytes_max=snapshot.SEGMENT_BYTES_MAX)
         if data is None:
             return None
-        decode = partial(decode_segment, data, self._identity.slices, key)
+        decode = partial(snapshot.decode_segment, data, self._identity.slices, key)
         lake_id, segment = await trio.to_thread.run_sync(decode) if self.in_thread else decode()
         if (lake_id, segment.index) != (self._identity.lake_id, index):
             raise CorruptError(f"{key}: index segment belongs to another lake")
@@ -178,22 +156,21 @@ class LoneEntries:
     def __init__(self, store: Store, identity: LakeIdentity, *, bytes_max: int = _ENTRIES_BYTES_MAX) -> None:
         self._store = store
         self._identity = identity
-        self._stride = stride_bytes(identity.slices)
+        self._stride = snapshot.stride_bytes(identity.slices)
         self.kept_max = max(16, bytes_max // (_OBJECT_BYTES + SLICE_ENTRY_BYTES * identity.slices))
-        self._entries: OrderedDict[Step, StepEntry] = OrderedDict()
+        self._entries: OrderedDict[Step, snapshot.StepEntry] = OrderedDict()
         self._recent: deque[Step] = deque(maxlen=_RECENT_STEPS)
         self._asked: Counter[SegmentIndex] = Counter()
         self._unusable: set[SegmentIndex] = set()  # not stored yet, or of another history
         self._history = 0  # counts calls of `clear`
 
-    def get(self, step: Step) -> StepEntry | None:
+    def get(self, step: Step) -> snapshot.StepEntry | None:
         entry = self._entries.get(step)
         if entry is not None:
             self._entries.move_to_end(step)
         return entry
 
     def note(self, step: Step) -> None:
-        """Note a request for a step whose segment is not in memory."""
         self._recent.append(step)
         self._asked[SegmentIndex(step // SEGMENT_STEPS)] += 1
 
@@ -205,7 +182,7 @@ class LoneEntries:
         """Whether steps of the segment were requested so often that loading it whole would have cost no more."""
         return self._asked[index] * SEGMENT_SHARE_BYTES >= SEGMENT_STEPS * self._stride
 
-    async def load(self, step: Step, ref: tuple[int, bytes]) -> StepEntry | None:
+    async def load(self, step: Step, ref: tuple[int, bytes]) -> snapshot.StepEntry | None:
         """Read one entry, checked against its segment's 16-byte reference; None: read the segment.
 
         `StoreUnreachableError`, `RefusedError` as for any object.
@@ -242,20 +219,22 @@ class LoneEntries:
         for step in range(index * SEGMENT_STEPS, (index + 1) * SEGMENT_STEPS):
             self._entries.pop(Step(step), None)
 
-    async def _read(self, step: Step) -> StepRecord | None:
-        found = await self._read_at(step, place_of(step, self._identity.slices), self._stride)
-        if isinstance(found, OverflowPointer):
+    async def _read(self, step: Step) -> snapshot.StepRecord | None:
+        found = await self._read_at(step, snapshot.place_of(step, self._identity.slices), self._stride)
+        if isinstance(found, snapshot.OverflowPointer):
             found = await self._read_at(step, found.offset, found.size)
-        return None if isinstance(found, OverflowPointer) else found
+        return None if isinstance(found, snapshot.OverflowPointer) else found
 
-    async def _read_at(self, step: Step, offset: int, size: int) -> StepRecord | OverflowPointer | None:
+    async def _read_at(
+        self, step: Step, offset: int, size: int
+    ) -> snapshot.StepRecord | snapshot.OverflowPointer | None:
         key = extent(index_prefix(self._identity.lake_id), SegmentIndex(step // SEGMENT_STEPS))
         buffer = bytearray(size)
         got = await self._store.read_into(key, offset, memoryview(buffer))
         if got is None:
             return None
-        return decode_step_record(memoryview(buffer)[:got], f"{key}: step {step}")
+        return snapshot.decode_step_record(memoryview(buffer)[:got], f"{key}: step {step}")
 
-    def _belongs(self, record: StepRecord, step: Step, ref: tuple[int, bytes]) -> bool:
+    def _belongs(self, record: snapshot.StepRecord, step: Step, ref: tuple[int, bytes]) -> bool:
         found = record.lake_id, record.entry.step, record.digest
         return found == (self._identity.lake_id, step, ref[1])

@@ -1,10 +1,7 @@
 """Following the log: a bounded number of requests when nothing is new, and nothing published unchecked.
 
-`head` is the state as read; `state` is the state that may be shown. The floor check (`confirm`) stands between them: a
-slot that was read, or probed and found empty, is evidence only if the floor had not passed it meanwhile (hazard 1).
-Readers call `poll`. Writers call `refresh`, take the next slot, `extend`, and `confirm` on every branch.
-
-Only one task at a time may call the methods that await; any task may use `state` and the lookups that never wait.
+`head` is the state as read, `state` what may be shown; the floor check (`confirm`) stands between them (hazard 1). Readers
+`poll`; writers `refresh`, take the next slot, `extend`, and `confirm` on every branch. One task at a time awaits here.
 """
 
 from __future__ import annotations
@@ -24,10 +21,9 @@ from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import LogState, Segment, StepEntry
 from stepfs.lake.control import Control
 from stepfs.lake.identity import check_identity
-from stepfs.lake.log.apply import ChainError, LogDamage, apply
+from stepfs.lake.log.apply import ChainError, LogDamage, apply, list_versions, read_commit, read_versions
 from stepfs.lake.log.index import LoneEntries, Segments
 from stepfs.lake.log.snapshots import PassedOver, log_contains, newest_snapshot, rebuilt_segment
-from stepfs.lake.log.tail import list_versions, read_commit, read_versions
 from stepfs.lake.slots import STRAY_GAP
 from stepfs.store.api import Store
 

@@ -1,15 +1,8 @@
 """Snapshots: finding the newest that the log confirms, and writing one off the hot path.
 
-The producer whose commit filled an index segment (or passed `_VERSIONS_MAX` versions) writes a snapshot, and only
-after that commit was Committed, so a snapshot contains only history. The segments it refers to are written first.
-Contents are a function of the history alone: two writers agree, a stale writer is harmless, and the digest decides
-(hazard 11).
-
-Readers skip a damaged snapshot and use an older one; reclaim keeps two readable ones, and the log from the older one
-on (lake/reclaim/run.py). The log must then reach the version of the damaged one: a shorter log has a hole.
+Contents are a function of the history alone: two writers agree, a stale writer is harmless (hazard 11). Readers skip a
+damaged snapshot and use an older one.
 """
-
-from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator
@@ -22,18 +15,10 @@ from stepfs.format.commit import chain_digest, decode_commit
 from stepfs.format.ids import SEGMENT_STEPS, SegmentIndex, Version
 from stepfs.format.keys import extent, index_prefix, log_prefix, numbered, snapshot_prefix
 from stepfs.format.records import LakeIdentity
-from stepfs.format.snapshot import (
-    LogState,
-    Segment,
-    decode_snapshot,
-    encode_segment,
-    encode_snapshot,
-    genesis,
-)
+from stepfs.format.snapshot import LogState, Segment, decode_snapshot, encode_segment, encode_snapshot, genesis
 from stepfs.lake.control import Control
-from stepfs.lake.log.apply import ChainError, apply
+from stepfs.lake.log.apply import ChainError, apply, read_commit, read_versions
 from stepfs.lake.log.index import Segments
-from stepfs.lake.log.tail import read_commit, read_versions
 from stepfs.lake.slots import SlotLost, last_number, listed_slots, settled, take_slot
 from stepfs.store.api import Store
 
@@ -107,11 +92,7 @@ async def newest_snapshot(
 
 
 async def confirmed_snapshots(
-    store: Store,
-    identity: LakeIdentity,
-    *,
-    at_most: Version | None = None,
-    passed_over: PassedOver | None = None,
+    store: Store, identity: LakeIdentity, *, at_most: Version | None = None, passed_over: PassedOver | None = None
 ) -> AsyncGenerator[LogState, None]:
     """Snapshots whose digest the log confirms, newest first; two GETs each, made as the caller iterates."""
     prefix = snapshot_prefix(identity.lake_id)
@@ -133,7 +114,8 @@ async def confirmed_snapshots(
 
 async def _candidates(store: Store, prefix: str, at_most: Version | None) -> list[Version]:
     """Versions of existing snapshots, newest first, a bounded number of them: they are at most `_VERSIONS_MAX` versions apart
-    in practice."""
+    in practice.
+    """
     last = await last_number(store, prefix)
     if last is None:
         return []

@@ -1,14 +1,7 @@
 """One reclaim, in the order that makes a kill anywhere, and a second reclaimer at any time, harmless.
 
-    the newest control record and its need  →  make sure of two confirmed snapshots at or above the new floor
-    →  create the control record after it, which gives the steps up  →  delete: data, index, log, snapshots
-
-A group that changes meanwhile takes the slot of our advance, which is decided again on its record; if it needs more, or if
-another reclaimer was faster, the run starts over. Deletion works from LISTs,
-so leftovers of a killed reclaimer, uploads of dead producers and resurrected slots are deleted too (`sweep`).
-
-A run that finds nothing new costs three requests in a process that goes on. A new process searches all of `data/`: one
-request per 1,000 live objects, and one per 512 live steps.
+the newest record and its need  →  two confirmed snapshots at or above the new floor  →  the record that gives
+steps up  →  delete: data, index, log, snapshots
 """
 
 from __future__ import annotations
@@ -31,7 +24,7 @@ from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import LogState
 from stepfs.lake.control import Control
 from stepfs.lake.decisions import Advance, least_need
-from stepfs.lake.fork_group import release_origins
+from stepfs.lake.fork import release_origins
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.log.snapshots import confirmed_snapshots, write_snapshot
 from stepfs.lake.origins import OriginStores
@@ -59,9 +52,8 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """After a run: nothing was left below `swept`, and no orphan of an incarnation that `state` knows to be over."""
+    """A run has left nothing below `swept`, and no orphan of an incarnation that `state` knows to be over."""
 
-    control: int  # the newest control record; 0 also if there is none
     swept: Target
     searched_ms: int  # when a run last searched all of `data/`
     state: LogState
@@ -166,10 +158,11 @@ class Reclaimer:
         need = reclaim_bound(control.record, ages_s, self._grace_s, reader.state.next_step)
         _check_share(reader, need, self._max_percent)
         target = await _target(reader, need)
-        search = orphans or self._is_search_due()
+        before = self._progress
+        search = orphans or before is None or abs(self._clock.now_ms() - before.searched_ms) >= _SEARCH_MS
         if target.first_live > reader.first_live_step:
             if dry_run:
-                target = replace(target, floor=await planned_floor(reader, target.floor))
+                target = replace(target, floor=await ensure_snapshots(reader, target.floor, dry_run=True))
             else:
                 advance = replace(await _prepared(reader, target), ages_s=ages_s, grace_s=self._grace_s)
                 if not await control.advance(advance):
@@ -194,17 +187,12 @@ class Reclaimer:
         return reader
 
     def _forget(self) -> None:
-        """Begin anew: what was read so far may be of another history."""
-        self._reader = self._progress = None
-
-    def _is_search_due(self) -> bool:
-        before = self._progress
-        return before is None or abs(self._clock.now_ms() - before.searched_ms) >= _SEARCH_MS
+        self._reader = self._progress = None  # what was read so far may be of another history
 
     async def _sweep(self, reader: LogReader, target: Target, need: Need, *, dry_run: bool, search: bool) -> Report:
         """Delete the objects below `target`, or with `dry_run` count them: both walk through the same objects."""
         remover = CountingRemover(None if dry_run else self._store)
-        before, now_ms, number = self._progress, self._clock.now_ms(), max(reader.control.number, 0)
+        before, now_ms = self._progress, self._clock.now_ms()
         last: LastDead = {}
         if before is None or before.swept != target or search:
             last = await walk_doomed(reader, target, remover.remove)
@@ -212,7 +200,7 @@ class Reclaimer:
         await walk_orphans(reader, last, remover.remove, since=since)
         if not dry_run:
             searched_ms = now_ms if search or before is None else before.searched_ms
-            self._progress = Progress(number, target, searched_ms, reader.state)
+            self._progress = Progress(target, searched_ms, reader.state)
         return remover.report(target, need.reason)
 
 
@@ -290,37 +278,21 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 3600:g} h" if seconds >= 3600 else f"{seconds:g} s"
 
 
-async def ensure_snapshots(reader: LogReader, lowest: Version) -> Version:
+async def ensure_snapshots(reader: LogReader, lowest: Version, *, dry_run: bool = False) -> Version:
     """Ensure a snapshot at `lowest` or later. Returns the new floor: at most `lowest`, and no higher than the second
     newest snapshot that the log confirms. So the lake survives one damaged object: readers start from the older snapshot.
-    A lake whose log still begins at version 0 needs no second one.
+    A lake whose log still begins at version 0 needs no second one. `dry_run`: write nothing.
     """
+    floor, newest = reader.control.floor, reader.state.version
     found = await _confirmed(reader)
-    if _is_one_missing(reader, found, lowest):
-        await write_snapshot(reader.store, reader.identity, reader.state, reader.segments, reader.control)
-        found = await _confirmed(reader)
-    if not found and reader.control.floor > 0:
+    alone = len(found) < _KEPT and floor > 0  # one is damaged
+    if not found or found[0] < lowest or (alone and found[0] < newest):
+        if not dry_run:
+            await write_snapshot(reader.store, reader.identity, reader.state, reader.segments, reader.control)
+        found = [newest, *found][:_KEPT] if dry_run else await _confirmed(reader)
+    if not found and floor > 0:
         raise CorruptError(f"{reader.store.url}: no readable snapshot is left; nothing was deleted")
-    return _floor_over(reader, found, lowest)
-
-
-async def planned_floor(reader: LogReader, lowest: Version) -> Version:
-    """The floor that `ensure_snapshots` would return. Writes nothing."""
-    found = await _confirmed(reader)
-    if _is_one_missing(reader, found, lowest):
-        found = [reader.state.version, *found][:_KEPT]
-    return _floor_over(reader, found, lowest)
-
-
-def _is_one_missing(reader: LogReader, found: list[Version], lowest: Version) -> bool:
-    alone = len(found) < _KEPT and reader.control.floor > 0  # one is damaged
-    return not found or found[0] < lowest or (alone and found[0] < reader.state.version)
-
-
-def _floor_over(reader: LogReader, found: list[Version], lowest: Version) -> Version:
-    if len(found) < _KEPT:
-        return reader.control.floor
-    return max(reader.control.floor, min(lowest, found[-1]))
+    return floor if len(found) < _KEPT else max(floor, min(lowest, found[-1]))
 
 
 async def _confirmed(reader: LogReader) -> list[Version]:

@@ -1,16 +1,4 @@
-"""The objects to delete, found by LIST, a page at a time: the same for a real run and a dry run.
-
-A LIST begins at the oldest objects and stops at the first live one, so the cost of a sweep grows with the dead
-objects; only the search for orphans lists everything. Memory holds one page of names, one segment, and 8 bytes per
-live step during the search for orphans. The order permits a kill at any point: index segments and log versions are
-deleted after the data that they name, because the next run needs them to find it.
-
-The rules for data objects need no clock. The objects of one producer are named by epoch and seq, and its steps are in
-the order of both, in the log as in a LIST. So every object up to its last step below the first live one is either dead
-or can never be committed any more: that range of names is deleted without reading the live steps. Above it an object
-is an *orphan* only if it can never be committed (older epoch, seq already committed, sealed lake) and no live step
-names it.
-"""
+"""The objects to delete, found by LIST, a page at a time: the same for a real run and a dry run."""
 
 from __future__ import annotations
 
@@ -22,22 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from stepfs.format import keys
 from stepfs.format.ids import SEGMENT_STEPS, Epoch, SegmentIndex, Step, Version
-from stepfs.format.keys import (
-    DataName,
-    component,
-    data_name,
-    data_prefix,
-    extent,
-    index_prefix,
-    log_prefix,
-    number_of,
-    numbered,
-    parse_data_key,
-    producer_prefix,
-    segment_of,
-    snapshot_prefix,
-)
 from stepfs.format.snapshot import LogState, ProducerState, StepEntry
 from stepfs.lake.log.reader import LogReader
 from stepfs.store.api import Entry, Store
@@ -62,16 +36,16 @@ def last_dead(dead: Iterable[StepEntry], into: dict[str, tuple[Epoch, int]]) -> 
     """Per producer component: epoch and seq of its last step among `dead`, which come in the order of steps."""
     for entry in dead:
         if entry.tgb.origin == 0:
-            name = component(entry.producer_id)
+            name = keys.component(entry.producer_id)
             into[name] = max(into.get(name, (Epoch(0), -1)), (entry.epoch, entry.tgb.seq))
 
 
-def is_below(name: DataName, last: Mapping[str, tuple[Epoch, int]]) -> bool:
+def is_below(name: keys.DataName, last: Mapping[str, tuple[Epoch, int]]) -> bool:
     """Whether the name lies at or before its producer's last dead step."""
     return (name.epoch, name.seq) <= last.get(name.producer, (Epoch(0), -1))
 
 
-def can_never_be_committed(name: DataName, producer: ProducerState | None, *, sealed: bool) -> bool:
+def can_never_be_committed(name: keys.DataName, producer: ProducerState | None, *, sealed: bool) -> bool:
     """As of a confirmed state that was read *before* the object was listed."""
     if sealed:
         return True
@@ -90,7 +64,7 @@ def ended_incarnations(before: LogState, after: LogState) -> dict[str, tuple[str
         epoch, seq = (known.epoch, known.next_seq) if known else (Epoch(0), 0)
         if producer.epoch > epoch or (after.sealed and not before.sealed):
             end = Epoch(producer.epoch + 1) if after.sealed else producer.epoch
-            found[component(name)] = data_name(epoch, seq), data_name(end, 0)
+            found[keys.component(name)] = keys.data_name(epoch, seq), keys.data_name(end, 0)
     return found
 
 
@@ -101,24 +75,24 @@ async def walk_doomed(reader: LogReader, target: Target, do: Do) -> LastDead:
 
     async def dead_segments(page: list[Entry]) -> None:
         for entry in page:
-            index = segment_of(index_prefix(lake_id), entry.key)
+            index = keys.segment_of(keys.index_prefix(lake_id), entry.key)
             if index is not None and (index + 1) * SEGMENT_STEPS <= target.first_live:
                 segments.append(entry)
 
-    boundary = extent(index_prefix(lake_id), SegmentIndex(target.first_live // SEGMENT_STEPS))
-    await _each_page(store, index_prefix(lake_id), dead_segments, end=boundary)
+    boundary = keys.extent(keys.index_prefix(lake_id), SegmentIndex(target.first_live // SEGMENT_STEPS))
+    await _each_page(store, keys.index_prefix(lake_id), dead_segments, end=boundary)
     last: LastDead = {}
     async with aclosing(_dead_entries(reader, segments, target.first_live)) as parts:
         async for part in parts:
             last_dead(part, last)
     for producer, (epoch, seq) in sorted(last.items()):
-        prefix = producer_prefix(lake_id, producer)
-        await _each_page(store, prefix, _only(parse_data_key, do), end=f"{prefix}{epoch:010d}-{seq + 1:016d}")
+        prefix = keys.producer_prefix(lake_id, producer)
+        await _each_page(store, prefix, _only(keys.parse_data_key, do), end=f"{prefix}{epoch:010d}-{seq + 1:016d}")
     for start in range(0, len(segments), _PAGE):
         await do(segments[start : start + _PAGE])
-    for prefix in (log_prefix(lake_id), snapshot_prefix(lake_id)):
-        slots = _only(partial(number_of, prefix), do)
-        await _each_page(store, prefix, slots, end=numbered(prefix, target.floor))
+    for prefix in (keys.log_prefix(lake_id), keys.snapshot_prefix(lake_id)):
+        slots = _only(partial(keys.number_of, prefix), do)
+        await _each_page(store, prefix, slots, end=keys.numbered(prefix, target.floor))
     return last
 
 
@@ -152,7 +126,7 @@ async def _dead_entries(
 ) -> AsyncGenerator[list[StepEntry]]:
     """Entries below `first_live` that are still on record: in segments not deleted yet, the boundary's, the tail."""
     state = reader.state
-    indices = {segment_of(index_prefix(reader.identity.lake_id), entry.key) for entry in dead_segments}
+    indices = {keys.segment_of(keys.index_prefix(reader.identity.lake_id), entry.key) for entry in dead_segments}
     boundary = SegmentIndex(first_live // SEGMENT_STEPS)
     if state.first_segment <= boundary < state.sealed_segments:
         indices.add(boundary)
@@ -171,21 +145,21 @@ async def walk_orphans(reader: LogReader, last: LastDead, do: Do, *, since: LogS
     """
     state, lake_id = reader.state, reader.identity.lake_id
     if since is None:
-        ranges: dict[str, tuple[str, str | None]] = {data_prefix(lake_id): ("", None)}
+        ranges: dict[str, tuple[str, str | None]] = {keys.data_prefix(lake_id): ("", None)}
         named = await _named(reader, reader.first_live_step)
     else:
         ended = ended_incarnations(since, state)
         ranges = {
             prefix: (prefix + after, prefix + end)
             for producer, (after, end) in ended.items()
-            for prefix in [producer_prefix(lake_id, producer)]
+            for prefix in [keys.producer_prefix(lake_id, producer)]
         }
         first = max(since.next_step, reader.first_live_step)
         named = await _named(reader, first) if ranges else {}
-    producers = {component(producer.producer_id): producer for producer in state.producers.values()}
+    producers = {keys.component(producer.producer_id): producer for producer in state.producers.values()}
 
     def is_orphan(key: str) -> bool:
-        name = parse_data_key(key)
+        name = keys.parse_data_key(key)
         if name is None or is_below(name, last):
             return False
         if not can_never_be_committed(name, producers.get(name.producer), sealed=state.sealed):
@@ -210,7 +184,7 @@ async def _named(reader: LogReader, first_live: Step) -> dict[str, array[int]]:
     async with aclosing(live_entries(reader, first_live, reader.state.next_step)) as parts:
         async for part in parts:
             for entry in part:
-                name = parse_data_key(entry.tgb.key) if entry.tgb.origin == 0 else None
+                name = keys.parse_data_key(entry.tgb.key) if entry.tgb.origin == 0 else None
                 if name is not None:
                     named.setdefault(name.producer, array("Q")).append(name.nonce)
     return {producer: array("Q", sorted(nonces)) for producer, nonces in named.items()}
@@ -218,7 +192,8 @@ async def _named(reader: LogReader, first_live: Step) -> dict[str, array[int]]:
 
 async def _each_page(store: Store, prefix: str, do: Do, *, after: str = "", end: str | None = None) -> None:
     """Pass the objects under `prefix`, behind the key `after` and before the key `end`, to `do`; no request beyond the
-    page that reaches `end`."""
+    page that reaches `end`.
+    """
     limit = _PAGE
     while True:
         page = await store.list(prefix, after=after, limit=limit)

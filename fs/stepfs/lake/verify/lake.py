@@ -1,14 +1,4 @@
-"""`verify`: does every committed byte exist, unchanged, and what repairs one that does not? Trusts the log's checksums only.
-
-Each TGB object is read once, front to back, in windows of `WINDOW_BYTES`, by a bounded number of tasks with one
-reused buffer each: memory is bounded for any lake, and one damaged object never stops the check of the others. Besides
-the slices, the header, footer and index of each object are compared with the log, because a recovery after a lost log
-would depend on them. The padding must be the zeros that were written: no checksum covers it, and a rotten bit there is
-a warning. Rejected: HEAD requests (a store that lost bytes still answers them) and one GET per slice (64 requests in
-place of 8).
-"""
-
-from __future__ import annotations
+"""`verify`: does every committed byte exist, unchanged, and what repairs one that does not? Trusts the log's checksums only."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -27,15 +17,7 @@ from stepfs.errors import (
     command,
 )
 from stepfs.format.ids import BLOCK_BYTES, SEGMENT_STEPS, SegmentIndex, SliceIndex, Step
-from stepfs.format.keys import (
-    LAKE,
-    control_prefix,
-    index_prefix,
-    log_prefix,
-    nodes_prefix,
-    segment_of,
-    snapshot_prefix,
-)
+from stepfs.format.keys import LAKE, control_prefix, index_prefix, log_prefix, nodes_prefix, segment_of, snapshot_prefix
 from stepfs.format.records import HEAD_BYTES, payload_problem
 from stepfs.format.snapshot import StepEntry
 from stepfs.format.tgb import (
@@ -193,11 +175,7 @@ class Verification:
 
 
 async def verify_lake(
-    log: LogReader,
-    *,
-    origins: OriginStores,
-    progress: Callable[[Verification], None] | None = None,
-    content: str = "",
+    log: LogReader, *, origins: OriginStores, progress: Callable[[Verification], None] | None = None, content: str = ""
 ) -> Verification:
     """Check all steps that are live now. Never raises `CorruptError`: the result lists damage.
 
@@ -220,11 +198,7 @@ class _Scan:
     """One pass over all objects; `result` grows."""
 
     def __init__(
-        self,
-        log: LogReader,
-        origins: OriginStores,
-        progress: Callable[[Verification], None],
-        content: str,
+        self, log: LogReader, origins: OriginStores, progress: Callable[[Verification], None], content: str
     ) -> None:
         self._content = content
         self.result = Verification()
@@ -302,7 +276,6 @@ class _Scan:
                 self._seen(entry, damages)
 
     async def _verify_object(self, entry: StepEntry, window: memoryview) -> list[Damage]:
-        """One TGB, front to back."""
         tgb, store = entry.tgb, await self._origins.of(entry.tgb, self._log.state)
         check = TgbCheck(tgb, content=self._content)
         offset = 0

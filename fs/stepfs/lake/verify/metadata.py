@@ -1,14 +1,4 @@
-"""`verify`, second half: every small object of a lake, also those that readers do not open today.
-
-A reader starts at the newest snapshot and control record, and never opens older ones. A lake with a rotten older
-snapshot or commit looks well until the object is needed. So each object is read by its own decoder (envelope, CRC,
-ranges) and compared with its name; commits are compared with each other: consecutive from the floor on, each with the
-digest of the one before. Skipped: commits below the floor, and objects that are deleted meanwhile.
-
-The loss of the *newest* object of a sequence cannot be seen here: the lake is then in exactly its former state.
-"""
-
-from __future__ import annotations
+"""`verify`, second half: every small object of a lake, also those that readers do not open today."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import aclosing
@@ -19,25 +9,16 @@ from stepfs.errors import CorruptError, NewerFormatError, RefusedError, StepfsEr
 from stepfs.format.commit import chain_digest, decode_commit
 from stepfs.format.control import decode_control
 from stepfs.format.ids import Version
-from stepfs.format.keys import (
-    control_prefix,
-    extent,
-    index_prefix,
-    log_prefix,
-    number_of,
-    numbered,
-    snapshot_prefix,
-)
+from stepfs.format.keys import control_prefix, extent, index_prefix, log_prefix, number_of, numbered, snapshot_prefix
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import decode_segment, decode_snapshot
 from stepfs.lake.control import Control
-from stepfs.lake.log.tail import read_versions
-from stepfs.lake.several import at_once, in_order
+from stepfs.lake.log.apply import read_versions
+from stepfs.lake.several import at_once, in_order, pages
 from stepfs.lake.slots import STRAY_GAP
 from stepfs.lake.verify.lake import STRAY, Damage
 from stepfs.store.api import Entry, Store
 
-_PAGE: Final = 1000
 _UNREAD_MAX: Final = 3  # objects in a row; beyond that the store is at fault
 
 Check = Callable[[str, bytes], str | None]  # (key, bytes) → the problem, if any
@@ -84,8 +65,8 @@ async def _check_each(store: Store, prefix: str, check: Check) -> AsyncIterator[
             return error
 
     unread_in_a_row = 0
-    async with aclosing(_pages(store, prefix)) as pages:
-        async for page in pages:
+    async with aclosing(pages(store, prefix)) as found:
+        async for page in found:
             number = at_once(max(entry.size for entry in page))
             async with aclosing(in_order(page, problem_of, number=number)) as problems:
                 async for entry, problem in problems:
@@ -102,7 +83,8 @@ async def _check_each(store: Store, prefix: str, check: Check) -> AsyncIterator[
 
 async def _check_dense(store: Store, prefix: str, damages: list[Damage]) -> list[Damage]:
     """`damages`, and the gaps: control records are never deleted. One that is damaged, and behind a gap that no loss makes,
-    is none."""
+    is none.
+    """
     numbers = [n async for key in _keys(store, prefix) if (n := number_of(prefix, key)) is not None]
     damaged = {damage.key for damage in damages}
     strays = set()
@@ -182,18 +164,10 @@ class _Chain:
 
 
 async def _keys(store: Store, prefix: str, after: str = "") -> AsyncGenerator[str, None]:
-    async with aclosing(_pages(store, prefix, after)) as pages:
-        async for page in pages:
+    async with aclosing(pages(store, prefix, after)) as found:
+        async for page in found:
             for entry in page:
                 yield entry.key
-
-
-async def _pages(store: Store, prefix: str, after: str = "") -> AsyncGenerator[list[Entry], None]:
-    while page := await store.list(prefix, after=after, limit=_PAGE):
-        yield page
-        if len(page) < _PAGE:
-            return
-        after = page[-1].key
 
 
 def _damage(key: str, problem: str) -> Damage:

@@ -1,19 +1,10 @@
 """`verify --repair`: a record after a damaged newest control record, from the one before and the objects in the store.
 
-The damaged record was one change. If a group changed, that change is lost, and is reported. If a reclaimer gave steps up,
-it may have deleted some: their data or their log versions are gone, and nothing up to the last of them can be promised.
-It gave up nothing that the groups of the record before needed, so a loss beyond that is no reclaim. If that record is lost
-too, a checkpoint may have released more: then whatever is missing from the beginning of a producer's steps has been
-reclaimed, and the checkpoints that need it are no more.
-
 A reclaimer that knew the record and still deletes goes on: stop the reclaimers before a repair.
 """
 
-from __future__ import annotations
-
 from contextlib import aclosing, suppress
 from dataclasses import replace
-from typing import Final
 
 from stepfs.errors import CorruptError, ReclaimedError, RefusedError
 from stepfs.format.control import ControlRecord, GroupRecord
@@ -22,14 +13,13 @@ from stepfs.format.keys import data_prefix, log_prefix
 from stepfs.format.records import LakeIdentity
 from stepfs.lake.control import Control
 from stepfs.lake.decisions import successor
-from stepfs.lake.fork_group import group_in_parent
+from stepfs.lake.fork import group_in_parent
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.log.snapshots import confirmed_snapshots
 from stepfs.lake.origins import OriginStores
+from stepfs.lake.several import pages
 from stepfs.lake.slots import listed_slots
 from stepfs.store.api import Store
-
-_PAGE: Final = 1000
 
 
 async def repair_control(store: Store, identity: LakeIdentity, origins: OriginStores) -> str | None:
@@ -82,7 +72,7 @@ async def _first_version(store: Store, identity: LakeIdentity) -> Version:
 
 
 def _clipped(group: GroupRecord, first_live: Step) -> GroupRecord:
-    """Without the checkpoints whose steps are gone."""
+    """The group without the checkpoints whose steps are gone."""
     if group.need >= first_live:
         return group
     order = tuple(step for step in group.order if step >= first_live)
@@ -105,7 +95,8 @@ async def _first_held_step(reader: LogReader, origins: OriginStores, end: Step) 
 
 async def _live_bytes(reader: LogReader, first_live: Step) -> int:
     """Payload bytes of the steps from `first_live` on. What cannot be read counts as given up: else it would hold producers
-    with a `max_live_bytes` for ever."""
+    with a `max_live_bytes` for ever.
+    """
     live = sum(entry.tgb.payload_bytes for entry in reader.state.tail if entry.step >= first_live)
     for number in range(first_live // SEGMENT_STEPS, reader.state.sealed_segments):
         with suppress(CorruptError):
@@ -118,10 +109,9 @@ async def _first_complete_step(reader: LogReader, base: ControlRecord, end: Step
     """The step after the last one before `end` that a reclaim may have deleted."""
     prefix = data_prefix(reader.identity.lake_id)
     present: set[str] = set()
-    after = ""
-    while page := await reader.store.list(prefix, after=after, limit=_PAGE):
-        present |= {entry.key for entry in page}
-        after = page[-1].key
+    async with aclosing(pages(reader.store, prefix)) as listed:
+        async for page in listed:
+            present |= {entry.key for entry in page}
     # A snapshot names no segment without a live step.
     first = step = max(base.first_live_step, Step(reader.state.first_segment * SEGMENT_STEPS))
     begun: set[str] = set()  # producers of which something is left: a reclaim deletes their steps in order

@@ -4,8 +4,6 @@ All use direct I/O with size 0, like /proc: the content is made when a file is o
 closed, so a reader never sees a mixture of two moments.
 """
 
-from __future__ import annotations
-
 import errno
 import logging
 import os
@@ -22,8 +20,7 @@ from stepfs.follow.waits import WaitOutcome, Waits
 from stepfs.format.ids import Step
 from stepfs.format.snapshot import StepEntry
 from stepfs.lake.log.reader import LogReader
-from stepfs.mount.fuse.directories import OpenDirectory, OpenFixed, OpenStepFiles
-from stepfs.mount.fuse.files import FileTable, OpenContent, OpenFile
+from stepfs.mount.fuse.files import FileTable, OpenContent, OpenDirectory, OpenFile, OpenFixed, OpenStepFiles
 from stepfs.mount.fuse.guard import refusal
 from stepfs.view import attributes
 from stepfs.view.attributes import Attributes

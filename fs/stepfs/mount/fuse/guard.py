@@ -2,9 +2,8 @@
 
 pyfuse3 ends its main loop on any exception but `FUSEError`. So every exception of a handler becomes an errno: an
 expected failure has an errno of its own, an unexpected exception becomes EIO and a log line with a traceback. Every
-request that would change something gets EROFS."""
-
-from __future__ import annotations
+request that would change something gets EROFS.
+"""
 
 import errno
 import functools
@@ -18,14 +17,7 @@ from typing import Any, Final, NoReturn, TypeVar, cast
 
 import pyfuse3
 
-from stepfs.errors import (
-    AbsentError,
-    ArchivedError,
-    ReclaimedError,
-    RefusedError,
-    StepfsError,
-    StoreUnreachableError,
-)
+from stepfs.errors import AbsentError, ArchivedError, ReclaimedError, RefusedError, StepfsError, StoreUnreachableError
 from stepfs.follow.waits import WaitOutcome
 from stepfs.format.ids import Step
 from stepfs.histogram import Histogram
@@ -142,7 +134,6 @@ def guarded(cls: _Operations) -> _Operations:
 
 
 def errno_of(error: StepfsError) -> int:
-    """The errno that a caller gets for `error`."""
     return next((code for kind, code in _ERRNOS if isinstance(error, kind)), errno.EIO)
 
 
@@ -207,19 +198,9 @@ def _subject(args: tuple[object, ...]) -> Subject:
 
 
 CHANGES: Final = (
-    "setattr",
-    "mknod",
-    "mkdir",
-    "unlink",
-    "rmdir",
-    "symlink",
-    "rename",
-    "link",
-    "create",
-    "write",
-    "setxattr",
+    "setattr", "mknod", "mkdir", "unlink", "rmdir", "symlink", "rename", "link", "create", "write", "setxattr",
     "removexattr",
-)
+)  # fmt: skip
 
 
 def read_only(cls: _Operations) -> _Operations:

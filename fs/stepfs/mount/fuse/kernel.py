@@ -1,9 +1,8 @@
 """The kernel's end of a mount: pyfuse3's session, the names that the kernel holds, and notifications to it.
 
 Notifications run in worker threads only: one from the loop's own thread can deadlock on a locked page, and the loop
-itself must answer requests for paths through the mount."""
-
-from __future__ import annotations
+itself must answer requests for paths through the mount.
+"""
 
 import itertools
 import logging
@@ -198,15 +197,16 @@ def _init(operations: pyfuse3.Operations, directory: Path, options: set[str]) ->
         _log.info("libfuse: %s", text)
 
 
-INTERVAL_S: Final = 0.05
+_READ_S: Final = 0.05
 
 
 @contextmanager
-def interrupted_reads(interval_s: float = INTERVAL_S) -> Iterator[None]:
-    """Inside the context a system call of the main thread blocks for at most `interval_s`: a read of /dev/fuse could block the
-    loop for ever. Main thread only."""
+def interrupted_reads() -> Iterator[None]:
+    """Inside the context a system call of the main thread blocks for at most 50 ms: a read of /dev/fuse could block the
+    loop for ever. Main thread only.
+    """
     before = signal.signal(signal.SIGALRM, _nothing)
-    signal.setitimer(signal.ITIMER_REAL, interval_s, interval_s)
+    signal.setitimer(signal.ITIMER_REAL, _READ_S, _READ_S)
     try:
         yield
     finally:

@@ -2,9 +2,8 @@
 
 A handler for the *root* never awaits: the kernel lets one request at a time through a directory's lock. Handlers inside
 a step directory may wait, with a deadline and no longer than the caller lives (`waits`). Awaits that may yield: `_entry`
-(after it every fact is read again), `sizes.settle` and the reads of open files."""
-
-from __future__ import annotations
+(after it every fact is read again), `sizes.settle` and the reads of open files.
+"""
 
 import errno
 import logging
@@ -17,14 +16,24 @@ from typing import Final
 import pyfuse3
 import trio
 
-from stepfs.data.slices import SliceReads
+from stepfs.data.slices import Slices
 from stepfs.follow.waits import WaitOutcome, Waits
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.format.snapshot import StepEntry
 from stepfs.lake.log.reader import LogReader
 from stepfs.mount.fuse.control import Control
-from stepfs.mount.fuse.directories import OpenDirectory, OpenRoot, OpenStep, ReaddirReply, Replies, Rows
-from stepfs.mount.fuse.files import FileTable, OpenFile, OpenSlice, OpenUnread
+from stepfs.mount.fuse.files import (
+    FileTable,
+    OpenDirectory,
+    OpenFile,
+    OpenRoot,
+    OpenSlice,
+    OpenStep,
+    OpenUnread,
+    ReaddirReply,
+    Replies,
+    Rows,
+)
 from stepfs.mount.fuse.guard import Meter, guarded, read_only, refusal
 from stepfs.mount.fuse.kernel import LookupCounts
 from stepfs.view import attributes
@@ -107,7 +116,8 @@ class KnownAttributes:
 
     def unopenable(self, step: Step, index: SliceIndex) -> Attributes:
         """A file of a pending or released step, for a listing: size 0, unless the file is still open here. Another size
-        than before would cut the pages that its readers have mapped."""
+        than before would cut the pages that its readers have mapped.
+        """
         entry = self.files.entry_of(step, index) if step < self.tree.next_step else None
         if entry is not None:
             return self.of_index(entry, index)
@@ -178,7 +188,7 @@ class StepOperations(pyfuse3.Operations):
     reader: LogReader
     tree: Tree
     names: FileNames
-    slices: SliceReads
+    slices: Slices
     waits: Waits
     control: Control
     meter: Meter

@@ -4,8 +4,6 @@ No thread of a daemon calls into its own mount unless another process can cut th
 one can.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import subprocess

@@ -1,13 +1,8 @@
 """The guardian's own program: wait for the daemon's death, then cut its connection.
 
-    stdin    a pipe from the daemon: its end means that the daemon needs no guardian any more
-    stdout   one line as soon as the guardian watches
-    stderr   the daemon's log
-
-The kernel sends PR_SET_PDEATHSIG when the *thread* that started this process ends, here the daemon's main thread.
+stdin: a pipe from the daemon, whose end means that it needs no guardian; stdout: one line as soon as the guardian watches.
+The kernel sends PR_SET_PDEATHSIG when the *thread* that started this process ends.
 """
-
-from __future__ import annotations
 
 import ctypes
 import os

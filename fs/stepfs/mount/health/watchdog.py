@@ -2,7 +2,8 @@
 
 beat    every `interval_s`: the loop runs; requests were answered or are held, or the kernel waits for none
 stuck   no beat for `stuck_s`: all threads' stacks go to stderr
-abort   no beat, or no answer, for `abort_s`: the FUSE connection is aborted and the process ends"""
+abort   no beat, or no answer, for `abort_s`: the FUSE connection is aborted and the process ends
+"""
 
 from __future__ import annotations
 
@@ -78,9 +79,7 @@ class Timing:
             return self
         asked_s = int(usec) / 1e6
         return Timing(
-            min(self.interval_s, asked_s / 3),
-            min(self.stuck_s, asked_s / 2),
-            min(self.abort_s, asked_s * 0.9),
+            min(self.interval_s, asked_s / 3), min(self.stuck_s, asked_s / 2), min(self.abort_s, asked_s * 0.9)
         )
 
 
@@ -105,16 +104,10 @@ class Watchdog:
         self._over = threading.Event()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        with self._watching():
+        threading.Thread(target=self._watch, name="stepfs watchdog", daemon=True).start()
+        try:
             task_status.started()
             await self._turn()
-
-    @contextmanager
-    def _watching(self) -> Iterator[None]:
-        thread = threading.Thread(target=self._watch, name="stepfs watchdog", daemon=True)
-        thread.start()
-        try:
-            yield
         finally:
             self._over.set()
 
@@ -187,15 +180,15 @@ def abort_and_exit(handle: int | None) -> NoReturn:
 
 
 @contextmanager
-def shown_on_signal(nursery: trio.Nursery, number: signal.Signals = signal.SIGUSR1) -> Iterator[None]:
-    """Inside the context the signal `number` writes all stacks to stderr; `nursery` listens. Main thread only."""
-    with trio.open_signal_receiver(number) as asked:
-        faulthandler.register(number, file=sys.stderr, all_threads=False, chain=True)
+def shown_on_signal(nursery: trio.Nursery) -> Iterator[None]:
+    """Inside the context SIGUSR1 writes all stacks to stderr; `nursery` listens. Main thread only."""
+    with trio.open_signal_receiver(signal.SIGUSR1) as asked:
+        faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=False, chain=True)
         nursery.start_soon(_show_threads, asked)
         try:
             yield
         finally:
-            faulthandler.unregister(number)
+            faulthandler.unregister(signal.SIGUSR1)
 
 
 async def _show_threads(asked: AsyncIterator[int]) -> None:

@@ -5,8 +5,6 @@
 A mount never opens, changes or removes files of other users, who may all be allowed to write to the cache directory.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

@@ -1,8 +1,7 @@
 """Mounts and places for them: the mount table, checking, claiming, clearing of dead mounts, unmounting.
 
-A mount that another process made is passed in as its descriptor of /dev/fuse, named by the directory `/dev/fd/N`."""
-
-from __future__ import annotations
+A mount that another process made is passed in as its descriptor of /dev/fuse, named by the directory `/dev/fd/N`.
+"""
 
 import ctypes
 import enum

@@ -1,10 +1,7 @@
 """Google's and Azure's stores, by obstore.
 
-object_store resends a 307 by itself, and 409 and 412 may be answers to its own first attempt. Both cost time, not
-safety: `lake/slots.py` reads the slot.
-
-Cancellation abandons everything but `create` at once. An abandoned thread ends at the latest with its timeout and does
-not touch the caller's memory: a read lands under a lock that a cancelled caller takes first, an upload sends a copy.
+object_store resends a 307 by itself, and 409 and 412 may answer its own first attempt: `lake/slots` reads the slot.
+Cancellation abandons all but `create`; an abandoned thread touches no memory of the caller.
 """
 
 from __future__ import annotations
@@ -24,12 +21,11 @@ from obstore.exceptions import BaseError
 
 from stepfs import entropy
 from stepfs.errors import StepfsError
-from stepfs.store.answers import PASSING, Answer, Verdict, create_outcome
+from stepfs.store import servers
 from stepfs.store.api import Buffer, Counts, Entry, Progress, Put, byte_views, check_key, check_prefix, ignore_progress
 from stepfs.store.calls import Calls, age_s, http_date
 from stepfs.store.cloud.errors import read_answer, unusable
 from stepfs.store.cloud.place import Place
-from stepfs.store.read_target import PIECE_BYTES, AbandonedReadError, ReadTarget, whole_body
 from stepfs.store.silence import Silence
 
 if TYPE_CHECKING:
@@ -38,7 +34,9 @@ if TYPE_CHECKING:
     from stepfs.store.cloud.place import Client
 
 
-UNSIGNED: Final = Answer(Verdict.UNREACHABLE, "the answer to a write is not the store's; look for a proxy in between")
+UNSIGNED: Final = servers.Answer(
+    servers.Verdict.UNREACHABLE, "the answer to a write is not the store's; look for a proxy in between"
+)
 _KEEP_S: Final = 600.0  # clocks drift, if slowly
 _ASK_AGAIN_S: Final = 60.0  # a store that did not tell
 _ANSWER_S: Final = 5.0
@@ -75,7 +73,7 @@ class StoreClock:
 
 T = TypeVar("T")
 _ATTEMPTS_MAX: Final = 4
-_RETRIED: Final = PASSING | {Verdict.CONFLICT}
+_RETRIED: Final = servers.PASSING | {servers.Verdict.CONFLICT}
 _PAUSE_S: Final = 0.25  # at most, before the second attempt
 
 
@@ -93,21 +91,15 @@ TIMEOUTS: Final = Timeouts()
 class RequestError(Exception):
     """A request failed; `answer` says how."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: servers.Answer) -> None:
         super().__init__(answer.reason)
         self.answer = answer
 
 
 class Requests:
-    """Of one store. Requests of a verb share a client with that verb's timeout."""
+    """Sends one store's requests. Those of a verb share a client with that verb's timeout."""
 
-    def __init__(
-        self,
-        place: Place,
-        counts: Counts,
-        timeouts: Timeouts,
-        calls: Calls,
-    ) -> None:
+    def __init__(self, place: Place, counts: Counts, timeouts: Timeouts, calls: Calls) -> None:
         self._place = place
         self._counts = counts
         self._calls = calls
@@ -117,13 +109,7 @@ class Requests:
         self._making = threading.Lock()
 
     async def call(
-        self,
-        verb: str,
-        keys: tuple[str, ...],
-        work: Callable[[Client], T],
-        *,
-        data: bool = False,
-        retries: int = 0,
+        self, verb: str, keys: tuple[str, ...], work: Callable[[Client], T], *, data: bool = False, retries: int = 0
     ) -> T:
         """Run `work` in a thread, again while its failures pass; a create once, and to its end.
 
@@ -165,7 +151,7 @@ class Requests:
         answer = read_answer(text)
         if answer.status:
             self._calls.sign_of_life()
-        self._counts.add(throttled=answer.verdict is Verdict.THROTTLED)
+        self._counts.add(throttled=answer.verdict is servers.Verdict.THROTTLED)
         return RequestError(answer)
 
     def close(self) -> None:
@@ -205,9 +191,9 @@ class CloudStore:
 
         def fetch(client: Client) -> bytes:
             found = obstore.get(client, name)
-            pieces = found.stream(min_chunk_size=PIECE_BYTES)
+            pieces = found.stream(min_chunk_size=servers.PIECE_BYTES)
             what = f"{self.url}/{key}"
-            return whole_body(pieces, found.meta["size"], bytes_max, what, self._calls.sign_of_life)
+            return servers.whole_body(pieces, found.meta["size"], bytes_max, what, self._calls.sign_of_life)
 
         found = await self._get(key, fetch, bytes)
         self.counts.add(bytes_read=len(found or b""))
@@ -217,13 +203,13 @@ class CloudStore:
         self, key: str, offset: int, buffer: memoryview, landed: Progress = ignore_progress
     ) -> int | None:
         name = self._name(key)
-        target = ReadTarget(buffer, landed, self._calls.sign_of_life)
+        target = servers.ReadTarget(buffer, landed, self._calls.sign_of_life)
 
         def fetch(client: Client) -> int:
             target.check()
             first = offset + target.done  # the first attempt may have broken off in the body
             found = obstore.get(client, name, options={"range": (first, first + target.remaining)})
-            for piece in found.stream(min_chunk_size=PIECE_BYTES):
+            for piece in found.stream(min_chunk_size=servers.PIECE_BYTES):
                 target.append(piece)
             return target.done
 
@@ -245,8 +231,8 @@ class CloudStore:
         try:
             await self._requests.call("create", (key,), send)
         except RequestError as error:
-            outcome = create_outcome(error.answer)
-            if error.answer.verdict is Verdict.FORBIDDEN and await self._read_back(key) is not None:
+            outcome = servers.create_outcome(error.answer)
+            if error.answer.verdict is servers.Verdict.FORBIDDEN and await self._read_back(key) is not None:
                 outcome = Put.EXISTS  # to credentials that may create and not overwrite
             if outcome is None:
                 raise self._calls.explained(error.answer, "create", key) from error
@@ -265,7 +251,7 @@ class CloudStore:
 
         def copied(piece: bytes) -> bytes:
             if abandoned.is_set():
-                raise AbandonedReadError  # the views may have changed before they were copied
+                raise servers.AbandonedReadError  # the views may have changed before they were copied
             self.counts.add(bytes_written=len(piece))
             return piece
 
@@ -281,7 +267,10 @@ class CloudStore:
         try:
             await self._requests.call("put", (key,), send, data=True, retries=0 if single else _PART_RETRIES)
         except RequestError as error:
-            doubtful = error.answer is UNSIGNED or error.answer.verdict in {Verdict.EXISTS, Verdict.FORBIDDEN}
+            doubtful = error.answer is UNSIGNED or error.answer.verdict in {
+                servers.Verdict.EXISTS,
+                servers.Verdict.FORBIDDEN,
+            }
             landed = single and doubtful and await self._read_back(key) == b"".join(views)
             if not landed:  # else an attempt that seemed lost has
                 raise self._calls.explained(error.answer, "put", key, "write") from error
@@ -347,11 +336,11 @@ class CloudStore:
                 "delete", keys, lambda client: obstore.delete(client, [self._prefix + key for key in keys])
             )
         except RequestError as error:
-            if len(keys) > 1 and error.answer.verdict not in PASSING:
+            if len(keys) > 1 and error.answer.verdict not in servers.PASSING:
                 # The text tells the first failure of many, such as that a key was absent.
                 for key in keys:
                     await self._delete((key,))
-            elif error.answer.verdict is not Verdict.ABSENT:
+            elif error.answer.verdict is not servers.Verdict.ABSENT:
                 raise self._calls.explained(error.answer, "delete", keys[0]) from error
 
     async def _get(
@@ -360,9 +349,9 @@ class CloudStore:
         try:
             return await self._requests.call("get", (key,), fetch, data=data)
         except RequestError as error:
-            if error.answer.verdict is Verdict.PAST_END:
+            if error.answer.verdict is servers.Verdict.PAST_END:
                 return past_end()
-            if error.answer.verdict is not Verdict.ABSENT:
+            if error.answer.verdict is not servers.Verdict.ABSENT:
                 raise self._calls.explained(error.answer, "get", key, "read") from error
         self._calls.rights.prove("get", [key])
         return None

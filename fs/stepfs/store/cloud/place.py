@@ -29,11 +29,8 @@ _IDLE_S: Final = 10.0  # a middlebox may drop an idle connection silently
 _REQUEST_S: Final = 3600.0  # a silent server ends a request, a long body does not
 _OF_AZURE: Final = ("AZURE_SKIP_SIGNATURE", *(name for name in SECRETS if name.startswith("AZURE_STORAGE_")))
 _OF_GOOGLE: Final = (
-    "GOOGLE_BEARER_TOKEN",
-    "GOOGLE_SKIP_SIGNATURE",
-    "GOOGLE_SERVICE_ACCOUNT",
-    "GOOGLE_SERVICE_ACCOUNT_KEY",
-)
+    "GOOGLE_BEARER_TOKEN", "GOOGLE_SKIP_SIGNATURE", "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_KEY",
+)  # fmt: skip
 _SCOPE: Final = "https://www.googleapis.com/auth/devstorage.read_write"
 _users: Final[set[int]] = set()  # this process, or those it was forked from, once one has made a client
 
@@ -102,9 +99,7 @@ def azure_place(account: str, container: str, prefix: str) -> Place:
         keys_per_delete=256,
         keys_per_page=5000,
         make=partial(
-            AzureStore,
-            container,
-            config={"account_name": account, "endpoint": endpoint, "use_emulator": False},
+            AzureStore, container, config={"account_name": account, "endpoint": endpoint, "use_emulator": False}
         ),
         provider=_azure_provider,
         wrote=lambda result: (result["e_tag"] or "").startswith('"0x'),

@@ -1,23 +1,8 @@
 """A store in a directory of a POSIX file system.
 
-Sorting the children of one directory by name, with '/' appended to directories, gives the order of keys, so a
-depth-first walk never needs the whole tree. A directory of 10^6 names costs one pass over its names; files are
-`stat`ed only when they are part of the answer. Rejected: remembering a directory's sorted names by its mtime (a
-change within one timestamp tick would go unseen).
-
-Create-if-absent is `link(2)` of a fully written, fsynced temporary file: the name appears at once with all its
-bytes, for exactly one of any number of racing processes or hosts. A network file system may send a link twice and
-report EEXIST for our own success; the link count of the temporary file, and the bytes, reveal that. Rejected:
-`O_CREAT|O_EXCL` (shows a partial object), `renameat2(RENAME_NOREPLACE)` (not on network file systems), `O_TMPFILE`
-(same, and it leaves no name to count links of), lock files (outlive their holder). Where the fsync of a directory
-failed, the create is UNKNOWN, and a read of the object fails until that fsync has succeeded.
-
-Temporary files live in a hidden directory that listing never shows. The leftovers of crashes are deleted there by
-their age on the file system's own clock. Calls run in worker threads and are never abandoned: a cancelled caller waits
-for its system call, so a buffer is never written to after its owner went on, and a create always reports its outcome.
+Calls run in worker threads and are never abandoned: a cancelled caller waits for its system call, so a create always reports
+its outcome.
 """
-
-from __future__ import annotations
 
 import errno
 import heapq
@@ -91,7 +76,8 @@ def links(path: Path) -> int:
 
 def fill(handle: int, offset: int, buffer: memoryview) -> int:
     """Read into `buffer` from byte `offset`; returns the number of bytes, fewer than the buffer's at the end of the
-    file."""
+    file.
+    """
     done = 0
     while done < len(buffer):
         got = os.preadv(handle, [buffer[done:]], offset + done)

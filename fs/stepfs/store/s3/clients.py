@@ -1,15 +1,6 @@
-"""boto3's clients of S3, made of the user's profile.
+"""boto3's clients of S3, made of the user's profile, and the credentials of a role.
 
-So one process reaches several S3 servers, each with credentials of its own, and the AWS files stay the only place for them.
-
-All sessions of a process, and of the processes forked from it, share one loader of botocore's models: to parse them took
-three quarters of a DataLoader worker's first read.
-
-Two of them, because botocore's retries resend a create that already succeeded and then report 412 for the caller's own
-success (hazard 2). `commit` sends exactly once and waits longer than the queue of losers on the slowest measured
-server (4 s). `data` retries requests that may be sent twice and gives up on a silent connection early. It pools as many
-connections as the threads of both can use (`store/calls`). Beside it `direct` reads plain ranges; it learns the set-up
-from requests of `data`.
+`commit` sends exactly once; `data` retries what may be sent twice, and `direct` reads plain ranges beside it.
 """
 
 from __future__ import annotations
@@ -17,34 +8,96 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
+from pathlib import Path
 from ssl import SSLContext
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import urlsplit
 
 import botocore.session
 from boto3.session import Session
 from botocore.config import Config
 from botocore.configprovider import ConfiguredEndpointProvider
-from botocore.exceptions import BotoCoreError
+from botocore.credentials import RefreshableCredentials
+from botocore.exceptions import BotoCoreError, CredentialRetrievalError, NoCredentialsError
 from botocore.httpsession import create_urllib3_context, get_cert_path
 from botocore.loaders import Loader, create_loader
 
 from stepfs.errors import RefusedError, UsageError
-from stepfs.store.answers import is_throttled
-from stepfs.store.s3 import roles
 from stepfs.store.s3.direct import CONNECT_S, DirectReads
-from stepfs.store.settings import (
-    COMMIT_THREADS_MAX,
-    CONTROL_THREADS_MAX,
-    DATA_THREADS_MAX,
-    S3_ENDPOINTS,
-    SET_S3_KEYS,
-)
+from stepfs.store.servers import is_throttled
+from stepfs.store.settings import COMMIT_THREADS_MAX, CONTROL_THREADS_MAX, DATA_THREADS_MAX, S3_ENDPOINTS, SET_S3_KEYS
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
+
+_METHODS: Final = {"iam-role", "container-role", "assume-role-with-web-identity"}  # botocore's names
+_TRY_S: Final = 2
+_TRIES: Final = 3
+_NAMED_BY: Final = (
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_EC2_METADATA_SERVICE_ENDPOINT",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+)
+_VENDOR: Final = Path("/sys/class/dmi/id/sys_vendor")
+
+_held: dict[str, tuple[int, RefreshableCredentials]] = {}  # by profile: the process that got them
+
+
+def are_expected() -> bool:
+    """Whether the environment, or the machine's maker, says that a role has credentials here."""
+    if any(map(os.environ.get, _NAMED_BY)):
+        return True
+    if os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
+        return False
+    with suppress(OSError):
+        return "amazon" in _VENDOR.read_text().lower()
+    return False
+
+
+def are_of_role(credentials: Any) -> bool:
+    return getattr(credentials, "method", None) in _METHODS
+
+
+def credentials_of(session: Session, again: Callable[[], Session]) -> Any:
+    """The session's credentials; `NoCredentialsError` if there are none, or none yet: then the next try needs a new session,
+    because this one has asked. `again` makes one.
+    """
+    core: Any = session._session  # noqa: SLF001 - boto3 passes only a part of it on
+    if are_expected():
+        for name, least in (("metadata_service_timeout", _TRY_S), ("metadata_service_num_attempts", _TRIES)):
+            core.set_config_variable(name, max(least, core.get_config_variable(name)))
+    pid, held = _held.get(session.profile_name, (os.getpid(), None))
+    if held is not None and pid != os.getpid() and not held.refresh_needed():  # else it would take a lock of the parent
+        core._credentials = _copied(held, again)  # noqa: SLF001 - no other way
+    found: Any = core.get_credentials()
+    if found is None:
+        raise NoCredentialsError
+    if are_of_role(found):
+        _held[session.profile_name] = os.getpid(), found
+    return found
+
+
+def _copied(held: RefreshableCredentials, again: Callable[[], Session]) -> RefreshableCredentials:
+    """The same credentials without the parent's locks; a session of its own renews them."""
+
+    def renewed() -> dict[str, str]:
+        found = again().get_credentials()
+        if not isinstance(found, RefreshableCredentials):
+            raise CredentialRetrievalError(provider=held.method, error_msg="there are none just now")
+        return _metadata(found)
+
+    return RefreshableCredentials.create_from_metadata(_metadata(held), renewed, held.method)
+
+
+def _metadata(credentials: Any) -> dict[str, str]:
+    frozen = credentials.get_frozen_credentials()
+    expiry = credentials._expiry_time.isoformat()  # noqa: SLF001 - no other way
+    named = {"access_key": frozen.access_key, "secret_key": frozen.secret_key, "token": frozen.token}
+    return {**named, "expiry_time": expiry}
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +172,9 @@ class Clients:
     _pid: int | None = None
 
     def commit(self) -> S3Client:
-        """The client that sends exactly one attempt per call."""
         return self._client("commit", 1, COMMIT_THREADS_MAX, self.commit_timeout_s)
 
     def data(self) -> S3Client:
-        """The client that retries with back-off."""
         return self._client("data", 4, CONTROL_THREADS_MAX + self.data_threads, self.data_timeout_s)
 
     def direct(self) -> DirectReads:
@@ -133,7 +184,7 @@ class Clients:
 
     def may_come_late(self) -> bool:
         """Whether credentials that are missing or expired are those of a role, which may get them yet."""
-        return roles.are_expected() if self._credentials is None else roles.are_of_role(self._credentials)
+        return are_expected() if self._credentials is None else are_of_role(self._credentials)
 
     def close(self) -> None:
         with self._lock:
@@ -158,7 +209,7 @@ class Clients:
         except BotoCoreError as error:  # AWS_PROFILE names no profile, a configuration file does not parse
             raise UsageError(f"the AWS settings are wrong: {error}") from error
         session, scoped = chosen.session, chosen.endpoint_url
-        self._credentials = roles.credentials_of(session, lambda: choose(self.profile, self.url).session)
+        self._credentials = credentials_of(session, lambda: choose(self.profile, self.url).session)
         given = scoped or self.endpoint_url if self.of_origin else self.endpoint_url or scoped
         signs_body = attempts == 1  # uploads use the CRC32C that the server verifies: SHA-256 costs more
         usual = None if chosen.profile else next(filter(None, map(os.environ.get, S3_ENDPOINTS)), None)
@@ -183,11 +234,7 @@ class Clients:
             region = chosen.region or session.region_name or "us-east-1"
             try:
                 return session.client(
-                    "s3",
-                    endpoint_url=given,
-                    region_name=region,
-                    config=config,
-                    verify=chosen.ca_bundle,
+                    "s3", endpoint_url=given, region_name=region, config=config, verify=chosen.ca_bundle
                 )
             except ValueError as error:  # botocore raises this for anything but a URL
                 raise UsageError(f"endpoint {named!r}: write a URL such as https://host:port") from error

@@ -1,12 +1,8 @@
 """Ranged GETs over sockets of the store's own, straight into the caller's buffer.
 
-botocore spends milliseconds of CPU on a request; a data range needs none of that. It stays the truth all the same: its last
-successful GET shows the address, the path and the region, its credentials sign, and all but a plain 206 with the whole
-range is asked again through it. So errors, redirects, regions, retries, set-ups that this room does not know (a proxy,
-SigV4A, S3 Express, a user's own signer) keep their behaviour. A body that breaks is continued by it, too.
+botocore stays the truth: its last GET shows address, path and region, its credentials sign, and all but a plain 206 with the
+whole range is asked again through it.
 """
-
-from __future__ import annotations
 
 import hashlib
 import hmac
@@ -29,8 +25,7 @@ from botocore.utils import get_environ_proxies
 from urllib3.util import wait_for_read
 
 from stepfs import entropy
-from stepfs.store.answers import is_throttled
-from stepfs.store.read_target import ReadTarget
+from stepfs.store.servers import ReadTarget, is_throttled
 
 CONNECT_S: Final = 5.0
 _IDLE_S: Final = 10.0  # a middlebox may drop an idle connection silently

@@ -1,14 +1,12 @@
 """botocore's errors as answers: what each says of the request."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from botocore import exceptions as boto
 from botocore.parsers import ResponseParserError
 from urllib3.exceptions import HTTPError
 
-from stepfs.store.answers import Answer, Verdict, verdict_of
+from stepfs.store.servers import Answer, Verdict, verdict_of
 
 FAILURES: Final = (  # the errors of a request
     boto.BotoCoreError,
@@ -23,21 +21,10 @@ _EXPIRED: Final = (  # credentials exist, but cannot be renewed just now
     boto.TokenRetrievalError,
 )
 _UNSET: Final = (
-    boto.NoCredentialsError,
-    boto.PartialCredentialsError,
-    boto.ProfileNotFound,
-    boto.ConfigNotFound,
-    boto.ConfigParseError,
-    boto.InvalidConfigError,
-    boto.InvalidRegionError,
-)
-_BODY: Final = (
-    boto.IncompleteReadError,
-    boto.ResponseStreamingError,
-    boto.ReadTimeoutError,
-    HTTPError,
-    OSError,
-)
+    boto.NoCredentialsError, boto.PartialCredentialsError, boto.ProfileNotFound, boto.ConfigNotFound,
+    boto.ConfigParseError, boto.InvalidConfigError, boto.InvalidRegionError,
+)  # fmt: skip
+_BODY: Final = (boto.IncompleteReadError, boto.ResponseStreamingError, boto.ReadTimeoutError, HTTPError, OSError)
 
 
 def read_error(error: Exception) -> Answer:

@@ -3,18 +3,16 @@
 An object is read with the etag of its listing (`If-Match`), so that one that was replaced is refused, not mixed in.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import closing
 from http import HTTPStatus
 from typing import Final
 
 from stepfs.errors import AbsentError, RefusedError, StepfsError
-from stepfs.store.answers import Verdict, explain
 from stepfs.store.listed import ListedObject, gone, replaced, shorter
 from stepfs.store.s3.clients import Clients
 from stepfs.store.s3.errors import FAILURES, broke_in_body, read_error
+from stepfs.store.servers import Verdict, explain
 from stepfs.store.settings import S3
 
 _TIMEOUT_S: Final = 20.0  # without a byte

@@ -1,10 +1,7 @@
 """A store on S3.
 
-Bytes go from the socket through one cache-sized piece into the buffer (measured: as cheap as urllib3's own `readinto`).
-
-Cancellation abandons `get`, `read_into`, `list`, `delete` and `put` at once, `create` never. An abandoned thread ends
-at the latest with its timeout and does not touch the caller's memory: a read writes under a lock that a cancelled
-caller takes first; an upload stops, its checksum covers a changed buffer (a multipart stops before its abort).
+Cancellation abandons all verbs but `create` at once. An abandoned thread ends with its timeout and touches no memory of the
+caller: a read writes under a lock, an upload stops, and its checksum covers a changed buffer.
 """
 
 from __future__ import annotations
@@ -19,19 +16,18 @@ import trio
 
 from stepfs import entropy
 from stepfs.errors import RefusedError, StepfsError, StoreUnreachableError
-from stepfs.store.answers import Verdict, create_outcome, is_passing
 from stepfs.store.api import Buffer, Counts, Entry, Progress, Put, byte_views, check_key, check_prefix, ignore_progress
 from stepfs.store.calls import Calls, age_s, http_date
-from stepfs.store.read_target import PIECE_BYTES, ReadTarget, whole_body
 from stepfs.store.s3.clients import Clients
 from stepfs.store.s3.errors import FAILURES, broke_in_body, read_error
 from stepfs.store.s3.upload import SINGLE_BYTES_MAX, Upload, encryption
+from stepfs.store.servers import PIECE_BYTES, ReadTarget, Verdict, create_outcome, is_passing, whole_body
 from stepfs.store.settings import DATA_THREADS_MAX, S3
 from stepfs.store.silence import Silence
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
-    from mypy_boto3_s3.type_defs import ListObjectsV2OutputTypeDef, ListObjectsV2RequestTypeDef
+    from mypy_boto3_s3.type_defs import DeleteTypeDef, ListObjectsV2OutputTypeDef, ListObjectsV2RequestTypeDef
 
 
 class AnswerCount:
@@ -54,24 +50,6 @@ def download(client: S3Client, bucket: str, key: str, offset: int, target: ReadT
             target.append(piece)
 
 
-def download_whole(
-    client: S3Client,
-    bucket: str,
-    key: str,
-    bytes_max: int,
-    answered: AnswerCount,
-    sign_of_life: Callable[[], None],
-) -> bytes:
-    """The object's bytes, in one request; `CorruptError` before the read if the object is too large."""
-    response = client.get_object(Bucket=bucket, Key=key)
-    answered.answers += 1
-    with closing(response["Body"]) as body:
-        pieces = iter(partial(body.read, PIECE_BYTES), b"")
-        what = f"s3://{bucket}/{key}"
-        # A proxy that sends the body in chunks leaves the length out.
-        return whole_body(pieces, response.get("ContentLength", 0), bytes_max, what, sign_of_life)
-
-
 def page_entries(page: ListObjectsV2OutputTypeDef, prefix: str, *, ages: bool) -> list[Entry]:
     """The entries of one answer, keys without `prefix`. Without a readable Date every age is 0: unknown."""
     headers = page.get("ResponseMetadata", {}).get("HTTPHeaders", {})
@@ -80,16 +58,6 @@ def page_entries(page: ListObjectsV2OutputTypeDef, prefix: str, *, ages: bool) -
         Entry(item["Key"].removeprefix(prefix), item["Size"], age_s(item.get("LastModified"), now))
         for item in page.get("Contents", [])
     ]
-
-
-def delete_batch(client: S3Client, bucket: str, prefix: str, keys: Sequence[str]) -> dict[str, str]:
-    """Delete at most 1,000 keys. Returns key → error code of those that are still there."""
-    answer = client.delete_objects(
-        Bucket=bucket,
-        Delete={"Objects": [{"Key": prefix + key} for key in keys], "Quiet": True},
-    )
-    failed = {error.get("Key", ""): error.get("Code", "") for error in answer.get("Errors", [])}
-    return {name.removeprefix(prefix): code for name, code in failed.items() if code != "NoSuchKey"}
 
 
 T = TypeVar("T")
@@ -141,10 +109,16 @@ class S3Store:
 
     async def get(self, key: str, *, bytes_max: int = 256 << 20) -> bytes | None:
         name = self._name(key)
-        answered, sign_of_life = AnswerCount(), self._calls.sign_of_life
+        answered, what = AnswerCount(), f"s3://{self.bucket}/{name}"
 
         def fetch() -> bytes:
-            return download_whole(self._clients.data(), self.bucket, name, bytes_max, answered, sign_of_life)
+            response = self._clients.data().get_object(Bucket=self.bucket, Key=name)
+            answered.answers += 1
+            with closing(response["Body"]) as body:
+                pieces = iter(partial(body.read, PIECE_BYTES), b"")
+                # A proxy that sends the body in chunks leaves the length out.
+                size = response.get("ContentLength", 0)
+                return whole_body(pieces, size, bytes_max, what, self._calls.sign_of_life)
 
         found = await self._get(key, fetch, answered)
         self.counts.add(bytes_read=len(found or b""))
@@ -259,16 +233,14 @@ class S3Store:
         await trio.to_thread.run_sync(self._clients.close)
 
     def _delete(self, keys: Sequence[str]) -> dict[str, str]:
-        return delete_batch(self._clients.data(), self.bucket, self._prefix, keys)
+        """Delete at most 1,000 keys. Returns key → error code of those that are still there."""
+        named: DeleteTypeDef = {"Objects": [{"Key": self._prefix + key} for key in keys], "Quiet": True}
+        answer = self._clients.data().delete_objects(Bucket=self.bucket, Delete=named)
+        failed = {error.get("Key", ""): error.get("Code", "") for error in answer.get("Errors", [])}
+        return {name.removeprefix(self._prefix): code for name, code in failed.items() if code != "NoSuchKey"}
 
     async def _call(
-        self,
-        verb: str,
-        keys: tuple[str, ...],
-        work: Callable[[], T],
-        *,
-        abandon: bool = True,
-        data: bool = False,
+        self, verb: str, keys: tuple[str, ...], work: Callable[[], T], *, abandon: bool = True, data: bool = False
     ) -> T:
         """Run `work` in a thread. `data`: it moves a body of any size, and must not delay control requests."""
 
@@ -293,7 +265,8 @@ class S3Store:
         self, key: str, fetch: Callable[[], T], answered: AnswerCount | ReadTarget, *, data: bool = False
     ) -> T | None:
         """The result of `fetch`, called again for the rest of a body that did not arrive whole; None: absent. A
-        request that no answer began is not repeated: the client has already done so."""
+        request that no answer began is not repeated: the client has already done so.
+        """
         for attempt in range(_ATTEMPTS_MAX):
             before = answered.answers
             try:

@@ -137,11 +137,7 @@ class Upload:
 
     def create(self, client: S3Client, body: bytes) -> None:
         client.put_object(
-            **self._target,
-            **self._encryption,
-            Body=body,
-            IfNoneMatch="*",
-            ChecksumCRC32C=checksum(self._views),
+            **self._target, **self._encryption, Body=body, IfNoneMatch="*", ChecksumCRC32C=checksum(self._views)
         )
 
     def send(self, client: S3Client, crc32c: int | None) -> None:
@@ -208,11 +204,7 @@ class Upload:
     ) -> CompletedPartTypeDef:
         crc = checksum(piece)
         answer = client.upload_part(
-            **self._target,
-            UploadId=upload_id,
-            PartNumber=number,
-            Body=self._body(piece),
-            ChecksumCRC32C=crc,
+            **self._target, UploadId=upload_id, PartNumber=number, Body=self._body(piece), ChecksumCRC32C=crc
         )
         return {"PartNumber": number, "ETag": answer["ETag"], "ChecksumCRC32C": crc}
 

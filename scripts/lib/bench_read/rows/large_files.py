@@ -84,7 +84,8 @@ class Large:
     @contextmanager
     def primed_mount(self, number: int, rank: int) -> Iterator[Mount]:
         """A mount that pushed one file into the page cache a moment ago, as it does for a trainer that comes to it:
-        some machines take away pages that rest for seconds (`bench_report.machine`)."""
+        some machines take away pages that rest for seconds (`bench_report.machine`).
+        """
         touch_memory(_TOUCHED_FILES * self._size)
         options = ["--steps", f"{number}:{number + 1}", "--ranks", f"{rank}", "--prefetch", "1"]
         with self._bed.mounted(self.url, *options) as mount:
