@@ -11,7 +11,7 @@ from controlled import control_keys
 from crc32c import crc32c
 from doubles.faulty_store import ObjectMap
 from doubles.trio_clock import TrioClock
-from forked import AROUND, Stores, is_whole, reclaimed
+from fork_stores import AROUND, Stores, is_whole, reclaimed
 from lakework import list_groups, reclaim
 from ledger import Ledger
 from process_store import ProcessStore

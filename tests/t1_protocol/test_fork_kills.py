@@ -11,7 +11,7 @@ import trio
 from doubles.faults import FALSE_412, LOST_RESPONSE, OWN_412, THROTTLED_503, Weighted
 from doubles.faulty_store import FaultyStore, ObjectMap
 from doubles.trio_clock import TrioClock
-from forked import AROUND, CUT, Stores, holders, is_whole, reclaimed
+from fork_stores import AROUND, CUT, Stores, holders, is_whole, reclaimed
 from lakework import list_groups, reclaim
 from process_store import ProcessStore
 from producer_world import World, append, feed, simulate
