@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import multiprocessing.reduction
 import os
 import runpy
 import signal
@@ -11,24 +10,26 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from functools import cache
+from multiprocessing import forkserver, reduction
 from pathlib import Path
 from typing import Any, Self
 
 PATIENCE_S = 100.0
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(
-    [
-        "boto3", "botocore.httpsession", "numpy", "pydantic", "trio_parallel", "yaml", "stepfs.cli.app",
-        "stepfs.cli.commands.checkpoint", "stepfs.cli.commands.doctor", "stepfs.cli.commands.fork",
-        "stepfs.cli.commands.init", "stepfs.cli.commands.ls", "stepfs.cli.commands.mount",
-        "stepfs.cli.commands.reclaim", "stepfs.cli.commands.seal", "stepfs.cli.commands.show",
-        "stepfs.cli.commands.status", "stepfs.cli.commands.unmount", "stepfs.cli.commands.verify",
-        "stepfs.doctor.lakes", "stepfs.doctor.machine", "stepfs.lake.fork", "stepfs.lake.reclaim.run",
-        "stepfs.lake.verify.lake", "stepfs.mount.daemon", "stepfs.mount.unmount", "stepfs.store.s3.s3_store",
-        "stepfs_producer", "stepfs_producer.cli.app", "stepfs_producer.run.session",
-        "stepfs_producer.run.history.lineage",
-    ]
-)  # fmt: skip
+_CONTEXT.set_forkserver_preload(["forked_loaded"])
+
+
+@cache
+def _start_server() -> None:
+    """It finds our own modules by a variable alone."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = str(Path(__file__).parent)
+    forkserver.ensure_running()
+    if before is None:
+        del os.environ["PYTHONPATH"]
+    else:
+        os.environ["PYTHONPATH"] = before
 
 
 class _Handed:
@@ -38,7 +39,7 @@ class _Handed:
         self.number = number
 
     def __reduce__(self) -> tuple[Any, tuple[Any]]:
-        return _taken, (multiprocessing.reduction.DupFd(self.number),)
+        return _taken, (reduction.DupFd(self.number),)
 
 
 def _taken(duplicate: Any) -> int:
@@ -72,6 +73,7 @@ class Forked:
     def __init__(
         self, package: str, *words: object, env: Mapping[str, str] | None = None, cwd: str | Path | None = None
     ) -> None:
+        _start_server()
         out, err = os.pipe(), os.pipe()
         arguments = (package, [str(word) for word in words], dict(os.environ if env is None else env))
         descriptors = _Handed(out[1]), _Handed(err[1])
@@ -125,7 +127,9 @@ class Forked:
         return out[0], err
 
 
-def ran(package: str, words: Sequence[object], *, timeout: float = PATIENCE_S, **options: Any) -> Any:
+def ran(
+    package: str, words: Sequence[object], *, timeout: float = PATIENCE_S, **options: Any
+) -> subprocess.CompletedProcess[str]:
     """How a command ended and what it printed, as `finished.ran` says it."""
     with Forked(package, *words, **options) as process:
         out, err = process.communicate(timeout)
