@@ -9,8 +9,10 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from importlib import import_module
 from multiprocessing import forkserver, reduction
 from pathlib import Path
 from typing import Any, Self
@@ -46,8 +48,25 @@ def _taken(duplicate: Any) -> int:
     return int(duplicate.detach())
 
 
+def stand_still(module: str, owner: str, name: str) -> None:
+    """In place of a function: a thread in a file system, or in a server's library, that does not answer."""
+
+    def stuck(*_: object, **__: object) -> None:
+        os.write(2, b"stands\n")
+        time.sleep(3600)
+
+    holder = import_module(module)
+    setattr(getattr(holder, owner) if owner else holder, name, stuck)
+
+
 def _begin(
-    package: str, words: list[str], environment: dict[str, str], directory: str, stdout: int, stderr: int
+    package: str,
+    words: list[str],
+    environment: dict[str, str],
+    directory: str,
+    stdout: int,
+    stderr: int,
+    first: Callable[[], object] | None,
 ) -> None:
     os.chdir(directory)
     os.environ.clear()
@@ -59,6 +78,8 @@ def _begin(
     sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
     if "TESTS_CONSTANTS" in environment:
         runpy.run_path(str(Path(__file__).parent / "changed_constants/sitecustomize.py"))
+    if first is not None:
+        first()
     sys.argv = [package, *words]
     if package == "stepfs":
         from stepfs.cli import main  # noqa: PLC0415
@@ -71,13 +92,18 @@ class Forked:
     """A command that runs: of `subprocess.Popen` what tests of commands need."""
 
     def __init__(
-        self, package: str, *words: object, env: Mapping[str, str] | None = None, cwd: str | Path | None = None
+        self,
+        package: str,
+        *words: object,
+        env: Mapping[str, str] | None = None,
+        cwd: str | Path | None = None,
+        first: Callable[[], object] | None = None,
     ) -> None:
         _start_server()
         out, err = os.pipe(), os.pipe()
         arguments = (package, [str(word) for word in words], dict(os.environ if env is None else env))
         descriptors = _Handed(out[1]), _Handed(err[1])
-        self._process = _CONTEXT.Process(target=_begin, args=(*arguments, str(cwd or Path.cwd()), *descriptors))
+        self._process = _CONTEXT.Process(target=_begin, args=(*arguments, str(cwd or Path.cwd()), *descriptors, first))
         self._process.start()
         for _, end in (out, err):
             os.close(end)

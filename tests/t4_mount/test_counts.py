@@ -20,10 +20,10 @@ def store_requests(mount) -> int:
     return mount.status()["store"]["requests"]
 
 
-def test_an_unchanged_lake_costs_one_request_per_poll_interval_at_most(lake_url, tmp_path, monkeypatch):
+def test_an_unchanged_lake_costs_one_request_per_poll_interval_at_most(file_url, tmp_path, monkeypatch):
     change_constants(monkeypatch, {"stepfs.follow.follower:INTERVAL_S_MAX": SELDOM_S})
-    lake_with(lake_url, 5)
-    with mounted(lake_url, tmp_path / "m", "--poll", "100ms", "--no-prime") as mount:
+    lake_with(file_url, 5)
+    with mounted(file_url, tmp_path / "m", "--poll", "100ms", "--no-prime") as mount:
         began, before = time.monotonic(), store_requests(mount)
         looks = 0
         while time.monotonic() - began < 2.5 or looks <= 50:

@@ -14,9 +14,11 @@ import sys
 import tempfile
 from pathlib import Path
 
+import forked
 import pytest
 from endings import ENDINGS, assert_nothing_is_left
 from finished import ran
+from forked import Forked
 from realmount import PATIENCE_S, STEPFS, clear, gone, mounted, payload, stepfs, until
 
 from stepfs.control_files import answer_within
@@ -138,10 +140,9 @@ def test_any_name_of_a_mount_point_will_do(lake, tmp_path, name):
         assert mount.config()["directory"] == str(directory)
         assert "stepfs_frontier_step" in (directory / ".stepfs/metrics").read_text()
         for command in ("status", "doctor", "ls"):
-            done = subprocess.run([*STEPFS, command, directory], capture_output=True, timeout=PATIENCE_S, check=False)
-            assert (done.returncode, b"Unicode" in done.stderr) == (0, False), done
-        done = subprocess.run([*STEPFS, "unmount", directory], capture_output=True, timeout=PATIENCE_S, check=False)
-        assert done.returncode == 0, done.stderr
+            done = stepfs(command, directory)
+            assert (done.returncode, "Unicode" in done.stderr) == (0, False), done
+        stepfs("unmount", directory).check_returncode()
         assert_nothing_is_left(mount)
 
 
@@ -238,8 +239,7 @@ def test_of_mounts_that_start_together_on_one_directory_one_lives(lake, tmp_path
     directory, logs = tmp_path / "m", tmp_path / "logs"
     directory.mkdir()
     env = {**os.environ, "STEPFS_LOG_DIR": str(logs), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    command = [*STEPFS, "mount", lake, str(directory)]
-    together = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env) for _ in range(3)]
+    together = [Forked("stepfs", "mount", lake, directory, env=env) for _ in range(3)]
     try:
         said = [process.communicate(timeout=60)[1] for process in together]
         assert sorted(process.returncode for process in together) == [0, 4, 4], said
@@ -248,14 +248,15 @@ def test_of_mounts_that_start_together_on_one_directory_one_lives(lake, tmp_path
         (log,) = logs.iterdir()
         with log.open("ab") as file:
             file.truncate(LOG_BYTES_MAX + 1)
-        refused = subprocess.run(command, stderr=subprocess.PIPE, env=env, timeout=60, check=False)
-        assert refused.returncode == 4
+        assert forked.ran("stepfs", ["mount", lake, directory], env=env).returncode == 4
         assert log.stat().st_size > LOG_BYTES_MAX
         assert len(os.listdir(directory)) == 4
         stepfs("unmount", directory).check_returncode()
         assert mounts.mount_at(directory) is None
     finally:
         clear(directory, None)
+        for process in together:
+            process.__exit__()
 
 
 def test_bad_beginnings_say_one_line_and_their_exit_code(lake, tmp_path):

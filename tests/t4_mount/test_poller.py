@@ -29,11 +29,11 @@ with Producer(url, producer_id=name) as producer:
 """
 
 
-def test_a_poller_never_sees_a_gap_or_a_step_that_is_not_whole(lake_url, tmp_path):
-    make_lake(lake_url)
-    with mounted(lake_url, tmp_path / "m", "--poll", "20ms") as mount:
+def test_a_poller_never_sees_a_gap_or_a_step_that_is_not_whole(s3_url, tmp_path):
+    make_lake(s3_url)
+    with mounted(s3_url, tmp_path / "m", "--poll", "20ms") as mount:
         producers = [
-            subprocess.Popen([sys.executable, "-c", PRODUCE, lake_url, f"tok-{number}", str(EACH)])
+            subprocess.Popen([sys.executable, "-c", PRODUCE, s3_url, f"tok-{number}", str(EACH)])
             for number in range(PRODUCERS)
         ]
         facts: dict[str, tuple] = {}

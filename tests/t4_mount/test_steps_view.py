@@ -37,22 +37,22 @@ def reader(path) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", READ, str(path)], stdout=subprocess.PIPE, text=True)
 
 
-def test_mounts_begun_before_during_and_after_the_commits_are_equal(lake_url, tmp_path):
-    make_lake(lake_url)
+def test_mounts_begun_before_during_and_after_the_commits_are_equal(file_url, tmp_path):
+    make_lake(file_url)
     half = STEPS // 2
     steps = ("--steps", f"0:{STEPS}")
-    with mounted(lake_url, tmp_path / "before", *steps) as before:
+    with mounted(file_url, tmp_path / "before", *steps) as before:
         seen = [Steps(before.directory)]
-        with Producer(lake_url, producer_id="p0") as producer:
+        with Producer(file_url, producer_id="p0") as producer:
             for step in range(STEPS):
                 producer.append([payload(step, 0), payload(step, 1)], position=step)
                 if step == half:
                     producer.flush()
-                    with mounted(lake_url, tmp_path / "during", *steps) as during:
+                    with mounted(file_url, tmp_path / "during", *steps) as during:
                         seen.append(Steps(during.directory))
                         names = [path.name for path in seen[1].paths]
                         assert len(during.file(half, 0).read_bytes()) == len(payload(half, 0))
-        with mounted(lake_url, tmp_path / "after", *steps) as after:
+        with mounted(file_url, tmp_path / "after", *steps) as after:
             seen.append(Steps(after.directory))
             assert {len(dataset) for dataset in seen} == {STEPS}
             assert [[p.name for p in dataset.paths] for dataset in seen] == [names] * 3
@@ -79,12 +79,11 @@ def test_reading_ahead_of_the_producer_waits_for_it(file_url, tmp_path, options)
 
 
 @pytest.mark.parametrize("options", [("--steps", "0:100"), ("--wait", "600")])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_waiting_readers_die_within_half_a_second(file_url, tmp_path, options, number):
+def test_waiting_readers_die_within_half_a_second(file_url, tmp_path, options):
     make_lake(file_url)
     with mounted(file_url, tmp_path / "m", *options) as mount:
 
-        def kill_a_reader() -> float:
+        def kill_a_reader(number: int) -> float:
             process = reader(mount.file(7, 0))
             until(lambda: mount.status()["waiting"] == 1, "nobody waits")
             began = time.monotonic()
@@ -95,7 +94,8 @@ def test_waiting_readers_die_within_half_a_second(file_url, tmp_path, options, n
             until(lambda: mount.status()["waiting"] == 0, "a dead reader still waits")
             return took
 
-        assert any(kill_a_reader() < 0.5 for _ in range(ATTEMPTS))
+        for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT):
+            assert any(kill_a_reader(number) < 0.5 for _ in range(ATTEMPTS)), number
 
 
 def test_who_waits_with_a_redirection_can_be_killed(file_url, tmp_path):

@@ -85,15 +85,18 @@ def test_tools_see_what_was_appended(lake_url, expected, tmp_path):
         assert mount.status()["faults"] == 0
 
 
-def test_the_same_files_under_the_same_inodes_after_a_remount_and_on_another_node(lake_url, expected, tmp_path):
-    def inodes(directory):
-        return {name: os.stat(directory / name).st_ino for name in expected}
+def test_the_same_files_under_the_same_inodes_after_a_remount_and_on_another_node(file_url, tmp_path):
+    lake_with(file_url, 6, slices=3)
+    names = [f"step-{step:09d}/rank-{rank:05d}.bin" for step in range(6) for rank in range(3)]
 
-    with mounted(lake_url, tmp_path / "a") as first, mounted(lake_url, tmp_path / "b") as second:
+    def inodes(directory):
+        return {name: os.stat(directory / name).st_ino for name in names}
+
+    with mounted(file_url, tmp_path / "a") as first, mounted(file_url, tmp_path / "b") as second:
         numbers = inodes(first.directory)
         assert inodes(second.directory) == numbers
         assert numbers["step-000000005/rank-00002.bin"] == 6 << 20 | 3
-    with mounted(lake_url, tmp_path / "a") as again:
+    with mounted(file_url, tmp_path / "a") as again:
         assert inodes(again.directory) == numbers
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -17,40 +16,15 @@ import numpy as np
 import pytest
 from committed import committed
 from finished import ran
-from lakes import Ended, produce, stepfs
+from lakes import stepfs
 from payload_samples import npy
+from plans import PLAN, plan_in, run
 from produced_text import PROGRAM
 
 from stepfs_producer import Producer
 
 STEPS = 60
 PAUSE_S = 0.02  # between two looks: without one, looking takes the core that the command needs
-PLAN = """\
-version: 1
-output: {ext: .npy, mesh: "dp=2", sequence_length: 128, micro_batch_tokens: 512}
-sources:
-  code:  {format: jsonl, files: code/}
-  prose: {format: text, files: prose.txt}
-mix: {code: 30, prose: 70}
-"""
-
-
-def plan_in(tmp_path: Path) -> Path:
-    (tmp_path / "code").mkdir()
-    for part in range(2):
-        lines = [json.dumps({"text": f"code {part} {number} " + "x" * (number * 37 % 90)}) for number in range(300)]
-        (tmp_path / "code" / f"{part}.jsonl").write_text("\n".join(lines) + "\n")
-    (tmp_path / "prose.txt").write_text(
-        "".join(f"prose {number} " + "y" * (number * 31 % 120) + "\n" for number in range(700))
-    )
-    path = tmp_path / "plan.yaml"
-    path.write_text(PLAN)
-    return path
-
-
-@pytest.fixture
-def plan(tmp_path: Path) -> Path:
-    return plan_in(tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -60,10 +34,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, lis
     lake = f"file://{directory}/lake"
     assert run(plan_in(directory), lake, "--limit-steps", STEPS).returncode == 0
     return committed(lake)
-
-
-def run(plan: Path, lake: str, *arguments: object) -> Ended:
-    return produce("run", plan, lake, "--workers", 1, *arguments)
 
 
 def test_a_run_goes_on_where_the_last_one_ended(plan: Path, file_url: str, undisturbed) -> None:

@@ -22,6 +22,7 @@ from torture.sampler import Sampler
 Edit = Callable[[list[dict]], object]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_small_run_holds_and_leaves_nothing(tmp_path: Path) -> None:
     options = ["--store", "file", "--kills", "5", "--seed", "1687"]  # one of each kind at least
@@ -39,6 +40,7 @@ def test_a_small_run_holds_and_leaves_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
     command = tools.command("torture", "--store", "file", "--producers", "1")
     with subprocess.Popen(

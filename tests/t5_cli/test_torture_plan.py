@@ -16,7 +16,7 @@ from torture.planned.corpus import Address, Corpus
 
 @pytest.mark.slow  # test_produce_run kills workers and commands, too; the audit's mutants run below
 @pytest.mark.timeout(300)
-def test_a_small_run_holds_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_small_run_of_a_plan_holds_and_leaves_nothing(tmp_path: Path) -> None:
     options = ["--store", "file", "--kills", "4", "--seed", "3", "--workers", "1"]
     options += ["--every", "0.5", "--rate", "20", "--json"]
     done = tools.ran("torture", "--plan", *options, TMPDIR=str(tmp_path))
@@ -47,7 +47,7 @@ def faults(tormented: PlannedLake) -> str:
     return "\n".join(audit_planned(CORPUS, tormented, lake()).faults)
 
 
-def test_the_audit_is_content_when_all_is_well() -> None:
+def test_the_audit_of_a_plan_is_content_when_all_is_well() -> None:
     assert not faults(lake())
 
 
