@@ -59,6 +59,11 @@ def stand_still(module: str, owner: str, name: str) -> None:
     setattr(getattr(holder, owner) if owner else holder, name, stuck)
 
 
+def one_core() -> None:
+    """A run that is not told how many starts one worker."""
+    import_module("stepfs_producer.run.machines").usable_cpus = lambda: 1  # type: ignore[attr-defined]
+
+
 def _begin(
     package: str,
     words: list[str],
