@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import cloudservers
 import pytest
@@ -17,6 +18,7 @@ from stepfs.store.api import Store
 from stepfs.store.cloud.cloud_store import CloudStore, Timeouts
 from stepfs.store.opening import open_store
 from stepfs.store.s3.s3_store import S3Store
+from stepfs.store.silence import Silence
 
 LANES = 10
 
@@ -104,11 +106,54 @@ class Cloud:
         """Gives up early on an answer that never comes."""
         return self.through(commit=2.0, data=2.0, upload=2.0)
 
+    def watched(self, silence: Silence) -> CloudStore:
+        return CloudStore(self.through()._place, silence=silence)
+
+
+class S3:
+    """The same of s3://."""
+
+    def __init__(self, url: str, proxy: FaultProxy) -> None:
+        self.url = url
+        self.proxy = proxy
+        self.direct = open_store(url)
+        self.made: list[Store] = [self.direct]
+
+    def through(self, **options: object) -> S3Store:
+        self.made.append(through(self.proxy, self.direct, **options))
+        return self.made[-1]  # type: ignore[return-value]
+
+    def hasty(self) -> S3Store:
+        return self.through(commit_timeout_s=2.0, data_timeout_s=2.0)
+
+    def watched(self, silence: Silence) -> S3Store:
+        return self.through(silence=silence)
+
+
+@pytest.fixture(params=["s3", "gs", "az"])
+async def network(request):
+    """What a network and a server can do wrong to each kind of store."""
+    if request.param != "s3":
+        async with cloud_of(request, request.param) as found:
+            yield found
+        return
+    there = S3(request.getfixturevalue("s3_url"), request.getfixturevalue("fault_proxy"))
+    yield there
+    with trio.CancelScope(shield=True):
+        for store in there.made:
+            await store.aclose()
+
 
 @pytest.fixture(params=["gs", "az"])
 async def cloud(request):
-    url = request.getfixturevalue(f"{request.param}_url")
-    server = request.getfixturevalue("google" if request.param == "gs" else "azurite")
+    async with cloud_of(request, request.param) as found:
+        yield found
+
+
+@asynccontextmanager
+async def cloud_of(request, kind):
+    url = request.getfixturevalue(f"{kind}_url")
+    server = request.getfixturevalue("google" if kind == "gs" else "azurite")
     proxy = FaultProxy(server.plain_port)
     async with trio.open_nursery() as nursery:
         await nursery.start(proxy.serve)

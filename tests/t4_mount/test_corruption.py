@@ -141,7 +141,7 @@ def test_a_rotten_entry_of_the_index_concerns_its_own_step_alone(lake, tmp_path)
         assert read(mount, rottenlake.FIRST) == rottenlake.payload(rottenlake.FIRST)
 
 
-def test_a_damaged_slice_is_eio_for_that_file_alone_and_its_object_is_logged(file_url, tmp_path):
+def test_a_damaged_slice_is_eio_for_that_file_alone(file_url, tmp_path):
     lake_with(file_url, 4)
     allowed = ["step 2"]
     with mounted(file_url, tmp_path / "m", "--no-prime", "--prefetch", "0", allowed=allowed) as mount:

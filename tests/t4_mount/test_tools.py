@@ -13,7 +13,7 @@ import tarfile
 import json_schemas
 import pytest
 from finished import ran
-from realmount import lake_with, make_lake, mounted, produce
+from realmount import lake_with, make_lake, mounted, produce, stepfs
 
 from stepfs.format.grid import Grid
 
@@ -169,3 +169,12 @@ def test_latest_and_show_last(file_url, tmp_path):
         assert os.listdir(mount.directory / "latest") == os.listdir(mount.step(4))
     with mounted(file_url, tmp_path / "n", "--list-latest") as mount:
         assert "latest" in os.listdir(mount.directory)
+
+
+def test_ls_and_verify_take_a_mount(lake, tmp_path):
+    with mounted(lake, tmp_path / "m") as mount:
+        for command in (["ls"], ["ls", "--json"], ["ls", "--step", "1", "--json"], ["verify"]):
+            of_lake = stepfs(*command, lake)
+            of_mount = stepfs(*command, mount.directory)
+            assert (of_mount.returncode, of_mount.stdout) == (0, of_lake.stdout), of_mount.stderr
+            assert of_lake.stdout

@@ -81,6 +81,7 @@ def trained(*arguments: object) -> dict[int, str]:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.logs("held back by max_lead")  # on a busy machine the loop takes long to begin
 @pytest.mark.parametrize("lake_url", ["file", pytest.param("s3", marks=pytest.mark.slow)], indirect=True)
 def test_a_training_loop_that_keeps_its_last_two_checkpoints(lake_url, tmp_path):
     """The second program, which goes on from the checkpoint before the last, runs where it is nightly anyway."""
@@ -100,7 +101,7 @@ def test_a_training_loop_that_keeps_its_last_two_checkpoints(lake_url, tmp_path)
                 look = Look(lake_url)
                 assert look.needed <= look.objects
                 most = max(most, len(look.objects))
-                loop.join(0.2)
+                loop.join(0.5)
             producer.join()
             assert sorted(seen) == list(range(STEPS))
             until(lambda: Look(lake_url).kept == (STEPS - EVERY, STEPS), "the last checkpoint is not recorded")
