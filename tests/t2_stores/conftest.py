@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 
 import cloudservers
 import pytest
-import rawserver
 import servers
 import trio
 from doubles.faulty_store import FaultyStore, ObjectMap
@@ -133,55 +132,26 @@ class S3:
 @pytest.fixture(params=["s3", "gs", "az"])
 async def network(request):
     """What a network and a server can do wrong to each kind of store."""
-    if request.param != "s3":
-        async with cloud_of(request, request.param) as found:
-            yield found
-        return
-    there = S3(request.getfixturevalue("s3_url"), request.getfixturevalue("fault_proxy"))
-    yield there
-    with trio.CancelScope(shield=True):
-        for store in there.made:
-            await store.aclose()
+    async with behind_a_proxy(request, request.param) as found:
+        yield found
 
 
 @pytest.fixture(params=["gs", "az"])
 async def cloud(request):
-    async with cloud_of(request, request.param) as found:
+    async with behind_a_proxy(request, request.param) as found:
         yield found
 
 
 @asynccontextmanager
-async def cloud_of(request, kind):
+async def behind_a_proxy(request, kind):
     url = request.getfixturevalue(f"{kind}_url")
-    server = request.getfixturevalue("google" if kind == "gs" else "azurite")
-    proxy = FaultProxy(server.plain_port)
+    server = request.getfixturevalue({"s3": "seaweed", "gs": "google", "az": "azurite"}[kind])
+    proxy = FaultProxy(server.plain_port, certificate=getattr(server, "certificate", None))
     async with trio.open_nursery() as nursery:
         await nursery.start(proxy.serve)
-        yield Cloud(url, proxy)
+        found = S3(url, proxy) if kind == "s3" else Cloud(url, proxy)
+        yield found
+        with trio.CancelScope(shield=True):
+            for store in found.made if isinstance(found, S3) else ():
+                await store.aclose()
         nursery.cancel_scope.cancel()
-
-
-@pytest.fixture
-def raw_s3(monkeypatch):
-    """A server that answers whatever a test wants; nobody waits between tries."""
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_: 0)
-    monkeypatch.setattr("stepfs.entropy.uniform", lambda low, _: low)
-    with rawserver.raw_server() as running:
-        yield running
-
-
-@pytest.fixture
-async def raw_store(raw_s3):
-    """Makes stores on it."""
-    made = []
-
-    def make(endpoint_url=None, **timeouts):
-        made.append(S3Store(servers.BUCKET, "lake", endpoint_url=endpoint_url or raw_s3.endpoint_url, **timeouts))
-        return made[-1]
-
-    yield make
-    with trio.CancelScope(shield=True):
-        for store in made:
-            await store.aclose()

@@ -225,7 +225,8 @@ def test_a_hook_opens_the_lake_once(lake, tmp_path, monkeypatch):
             asked.clear()
             hook(10)
             hook(20)
-            assert not [each for each in asked if each.startswith(("list log", "get log"))]
+            looks = ("list log", "get log") if where == tmp_path else "list log"  # a reader polls meanwhile
+            assert not [each for each in asked if each.startswith(looks)]
     assert kept(lake, "mount") == kept(lake, "reader") == kept(lake, "url") == [10, 20]
 
 
