@@ -64,8 +64,8 @@ def test_a_document_is_one_span_in_each_of_its_rows(file_url: str, tmp_path: Pat
 def test_two_producers_that_start_at_once_share_one_lake(lake_url: str, corpus: Path) -> None:
     shared = ["-i", corpus, "--slices", 1, "--seq-len", 64, "--batch-size", 1, "--ext", ".bin"]
     both = [Forked("stepfs_producer", "text", lake_url, *shared, "--shard", f"{i}/2", first=one_core) for i in range(2)]
-    assert [process.communicate()[1] for process in both] == ["", ""]
-    assert [process.returncode for process in both] == [0, 0]
+    said = [process.communicate() for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
     parts = [documents_in(text_in(lake_url, producer=f"text-{i}-of-2")) for i in range(2)]
     assert all(parts)
     assert sorted(parts[0] + parts[1]) == sorted(texts_of(corpus))
