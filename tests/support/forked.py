@@ -155,6 +155,8 @@ class Forked:
         reading.join()
         self.wait(timeout)
         killing.cancel()
+        self.stdout.close()
+        self.stderr.close()
         return out[0], err
 
 

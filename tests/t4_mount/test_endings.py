@@ -253,8 +253,6 @@ def test_of_mounts_that_start_together_on_one_directory_one_lives(lake, tmp_path
         assert mounts.mount_at(directory) is None
     finally:
         clear(directory, None)
-        for process in together:
-            process.__exit__()
 
 
 def test_bad_beginnings_say_one_line_and_their_exit_code(lake, tmp_path):
