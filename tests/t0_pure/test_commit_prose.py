@@ -47,7 +47,7 @@ HELD_BY = {  # the section: its tests, or files of them
         "test_a_writer_that_is_wrong_writes_nothing",
         "test_no_producer_is_refused_by_a_slot_that_is_taken_again",
         "test_ambiguous_commits",
-        "test_a_create_is_sent_once_whatever_the_answer",
+        "test_an_ambiguous_create_is_unknown_and_happened",
     ),
     "Invariants between two awaits": (
         "test_reused_slots",

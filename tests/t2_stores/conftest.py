@@ -105,6 +105,9 @@ class Cloud:
         """Gives up early on an answer that never comes."""
         return self.through(commit=2.0, data=2.0, upload=2.0)
 
+    def impatient(self) -> CloudStore:
+        return self.through(commit=1.0, data=2.0, upload=2.0)
+
     def watched(self, silence: Silence) -> CloudStore:
         return CloudStore(self.through()._place, silence=silence)
 
@@ -124,6 +127,9 @@ class S3:
 
     def hasty(self) -> S3Store:
         return self.through(commit_timeout_s=2.0, data_timeout_s=2.0)
+
+    def impatient(self) -> S3Store:
+        return self.through(commit_timeout_s=1.0, data_timeout_s=2.0)
 
     def watched(self, silence: Silence) -> S3Store:
         return self.through(silence=silence)
