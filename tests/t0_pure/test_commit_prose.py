@@ -38,7 +38,7 @@ HELD_BY = {  # the section: its tests, or files of them
     "Assumptions about the store": (
         "test_lying_store",
         "test_cloud_answers",
-        "test_passing_refusals",
+        "test_s3_credentials",
     ),
     "Objects a producer touches": ("test_a_producer_overwrites_nothing_and_deletes_only_its_probes",),
     "Names": ("test_concurrent_appends_get_dense_seqs",),
