@@ -21,7 +21,7 @@ from stepfs_producer.run.history.lineage import Shown, Wanted, shown_spans
 from torture.planned.audit import Piece, read_lake
 from torture.planned.corpus import Corpus, write_corpus
 
-STEPS = 120
+STEPS = 220
 SEED = 11
 RECORDS = 8  # that are looked for
 
