@@ -56,6 +56,8 @@ def test_the_object_is_named(intact, tmp_path, kind, how):
     if kind == "data":  # the others differ in what hangs on them; these are a step's each
         keys = [*keys[:2], *keys[len(keys) // 2 :][:2], *keys[-2:]]
         assert len(set(keys)) == 6
+    if kind == "log":  # those in a row differ in nothing
+        keys = [*keys[:2], *keys[2:-2:4], *keys[-2:]]
     for number, key in enumerate(keys):
         chance = random.Random(f"{kind}/{how}/{number}")
         body = rottenlake.spoil(lake / key, how, chance)
