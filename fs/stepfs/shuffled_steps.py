@@ -14,7 +14,7 @@ from stepfs.format.arguments import check_integer
 from stepfs.format.ids import INTEGER_MAX, Step
 from stepfs.reader.dataset import StepDataset
 from stepfs.reader.lake import Lake
-from stepfs.reader.sharding import warn_if_sharded
+from stepfs.reader.dataset import warn_if_sharded
 from stepfs.view.mounted import View
 from stepfs.view.tree import ViewOptions
 

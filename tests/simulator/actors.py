@@ -17,13 +17,13 @@ from process_store import ProcessStore
 from scenario import FollowerPlan, ProducerPlan
 
 from stepfs.errors import FencedError, SealedError, StepfsError, StoreUnreachableError
-from stepfs.follow.consumer_group import GroupFollower
+from stepfs.follow.served import GroupFollower
 from stepfs.format.ids import Epoch, Step
 from stepfs.format.tgb import TgbImage, build
 from stepfs.lake.control import Control, Group
 from stepfs.lake.log.reader import LogReader
 from stepfs_producer import AsyncProducer
-from stepfs_producer.commit.uploads import Ticket, described
+from stepfs_producer.commit.uploads import Ticket, descriptor_of
 
 _PATIENCE_S = 40.0
 _FORKS = 0.3
@@ -118,7 +118,7 @@ class ProducerActor:
                             break
                     else:
                         if self.rng.random() >= self.plan.lost:
-                            producer.settle(ticket, described(image, ticket.key, ticket.seq))
+                            producer.settle(ticket, descriptor_of(image, ticket.key, ticket.seq))
                             self.world.ledger.counts["settled"] += 1
                             break
                 self.world.ledger.counts["lost constructors"] += 1

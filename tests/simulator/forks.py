@@ -17,7 +17,7 @@ from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import StepEntry
 from stepfs.lake.control import Group
 from stepfs.lake.fork import Cut, fork
-from stepfs.lake.fork_group import group_name
+from stepfs.lake.fork import group_name
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.origins import OriginStores
 

@@ -15,7 +15,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from stepfs.lake.log.pause import ASKS_AFTER_S
+from stepfs.lake.log.append import ASKS_AFTER_S
 from stepfs_producer.commit.pace import Pacer, contenders
 
 Exposure = Callable[[float, random.Random], float]  # (now, randomness) → seconds an attempt is exposed

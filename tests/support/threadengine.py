@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from stepfs.errors import UsageError
-from stepfs_producer.engine.bodies import Given
+from stepfs_producer.engine.bodies import BodyArgument
 from stepfs_producer.engine.tasks import Engine, Kept
 from stepfs_producer.engine.worker import carried_out
 
@@ -55,7 +55,7 @@ class ThreadEngine(Engine):
     ) -> tuple[Any, list[memoryview]]:
         bodies = [one.parts for one in arguments if isinstance(one, Body)]
         numbers = iter(range(len(bodies)))
-        given = [Given(next(numbers)) if isinstance(one, Body) else one for one in arguments]
+        given = [BodyArgument(next(numbers)) if isinstance(one, Body) else one for one in arguments]
         call = partial(carried_out, pickle.dumps((function, given)), bodies, keep=keep)
         answer, parts = await trio.to_thread.run_sync(call, limiter=self._limiter, abandon_on_cancel=True)
         done, result = pickle.loads(answer)

@@ -114,7 +114,7 @@ BREACHES = {
     ],
     "rooms of stepfs.reader, highest first": [("stepfs.reader.unnamed", "")],
     "rooms of stepfs.data, highest first": [
-        ("stepfs.data.get", "stepfs.data.slices"),
+        ("stepfs.data.fetch", "stepfs.data.slices"),
         ("stepfs.data.unnamed", ""),
     ],
     "rooms of stepfs_producer, highest first": [

@@ -18,7 +18,7 @@ from test_transform import made, records_of
 
 from stepfs.torch import micro_batches
 from stepfs_producer.payloads.files import construct
-from stepfs_producer.payloads.step import Columns, ColumnSpec, PayloadSpec, StepTask, Taken, cut_to, gathered_columns
+from stepfs_producer.payloads.step import Columns, ColumnSpec, PayloadSpec, StepTask, ColumnRows, cut_to, gathered_columns
 from stepfs_producer.sources.record import Kind
 from stepfs_producer.transforms.documents import TokenizerSpec, TransformSpec
 
@@ -70,7 +70,7 @@ def test_gathering_puts_rows_in_the_order_of_the_spans(groups, data) -> None:
     for number, counts in enumerate(groups):
         mine = [(sample, span) for span, (group, sample) in enumerate(spans) if group == number]
         numbers = np.array(mine, np.int64).reshape(-1, 2)
-        taken.append(Taken(columns_of(counts), numbers[:, 0], numbers[:, 1]))
+        taken.append(ColumnRows(columns_of(counts), numbers[:, 0], numbers[:, 1]))
     got = gathered_columns(len(spans), taken)
     assert got.counts.tolist() == [list(groups[group][sample]) for group, sample in spans]
     for column, rows in enumerate(got.rows):
@@ -82,7 +82,7 @@ def test_gathering_puts_rows_in_the_order_of_the_spans(groups, data) -> None:
 def test_rows_in_another_order_than_their_spans_would_be_noticed(monkeypatch) -> None:
     """The mutant of hazard P17: rows as groups come."""
     held = columns_of([(1, 1), (1, 2)])
-    taken = [Taken(held, np.array([1]), np.array([1])), Taken(held, np.array([0]), np.array([0]))]
+    taken = [ColumnRows(held, np.array([1]), np.array([1])), ColumnRows(held, np.array([0]), np.array([0]))]
     assert gathered_columns(2, taken).rows[1][:, 0].tolist() == [0, 1, 1]
     monkeypatch.setattr("stepfs_producer.payloads.step.sorted", list, raising=False)
     assert gathered_columns(2, taken).rows[1][:, 0].tolist() == [1, 1, 0]

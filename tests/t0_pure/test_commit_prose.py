@@ -11,7 +11,7 @@ from stepfs.format.commit import COMMIT_ID_BYTES, COMMIT_TGBS_MAX
 from stepfs.format.ids import PRODUCERS_MAX, SEGMENT_STEPS
 from stepfs.lake.control import _LIST_AFTER_S
 from stepfs.lake.log.append import _GIVE_UP_S
-from stepfs.lake.log.pause import _GIVES_WAY_EVERY_S, ASKS_AFTER_S, ASKS_EVERY_S, PAUSE_S, SAY_AFTER_S
+from stepfs.lake.log.append import _GIVES_WAY_EVERY_S, ASKS_AFTER_S, ASKS_EVERY_S, PAUSE_S, SAY_AFTER_S
 from stepfs.lake.log.snapshots import _VERSIONS_MAX
 from stepfs_producer.commit import pace
 from stepfs_producer.commit.backpressure import LOOK_JITTER, LOOK_S_MAX, LOOK_S_MIN

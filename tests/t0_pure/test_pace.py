@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stepfs.format.ids import Epoch, Version
 from stepfs.format.snapshot import LogState, ProducerState, genesis
-from stepfs.lake.log.pause import ASKS_EVERY_S, PAUSE_S, Pauses
+from stepfs.lake.log.append import ASKS_EVERY_S, PAUSE_S, Pauses
 from stepfs_producer.commit.pace import (
     CROWDED_SHARE_MIN,
     INTERVAL_S_MIN,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepfs.format.tgb import Descriptor, SliceRef, pack_slices
-from stepfs_producer.commit.uploads import UNCOMMITTED_FACTOR, UNCOMMITTED_TGBS_MAX, Item, Pending
+from stepfs_producer.commit.uploads import UNCOMMITTED_FACTOR, UNCOMMITTED_TGBS_MAX, Item, CommitWindow
 
 
 def tgb(item: Item) -> Descriptor:
@@ -16,12 +16,12 @@ def tgb(item: Item) -> Descriptor:
     return Descriptor(0, "key", 64 + item.payload_bytes, item.seq, slices, blocks)
 
 
-def add(pending: Pending, size: int) -> Item:
+def add(pending: CommitWindow, size: int) -> Item:
     return pending.add((b"x" * size,), (1,), b"")
 
 
 def test_uploads_may_finish_in_any_order_commits_take_the_durable_prefix() -> None:
-    pending = Pending(5, memory_bytes_max=100)
+    pending = CommitWindow(5, memory_bytes_max=100)
     first, second, third = (add(pending, 10) for _ in range(3))
     pending.made_durable(second, tgb(second), 1.0)
     pending.made_durable(third, tgb(third), 2.0)
@@ -32,7 +32,7 @@ def test_uploads_may_finish_in_any_order_commits_take_the_durable_prefix() -> No
 
 
 def test_memory_is_given_back_when_durable_and_the_rest_when_committed() -> None:
-    pending = Pending(0, memory_bytes_max=100)
+    pending = CommitWindow(0, memory_bytes_max=100)
     item = add(pending, 80)
     assert not pending.admits(30)
     pending.made_durable(item, tgb(item), 0.0)
@@ -44,7 +44,7 @@ def test_memory_is_given_back_when_durable_and_the_rest_when_committed() -> None
 
 
 def test_a_log_out_of_reach_holds_appends_back() -> None:
-    pending = Pending(0, memory_bytes_max=100)
+    pending = CommitWindow(0, memory_bytes_max=100)
     for _ in range(UNCOMMITTED_FACTOR):
         assert pending.admits(100)
         item = add(pending, 100)
@@ -54,7 +54,7 @@ def test_a_log_out_of_reach_holds_appends_back() -> None:
 
 
 def test_many_tiny_ones_are_bounded_by_number() -> None:
-    pending = Pending(0, memory_bytes_max=1 << 30)
+    pending = CommitWindow(0, memory_bytes_max=1 << 30)
     for number in range(UNCOMMITTED_TGBS_MAX):
         assert pending.admits(1)
         item = add(pending, 1)
@@ -64,11 +64,11 @@ def test_many_tiny_ones_are_bounded_by_number() -> None:
 
 
 def test_a_batch_alone_is_always_admitted() -> None:
-    assert Pending(0, memory_bytes_max=1).admits(1000)
+    assert CommitWindow(0, memory_bytes_max=1).admits(1000)
 
 
 def test_committed_twice_is_committed_once() -> None:
-    pending = Pending(3, memory_bytes_max=100)
+    pending = CommitWindow(3, memory_bytes_max=100)
     item = add(pending, 1)
     pending.made_durable(item, tgb(item), 0.0)
     assert pending.committed_below(4) == 1
@@ -79,7 +79,7 @@ def test_committed_twice_is_committed_once() -> None:
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=60), st.randoms(use_true_random=False))
 def test_the_books_balance(sizes: list[int], rng: random.Random) -> None:
-    pending = Pending(0, memory_bytes_max=1000)
+    pending = CommitWindow(0, memory_bytes_max=1000)
     flying: list[Item] = []
     for size in sizes:
         flying.append(add(pending, size))

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepfs_producer.plan.balance import Method, Over, deal, differencing, greedy, heavy_light, partition, swap
-from stepfs_producer.plan.cost import Cost, row_costs
+from stepfs_producer.plan.cost import CostModel, row_costs
 from stepfs_producer.plan.pack import best_fit
 
 METHODS = [greedy, differencing, *(lambda costs, bins, m=m: partition(costs, bins, m) for m in Method)]
@@ -84,7 +84,7 @@ def rows(count: int, length: int) -> np.ndarray:
     total = np.cumsum(tokens)
     tokens = tokens[total <= count * length]
     row = best_fit(tokens.tolist(), rows=count, sequence_length=length)
-    return row_costs(Cost(24576, 1).of_samples({"tokens": tokens[: len(row)]}), np.array(row), count)
+    return row_costs(CostModel(24576, 1).of_samples({"tokens": tokens[: len(row)]}), np.array(row), count)
 
 
 @pytest.mark.parametrize("each", [8, 64])

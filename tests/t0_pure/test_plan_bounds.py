@@ -8,13 +8,13 @@ import pytest
 from bench_plan.lengths import lognormal
 from bench_plan.planned import rules, shares, slowdown, steps
 from stepfs_producer.plan.balance import Method, Over
-from stepfs_producer.plan.cost import Cost
+from stepfs_producer.plan.cost import CostModel
 from stepfs_producer.plan.draw import MixEntry
 from stepfs_producer.plan.rules import Packing
 from stepfs_producer.plan.spans import Span
 
 ROWS = 8  # of a rank
-CHEAP, QUADRATIC = Cost.of_hidden_size(4096), Cost(0, 1)
+CHEAP, QUADRATIC = CostModel.of_hidden_size(4096), CostModel(0, 1)
 
 
 def planned(ranks, length, count=1, *, rows=ROWS, cost=CHEAP, **more):

@@ -13,7 +13,7 @@ from planned import rules
 
 from stepfs.errors import RefusedError, UsageError
 from stepfs_producer.plan.balance import MEAN, Method, Over, deal, normalised, partition_of_loads
-from stepfs_producer.plan.cost import Cost
+from stepfs_producer.plan.cost import CostModel
 from stepfs_producer.plan.file.digest import normalised as settings_of
 from stepfs_producer.plan.file.digest import plan_digest, plan_of_text, plan_text
 from stepfs_producer.plan.file.schema import Balance, Column, Images, Output, Parquet, Plan, Text
@@ -115,17 +115,17 @@ def test_spans_carry_the_rows_of_their_records_and_a_record_with_rows_is_one_spa
 
 
 def test_the_price_of_a_row_is_added_to_the_cost_and_a_function_gets_the_counts() -> None:
-    plan, _, _ = planned(cost=Cost(3, 0, prices=(("pixels", 1000),)))
+    plan, _, _ = planned(cost=CostModel(3, 0, prices=(("pixels", 1000),)))
     assert int(plan.costs.sum()) == 3 * plan.tokens + 1000 * int(plan.spans[:, -1].sum())
-    called, _, _ = planned(cost=Cost(call=lambda samples: samples["pixels"] + 2 * samples["grid"]))
+    called, _, _ = planned(cost=CostModel(call=lambda samples: samples["pixels"] + 2 * samples["grid"]))
     assert int(called.costs.sum()) == int((called.spans[:, -1] + 2 * called.spans[:, -2]).sum())
 
 
 def test_prices_that_overflow_are_refused_with_a_divisor() -> None:
     with pytest.raises(UsageError, match=r"overflow the cost; divide the prices of the cost by \d+"):
-        planned(cost=Cost(1, 0, prices=(("pixels", 1 << 62),)))
+        planned(cost=CostModel(1, 0, prices=(("pixels", 1 << 62),)))
     with pytest.raises(UsageError, match=r"divide the cost by \d+|divide them by \d+"):
-        planned(cost=Cost(1, 0, prices=(("pixels", 1 << 50),)))
+        planned(cost=CostModel(1, 0, prices=(("pixels", 1 << 50),)))
 
 
 def dealt(loads: np.ndarray, ranks: int, over: Over, micro_batches: int = 1) -> np.ndarray:
@@ -138,7 +138,7 @@ def slowest(load: np.ndarray) -> float:
 
 
 def test_two_loads_are_both_more_even_than_by_their_sum() -> None:
-    cost = Cost(6 * 64, 1, prices=(("pixels", 300),))
+    cost = CostModel(6 * 64, 1, prices=(("pixels", 300),))
     both, *_ = planned(cost=cost, loads=("tokens", "pixels"))
     one, *_ = planned(cost=cost)
     assert both.loads.keys() == {"tokens", "pixels"}
@@ -192,7 +192,7 @@ def test_a_load_that_is_nowhere_and_one_beyond_53_bits() -> None:
     nothing = np.zeros((4, 2), np.int64)
     assert sorted(partition_of_loads(normalised(nothing, 2), 2).ravel().tolist()) == [0, 1, 2, 3]
     with pytest.raises(UsageError, match=r"divide the cost by \d+|divide them by \d+"):
-        planned(cost=Cost(1 << 46, 0), loads=("tokens", "pixels"))
+        planned(cost=CostModel(1 << 46, 0), loads=("tokens", "pixels"))
 
 
 def test_rows_of_two_even_ranks_meet_the_bounds_of_the_issue() -> None:

@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stepfs.errors import UsageError
-from stepfs_producer.plan.cost import EXACT_MAX, Cost, row_costs
+from stepfs_producer.plan.cost import EXACT_MAX, CostModel, row_costs
 from stepfs_producer.plan.file.schema import Output, Plan, Text
 from stepfs_producer.run.memory import memory_of
 from stepfs_producer.run.prepare import compile_plan
@@ -25,18 +25,18 @@ def columns(*tokens: int) -> dict[str, np.ndarray]:
 
 
 def test_hidden_size_gives_the_cost_of_a_transformer() -> None:
-    assert Cost.of_hidden_size(4096) == Cost(24576, 1)
-    assert Cost(24576, 1).of_samples(columns(1, 4096)).tolist() == [24577, 24576 * 4096 + 4096**2]
+    assert CostModel.of_hidden_size(4096) == CostModel(24576, 1)
+    assert CostModel(24576, 1).of_samples(columns(1, 4096)).tolist() == [24577, 24576 * 4096 + 4096**2]
 
 
 def test_the_documents_of_a_row_add_up() -> None:
-    costs = Cost(2, 1).of_samples(columns(3, 4, 5))
+    costs = CostModel(2, 1).of_samples(columns(3, 4, 5))
     assert row_costs(costs, np.array([1, 1, 0]), 3).tolist() == [35, 15 + 24, 0]
 
 
 def test_a_cost_that_overflows_int64_names_a_divisor() -> None:
     with pytest.raises(UsageError, match=r"1048576 tokens overflows.*divide its coefficients by 4096"):
-        Cost(0, 1 << 25).of_samples(columns(5, 1 << 20))
+        CostModel(0, 1 << 25).of_samples(columns(5, 1 << 20))
     with pytest.raises(UsageError, match="overflow; divide them by 2048"):
         row_costs(np.full(4, 1 << 62, np.int64), np.zeros(4, np.int64), 1)
 
@@ -65,11 +65,11 @@ def raising(of):
 )
 def test_a_users_function_is_held_to_its_word(call, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        Cost(call=call).of_samples(columns(3, 4, 5), lambda index: f"address {index}")
+        CostModel(call=call).of_samples(columns(3, 4, 5), lambda index: f"address {index}")
 
 
 def test_a_users_function_sees_the_columns() -> None:
-    cost = Cost(call=lambda of: of["tokens"] * 10 + of["source"])
+    cost = CostModel(call=lambda of: of["tokens"] * 10 + of["source"])
     assert cost.of_samples(columns(3, 4)).tolist() == [30, 41]
 
 

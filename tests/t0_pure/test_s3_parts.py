@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepfs.errors import StoreUnreachableError
-from stepfs.store.answers import create_outcome, explain
+from stepfs.store.servers import create_outcome, explain
 from stepfs.store.api import Put, byte_views
-from stepfs.store.read_target import AbandonedReadError, ReadTarget
+from stepfs.store.servers import AbandonedReadError, ReadTarget
 from stepfs.store.s3.errors import read_error
 from stepfs.store.s3.upload import ChainedBody
 from stepfs.store.settings import S3

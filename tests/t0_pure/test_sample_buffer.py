@@ -12,7 +12,7 @@ from stepfs_producer.engine.tasks import KeptBody
 from stepfs_producer.payloads.step import NO_TOKEN, SampleGroup, gathered
 from stepfs_producer.plan.samples import Long, samples_after
 from stepfs_producer.plan.step import SourceState, State, StepPlan
-from stepfs_producer.run.load import Group, SampleBuffer, spans_of
+from stepfs_producer.run.load import SampleChunk, SampleBuffer, spans_of
 from stepfs_producer.sources.record import BlockAddress
 
 BLOCKS = st.lists(st.lists(st.integers(-1, 5), max_size=9), min_size=1, max_size=4)
@@ -46,7 +46,7 @@ def held_of(blocks: list[list[int]], group: int, *, masked: bool) -> tuple[Sampl
             begins = np.cumsum([0, *(max(length, 0) for length in part)])
             samples = SampleGroup(begins, array, mask, where + 7, where * 11)
             held.add(
-                Group(
+                SampleChunk(
                     BlockAddress(0, number, 0),
                     first,
                     len(lengths),

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from stepfs.cli.commands import reclaim
-from stepfs.data.get import _CONNECTIONS_MIN, CONNECTIONS_MAX
+from stepfs.data.fetch import _CONNECTIONS_MIN, CONNECTIONS_MAX
 from stepfs.data.hints import LISTED_STEPS_MAX, STREAMS_MAX
 from stepfs.follow import follower
-from stepfs.follow.consumer_group import INTERVAL_S
+from stepfs.follow.served import INTERVAL_S
 from stepfs.follow.follower import IDENTITY_CHECK_S, INTERVAL_S_MAX
 from stepfs.format.ids import SEGMENT_STEPS
 from stepfs.lake.fleet import BEAT_S

@@ -34,7 +34,7 @@ from stepfs.store.api import Put, Store
 from stepfs_producer.commit import loop as commit_loop
 from stepfs_producer.commit.loop import CommitStats
 from stepfs_producer.commit.rebase import Durable, Incarnation, Refusal, Stamp, rebase
-from stepfs_producer.commit.uploads import Pending
+from stepfs_producer.commit.uploads import CommitWindow
 
 
 def forgetful_rebase(head: LogState, pending: Sequence[Durable], me: Incarnation, stamp: Stamp) -> Commit | Refusal:
@@ -246,12 +246,12 @@ def test_hazard_05_pending_grew_after_unknown() -> None:
 
 @pytest.mark.logs("trying on for")
 def test_hazard_05_mutant_that_clears_what_is_pending(monkeypatch: pytest.MonkeyPatch) -> None:
-    drop = Pending.committed_below
+    drop = CommitWindow.committed_below
 
-    def clear(pending: Pending, next_seq: int) -> int:
+    def clear(pending: CommitWindow, next_seq: int) -> int:
         return drop(pending, max(next_seq, pending.first_seq + pending.ready_tgbs))
 
-    monkeypatch.setattr(Pending, "committed_below", clear)
+    monkeypatch.setattr(CommitWindow, "committed_below", clear)
     with caught():
         simulate(hazard_05)
 

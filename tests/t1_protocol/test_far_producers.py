@@ -1,4 +1,4 @@
-"""Writers far from the store beside producers near it: nobody is locked out of the log (`stepfs.lake.log.pause`)."""
+"""Writers far from the store beside producers near it: nobody is locked out of the log (`stepfs.lake.log.append`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stepfs.errors import RefusedError, StoreUnreachableError
 from stepfs.lake.control import Control
 from stepfs.lake.decisions import AskForPause
 from stepfs.lake.log.append import retire_producer, seal
-from stepfs.lake.log.pause import ASKS_EVERY_S, PAUSE_S, SAY_AFTER_S, Pauses
+from stepfs.lake.log.append import ASKS_EVERY_S, PAUSE_S, SAY_AFTER_S, Pauses
 from stepfs.lake.log.reader import LogReader
 from stepfs.store.api import Put
 from stepfs.training import _OpenLake

@@ -19,7 +19,7 @@ from stepfs.format.ids import Step
 from stepfs.format.records import LakeIdentity
 from stepfs.lake.control import Group
 from stepfs.lake.fork import NO_END, Cut
-from stepfs.lake.fork_group import group_name
+from stepfs.lake.fork import group_name
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.origins import OriginStores
 from stepfs.lake.verify.repair import repair_control

@@ -26,7 +26,7 @@ from stepfs.format.keys import LAKE
 from stepfs.format.records import LakeIdentity
 from stepfs.lake.control import Group
 from stepfs.lake.fork import Cut, fork
-from stepfs.lake.fork_group import group_name
+from stepfs.lake.fork import group_name
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.origins import OriginStores

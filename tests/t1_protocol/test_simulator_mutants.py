@@ -41,7 +41,7 @@ from stepfs_producer.commit import loop as commit_loop
 from stepfs_producer.commit import rebase as rebase_room
 from stepfs_producer.commit.producer import TgbWriter
 from stepfs_producer.commit.rebase import Incarnation
-from stepfs_producer.commit.uploads import Item, Pending
+from stepfs_producer.commit.uploads import Item, CommitWindow
 
 SEEDS_MAX = 150
 
@@ -54,12 +54,12 @@ def own_success_is_a_conflict(patch: pytest.MonkeyPatch) -> None:
 
 def pending_is_cleared(patch: pytest.MonkeyPatch) -> None:
     """Hazard 5: a commit takes everything with it that is pending by then."""
-    drop = Pending.committed_below
+    drop = CommitWindow.committed_below
 
-    def clear(pending: Pending, next_seq: int) -> int:
+    def clear(pending: CommitWindow, next_seq: int) -> int:
         return drop(pending, max(next_seq, pending.first_seq + pending.ready_tgbs))
 
-    patch.setattr(Pending, "committed_below", clear)
+    patch.setattr(CommitWindow, "committed_below", clear)
 
 
 def state_expires(patch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from stepfs.lake.control import Group
 from stepfs.lake.log.reader import LogReader
 from stepfs_producer import AsyncProducer
 from stepfs_producer.commit import uploads as pending
-from stepfs_producer.commit.uploads import Ticket, described
+from stepfs_producer.commit.uploads import Ticket, descriptor_of
 
 
 async def reserve(producer: AsyncProducer, number: int) -> Ticket:
@@ -45,7 +45,7 @@ async def put(
         records=[1] * SLICES,
     )
     await store.put(ticket.key, image.parts, crc32c=image.crc32c)
-    return described(image, ticket.key, ticket.seq)
+    return descriptor_of(image, ticket.key, ticket.seq)
 
 
 async def readable(world: World, steps: int) -> None:

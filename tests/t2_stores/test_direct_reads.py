@@ -24,7 +24,7 @@ from botocore.config import Config
 from directreads import FIRST, KEY, SIZE, asks_directly, learn, read, was_direct
 from rawserver import BODY, Reply, part, said, wanted, well
 
-from stepfs.store.read_target import ReadTarget
+from stepfs.store.servers import ReadTarget
 from stepfs.store.s3.direct import _DOUBTS_MAX, DirectReads
 from stepfs.store.s3.s3_store import S3Store
 

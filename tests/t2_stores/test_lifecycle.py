@@ -17,8 +17,8 @@ from stepfs.lake.origins import OriginStores
 from stepfs.store.api import Put, Store
 from stepfs.store.opening import open_store
 from stepfs_producer import AsyncProducer
-from stepfs_producer.commit.backpressure import Lead
-from stepfs_producer.commit.uploads import Pending
+from stepfs_producer.commit.backpressure import BackPressure
+from stepfs_producer.commit.uploads import CommitWindow
 
 SLICES = 2
 
@@ -180,8 +180,8 @@ async def test_the_lead_in_a_fork_counts_live_steps(file_url: str) -> None:
     identity = await fork(parent, child_store, Cut(Step(60), Step(60), Step(60)), SystemClock())
     child = await LogReader.open(child_store, identity)
     for bound, exceeded in ((11, False), (10, True)):
-        lead = Lead(child.control, steps_max=bound)
+        lead = BackPressure(child.control, steps_max=bound)
         await lead.look()
-        assert lead.exceeded(child.state, Pending(0, memory_bytes_max=1), 1) is exceeded
+        assert lead.exceeded(child.state, CommitWindow(0, memory_bytes_max=1), 1) is exceeded
     await child_store.aclose()
     await store.aclose()

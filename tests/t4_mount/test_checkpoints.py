@@ -15,12 +15,12 @@ from endings import save
 from realmount import change_constants, lake_with, mounted, payload, stepfs, until
 
 from stepfs import CheckpointHook
-from stepfs.data.residency import resident_bytes
+from stepfs.data.pagecache import resident_bytes
 
 STEPS, SIZE = 20, 300_000
 OFTEN_S = {  # how often a mount looks for checkpoints; the second for other mounts' ones
     "stepfs.checkpoints.watch:POLL_S": 0.1,
-    "stepfs.follow.consumer_group:INTERVAL_S": 0.1,
+    "stepfs.follow.served:INTERVAL_S": 0.1,
 }
 
 

@@ -15,7 +15,7 @@ import pytest
 from finished import ran
 from realmount import change_constants, lake_with, make_lake, mounted, stepfs, until
 
-from stepfs.data.residency import resident_bytes, resident_bytes_of
+from stepfs.data.pagecache import resident_bytes, resident_bytes_of
 from stepfs.format.ids import BLOCK_BYTES
 from stepfs_producer import Producer
 

@@ -19,7 +19,7 @@ from stepfs.format.ids import Step
 from stepfs.lake.control import Group
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
-from stepfs.lake.log.tail import read_versions
+from stepfs.lake.log.apply import read_versions
 from stepfs.lake.origins import OriginStores
 from stepfs.lake.verify import metadata
 from stepfs.lake.verify.lake import verify_lake

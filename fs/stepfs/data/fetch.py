@@ -18,7 +18,7 @@ from stepfs.data.buffers import Buffer
 from stepfs.data.cache import Cache
 from stepfs.data.counters import DataCounts
 from stepfs.data.disk import WriteBehind
-from stepfs.data.get import ConcurrencyLimit, Fetcher, FetchTarget, StoreOf
+from stepfs.data.fetch import ConcurrencyLimit, Fetcher, FetchTarget, StoreOf
 from stepfs.errors import CorruptError, StepfsError, StoreUnreachableError
 from stepfs.format.ids import SliceIndex, SliceKey, Step
 from stepfs.format.snapshot import StepEntry

@@ -20,7 +20,7 @@ from typing import Final, TypeVar
 import trio
 
 from stepfs.data.blocks import CachedSlice
-from stepfs.data.residency import drop_pages, mark_used, resident_bytes
+from stepfs.data.pagecache import drop_pages, mark_used, resident_bytes
 from stepfs.data.slices import PageCache, Priming, Slices
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex, SliceKey, Step
 

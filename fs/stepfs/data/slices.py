@@ -20,7 +20,7 @@ from stepfs.data.cache import Cache, OpenSlices, ReadingOrder
 from stepfs.data.counters import DataCounts
 from stepfs.data.disk import DiskCache, WriteBehind
 from stepfs.data.fetch import BlockLoader, FetchQueue, PrefetchRequest, Sources
-from stepfs.data.get import ConcurrencyLimit, Fetcher, StoreOf
+from stepfs.data.fetch import ConcurrencyLimit, Fetcher, StoreOf
 from stepfs.errors import StoreUnreachableError
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex, SliceKey, Step
 from stepfs.format.snapshot import StepEntry

@@ -9,11 +9,11 @@ import trio
 
 from stepfs.checkpoints.formats import NextStep, Place
 from stepfs.data.disk import DiskCache
-from stepfs.data.get import CONNECTIONS_MAX, ConcurrencyLimit
+from stepfs.data.fetch import CONNECTIONS_MAX, ConcurrencyLimit
 from stepfs.data.memory import MemoryGovernor
 from stepfs.data.prefetch import Prefetcher
 from stepfs.data.slices import Slices
-from stepfs.follow.consumer_group import GroupFollower
+from stepfs.follow.served import GroupFollower
 from stepfs.follow.follower import Changes, Follower, Spacing
 from stepfs.follow.waits import HasPendingSignal, Waits
 from stepfs.format.ids import SliceIndex, Step

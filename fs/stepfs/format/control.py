@@ -55,7 +55,7 @@ class ControlRecord:
     groups: Mapping[str, GroupRecord] = field(default_factory=dict)
     # (number of the record that ended it, need), both rising: see `lake/decisions.py`
     minima: tuple[tuple[int, Step], ...] = ()
-    pauses_asked: int = 0  # how often a writer asked the others to leave the log alone (`stepfs.lake.log.pause`)
+    pauses_asked: int = 0  # how often a writer asked the others to leave the log alone (`stepfs.lake.log.append`)
 
     @property
     def need(self) -> Step:

@@ -48,12 +48,12 @@ from stepfs.format.snapshot import (
     pack_ref,
 )
 from stepfs.lake.control import Group
-from stepfs.lake.fork_group import group_name
+from stepfs.lake.fork import group_name
 from stepfs.lake.identity import create_lake, open_lake, refuse_existing
 from stepfs.lake.log.append import ownerless
 from stepfs.lake.log.apply import rehearsed
 from stepfs.lake.log.index import segment_bytes
-from stepfs.lake.log.left_out import producers_before
+from stepfs.lake.fork import producers_before
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.several import at_once, in_order
 from stepfs.lake.slots import create_own

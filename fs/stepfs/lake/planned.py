@@ -9,7 +9,7 @@ from stepfs.format.commit import Commit
 from stepfs.format.ids import Version
 from stepfs.format.keys import plan_key, source_listing_key
 from stepfs.format.planned import Listing, from_shards, shard_count
-from stepfs.lake.log.tail import read_commit
+from stepfs.lake.log.apply import read_commit
 from stepfs.store.api import Store
 
 

@@ -22,7 +22,7 @@ from stepfs import interruption
 from stepfs.checkpoints.formats import NextStep, Place
 from stepfs.clock import SystemClock
 from stepfs.data.disk import DiskCache
-from stepfs.data.get import CONNECTIONS_MAX
+from stepfs.data.fetch import CONNECTIONS_MAX
 from stepfs.data.pagecache import Primer
 from stepfs.errors import RefusedError, UsageError
 from stepfs.follow.served import LakeParts
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
 
-class Assembly(LakeParts):
+class MountParts(LakeParts):
     """The parts of one mount; nothing runs until `start`. Only this file and `session` see them all."""
 
     def __init__(
@@ -291,7 +291,7 @@ class _Session:
                 disk = await trio.to_thread.run_sync(
                     lambda: DiskCache(cache, identity.lake_id, limit=machine.disk_bytes)
                 )
-            mount = Assembly(options, store, reader, machine, disk)
+            mount = MountParts(options, store, reader, machine, disk)
             if (line := await mount.register()) is not None:
                 _log.info("%s", line)
                 self._tell(line)
@@ -319,7 +319,7 @@ class _Session:
                         disk.close()
         _log.info("%s: %s", self._directory, self._why)
 
-    async def _serve_metrics(self, mount: Assembly, held: ExitStack) -> None:
+    async def _serve_metrics(self, mount: MountParts, held: ExitStack) -> None:
         """Serve until `held` closes. Retry: the previous mount releases its port slightly after its directory."""
         port, until = self._options.metrics_port, trio.current_time() + _PORT_S
         if port is None:
@@ -339,7 +339,7 @@ class _Session:
             else:
                 return
 
-    async def _answer(self, mount: Assembly, device: str) -> None:
+    async def _answer(self, mount: MountParts, device: str) -> None:
         async with trio.open_nursery() as answering:
             try:
                 async with trio.open_nursery() as background:
@@ -354,7 +354,7 @@ class _Session:
                 kernel.stop()
                 answering.cancel_scope.cancel()
 
-    async def _start(self, mount: Assembly, background: trio.Nursery, device: str) -> None:
+    async def _start(self, mount: MountParts, background: trio.Nursery, device: str) -> None:
         if self._descriptor is None:
             await self._guard(mount, background)
         await mount.start_priming(background)
@@ -371,7 +371,7 @@ class _Session:
         self._notifier.notify("READY=1")
         self._ready()
 
-    async def _guard(self, mount: Assembly, background: trio.Nursery) -> None:
+    async def _guard(self, mount: MountParts, background: trio.Nursery) -> None:
         """Start a guardian; without one no thread of this process may call into its own mount."""
         at = mount_at(self._directory)
         if at is None or not await self._guardian.start(at.mount_id, self._abort_handle):
@@ -385,13 +385,13 @@ class _Session:
             return
         background.start_soon(self._until_unguarded, mount)
 
-    async def _until_unguarded(self, mount: Assembly) -> None:
+    async def _until_unguarded(self, mount: MountParts) -> None:
         await self._guardian.ended()
         if mount.primer is not None:
             _log.warning("priming of %s is off: its guardian was killed; mount again", self._directory)
             mount.primer.stop()
 
-    def _watchdog(self, mount: Assembly, device: str) -> watchdog.Watchdog:
+    def _watchdog(self, mount: MountParts, device: str) -> watchdog.Watchdog:
         return watchdog.Watchdog(
             notify=self._notifier.notify,
             answered=mount.meter.requests.total,

@@ -15,7 +15,7 @@ from typing import Final, NoReturn
 import trio
 
 from stepfs.data.buffers import MAPPED_BYTES_MIN, Buffer, Pool
-from stepfs.data.get import CONNECTIONS_MAX
+from stepfs.data.fetch import CONNECTIONS_MAX
 from stepfs.data.hints import Hint
 from stepfs.data.slices import SliceHandle
 from stepfs.errors import (
@@ -80,7 +80,7 @@ OpenStore = Callable[[LakeOptions, Silence], Store]
 _CALLER = 0  # waits of a mount know the process that waits; here it waits in this very process
 
 
-class Assembly(LakeParts):
+class ReaderParts(LakeParts):
     """The parts of one reader; `running` runs them. Other threads may use `tree` and `log.state`, and nothing else."""
 
     def __init__(self, options: LakeOptions, store: Store, log: LogReader, *, memory_bytes: int) -> None:
@@ -223,7 +223,7 @@ async def open_reader(
     *,
     open_store: OpenStore = _store_of,
     memory_bytes: int | None = None,
-) -> AsyncIterator[Assembly]:
+) -> AsyncIterator[ReaderParts]:
     """The parts of a reader, running. `lake_id`: the lake that must be there. `known`: its log, as an
     earlier reader saw it.
 
@@ -240,7 +240,7 @@ async def open_reader(
             LogReader.continued(store, identity, known) if known else LogReader.open(store, identity, reads_only=True)
         )
         memory_bytes = options.memory_share if memory_bytes is None else memory_bytes
-        assembly = Assembly(options, store, log, memory_bytes=memory_bytes)
+        assembly = ReaderParts(options, store, log, memory_bytes=memory_bytes)
         async with assembly.running():
             silence.end()  # a reader that runs survives an outage
             yield assembly

@@ -20,7 +20,7 @@ from stepfs.format.arguments import check_integer
 from stepfs.format.ids import Step
 from stepfs.lake.origins import check_resumable
 from stepfs.reader.lake import Lake, Sampler
-from stepfs.reader.sharding import warn_if_sharded
+from stepfs.reader.dataset import warn_if_sharded
 from stepfs.torch import holds_micro_batches, micro_batches, need, need_torch
 from stepfs.view.names import STEP_MAX
 from stepfs.view.ranks import RankMap, nearest_divisors

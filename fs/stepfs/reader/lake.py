@@ -22,7 +22,7 @@ from stepfs.format.grid import Grid
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.format.snapshot import LogState
 from stepfs.format.tgb import SLICE_ENTRY_BYTES
-from stepfs.reader.assembly import Assembly, open_reader
+from stepfs.reader.assembly import ReaderParts, open_reader
 from stepfs.reader.options import DEADLINE_S, LakeOptions
 from stepfs.view.names import STEP_MAX
 from stepfs.view.ranks import RankMap
@@ -109,7 +109,7 @@ class LakeStep(int):
 
 
 T = TypeVar("T")
-_Loop = BackgroundLoop[Assembly]
+_Loop = BackgroundLoop[ReaderParts]
 _ENTRY_BYTES: Final = 400  # of a step in a pickle, beside its slices
 _PICKLED_BYTES_MAX: Final = 4 << 20  # of the log's tail, for each worker that is spawned; a longer one it reads itself
 _CLOSED: Final = "the lake is closed: open it again"
@@ -333,7 +333,7 @@ class Lake:
         if loop is None or not loop.is_here:
             self.options, self._owner = self.options.of_worker(workers), owner
 
-    def _call(self, work: Callable[[Assembly], Awaitable[T]]) -> T:
+    def _call(self, work: Callable[[ReaderParts], Awaitable[T]]) -> T:
         while True:
             loop = self._running()
             try:
@@ -342,7 +342,7 @@ class Lake:
                 if self._closed or loop is self._loop:
                     raise  # else another thread let this lake rest
 
-    def _parts(self) -> Assembly:
+    def _parts(self) -> ReaderParts:
         return self._running().parts
 
     def _running(self) -> _Loop:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, get_type_hints
 
-from stepfs.data.get import CONNECTIONS_MAX
+from stepfs.data.fetch import CONNECTIONS_MAX
 from stepfs.errors import UsageError, WrongTypeError
 from stepfs.format.arguments import INTERVAL_S_MIN, check_integer, check_text, parse_duration, parse_size
 from stepfs.format.grid import Grid
@@ -88,7 +88,7 @@ def _files(value: Iterable[str]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class Param:
     """The word of `Lake(url, word=…)` for a field, and the check that makes the field's value of it."""
 
     name: str
@@ -99,20 +99,20 @@ class Word:
 class LakeOptions:
     """Every option of a `Lake`. Sizes in bytes, times in seconds, steps half-open."""
 
-    url: Annotated[str, Word("url", _text("the lake", "file:///directory"))]
-    endpoint_url: Annotated[str | None, Word("endpoint_url", str)] = None
+    url: Annotated[str, Param("url", _text("the lake", "file:///directory"))]
+    endpoint_url: Annotated[str | None, Param("endpoint_url", str)] = None
     # Of this process: a hint for prefetching, hides nothing.
-    ranks: Annotated[tuple[int, ...], Word("ranks", _ranks)] = ()
-    world: Annotated[int | None, Word("world", _world)] = None
-    mesh: Annotated[str | None, Word("mesh", _text("mesh", "dp=4,tp=2"))] = None
-    files: Annotated[tuple[str, ...] | None, Word("files", _files)] = None  # beside the rank's; None: all
-    steps: Annotated[range | None, Word("steps", _steps)] = None
-    wait_s: Annotated[float | None, Word("wait", _seconds("wait"))] = None
-    group: Annotated[str | None, Word("group", _text("group", "pretrain"))] = None
-    memory_bytes: Annotated[int | None, Word("memory", _memory)] = None
-    prefetch_steps: Annotated[int | None, Word("prefetch_steps", _prefetch)] = None
-    poll_s: Annotated[float, Word("poll", _poll)] = 0.1
-    deadline_s: Annotated[float, Word("deadline_s", _deadline)] = DEADLINE_S
+    ranks: Annotated[tuple[int, ...], Param("ranks", _ranks)] = ()
+    world: Annotated[int | None, Param("world", _world)] = None
+    mesh: Annotated[str | None, Param("mesh", _text("mesh", "dp=4,tp=2"))] = None
+    files: Annotated[tuple[str, ...] | None, Param("files", _files)] = None  # beside the rank's; None: all
+    steps: Annotated[range | None, Param("steps", _steps)] = None
+    wait_s: Annotated[float | None, Param("wait", _seconds("wait"))] = None
+    group: Annotated[str | None, Param("group", _text("group", "pretrain"))] = None
+    memory_bytes: Annotated[int | None, Param("memory", _memory)] = None
+    prefetch_steps: Annotated[int | None, Param("prefetch_steps", _prefetch)] = None
+    poll_s: Annotated[float, Param("poll", _poll)] = 0.1
+    deadline_s: Annotated[float, Param("deadline_s", _deadline)] = DEADLINE_S
     splits: bool = False  # the caller takes a part of a file that holds several micro-batches
     workers: int | None = None  # this process is one of so many of a loader; None: it reads for itself
 
@@ -133,7 +133,7 @@ class LakeOptions:
 
     def ranks_of(self, grid: Grid) -> RankMap:
         """Which files each rank reads of a lake. `UsageError` if its grid cannot serve these options."""
-        return rank_map(grid, world=self.world, mesh=self.mesh, splits=self.splits, spelt=as_keyword)
+        return rank_map(grid, world=self.world, mesh=self.mesh, splits=self.splits, style=as_keyword)
 
     def files_of(self, grid: Grid) -> tuple[int, ...]:
         """The numbers of the files that are read of each micro-batch. `UsageError` for a name that the lake does not have."""

@@ -14,7 +14,7 @@ from typing import Final
 
 from stepfs.errors import AbsentError, ArchivedError, RefusedError, StepfsError, StoreUnreachableError
 from stepfs.store.api import Put
-from stepfs.store.settings import Words
+from stepfs.store.settings import StoreTexts
 
 
 class Verdict(enum.Enum):
@@ -72,10 +72,10 @@ _OF_STATUS: Final[dict[int, Verdict]] = {
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`said`: status and code, or why there is none; `whole`: the library's own line, where that says more."""
+    """`reason`: status and code, or why there is none; `whole`: the library's own line, where that says more."""
 
     verdict: Verdict
-    said: str
+    reason: str
     status: int = 0
     whole: str = ""
 
@@ -109,36 +109,36 @@ def create_outcome(answer: Answer) -> Put | None:
     return Put.UNKNOWN if answer.verdict in PASSING else decided.get(answer.verdict)
 
 
-def explain(answer: Answer, url: str, doing: str, words: Words, *, passing: bool = False) -> StepfsError:
+def explain(answer: Answer, url: str, doing: str, words: StoreTexts, *, passing: bool = False) -> StepfsError:
     """The error to raise when `doing` ('read a/b', …) failed on the store `url`.
 
     `passing`: the action was allowed before (`calls.Rights`), so a refusal for lack of rights counts as an outage.
     """
     kind: type[StepfsError] = RefusedError
-    said, whole = answer.said, answer.whole or answer.said
+    reason, whole = answer.reason, answer.whole or answer.reason
     match answer.verdict:
         case Verdict.NO_CONTAINER:
             return AbsentError(
-                f"the {words.container} of {url} does not exist ({said}); create it first, stepfs never does"
+                f"the {words.container} of {url} does not exist ({reason}); create it first, stepfs never does"
             )
         case Verdict.SKEWED:
-            why = f"this machine's clock is wrong ({said}); set it"
+            why = f"this machine's clock is wrong ({reason}); set it"
         case Verdict.DISTRUSTED:
-            why = f"the server's certificate does not verify ({said}); {words.trust}"
+            why = f"the server's certificate does not verify ({reason}); {words.trust}"
         case _ if passing:
             kind = StoreUnreachableError
             why = f"{whole}; it was allowed before; renew the credentials of this role if it stays so"
         case Verdict.ELSEWHERE:
-            why = f"the bucket is in another region ({said}); set AWS_REGION to it"
+            why = f"the bucket is in another region ({reason}); set AWS_REGION to it"
         case Verdict.FORBIDDEN | Verdict.EXPIRED | Verdict.UNSET:
             refused = "the server refuses these credentials or this action"
-            why = f"{refused if answer.status else 'no credentials can be used'} ({said}); {words.check_keys}"
+            why = f"{refused if answer.status else 'no credentials can be used'} ({reason}); {words.check_keys}"
         case Verdict.ARCHIVED:
             kind = ArchivedError
-            why = f"the object is archived ({said}); restore it with the store's own tool"
+            why = f"the object is archived ({reason}); restore it with the store's own tool"
         case Verdict.FOREIGN:
             kind = StoreUnreachableError
-            why = f"the answer ({said}) is not the store's; look for a proxy in between, {words.check_network}"
+            why = f"the answer ({reason}) is not the store's; look for a proxy in between, {words.check_network}"
         case Verdict.THROTTLED | Verdict.UNREACHABLE:
             kind = StoreUnreachableError
             why = f"{whole}; {words.check_network}"
@@ -150,8 +150,8 @@ def explain(answer: Answer, url: str, doing: str, words: Words, *, passing: bool
 def not_yet(answer: Answer, url: str, doing: str) -> StoreUnreachableError:
     """As `explain`, where a role of this machine gives credentials: after the start they, or the right time, may be late."""
     why = (
-        f"this machine's clock is not set yet ({answer.said}); retry, or set it"
+        f"this machine's clock is not set yet ({answer.reason}); retry, or set it"
         if answer.verdict is Verdict.SKEWED
-        else f"the role of this machine has no credentials yet ({answer.said}); retry, or attach a role that may do this"
+        else f"the role of this machine has no credentials yet ({answer.reason}); retry, or attach a role that may do this"
     )
     return StoreUnreachableError(f"cannot {doing} in {url}: {why}")

@@ -14,8 +14,8 @@ from typing import Final, TypeVar
 import trio
 
 from stepfs.errors import StepfsError
-from stepfs.store.answers import MAY_COME_LATE, Answer, Verdict, explain, not_yet
-from stepfs.store.settings import COMMIT_THREADS_MAX, CONTROL_THREADS_MAX, DATA_THREADS_MAX, Words
+from stepfs.store.servers import MAY_COME_LATE, Answer, Verdict, explain, not_yet
+from stepfs.store.settings import COMMIT_THREADS_MAX, CONTROL_THREADS_MAX, DATA_THREADS_MAX, StoreTexts
 from stepfs.store.silence import Silence, unwatched
 
 _RESOLUTION_S: Final = 1.0
@@ -44,7 +44,7 @@ _DEPTH: Final = 2  # <lake id>/log, <lake id>/data, …: policies do not go deep
 class Calls:
     """Of the store `url`; `data_threads`: calls under way that move bodies."""
 
-    def __init__(self, url: str, words: Words, data_threads: int | None, silence: Silence | None) -> None:
+    def __init__(self, url: str, words: StoreTexts, data_threads: int | None, silence: Silence | None) -> None:
         self.rights = Rights()
         self.data_threads = trio.CapacityLimiter(data_threads or DATA_THREADS_MAX)
         self._control_threads = trio.CapacityLimiter(CONTROL_THREADS_MAX)

@@ -30,7 +30,7 @@ _TRUST: Final = "set {} to its authority's certificate, or correct the endpoint"
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class StoreTexts:
     """How a message speaks of one kind of store. `check_*`, `trust`: advice."""
 
     form: str  # of a URL
@@ -41,21 +41,21 @@ class Words:
     extra: str = ""  # of the package
 
 
-S3: Final = Words(
+S3: Final = StoreTexts(
     form="s3://bucket/prefix",
     container="bucket",
     check_network="check the network and AWS_ENDPOINT_URL_S3, then retry",
     check_keys="check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
     trust=_TRUST.format("AWS_CA_BUNDLE"),
 )
-GOOGLE: Final = Words(
+GOOGLE: Final = StoreTexts(
     form="gs://bucket/prefix",
     container="bucket",
     check_network="check the network and GOOGLE_BASE_URL, then retry",
     check_keys="check GOOGLE_APPLICATION_CREDENTIALS, or run `gcloud auth application-default login`",
     extra="gcs",
 )
-AZURE: Final = Words(
+AZURE: Final = StoreTexts(
     form="az://account/container/prefix",
     container="container",
     check_network="check the account's name, the network and AZURE_STORAGE_ENDPOINT, then retry",

@@ -106,43 +106,43 @@ def rank_map(
     world: int | None = None,
     mesh: str | None = None,
     splits: bool = False,
-    spelt: Spelling = as_option,
+    style: Spelling = as_option,
 ) -> RankMap:
     """Map ranks to slices; `UsageError` for a world that the lake's grid cannot serve, naming both numbers.
 
-    `splits`: the reader can take a part of a file that holds several micro-batches. `spelt`: how errors write a word of
+    `splits`: the reader can take a part of a file that holds several micro-batches. `style`: how errors write a word of
     the caller, `--mesh dp=4` or `mesh='dp=4'`.
     """
     if mesh is not None:
-        mapped = _from_mesh(grid, mesh, splits=splits and grid.micro == 1, spelt=spelt)
+        mapped = _from_mesh(grid, mesh, splits=splits and grid.micro == 1, style=style)
         if world not in {None, mapped.world}:
             raise UsageError(
-                f"{spelt('world', world)} contradicts {spelt('mesh', mesh)}, which has {mapped.world} ranks: drop one"
+                f"{style('world', world)} contradicts {style('mesh', mesh)}, which has {mapped.world} ranks: drop one"
             )
         return mapped
     readers = grid.ranks * grid.cp
     size = readers if world is None else world
     if not 0 < size <= RANK_MAX + 1 or size % readers:
         elastic = size > 0 and grid.cp == 1 and grid.units % size == 0
-        way = f"{spelt('mesh', f'dp={size}')} for as many data ranks" if elastic else "produce a lake of other ranks"
+        way = f"{style('mesh', f'dp={size}')} for as many data ranks" if elastic else "produce a lake of other ranks"
         raise UsageError(
-            f"{spelt('world', size)} does not fit this lake's {grid}: use a multiple of {readers}, or {way}"
+            f"{style('world', size)} does not fit this lake's {grid}: use a multiple of {readers}, or {way}"
         )
     return RankMap(grid, grid.ranks, size)
 
 
-def _from_mesh(grid: Grid, text: str, *, splits: bool, spelt: Spelling) -> RankMap:
+def _from_mesh(grid: Grid, text: str, *, splits: bool, style: Spelling) -> RankMap:
     try:
         mesh = parse_mesh(text)
     except ValueError as error:
-        raise UsageError(f"{spelt('mesh', text)}: {error}") from error
+        raise UsageError(f"{style('mesh', text)}: {error}") from error
     if grid.cp > 1 and mesh.context_ranks != grid.cp:
         raise UsageError(
-            f"{spelt('mesh', text)}: cp has {mesh.context_ranks} ranks, and this lake's sequences are cut for cp={grid.cp}; they"
+            f"{style('mesh', text)}: cp has {mesh.context_ranks} ranks, and this lake's sequences are cut for cp={grid.cp}; they"
             " must be equal"
         )
     if not splits and grid.units % mesh.data_ranks:
-        raise UsageError(f"{spelt('mesh', text)}: {_does_not_divide(grid, mesh)}")
+        raise UsageError(f"{style('mesh', text)}: {_does_not_divide(grid, mesh)}")
     pieces = grid.cp > 1  # else the context-parallel ranks are peers
     table = (data * grid.cp + context * pieces for data, context in mesh.readers())
     return RankMap(grid, mesh.data_ranks, mesh.world, tuple(table))

@@ -31,7 +31,7 @@ from stepfs_producer.plan.file.yaml_file import PlanFile
 from stepfs_producer.plan.rules import Exhausted
 from stepfs_producer.run.check import Inspection, PlanEstimate, SourceFacts, estimate_plan, inspect, simulate_plan
 from stepfs_producer.run.conductor import EndReason
-from stepfs_producer.run.history.find import Asked, Found, Holder, NotHeld, NotSearched, find_record
+from stepfs_producer.run.history.find import RecordQuery, Found, Occurrence, Absence, NotSearched, find_record
 from stepfs_producer.run.history.replay import Replay, ReplayOptions, replay
 from stepfs_producer.run.memory import least_bytes, longest_text_bytes
 from stepfs_producer.run.options import RunOptions
@@ -241,10 +241,10 @@ def find_report(
     lake: str, options: StoreOptions, source: str, file: str, record: int, *, plan_dir: str, as_json: bool
 ) -> str:
     """`AbsentError` if no step holds the record."""
-    asked = Asked(source, file, record, plan_dir)
+    asked = RecordQuery(source, file, record, plan_dir)
     found = interruption.run(partial(_found, lake, options, asked))
-    if not any(isinstance(one, Holder) for one in found):
-        why = [f"epoch {one.epoch} of {one.producer}: {one.why}" for one in found if isinstance(one, NotHeld)][:5]
+    if not any(isinstance(one, Occurrence) for one in found):
+        why = [f"epoch {one.epoch} of {one.producer}: {one.why}" for one in found if isinstance(one, Absence)][:5]
         why += [one.line() for one in found if isinstance(one, NotSearched)]
         raise AbsentError(
             f"no step that was searched holds record {record} of {file}; {'; '.join(why) or 'the source was not drawn yet'}"
@@ -252,12 +252,12 @@ def find_report(
     return _find_document(lake, asked, found) if as_json else "\n".join(_find_lines(found))
 
 
-async def _found(lake: str, options: StoreOptions, asked: Asked) -> Sequence[Found]:
+async def _found(lake: str, options: StoreOptions, asked: RecordQuery) -> Sequence[Found]:
     async with opened_lineage(lake, options) as reader:
         return await find_record(reader.log, reader, asked)
 
 
-def _find_document(lake: str, asked: Asked, found: Sequence[Found]) -> str:
+def _find_document(lake: str, asked: RecordQuery, found: Sequence[Found]) -> str:
     return json.dumps(
         {
             "schema": JSON_SCHEMA,
@@ -265,8 +265,8 @@ def _find_document(lake: str, asked: Asked, found: Sequence[Found]) -> str:
             "source": asked.source,
             "file": asked.file,
             "record": asked.record,
-            "found": [asdict(one) for one in found if isinstance(one, Holder)],
-            "missing": [asdict(one) for one in found if isinstance(one, NotHeld)],
+            "found": [asdict(one) for one in found if isinstance(one, Occurrence)],
+            "missing": [asdict(one) for one in found if isinstance(one, Absence)],
             "not_searched": [asdict(one) for one in found if isinstance(one, NotSearched)],
         },
         ensure_ascii=False,
@@ -280,11 +280,11 @@ def _find_lines(found: Sequence[Found]) -> Iterator[str]:
         [
             [str(getattr(one, name.lower())) for name in header[:-1]] + [printable(one.producer)]
             for one in found
-            if isinstance(one, Holder)
+            if isinstance(one, Occurrence)
         ],
     )
     for one in found:
-        if isinstance(one, NotHeld):
+        if isinstance(one, Absence):
             yield printable(f"epoch {one.epoch} of {one.producer}: {one.why}")
         elif isinstance(one, NotSearched):
             yield printable(one.line())

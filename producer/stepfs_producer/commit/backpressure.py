@@ -16,8 +16,8 @@ from stepfs.errors import command
 from stepfs.format.ids import Step
 from stepfs.format.snapshot import LogState
 from stepfs.lake.control import Control
-from stepfs.lake.fork_group import is_fork_group
-from stepfs_producer.commit.uploads import Pending
+from stepfs.lake.fork import is_fork_group
+from stepfs_producer.commit.uploads import CommitWindow
 
 _log = logging.getLogger("stepfs.producer")
 
@@ -29,7 +29,7 @@ SAY_EVERY_S: Final = 60.0
 TRUST_S: Final = 30.0  # an older need is read again: a group may have rolled back
 
 
-class Lead:
+class BackPressure:
     """The bounds of one producer; None: no bound. `steps_max`: steps beyond the need. The groups of forks do not count: they
     keep data, and wait for no step. `without_groups`: it holds, counted from the first live step, although no consumer
     group is registered that could end a wait.
@@ -62,7 +62,7 @@ class Lead:
         self._held_since_s = self._say_at_s = float("inf")
         self._is_full = False  # held by `live_bytes_max`
 
-    def look_due(self, head: LogState, pending: Pending, payload_bytes: int) -> bool:
+    def look_due(self, head: LogState, pending: CommitWindow, payload_bytes: int) -> bool:
         now_s = trio.current_time()
         return (self._steps_max is not None and now_s >= self._trusted_until_s) or (
             now_s >= self._look_at_s and self.exceeded(head, pending, payload_bytes)
@@ -73,7 +73,7 @@ class Lead:
         until_s = min(self._look_at_s, self._trusted_until_s) if self._steps_max is not None else self._look_at_s
         return max(0.0, min(until_s, self._say_at_s) - trio.current_time())
 
-    def exceeded(self, head: LogState, pending: Pending, payload_bytes: int) -> bool:
+    def exceeded(self, head: LogState, pending: CommitWindow, payload_bytes: int) -> bool:
         """Whether an append of this size would be too far ahead of the last known need, or too much."""
         self._is_full = self._fills(head, pending, payload_bytes)
         if self._is_full:
@@ -85,7 +85,7 @@ class Lead:
         self._note_unbounded()
         return False
 
-    def _fills(self, head: LogState, pending: Pending, payload_bytes: int) -> bool:
+    def _fills(self, head: LogState, pending: CommitWindow, payload_bytes: int) -> bool:
         if self._live_bytes_max is None:
             return False
         ahead = self._live_bytes(head) + pending.uncommitted_bytes
@@ -96,7 +96,7 @@ class Lead:
         """Known to be live. Not below 0: `head` may be older than the record, which then counts what `head` lacks."""
         return max(0, head.total_bytes - self._control.record.deleted_bytes)
 
-    def _is_over(self, head: LogState, pending: Pending) -> bool:
+    def _is_over(self, head: LogState, pending: CommitWindow) -> bool:
         committed = max(0, head.next_step - self._need)
         return self._steps_max is not None and committed + pending.uncommitted_tgbs + 1 > self._steps_max
 

@@ -23,7 +23,7 @@ from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import LogState, ProducerState
 from stepfs.lake.identity import check_identity, open_lake
 from stepfs.lake.log.apply import rehearsed
-from stepfs.lake.log.pause import Waiting
+from stepfs.lake.log.append import Waiting
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.log.snapshots import snapshot_due, write_snapshot
 from stepfs.lake.slots import Mine, SlotLost, Unknown, take_slot
@@ -42,7 +42,7 @@ from stepfs_producer.commit.rebase import (
     rebase_retire,
     rebase_start,
 )
-from stepfs_producer.commit.uploads import Pending
+from stepfs_producer.commit.uploads import CommitWindow
 
 _log = logging.getLogger("stepfs.producer")
 
@@ -275,13 +275,13 @@ class CommitStats:
 
 
 class CommitLoop:
-    """Drives one `Committer` from one `Pending`. `changed` wakes the tasks that wait for a change of either."""
+    """Drives one `Committer` from one `CommitWindow`. `changed` wakes the tasks that wait for a change of either."""
 
     def __init__(
         self,
         store: Store,
         started: Started,
-        pending: Pending,
+        pending: CommitWindow,
         *,
         pacer: Pacer,
         backoff: Backoff,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from stepfs.format.snapshot import LogState
-from stepfs.lake.log.pause import Pauses
+from stepfs.lake.log.append import Pauses
 
 LOAD: Final = 0.2
 INTERVAL_S_MIN: Final = 0.02

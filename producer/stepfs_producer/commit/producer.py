@@ -29,18 +29,18 @@ from stepfs.format.tgb import Descriptor, TgbImage, build
 from stepfs.store.api import Store
 from stepfs.store.opening import open_store
 from stepfs_producer.backoff import Backoff, Outage
-from stepfs_producer.commit.backpressure import Lead
+from stepfs_producer.commit.backpressure import BackPressure
 from stepfs_producer.commit.loop import START_GIVE_UP_S, CommitLoop, CommitStats, SnapshotWriter, Started, start
 from stepfs_producer.commit.pace import Pacer, Pacing
 from stepfs_producer.commit.rebase import Incarnation
 from stepfs_producer.commit.uploads import (
     Item,
     Payload,
-    Pending,
+    CommitWindow,
     Ticket,
     check_kind,
     check_records,
-    described,
+    descriptor_of,
     freeze,
     pack_position,
     refuse_misfit,
@@ -100,7 +100,7 @@ class TgbWriter:
         async with self._limiter:
             image = await self._build(item)
             await self._store.put(key, image.parts, crc32c=image.crc32c)
-        return described(image, key, item.seq)
+        return descriptor_of(image, key, item.seq)
 
     def new_key(self, item: Item) -> str:
         """A fresh name, random in part: a forked or rewound process never overwrites another's (hazard 8)."""
@@ -126,11 +126,11 @@ class Running:
     """The parts of a producer that has been started."""
 
     started: Started
-    pending: Pending
+    pending: CommitWindow
     loop: CommitLoop
     snapshots: SnapshotWriter
     writer: TgbWriter
-    lead: Lead
+    lead: BackPressure
     pacer: Pacer
 
 
@@ -256,7 +256,7 @@ class AsyncProducer(Readings):
 
     def _begin(self, store: Store, started: Started) -> None:
         settings, reader = self._settings, started.committer.reader
-        pending = Pending(started.state.next_seq, memory_bytes_max=settings.max_pending_bytes)
+        pending = CommitWindow(started.state.next_seq, memory_bytes_max=settings.max_pending_bytes)
         snapshots = SnapshotWriter(store, started.identity, reader)
         loop = CommitLoop(
             store,
@@ -267,7 +267,7 @@ class AsyncProducer(Readings):
             snapshots=snapshots,
             changed=self._changed,
         )
-        lead = Lead(
+        lead = BackPressure(
             reader.control,
             steps_max=settings.max_lead,
             live_bytes_max=settings.max_live_bytes,

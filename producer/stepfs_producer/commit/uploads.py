@@ -110,7 +110,7 @@ def unpack_position(packed: bytes) -> object:
     return unpack(packed, "position") if packed else None
 
 
-def described(image: TgbImage, key: str, seq: int) -> Descriptor:
+def descriptor_of(image: TgbImage, key: str, seq: int) -> Descriptor:
     """A TGB that is in the store under `key`, as a commit names it."""
     return Descriptor(
         origin=0,
@@ -148,7 +148,7 @@ class Ticket:
     key: str
 
 
-class Pending:
+class CommitWindow:
     """Items from `first_seq` (the oldest uncommitted) to `next_seq`, in order."""
 
     def __init__(self, next_seq: int, *, memory_bytes_max: int) -> None:

@@ -35,7 +35,7 @@ class BodyFile(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredBody:
     """A stored body. `inline`: its pickle; else it is in `file`, a pickle and its buffers, of these sizes."""
 
     inline: bytes | None
@@ -43,7 +43,7 @@ class Stored:
     sizes: tuple[int, ...] = ()
 
 
-class Given(NamedTuple):
+class BodyArgument(NamedTuple):
     """Stands for a body among the arguments of a pickled task: this one of those that come beside it."""
 
     number: int
@@ -62,7 +62,7 @@ class _LostBodyError(Exception):
 def run_task(
     function: Callable[..., Any], arguments: tuple[object, ...], keep_in: BodyFile | None, *, keep: bool
 ) -> object:
-    """In a worker: the result of `function`, or (head, `Stored`) of it if it is kept, or `LostBodies`.
+    """In a worker: the result of `function`, or (head, `StoredBody`) of it if it is kept, or `LostBodies`.
 
     `keep_in`: the file for its body; None: no file can be had, and a body of any size returns.
     """
@@ -70,7 +70,7 @@ def run_task(
     lost = []
     for index, argument in enumerate(arguments):
         try:
-            found.append(_load(argument) if isinstance(argument, Stored) else argument)
+            found.append(_load(argument) if isinstance(argument, StoredBody) else argument)
         except _LostBodyError:
             lost.append(index)
     if lost:
@@ -95,10 +95,10 @@ def body_of(parts: Sequence[memoryview]) -> object:
     return pickle.loads(parts[0], buffers=parts[1:])  # noqa: S301 - written by a worker of this run
 
 
-def _store(body: object, keep_in: BodyFile | None) -> Stored:
+def _store(body: object, keep_in: BodyFile | None) -> StoredBody:
     parts = parts_of(body)
     if keep_in is None or sum(part.nbytes for part in parts) <= INLINE_BYTES_MAX:
-        return Stored(pickle.dumps(body, protocol=pickle.HIGHEST_PROTOCOL))
+        return StoredBody(pickle.dumps(body, protocol=pickle.HIGHEST_PROTOCOL))
     size = 0
     try:
         with os.fdopen(_open(keep_in, os.O_RDWR), "r+b") as file:
@@ -114,10 +114,10 @@ def _store(body: object, keep_in: BodyFile | None) -> Stored:
             "with --memory, fewer --workers or smaller blocks, or raise the limit of this user or container (ulimit -f, "
             "memory.max)"
         ) from error
-    return Stored(None, keep_in, tuple(part.nbytes for part in parts))
+    return StoredBody(None, keep_in, tuple(part.nbytes for part in parts))
 
 
-def _load(stored: Stored) -> object:
+def _load(stored: StoredBody) -> object:
     if stored.inline is not None:
         return pickle.loads(stored.inline)  # noqa: S301 - written by a worker of this run
     assert stored.file is not None

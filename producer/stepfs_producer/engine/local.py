@@ -17,7 +17,7 @@ import trio
 import trio_parallel
 
 from stepfs.errors import UsageError
-from stepfs_producer.engine.bodies import BodyFile, LostBodies, Stored, run_task
+from stepfs_producer.engine.bodies import BodyFile, LostBodies, StoredBody, run_task
 from stepfs_producer.engine.tasks import ANSWER_S, Engine, Kept, Lost, Reference, WorkerDied
 from stepfs_producer.engine.worker import begin
 
@@ -32,7 +32,7 @@ _FILES_MAX: Final = 1 << 16  # that the command may have open; half of them are 
 class LocalReference:
     """A stored body. `descriptor`: of its file, which the command has open."""
 
-    def __init__(self, stored: Stored, descriptor: int | None) -> None:
+    def __init__(self, stored: StoredBody, descriptor: int | None) -> None:
         self.stored = stored
         self.descriptor = descriptor
         self.nbytes = sum(stored.sizes) if stored.inline is None else len(stored.inline)

@@ -24,14 +24,14 @@ import trio
 
 from stepfs.errors import StoreUnreachableError
 from stepfs_producer.engine import ray_calls
-from stepfs_producer.engine.bodies import Given, LostBodies
+from stepfs_producer.engine.bodies import BodyArgument, LostBodies
 from stepfs_producer.engine.ray_calls import Actor, InStore, RayError
 from stepfs_producer.engine.reach import ClusterUnreachableError, line_of, refuse_unreachable
 from stepfs_producer.engine.tasks import (
     ANSWER_S,
     Engine,
     Kept,
-    Look,
+    NodeCheck,
     Lost,
     Reference,
     UnfitNodesError,
@@ -67,7 +67,7 @@ class RayEngine(Engine):
         self._nursery = nursery
         self._preload = preload
         self._say = say
-        self._look: Look | None = None
+        self._look: NodeCheck | None = None
         self._admitted = trio.Event()
         self._first = trio.Event()  # worker is up
         self._seen: set[str] = set()  # nodes
@@ -78,7 +78,7 @@ class RayEngine(Engine):
         self._up, self._idle = trio.open_memory_channel[Actor](math.inf)
         self._why = ""
 
-    async def admit(self, look: Look) -> None:
+    async def admit(self, look: NodeCheck) -> None:
         self._look = look
         self._fit()  # they come up meanwhile
         found: dict[str, list[str]] = {}
@@ -121,7 +121,7 @@ class RayEngine(Engine):
         if lost := tuple(body for body in bodies if body.stored is None):
             return Lost(lost)
         numbers = itertools.count()
-        given = tuple(Given(next(numbers)) if isinstance(one, RayReference) else one for one in arguments)
+        given = tuple(BodyArgument(next(numbers)) if isinstance(one, RayReference) else one for one in arguments)
         stored = [body.stored for body in bodies]
         actor = await self._idle.receive()
         try:

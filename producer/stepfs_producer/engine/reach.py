@@ -24,16 +24,16 @@ class ClusterUnreachableError(StepfsError):
 
 def refusal_of(error: Exception, address: str) -> StepfsError:
     """An error of `ray.init` as one of ours."""
-    said = f"{error} {error.__cause__ or ''}"
-    if "Version mismatch" in said:
-        facts = " ".join(said.partition("Version mismatch:")[2].split())
+    text = f"{error} {error.__cause__ or ''}"
+    if "Version mismatch" in text:
+        facts = " ".join(text.partition("Version mismatch:")[2].split())
         return RefusedError(f"Ray at {address} is of another version: {facts}; install the cluster's versions here")
-    if "exceeds the maximum size" in said:
+    if "exceeds the maximum size" in text:
         return RefusedError(
             "the plan's directory is too large for Ray to send it to every node; give the plan, its modules and its tokenizer "
             "a directory of their own"
         )
-    if "oken" in said and "uthenti" in said:
+    if "oken" in text and "uthenti" in text:
         return RefusedError(
             f"Ray at {address} asks for another token; set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH"
         )

@@ -22,7 +22,7 @@ from stepfs_producer.backoff import Backoff
 
 T = TypeVar("T")
 H = TypeVar("H")
-Look = Callable[[], list[str]]  # on another machine: its lacks, each as the end of a sentence about it
+NodeCheck = Callable[[], list[str]]  # on another machine: its lacks, each as the end of a sentence about it
 
 ANSWER_S: Final = 1.5  # that an idle worker has to answer
 _WORKERS_PER_SPARE: Final = 8  # a spare is warm: it takes over at once where a worker died or hangs
@@ -83,7 +83,7 @@ class Engine(ABC):
 
     @property
     def workers(self) -> int:
-        """How many tasks should run at a time; `Tasks` keeps to it. May be set."""
+        """How many tasks should run at a time; `TaskRunner` keeps to it. May be set."""
         return self._workers
 
     @workers.setter
@@ -96,7 +96,7 @@ class Engine(ABC):
         """Workers beyond those, for tasks whose worker died or is late."""
         return spares_of(self._workers)
 
-    async def admit(self, look: Look) -> None:  # noqa: B027 - where there is no other machine, there is nothing to do
+    async def admit(self, look: NodeCheck) -> None:  # noqa: B027 - where there is no other machine, there is nothing to do
         """Begin, once `look` has found nothing missing on each other machine; else `UnfitNodesError` has a line for each.
 
         `StoreUnreachableError`: a store is away from a machine, now.
@@ -243,7 +243,7 @@ class PerAttempt:
         self.make = make
 
 
-class Tasks:
+class TaskRunner:
     """The tasks of a run: as many at a time as the engine has workers, and second tries of late ones on its spares."""
 
     def __init__(self, engine: Engine, give_up_after_s: float) -> None:

@@ -23,7 +23,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from stepfs_producer.engine.bodies import Given, body_of, parts_of
+from stepfs_producer.engine.bodies import BodyArgument, body_of, parts_of
 
 Buffer: TypeAlias = bytes | memoryview  # or any other buffer that a store maps
 _STDERR: Final = 2
@@ -58,13 +58,13 @@ def carried_out(
 ) -> tuple[bytes, list[memoryview]]:
     """A pickled (function, arguments) → pickled (True, result), or (False, exception); and the parts of a body.
 
-    `bodies`: of the arguments that are `Given`. `keep`: the function returns (head, body), and (head, bytes of the body)
+    `bodies`: of the arguments that are `BodyArgument`. `keep`: the function returns (head, body), and (head, bytes of the body)
     stands for the result.
     """
     try:
         function, arguments = pickle.loads(task)  # noqa: S301 - of the command
         found = [
-            body_of([memoryview(part) for part in bodies[one.number]]) if isinstance(one, Given) else one
+            body_of([memoryview(part) for part in bodies[one.number]]) if isinstance(one, BodyArgument) else one
             for one in arguments
         ]
         result = function(*found)

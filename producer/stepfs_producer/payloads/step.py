@@ -64,7 +64,7 @@ class Columns:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class ColumnRows:
     """Samples of `columns`, by number, and the spans that they become."""
 
     columns: Columns
@@ -72,7 +72,7 @@ class Taken:
     spans: Integers
 
 
-def gathered_columns(spans: int, taken: Sequence[Taken]) -> Columns | None:
+def gathered_columns(spans: int, taken: Sequence[ColumnRows]) -> Columns | None:
     """The columns of so many spans; None if nothing is taken."""
     if not taken:
         return None
@@ -82,7 +82,7 @@ def gathered_columns(spans: int, taken: Sequence[Taken]) -> Columns | None:
     return Columns(counts, tuple(_rows(taken, column) for column in range(counts.shape[1])))
 
 
-def _rows(taken: Sequence[Taken], column: int) -> NDArray[Any]:
+def _rows(taken: Sequence[ColumnRows], column: int) -> NDArray[Any]:
     pieces: dict[int, NDArray[Any]] = {}
     for one in taken:
         rows, counts = one.columns.rows[column], one.columns.counts[:, column]
@@ -205,12 +205,12 @@ def gathered(step: StepSpans, groups: Sequence[SampleGroup]) -> StepTask:
     order = np.argsort(spans[:, Gathered.GROUP], kind="stable")
     bounds = np.searchsorted(spans[order, Gathered.GROUP], np.arange(len(groups) + 1))
     assert bounds[-1] == len(spans), "every span lies in a group"
-    taken: list[Taken] = []
+    taken: list[ColumnRows] = []
     for number, group in enumerate(groups):
         mine = order[bounds[number] : bounds[number + 1]]
         _gather_of(group, spans[mine], mine, ends[mine] - counts[mine], found)
         if group.columns is not None:
-            taken.append(Taken(group.columns, spans[mine, Gathered.RECORD], mine))
+            taken.append(ColumnRows(group.columns, spans[mine, Gathered.RECORD], mine))
     columns = gathered_columns(len(spans), taken)
     rows = np.zeros_like(step.rows) if columns is None else columns.counts
     assert np.array_equal(rows, step.rows), "columns stay with their tokens"  # hazard P17

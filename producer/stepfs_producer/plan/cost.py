@@ -24,7 +24,7 @@ _LINEAR_PER_HIDDEN: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class CostModel:
     """`linear` per token and `quadratic` per token²; or `call`, given columns of samples, returns one int64 each.
 
     The columns are `tokens`, `source` (index in order of names), `record` and `first` (token), and by name the rows that
@@ -40,7 +40,7 @@ class Cost:
         assert self.call is not None or (min(self.linear, self.quadratic) >= 0 < self.linear + self.quadratic)
 
     @classmethod
-    def of_hidden_size(cls, hidden_size: int) -> Cost:
+    def of_hidden_size(cls, hidden_size: int) -> CostModel:
         """A transformer's: projections 6·hidden_size per token beside attention's 1 per token²."""
         return cls(_LINEAR_PER_HIDDEN * hidden_size, 1)
 

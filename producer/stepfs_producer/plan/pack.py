@@ -135,7 +135,7 @@ def _best_fit(drawn: Drawn, rows: int, length: int) -> Packed:
     )
 
 
-class Part(NamedTuple):
+class RowPart(NamedTuple):
     """`tokens` tokens of sample `sample`, from its token `first` on, stand in `row`."""
 
     sample: int
@@ -144,7 +144,7 @@ class Part(NamedTuple):
     row: int
 
 
-def concat(lengths: Sequence[int], *, rows: int, sequence_length: int) -> list[Part]:
+def concat(lengths: Sequence[int], *, rows: int, sequence_length: int) -> list[RowPart]:
     """Samples end to end in the order drawn, cut where a row is full; the last one where the step is."""
     parts = []
     at, end = 0, rows * sequence_length
@@ -152,7 +152,7 @@ def concat(lengths: Sequence[int], *, rows: int, sequence_length: int) -> list[P
         first = 0
         while first < tokens and at < end:
             count = min(tokens - first, sequence_length - at % sequence_length)
-            parts.append(Part(sample, first, count, at // sequence_length))
+            parts.append(RowPart(sample, first, count, at // sequence_length))
             first += count
             at += count
     return parts
@@ -160,7 +160,7 @@ def concat(lengths: Sequence[int], *, rows: int, sequence_length: int) -> list[P
 
 def _concat(drawn: Drawn, rows: int, length: int) -> Packed:
     parts = concat(drawn.tokens, rows=rows, sequence_length=length)
-    sample, skip, tokens, row = np.array(parts, np.int64).reshape(-1, len(Part._fields)).T
+    sample, skip, tokens, row = np.array(parts, np.int64).reshape(-1, len(RowPart._fields)).T
     cut = sum(part.first + part.tokens < drawn.tokens[part.sample] for part in parts)
     return Packed(len(drawn.tokens), sample, skip, tokens, row, cut)
 

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Final
 
 from stepfs_producer.plan.balance import Method, Over
-from stepfs_producer.plan.cost import Cost
+from stepfs_producer.plan.cost import CostModel
 from stepfs_producer.plan.draw import MixSchedule, Stages
 from stepfs_producer.plan.samples import Long, SkipBudget
 
@@ -51,7 +51,7 @@ class Rules:
     micro_batches: int = 1
     micro_batch_tokens: int = 4096
     packing: Packing = Packing.BEST_FIT
-    cost: Cost = field(default_factory=Cost)
+    cost: CostModel = field(default_factory=CostModel)
     columns: tuple[str, ...] = ()  # that samples may have, in order of names
     loads: tuple[str, ...] = ()  # several to be balanced in place of the cost: `TOKENS`, or columns
     method: Method = Method.AUTO

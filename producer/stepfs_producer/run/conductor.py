@@ -19,7 +19,7 @@ from stepfs.limits import usable_cpus
 from stepfs_producer.commit.producer import GIVE_UP_AFTER_S
 from stepfs_producer.commit.uploads import Ticket
 from stepfs_producer.engine.local import local_engine
-from stepfs_producer.engine.tasks import Engine, KeptBody, PerAttempt, Tasks
+from stepfs_producer.engine.tasks import Engine, KeptBody, PerAttempt, TaskRunner
 from stepfs_producer.engine.worker import preload
 from stepfs_producer.payloads.step import PayloadSpec
 from stepfs_producer.plan.draw import ONE
@@ -28,7 +28,7 @@ from stepfs_producer.plan.rules import Rules
 from stepfs_producer.plan.samples import Ahead
 from stepfs_producer.plan.spans import Span
 from stepfs_producer.plan.step import End, Need, State, StepPlan
-from stepfs_producer.run.load import Group, LoadedSource, OnSkip, SourceLoader, spans_of
+from stepfs_producer.run.load import SampleChunk, LoadedSource, OnSkip, SourceLoader, spans_of
 from stepfs_producer.run.measured import (
     LOOK_EVERY_S,
     STEPS_AHEAD,
@@ -96,7 +96,7 @@ class StepBuilder:
 
     def __init__(
         self,
-        tasks: Tasks,
+        tasks: TaskRunner,
         sink: StepSink[Any] | None,
         spec: PayloadSpec,
         *,
@@ -126,7 +126,7 @@ class StepBuilder:
             with self._waits.on(Cause.ROOM):
                 await self._room.take(self._row_bytes(plan))
 
-    def start(self, plan: StepPlan, groups: Mapping[str, tuple[Group, ...]], nursery: trio.Nursery) -> None:
+    def start(self, plan: StepPlan, groups: Mapping[str, tuple[SampleChunk, ...]], nursery: trio.Nursery) -> None:
         """Make the next step, for which `wait_for_room` was called."""
         if self._sink is None:
             self._appended(plan)
@@ -178,7 +178,7 @@ class StepBuilder:
                 await trio.sleep_until(self._due_s)
             self._due_s = max(self._due_s, trio.current_time()) + self._interval_s
 
-    async def _make(self, making: _PendingStep, groups: Mapping[str, tuple[Group, ...]]) -> None:
+    async def _make(self, making: _PendingStep, groups: Mapping[str, tuple[SampleChunk, ...]]) -> None:
         spans, bodies = await trio.to_thread.run_sync(spans_of, making.plan, groups)
         await making.reserved.wait()
         sink, ticket = self._sink, making.ticket
@@ -204,7 +204,7 @@ class StepBuilder:
         self._note_settled()
 
 
-def _bodies(groups: Mapping[str, Sequence[Group]]) -> list[KeptBody]:
+def _bodies(groups: Mapping[str, Sequence[SampleChunk]]) -> list[KeptBody]:
     return [group.body for of_source in groups.values() for group in of_source if group.body is not None]
 
 
@@ -222,7 +222,7 @@ class PlannerTask:
         rules: Rules,
         loadings: Mapping[str, SourceLoader],
         *,
-        tasks: Tasks,
+        tasks: TaskRunner,
         waits: Waits,
         held_bytes_max: int | None = None,
     ) -> None:
@@ -377,7 +377,7 @@ class Conductor:
         self._callbacks = callbacks
         self._stop = trio.Event()
         self.reason = ""  # of the end, in words
-        self.tasks = Tasks(engine, config.give_up_after_s)
+        self.tasks = TaskRunner(engine, config.give_up_after_s)
         self.waits = Waits()
         self._began_s = 0.0
         self._steps = 0  # appended by this run

@@ -24,7 +24,7 @@ from stepfs.format.planned import Listing
 from stepfs.format.records import LakeIdentity
 from stepfs.lake.identity import create_lake, open_lake
 from stepfs.lake.log.reader import LogReader
-from stepfs.lake.planned import kept_listing
+from stepfs.lake.lineage import kept_listing
 from stepfs.lake.slots import Mine, Unknown, take_slot
 from stepfs.store import silence
 from stepfs.store.api import Store

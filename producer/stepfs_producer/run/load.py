@@ -25,7 +25,7 @@ import trio
 from numpy.typing import NDArray
 
 from stepfs.errors import RefusedError
-from stepfs_producer.engine.tasks import KeptBody, Tasks, WorkersDiedError
+from stepfs_producer.engine.tasks import KeptBody, TaskRunner, WorkersDiedError
 from stepfs_producer.payloads.step import StepSpans
 from stepfs_producer.plan.samples import Ahead, Piece
 from stepfs_producer.plan.spans import Gathered, Span
@@ -40,7 +40,7 @@ Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class SampleChunk:
     """Consecutive records of a block after their transform."""
 
     place: BlockAddress
@@ -82,14 +82,14 @@ class SampleBuffer:
     """The groups of one source from its cursor on."""
 
     def __init__(self) -> None:
-        self.groups: deque[Group] = deque()
+        self.groups: deque[SampleChunk] = deque()
         self.ended = False  # nothing follows the groups
         self.tokens = 0
         self.nbytes = 0
         self._here = BlockAddress(0, 0, 0)
         self._taken = 0
 
-    def add(self, group: Group) -> None:
+    def add(self, group: SampleChunk) -> None:
         self.groups.append(group)
         self.tokens += group.tokens
         self.nbytes += group.nbytes
@@ -110,7 +110,7 @@ class SampleBuffer:
             left -= int(begins[-1] - begins[first])
         return Ahead(pieces, self.ended), True
 
-    def until(self, cursor: SourceState) -> tuple[Group, ...]:
+    def until(self, cursor: SourceState) -> tuple[SampleChunk, ...]:
         """The groups of a step that ends at `cursor`."""
         end = (BlockAddress(cursor.epoch, cursor.fragment, cursor.block), cursor.taken)
         return tuple(takewhile(lambda group: (group.place, group.first) <= end, self.groups))
@@ -131,7 +131,7 @@ class SampleBuffer:
             self.nbytes -= group.nbytes
 
 
-def spans_of(plan: StepPlan, groups: Mapping[str, Sequence[Group]]) -> tuple[StepSpans, tuple[KeptBody, ...]]:
+def spans_of(plan: StepPlan, groups: Mapping[str, Sequence[SampleChunk]]) -> tuple[StepSpans, tuple[KeptBody, ...]]:
     """The task of `plan`, and the bodies that its spans number. `groups`: per source, everything from the cursor before the
     step to the one behind it.
     """
@@ -151,7 +151,7 @@ def spans_of(plan: StepPlan, groups: Mapping[str, Sequence[Group]]) -> tuple[Ste
     return StepSpans(plan.shape, plan.sequence_length, plan.sources, placed, rows), tuple(bodies)
 
 
-def _found(groups: Sequence[Group], addresses: Integers) -> tuple[Integers, Integers]:
+def _found(groups: Sequence[SampleChunk], addresses: Integers) -> tuple[Integers, Integers]:
     """The group of each record, and its number in the group. `addresses`: [n, 4] of epoch, fragment, block, record."""
     begins = np.array([(*group.place, group.first) for group in groups], np.int64).reshape(-1, 4)
     merged = np.concatenate([begins, addresses])
@@ -186,7 +186,7 @@ class SourceLoader:
     def __init__(
         self,
         source: LoadedSource,
-        tasks: Tasks,
+        tasks: TaskRunner,
         *,
         changed: Callable[[], None],
         skipped: OnSkip,
@@ -339,7 +339,7 @@ class SourceLoader:
     def _add(self, slot: _Slot) -> None:
         block, head = slot.block, slot.head
         self.held.add(
-            Group(block.place, slot.first, block.records, block.follows, head.lengths, slot.body, head.columns)
+            SampleChunk(block.place, slot.first, block.records, block.follows, head.lengths, slot.body, head.columns)
         )
         self.added += 1
         self._starved = False

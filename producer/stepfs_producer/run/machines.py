@@ -21,7 +21,7 @@ from stepfs.lake.identity import open_lake
 from stepfs.limits import usable_cpus
 from stepfs.store.opening import open_store
 from stepfs_producer.engine.local import local_engine
-from stepfs_producer.engine.tasks import Engine, Look
+from stepfs_producer.engine.tasks import Engine, NodeCheck
 from stepfs_producer.engine.worker import preload
 from stepfs_producer.run.lake import libraries
 from stepfs_producer.run.load import LoadedSource
@@ -38,7 +38,7 @@ _COMPARED: Final = ("stepfs", "python", "numpy", "tokenizers")
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
+class Requirements:
     """The needs of a run, of every machine."""
 
     libraries: Mapping[str, str | None]
@@ -47,15 +47,15 @@ class Needs:
     options: RunOptions
 
 
-def look_of(sources: Sequence[LoadedSource], lake_id: str, options: RunOptions) -> Look:
+def node_check(sources: Sequence[LoadedSource], lake_id: str, options: RunOptions) -> NodeCheck:
     """A call that finds the lacks of another machine, there."""
     firsts = [
         (one.spec, one.transform, one.layout.fragment(0).ref if one.layout.fragments_count else None) for one in sources
     ]
-    return partial(lacking, Needs({name: libraries()[name] for name in _COMPARED}, firsts, lake_id, options))
+    return partial(missing_here, Requirements({name: libraries()[name] for name in _COMPARED}, firsts, lake_id, options))
 
 
-def lacking(needs: Needs) -> list[str]:
+def missing_here(needs: Requirements) -> list[str]:
     """The lacks of this machine, each as the end of a sentence about it.
 
     `StoreUnreachableError`: a store is away, which says nothing about the machine.
@@ -88,7 +88,7 @@ def lacking(needs: Needs) -> list[str]:
     return list(dict.fromkeys(line.replace("\n", " ") for line in lines))
 
 
-async def _put(needs: Needs) -> None:
+async def _put(needs: Requirements) -> None:
     """An object of no incarnation, which the next reclaim deletes like uploads of killed producers."""
     options = needs.options
     store = open_store(options.lake, options=options.store_options)

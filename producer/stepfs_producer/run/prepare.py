@@ -21,12 +21,12 @@ from stepfs.format.planned import Listing
 from stepfs.format.records import LakeIdentity
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
-from stepfs.lake.planned import kept_listing, kept_plan
+from stepfs.lake.lineage import kept_listing, kept_plan
 from stepfs.store.api import Store
 from stepfs.store.opening import open_store
 from stepfs_producer.engine.worker import find_modules_in
 from stepfs_producer.payloads.step import ColumnSpec, PayloadSpec
-from stepfs_producer.plan.cost import Cost
+from stepfs_producer.plan.cost import CostModel
 from stepfs_producer.plan.draw import MixEntry, MixSchedule, Stages, normalise
 from stepfs_producer.plan.file.digest import (
     PlanChangedError,
@@ -198,10 +198,10 @@ def _rules(plan: Plan, listings: Mapping[str, str], identity_of: Mapping[str, st
     )
 
 
-def _cost(plan: Plan) -> Cost:
+def _cost(plan: Plan) -> CostModel:
     if plan.cost.call is not None:
-        return Cost(call=function_of(plan.cost.call))
-    return Cost(*plan.cost.coefficients, prices=tuple(sorted(plan.cost.columns.items())))
+        return CostModel(call=function_of(plan.cost.call))
+    return CostModel(*plan.cost.coefficients, prices=tuple(sorted(plan.cost.columns.items())))
 
 
 def _source_spec(plan: Plan, name: str, source: AnySource, held_out: bool, directory: str) -> SourceSpec:
@@ -457,12 +457,12 @@ def _refuse_other_producers(
         _refuse_other_side(state, place, f"producer {producer_id}")
         _refuse_other_shards(settings, producer_id, state, specs)
         if state.tokenizer and state.tokenizer != mine:
-            said = f"the tokenizer of producer {producer_id} is {state.tokenizer}, and this plan's is {mine}"
+            difference = f"the tokenizer of producer {producer_id} is {state.tokenizer}, and this plan's is {mine}"
             if not options.accept_changes:
                 # `text` does not have the option.
                 also = "" if options.fixed_shape else ", or add --accept-changes to mix their ids for good"
-                raise RefusedError(f"{options.lake}: {said}; name another lake{also}")
-            say(f"warning: {said}")
+                raise RefusedError(f"{options.lake}: {difference}; name another lake{also}")
+            say(f"warning: {difference}")
 
 
 def _refuse_other_shards(

@@ -33,7 +33,7 @@ from stepfs_producer.payloads.files import encoder_for
 from stepfs_producer.run.conductor import Conductor, EndReason, RunConfig, StepSink
 from stepfs_producer.run.lake import ensure_lake, keep_libraries, notice_silence
 from stepfs_producer.run.load import LoadedSource
-from stepfs_producer.run.machines import as_nodes_see, look_of, open_engine
+from stepfs_producer.run.machines import as_nodes_see, node_check, open_engine
 from stepfs_producer.run.measured import Bottleneck
 from stepfs_producer.run.memory import Memory, memory_of
 from stepfs_producer.run.options import RunOptions
@@ -182,7 +182,7 @@ class _RunSession:
             fit = partial(fit_plan, store, identity, self.place, prepared, accept_changes=options.accept_changes)
             prepared = await fit(position)
             await keep_plan(store, identity, self.place, prepared)
-            await engine.admit(look_of(self._as_worked(prepared), identity.lake_id, options))
+            await engine.admit(node_check(self._as_worked(prepared), identity.lake_id, options))
             if sealed:
                 return await self._nothing_to_do(engine, identity, prepared, position)
             async with self._scraped() as registry, self._producer(store, self._memory_of(prepared)) as producer:

@@ -108,8 +108,8 @@ class OwnFormat(Format):
         except Exception as error:
             if raw.failed is not None:
                 raise raw.failed from error
-            said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-            raise UsageError(f"{location}: {self._name} raised {said}; mend it, or leave the file out") from error
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            raise UsageError(f"{location}: {self._name} raised {reason}; mend it, or leave the file out") from error
 
 
 @lru_cache(maxsize=256)

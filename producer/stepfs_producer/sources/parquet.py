@@ -107,8 +107,8 @@ def _parquet(file: OpenFile) -> Iterator[ParquetFile]:
     except (ArrowException, OSError) as error:  # Arrow calls damage an OSError, too
         if raw.failed is not None:
             raise raw.failed from error
-        said = " ".join(str(error).split())[:200]
-        raise CorruptError(f"{file.location}: damaged Parquet ({said}); replace it or leave it out") from error
+        reason = " ".join(str(error).split())[:200]
+        raise CorruptError(f"{file.location}: damaged Parquet ({reason}); replace it or leave it out") from error
 
 
 def _check_columns(spec: SourceSpec, location: str, parquet: ParquetFile) -> None:

@@ -93,8 +93,8 @@ def _decoded(value: object, spec: ImagesSpec, name: str) -> Image:
     except MemoryError:
         raise
     except Exception as error:  # Pillow raises anything, OSError too: nothing but these bytes was read
-        said = " ".join(str(error).split())[:_REASON_CHARACTERS_MAX]
-        raise UnfitRecordError(f"the field {name} holds no readable JPEG or PNG ({said})") from error
+        reason = " ".join(str(error).split())[:_REASON_CHARACTERS_MAX]
+        raise UnfitRecordError(f"the field {name} holds no readable JPEG or PNG ({reason})") from error
     return _patches(np.asarray(image, np.uint8), spec)
 
 

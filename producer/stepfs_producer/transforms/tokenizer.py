@@ -287,8 +287,8 @@ class ModelTokenizer(Tokenizer):
             try:
                 encodings = self._model.encode_batch_fast(batch, add_special_tokens=False)
             except Exception as error:  # such as a vocabulary of words that has none for the unknown
-                said = " ".join(str(error).split())
-                raise UnfitRecordError(f"the tokenizer refuses the text ({said})") from error
+                reason = " ".join(str(error).split())
+                raise UnfitRecordError(f"the tokenizer refuses the text ({reason})") from error
             numbers = [encoding.ids for encoding in encodings]
             counts = [len(ids) for ids in numbers]
             parts.append(np.fromiter(chain.from_iterable(numbers), np.int32, sum(counts)))

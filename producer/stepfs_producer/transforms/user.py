@@ -44,7 +44,7 @@ _REASON_CHARACTERS_MAX: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class UserSample:
     """A sample, as a function returned it."""
 
     content: str | Ids
@@ -63,7 +63,7 @@ class UserFunction:
         except (TypeError, ValueError):  # some functions written in C have no signature
             self._wants_key = False
 
-    def __call__(self, record: object, key: bytes, vocabulary: int, columns: Sequence[ColumnSpec] = ()) -> Made | None:
+    def __call__(self, record: object, key: bytes, vocabulary: int, columns: Sequence[ColumnSpec] = ()) -> UserSample | None:
         """The result of the function for a record: text, or ids below `vocabulary`, and columns beside them.
 
         `UnfitRecordError` if it raises or returns something else. Errors of the operating system are not about
@@ -134,34 +134,34 @@ def function_of(name: str) -> Callable[..., object]:
     return value
 
 
-def _read(result: object, vocabulary: int, columns: Sequence[ColumnSpec]) -> Made | None:
+def _read(result: object, vocabulary: int, columns: Sequence[ColumnSpec]) -> UserSample | None:
     if result is None:
         return None
     if isinstance(result, str):
-        return Made(result)
+        return UserSample(result)
     if isinstance(result, Mapping):
         return _read_mapping(result, vocabulary, columns)
     if isinstance(result, tuple) and len(result) == 2 and not all(map(_is_integer, result)):
         ids = checked_ids(result[0], vocabulary)
-        return Made(ids, None if result[1] is None else _mask(result[1], len(ids)))
-    return Made(checked_ids(result, vocabulary))
+        return UserSample(ids, None if result[1] is None else _mask(result[1], len(ids)))
+    return UserSample(checked_ids(result, vocabulary))
 
 
-def _read_mapping(result: Mapping[Any, object], vocabulary: int, columns: Sequence[ColumnSpec]) -> Made:
+def _read_mapping(result: Mapping[Any, object], vocabulary: int, columns: Sequence[ColumnSpec]) -> UserSample:
     beside = _columns(result.get("columns"), columns)
     text, mask, labels = result.get("text"), result.get("loss_mask"), result.get("labels")
     if isinstance(text, str):
         if more := sorted({"input_ids", "loss_mask", "labels"} & set(result)):
             raise UnfitRecordError(f"both 'text' and {more[0]!r}; return one")
-        return Made(text, None, beside)
+        return UserSample(text, None, beside)
     if "input_ids" not in result:
         raise UnfitRecordError(f"a mapping without 'input_ids'; its keys are {sorted(map(str, result))[:8]}")
     ids = checked_ids(result["input_ids"], vocabulary)
     if mask is not None and labels is not None:
         raise UnfitRecordError("both 'loss_mask' and 'labels'; return one")
     if mask is not None:
-        return Made(ids, _mask(mask, len(ids)), beside)
-    return Made(ids, None if labels is None else mask_of_labels(labels, ids), beside)
+        return UserSample(ids, _mask(mask, len(ids)), beside)
+    return UserSample(ids, None if labels is None else mask_of_labels(labels, ids), beside)
 
 
 def _columns(given: object, specs: Sequence[ColumnSpec]) -> dict[str, NDArray[Any]]:

@@ -12,7 +12,7 @@ from PIL import Image
 
 from bench.report import Report, Row
 from stepfs_producer.payloads.files import construct
-from stepfs_producer.payloads.step import NO_TOKEN, Columns, ColumnSpec, PayloadSpec, StepTask, Taken, gathered_columns
+from stepfs_producer.payloads.step import NO_TOKEN, Columns, ColumnSpec, PayloadSpec, StepTask, ColumnRows, gathered_columns
 from stepfs_producer.transforms.documents import ImagesSpec
 from stepfs_producer.transforms.images import with_images
 
@@ -42,7 +42,7 @@ def run(report: Report, *, quick: bool) -> None:
             (column,), [{"pixels": np.full((ROWS, 588), span, np.uint8)} for span in range(SPANS)]
         )
         order = np.random.default_rng(0).permutation(SPANS)
-        taken = [Taken(held, order, np.arange(SPANS))]
+        taken = [ColumnRows(held, order, np.arange(SPANS))]
         task = step()
         gather = best_ms(partial(gathered_columns, SPANS, taken), quick=quick)
         whole = StepTask(*task, gathered_columns(SPANS, taken))

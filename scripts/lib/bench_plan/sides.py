@@ -34,7 +34,7 @@ from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.step import End, Need, State
 from stepfs_producer.run.conductor import Conductor, RunCallbacks, RunConfig, StepSink
 from stepfs_producer.run.lake import ensure_lake
-from stepfs_producer.run.load import Group, LoadedSource, SampleBuffer, spans_of
+from stepfs_producer.run.load import SampleChunk, LoadedSource, SampleBuffer, spans_of
 from stepfs_producer.run.memory import memory_of
 from stepfs_producer.run.prepare import PreparedPlan, grid_of, looked_up, plan_at
 from stepfs_producer.run.workers.tasks import BlockHead, GroupHead, read, transform
@@ -134,7 +134,7 @@ class _Source:
         """One more block."""
         block, head, samples = self._waiting.popleft().get()
         body = KeptBody(_Here(samples), _never, lambda _: None)
-        self.held.add(Group(block.place, 0, block.records, block.follows, head.lengths, body))
+        self.held.add(SampleChunk(block.place, 0, block.records, block.follows, head.lengths, body))
         self.held.ended = block.ended
         self._submit()
 

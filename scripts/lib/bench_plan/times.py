@@ -19,7 +19,7 @@ from bench_plan.corpora import parquet_plan, write_parquet
 from bench_plan.lengths import lognormal
 from bench_plan.planned import ahead, rules
 from stepfs_producer.plan.balance import Over, differencing
-from stepfs_producer.plan.cost import Cost
+from stepfs_producer.plan.cost import CostModel
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.step import StepPlan
 
@@ -69,7 +69,7 @@ def one_step(sources: int, turns: int) -> tuple[float, int]:
         4096,
         RANKS,
         micro_batch_tokens=11 * 4096,
-        cost=Cost.of_hidden_size(4096),
+        cost=CostModel.of_hidden_size(4096),
         over=Over.RANKS,
     )
     planner = Planner(chosen)

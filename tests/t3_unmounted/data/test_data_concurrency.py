@@ -8,7 +8,7 @@ from at_work import at_work
 from data_doubles import indices, world_of
 
 from stepfs.data.blocks import pieces_of
-from stepfs.data.get import CONNECTIONS_FIRST, CONNECTIONS_MAX, ConcurrencyLimit
+from stepfs.data.fetch import CONNECTIONS_FIRST, CONNECTIONS_MAX, ConcurrencyLimit
 from stepfs.data.slices import Slices
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex
 

@@ -12,7 +12,7 @@ from data_doubles import World
 from stepfs.data.blocks import join_pieces, pieces_of
 from stepfs.data.buffers import Pool
 from stepfs.data.counters import DataCounts
-from stepfs.data.get import SHARE_MAX, Fetcher, FetchTarget, HedgePolicy, Throttle
+from stepfs.data.fetch import SHARE_MAX, Fetcher, FetchTarget, HedgePolicy, Throttle
 from stepfs.errors import CorruptError, RefusedError, StoreUnreachableError
 from stepfs.format.ids import SliceIndex
 

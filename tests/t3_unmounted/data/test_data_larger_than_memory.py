@@ -9,7 +9,7 @@ import trio
 from at_work import at_work
 from data_doubles import World
 
-from stepfs.data.get import ConcurrencyLimit
+from stepfs.data.fetch import ConcurrencyLimit
 from stepfs.data.slices import Slices
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex, Step
 from stepfs.reader.assembly import CopyPool

@@ -11,7 +11,7 @@ from data_pages import Pages
 
 from stepfs.data import pagecache as prime_module
 from stepfs.data.disk import DiskCache
-from stepfs.data.get import ConcurrencyLimit
+from stepfs.data.fetch import ConcurrencyLimit
 from stepfs.data.pagecache import Primer
 from stepfs.data.prefetch import Prefetcher
 from stepfs.data.slices import Slices

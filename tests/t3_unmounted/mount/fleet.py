@@ -14,7 +14,7 @@ from doubles.trio_clock import TrioClock
 from fakemount import facts_of
 
 from stepfs.errors import StoreUnreachableError
-from stepfs.follow.consumer_group import GroupFollower
+from stepfs.follow.served import GroupFollower
 from stepfs.follow.follower import Changes, Follower, Spacing
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import LogState

@@ -15,7 +15,7 @@ from faketable import FakeTable
 
 from stepfs.checkpoints.formats import NextStep, Place
 from stepfs.errors import StoreUnreachableError
-from stepfs.follow.consumer_group import INTERVAL_S, GroupFollower
+from stepfs.follow.served import INTERVAL_S, GroupFollower
 from stepfs.follow.follower import Follower
 from stepfs.format.ids import Step
 from stepfs.format.keys import node_key, nodes_prefix

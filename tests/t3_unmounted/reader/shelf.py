@@ -84,7 +84,7 @@ class Shelf:
 
     @asynccontextmanager
     async def reader(self, *, memory_bytes: int = 64 << 20, plan=no_faults, store=None, **options):
-        """An `Assembly` that runs."""
+        """A `ReaderParts` that runs."""
         store = store or FaultyStore(self.shared, actor="reader", plan=plan)
         words = LakeOptions("memory://lake", **options)
         async with open_reader(

@@ -14,7 +14,7 @@ import trio
 from planned_run import HereEngine, NotedProducer, rules, run, sources_in, write_corpus
 
 from stepfs_producer.commit.uploads import Ticket
-from stepfs_producer.engine.tasks import Tasks
+from stepfs_producer.engine.tasks import TaskRunner
 from stepfs_producer.plan.step import State
 from stepfs_producer.run.conductor import PlannerTask
 from stepfs_producer.run.measured import Bottleneck, Cause, Waits, bottleneck_of
@@ -150,7 +150,7 @@ async def test_a_planner_that_waits_for_a_core_is_not_blamed(tmp_path, monkeypat
     monkeypatch.setattr("time.thread_time", thread_time)
     waits = Waits()
     task = PlannerTask(
-        rules(MIX), cast("dict", dict.fromkeys(MIX)), tasks=cast("Tasks", HeldBy({"prose": 3.0, "": 1.0})), waits=waits
+        rules(MIX), cast("dict", dict.fromkeys(MIX)), tasks=cast("TaskRunner", HeldBy({"prose": 3.0, "": 1.0})), waits=waits
     )
     monkeypatch.setattr(task, "_planner", SimpleNamespace(next=lambda *_: time.sleep(0.05)))  # for a core
     await task._planned(State("p", 0, {}), {})

@@ -26,7 +26,7 @@ from stepfs_producer.plan.file.digest import plan_digest, plan_text
 from stepfs_producer.plan.file.schema import parsed_plan
 from stepfs_producer.plan.step import SourceState, State
 from stepfs_producer.run.history import find as rooms
-from stepfs_producer.run.history.find import Asked, Found, Holder, NotHeld, find_record
+from stepfs_producer.run.history.find import RecordQuery, Found, Occurrence, Absence, find_record
 from stepfs_producer.run.history.positions import Positions
 from stepfs_producer.run.prepare import source_specs
 from stepfs_producer.sources.listing import Layout, list_corpus
@@ -163,7 +163,7 @@ async def found_in(long: LongLog, record: int) -> list[Found]:
         return long
 
     origins = SimpleNamespace(of=holds)
-    return await find_record(long, LineageReader(long, origins), Asked("prose", "lines.txt", record, "."))
+    return await find_record(long, LineageReader(long, origins), RecordQuery("prose", "lines.txt", record, "."))
 
 
 @pytest.mark.parametrize(("per_commit", "even"), [(1, True), (3, True), (1, False)])
@@ -177,8 +177,8 @@ async def test_few_objects_are_read_of_many_steps(tmp_path: Path, per_commit, ev
         found = await found_in(long, int(record))
         numbers = [epoch * RECORDS + int(np.flatnonzero(long.offsets[epoch] == record)[0]) for epoch in range(3)]
         steps = [int(np.searchsorted(taken, number, side="right")) for number in numbers]
-        assert [one.step for one in found if isinstance(one, Holder)] == [one for one in steps if one < STEPS]
-        assert [one.why for one in found[2:] if isinstance(one, NotHeld)] == ["not drawn yet"] * (steps[2] >= STEPS)
+        assert [one.step for one in found if isinstance(one, Occurrence)] == [one for one in steps if one < STEPS]
+        assert [one.why for one in found[2:] if isinstance(one, Absence)] == ["not drawn yet"] * (steps[2] >= STEPS)
         assert len(long.reads) <= (READS_MAX if even else UNEVEN_READS_MAX), long.reads
         assert len(blocks_read) == 3
 
@@ -186,9 +186,9 @@ async def test_few_objects_are_read_of_many_steps(tmp_path: Path, per_commit, ev
 async def test_reclaimed_steps_are_named(tmp_path: Path) -> None:
     long = LongLog(tmp_path, first_live=10_000)
     [gone, *found] = await found_in(long, int(long.offsets[0][9_999]))
-    assert isinstance(gone, NotHeld)
+    assert isinstance(gone, Absence)
     assert gone.why == "no step from 10000 on holds it; those before were reclaimed"
-    assert {type(one) for one in found} == {Holder} or found[-1].why == "not drawn yet"
+    assert {type(one) for one in found} == {Occurrence} or found[-1].why == "not drawn yet"
     [there, *_] = await found_in(long, int(long.offsets[0][10_000]))
     assert there.step == 10_000
 

@@ -12,7 +12,7 @@ from stepfs_producer.engine.tasks import (
     LATE_S_MIN,
     LATE_TIMES_MEAN,
     MachinesLostError,
-    Tasks,
+    TaskRunner,
     WorkerDied,
     WorkersDiedError,
 )
@@ -83,7 +83,7 @@ async def test_the_first_answer_counts_and_every_other_try_ends(
     autojump_clock, seconds, answer, took_s, ended, busiest
 ) -> None:
     engine = TimedEngine(seconds)
-    tasks = Tasks(engine, 600)
+    tasks = TaskRunner(engine, 600)
     began_s = trio.current_time()
     assert await tasks.carry_out("it", "code", work) == answer
     assert since(began_s) == took_s
@@ -93,7 +93,7 @@ async def test_the_first_answer_counts_and_every_other_try_ends(
 
 async def test_late_is_ten_times_the_mean_of_its_kind_and_source(autojump_clock) -> None:
     engine = TimedEngine([2, HANGS, 1, HANGS, 1])
-    tasks = Tasks(engine, 600)
+    tasks = TaskRunner(engine, 600)
     await tasks.carry_out("it", "code", work)
     for source, late_s in (("code", 2 * LATE_TIMES_MEAN), ("prose", LATE_S_MIN)):
         began_s = trio.current_time()
@@ -103,7 +103,7 @@ async def test_late_is_ten_times_the_mean_of_its_kind_and_source(autojump_clock)
 
 async def test_waiting_for_a_worker_is_not_late(autojump_clock) -> None:
     engine = TimedEngine([4] * 6)
-    tasks = Tasks(engine, 600)
+    tasks = TaskRunner(engine, 600)
     async with trio.open_nursery() as nursery:
         for _ in range(6):
             nursery.start_soon(tasks.carry_out, "it", "code", work)
@@ -112,7 +112,7 @@ async def test_waiting_for_a_worker_is_not_late(autojump_clock) -> None:
 
 async def test_second_tries_are_at_most_as_many_as_spares(autojump_clock) -> None:
     engine = TimedEngine([HANGS] * 4 + [9] * 4, workers=4, spares=2)
-    tasks = Tasks(engine, 600)
+    tasks = TaskRunner(engine, 600)
     began_s = trio.current_time()
     async with trio.open_nursery() as nursery:
         for _ in range(4):
@@ -127,14 +127,14 @@ async def test_a_death_beside_another_try_costs_nothing(autojump_clock, seconds)
     first_dies = LATE_S_MIN + seconds[1] > seconds[0]
     dying = 0 if first_dies else 1
     engine = TimedEngine(seconds, answers={dying: WorkerDied("killed")})
-    assert await Tasks(engine, 600).carry_out("it", "code", work) == 1 - dying
+    assert await TaskRunner(engine, 600).carry_out("it", "code", work) == 1 - dying
     assert (len(engine.began), engine.ended, engine.replaced) == (2, [], 0)
 
 
 async def test_when_both_die_it_is_one_death_of_the_task(autojump_clock) -> None:
     died = {number: WorkerDied("killed") for number in range(4)}
     engine = TimedEngine([6, 3, 6, 3, 1], answers=died)
-    assert await Tasks(engine, 600).carry_out("it", "code", work) == 4
+    assert await TaskRunner(engine, 600).carry_out("it", "code", work) == 4
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ async def test_a_lost_machine_is_not_charged_as_a_worker(autojump_clock, deaths:
     """w: a worker died; m: its machine was lost."""
     died = {number: WorkerDied("killed", with_machine=one == "m") for number, one in enumerate(deaths)}
     engine = TimedEngine([1] * (len(deaths) + 1), answers=died)
-    task = Tasks(engine, 600).carry_out("it", "code", work)
+    task = TaskRunner(engine, 600).carry_out("it", "code", work)
     if ended_by is None:
         assert await task == len(deaths)
     else:
@@ -158,14 +158,14 @@ async def test_a_lost_machine_is_not_charged_as_a_worker(autojump_clock, deaths:
 async def test_an_error_is_an_answer(autojump_clock) -> None:
     engine = TimedEngine([HANGS, 1], answers={1: UsageError("no such function")})
     with pytest.raises(UsageError, match="no such function"):
-        await Tasks(engine, 600).carry_out("it", "code", work)
+        await TaskRunner(engine, 600).carry_out("it", "code", work)
     assert engine.ended == [0]
 
 
 async def test_a_run_that_ends_ends_both_tries(autojump_clock) -> None:
     engine = TimedEngine([HANGS, HANGS])
     with trio.move_on_after(2 * LATE_S_MIN):
-        await Tasks(engine, 600).carry_out("it", "code", work)
+        await TaskRunner(engine, 600).carry_out("it", "code", work)
     assert sorted(engine.ended) == [0, 1]
     assert engine.replaced == 0
 
@@ -173,5 +173,5 @@ async def test_a_run_that_ends_ends_both_tries(autojump_clock) -> None:
 async def test_idle_workers_have_to_answer_before_a_second_try(autojump_clock) -> None:
     """A spare that stands still since its last task would cost twice the patience: 15 s in all."""
     engine = TimedEngine([HANGS, HANGS, 1.0])
-    assert await Tasks(engine, 600).carry_out("task", "", work) == 2
+    assert await TaskRunner(engine, 600).carry_out("task", "", work) == 2
     assert engine.asked_at == [1, 2]

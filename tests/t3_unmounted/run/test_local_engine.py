@@ -19,7 +19,7 @@ from at_work import until
 from stepfs.errors import UsageError
 from stepfs_producer.engine import tasks as failover
 from stepfs_producer.engine.local import local_engine
-from stepfs_producer.engine.tasks import Tasks, WorkerDied
+from stepfs_producer.engine.tasks import TaskRunner, WorkerDied
 from stepfs_producer.engine.worker import preload
 
 
@@ -104,7 +104,7 @@ async def test_a_stopped_worker_is_ended_as_soon_as_a_spare_has_its_result(tmp_p
     noted = tmp_path / "stopped"
     async with local_engine(1) as engine:
         await engine.warm()
-        tasks = Tasks(engine, 60)
+        tasks = TaskRunner(engine, 60)
         spare = await tasks.carry_out("stops", "", stop_the_first_worker, str(noted))
         stopped = int(noted.read_text())
         assert spare != stopped
@@ -195,7 +195,7 @@ async def test_workers_that_come_up_slowly_are_not_joined_by_more_and_no_task_is
     up = tmp_path / "up"
     before = workers_of_this_process()
     async with local_engine(2, preload=partial(wait_for, str(up))) as engine:
-        tasks = Tasks(engine, 60)
+        tasks = TaskRunner(engine, 60)
         async with trio.open_nursery() as nursery:
             for number in range(6):
                 nursery.start_soon(tasks.carry_out, f"task {number}", "", square, number)
@@ -208,7 +208,7 @@ async def test_workers_that_come_up_slowly_are_not_joined_by_more_and_no_task_is
 
 async def test_a_task_does_not_wait_for_workers_that_died_at_their_start() -> None:
     async with local_engine(1, preload=end_this_worker) as engine:
-        tasks = Tasks(engine, 60)
+        tasks = TaskRunner(engine, 60)
         with trio.fail_after(60):
             assert await tasks.carry_out("a task", "", square, 3) == 9
 

@@ -16,7 +16,7 @@ from stepfs.format.keys import data_prefix, parse_data_key
 from stepfs.lake.identity import create_lake, open_lake
 from stepfs.store.opening import open_store
 from stepfs_producer.run import machines
-from stepfs_producer.run.machines import look_of
+from stepfs_producer.run.machines import node_check
 from stepfs_producer.run.options import RunOptions
 
 MIX = {"code": 1, "prose": 1}
@@ -54,7 +54,7 @@ def lake_id_of(options: RunOptions) -> str:
 
 def lacks(sources, options: RunOptions, lake_id: str | None = None) -> list[str]:
     """As another machine finds it, to which it travels."""
-    look = look_of(sources, lake_id or lake_id_of(options), options)
+    look = node_check(sources, lake_id or lake_id_of(options), options)
     return pickle.loads(pickle.dumps(look))()
 
 
@@ -63,7 +63,7 @@ def test_a_machine_that_has_all_lacks_nothing(sources, lake) -> None:
 
 
 def test_other_versions_are_named(sources, lake, monkeypatch) -> None:
-    look = look_of(sources, lake_id_of(lake), lake)
+    look = node_check(sources, lake_id_of(lake), lake)
     installed = metadata.version
 
     def version(name: str) -> str:

@@ -121,7 +121,7 @@ def test_a_data_size_that_does_not_divide_the_micro_batches_is_refused_with_the_
 def test_an_error_of_python_writes_keywords_and_one_of_the_command_line_options(words):
     grid, given = words.get("grid", Grid(4)), {name: words[name] for name in words.keys() - {"grid"}}
     with pytest.raises(UsageError) as of_python:
-        rank_map(grid, **given, spelt=as_keyword)
+        rank_map(grid, **given, style=as_keyword)
     with pytest.raises(UsageError) as of_options:
         rank_map(grid, **given)
     for name, value in given.items():

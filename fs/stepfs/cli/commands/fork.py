@@ -17,7 +17,7 @@ from stepfs.store.api import StoreOptions
 
 if TYPE_CHECKING:
     from stepfs.lake.fork import Cut
-    from stepfs.lake.log.left_out import UnreachableCommits
+    from stepfs.lake.fork import UnreachableCommits
     from stepfs.lake.log.reader import LogReader
 
 _POINT = re.compile(r"(.+://.+)@([0-9]{1,15})")
@@ -62,7 +62,7 @@ def fork(
     from stepfs.clock import SystemClock
     from stepfs.lake import fork as forks
     from stepfs.lake.identity import open_lake
-    from stepfs.lake.log.left_out import left_out
+    from stepfs.lake.fork import left_out
     from stepfs.lake.log.reader import LogReader
 
     url, step = _parent(point, until_damage=until_damage)

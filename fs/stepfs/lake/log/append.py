@@ -21,7 +21,7 @@ from stepfs.format.ids import Epoch, Version
 from stepfs.format.keys import log_prefix, numbered
 from stepfs.format.snapshot import LogState
 from stepfs.lake.log.apply import rehearsed
-from stepfs.lake.log.pause import Pauses, Waiting
+from stepfs.lake.log.append import Pauses, Waiting
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.slots import SlotLost, settled, take_slot
 

@@ -14,7 +14,7 @@ from stepfs.format.keys import log_prefix
 from stepfs.format.snapshot import ProducerState
 from stepfs.lake.log.apply import producer_after
 from stepfs.lake.log.reader import LogReader
-from stepfs.lake.log.tail import read_commit, read_versions
+from stepfs.lake.log.apply import read_commit, read_versions
 from stepfs.lake.slots import listed_slots
 
 _BACK_AT_ONCE: Final = 64

@@ -27,7 +27,7 @@ from stepfs.lake.identity import check_identity
 from stepfs.lake.log.apply import ChainError, LogDamage, apply
 from stepfs.lake.log.index import LoneEntries, Segments
 from stepfs.lake.log.snapshots import PassedOver, log_contains, newest_snapshot, rebuilt_segment
-from stepfs.lake.log.tail import list_versions, read_commit, read_versions
+from stepfs.lake.log.apply import list_versions, read_commit, read_versions
 from stepfs.lake.slots import STRAY_GAP
 from stepfs.store.api import Store
 

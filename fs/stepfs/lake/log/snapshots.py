@@ -33,7 +33,7 @@ from stepfs.format.snapshot import (
 from stepfs.lake.control import Control
 from stepfs.lake.log.apply import ChainError, apply
 from stepfs.lake.log.index import Segments
-from stepfs.lake.log.tail import read_commit, read_versions
+from stepfs.lake.log.apply import read_commit, read_versions
 from stepfs.lake.slots import SlotLost, last_number, listed_slots, settled, take_slot
 from stepfs.store.api import Store
 

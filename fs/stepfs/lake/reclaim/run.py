@@ -31,7 +31,7 @@ from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import LogState
 from stepfs.lake.control import Control
 from stepfs.lake.decisions import Advance, least_need
-from stepfs.lake.fork_group import release_origins
+from stepfs.lake.fork import release_origins
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.log.snapshots import confirmed_snapshots, write_snapshot
 from stepfs.lake.origins import OriginStores

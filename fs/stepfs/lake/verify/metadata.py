@@ -31,7 +31,7 @@ from stepfs.format.keys import (
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import decode_segment, decode_snapshot
 from stepfs.lake.control import Control
-from stepfs.lake.log.tail import read_versions
+from stepfs.lake.log.apply import read_versions
 from stepfs.lake.several import at_once, in_order
 from stepfs.lake.slots import STRAY_GAP
 from stepfs.lake.verify.lake import STRAY, Damage

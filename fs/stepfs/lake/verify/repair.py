@@ -22,7 +22,7 @@ from stepfs.format.keys import data_prefix, log_prefix
 from stepfs.format.records import LakeIdentity
 from stepfs.lake.control import Control
 from stepfs.lake.decisions import successor
-from stepfs.lake.fork_group import group_in_parent
+from stepfs.lake.fork import group_in_parent
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.log.snapshots import confirmed_snapshots
 from stepfs.lake.origins import OriginStores

@@ -22,7 +22,7 @@ from stepfs.follow.waits import WaitOutcome, Waits
 from stepfs.format.ids import Step
 from stepfs.format.snapshot import StepEntry
 from stepfs.lake.log.reader import LogReader
-from stepfs.mount.fuse.directories import OpenDirectory, OpenFixed, OpenStepFiles
+from stepfs.mount.fuse.files import OpenDirectory, OpenFixed, OpenStepFiles
 from stepfs.mount.fuse.files import FileTable, OpenContent, OpenFile
 from stepfs.mount.fuse.guard import refusal
 from stepfs.view import attributes

@@ -14,7 +14,7 @@ from stepfs.data.slices import SliceHandle
 from stepfs.errors import CorruptError, StepfsError, StoreUnreachableError
 from stepfs.format.ids import SliceIndex
 from stepfs.format.snapshot import StepEntry
-from stepfs.mount.fuse.directories import OpenDirectory
+from stepfs.mount.fuse.files import OpenDirectory
 from stepfs.mount.fuse.guard import errno_of
 
 _log = logging.getLogger("stepfs.mount")

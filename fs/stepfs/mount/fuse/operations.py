@@ -23,7 +23,7 @@ from stepfs.format.ids import SliceIndex, Step
 from stepfs.format.snapshot import StepEntry
 from stepfs.lake.log.reader import LogReader
 from stepfs.mount.fuse.control import Control
-from stepfs.mount.fuse.directories import OpenDirectory, OpenRoot, OpenStep, ReaddirReply, Replies, Rows
+from stepfs.mount.fuse.files import OpenDirectory, OpenRoot, OpenStep, ReaddirReply, Replies, Rows
 from stepfs.mount.fuse.files import FileTable, OpenFile, OpenSlice, OpenUnread
 from stepfs.mount.fuse.guard import Meter, guarded, read_only, refusal
 from stepfs.mount.fuse.kernel import LookupCounts

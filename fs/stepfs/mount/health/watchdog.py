@@ -121,7 +121,7 @@ class Watchdog:
     async def _turn(self) -> None:
         """The loop's own sign of life, and the mount's."""
         interval_s = self.timing.interval_s
-        deaf_s, said = 0.0, ""
+        deaf_s, logged = 0.0, ""
         answered = self.answered()
         warned = False
         while True:
@@ -136,8 +136,8 @@ class Watchdog:
                 warned = True
                 _log.error("the mount has not answered for %.0f s", deaf_s)
             status = self.status()
-            if status != said:
-                said = status
+            if status != logged:
+                logged = status
                 self.notify(f"STATUS={status}")
             await trio.sleep(interval_s)
 

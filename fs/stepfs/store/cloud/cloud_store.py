@@ -26,11 +26,11 @@ from obstore.exceptions import BaseError
 
 from stepfs import entropy
 from stepfs.errors import StepfsError
-from stepfs.store.answers import PASSING, Answer, Verdict, create_outcome, verdict_of
+from stepfs.store.servers import PASSING, Answer, Verdict, create_outcome, verdict_of
 from stepfs.store.api import Buffer, Counts, Entry, Progress, Put, byte_views, check_key, check_prefix, ignore_progress
 from stepfs.store.calls import Calls, age_s, http_date
 from stepfs.store.cloud.place import Place
-from stepfs.store.read_target import PIECE_BYTES, AbandonedReadError, ReadTarget, whole_body
+from stepfs.store.servers import PIECE_BYTES, AbandonedReadError, ReadTarget, whole_body
 from stepfs.store.silence import Silence
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class RequestError(Exception):
     """A request failed; `answer` says how."""
 
     def __init__(self, answer: Answer) -> None:
-        super().__init__(answer.said)
+        super().__init__(answer.reason)
         self.answer = answer
 
 

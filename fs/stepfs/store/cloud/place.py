@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from obstore.store import AzureStore, GCSStore
 
 from stepfs.errors import RefusedError, UsageError
-from stepfs.store.settings import AZURE, GOOGLE, SECRETS, Words
+from stepfs.store.settings import AZURE, GOOGLE, SECRETS, StoreTexts
 
 if TYPE_CHECKING:
     from obstore import PutResult
@@ -49,7 +49,7 @@ class Place:
     url: str
     prefix: str
     endpoint: str
-    words: Words
+    words: StoreTexts
     keys_per_delete: int  # of one request
     keys_per_page: int
     make: Callable[..., Client]

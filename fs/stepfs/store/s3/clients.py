@@ -32,7 +32,7 @@ from botocore.httpsession import create_urllib3_context, get_cert_path
 from botocore.loaders import Loader, create_loader
 
 from stepfs.errors import RefusedError, UsageError
-from stepfs.store.answers import is_throttled
+from stepfs.store.servers import is_throttled
 from stepfs.store.s3 import roles
 from stepfs.store.s3.direct import CONNECT_S, DirectReads
 from stepfs.store.settings import (

@@ -29,8 +29,8 @@ from botocore.utils import get_environ_proxies
 from urllib3.util import wait_for_read
 
 from stepfs import entropy
-from stepfs.store.answers import is_throttled
-from stepfs.store.read_target import ReadTarget
+from stepfs.store.servers import is_throttled
+from stepfs.store.servers import ReadTarget
 
 CONNECT_S: Final = 5.0
 _IDLE_S: Final = 10.0  # a middlebox may drop an idle connection silently

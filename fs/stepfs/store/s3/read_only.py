@@ -11,7 +11,7 @@ from http import HTTPStatus
 from typing import Final, NamedTuple
 
 from stepfs.errors import AbsentError, RefusedError, StepfsError
-from stepfs.store.answers import Verdict, explain
+from stepfs.store.servers import Verdict, explain
 from stepfs.store.s3.clients import Clients
 from stepfs.store.s3.errors import FAILURES, broke_in_body, read_error
 from stepfs.store.settings import S3

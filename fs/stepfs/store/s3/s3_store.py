@@ -19,10 +19,10 @@ import trio
 
 from stepfs import entropy
 from stepfs.errors import RefusedError, StepfsError, StoreUnreachableError
-from stepfs.store.answers import Verdict, create_outcome, is_passing
+from stepfs.store.servers import Verdict, create_outcome, is_passing
 from stepfs.store.api import Buffer, Counts, Entry, Progress, Put, byte_views, check_key, check_prefix, ignore_progress
 from stepfs.store.calls import Calls, age_s, http_date
-from stepfs.store.read_target import PIECE_BYTES, ReadTarget, whole_body
+from stepfs.store.servers import PIECE_BYTES, ReadTarget, whole_body
 from stepfs.store.s3.clients import Clients
 from stepfs.store.s3.errors import FAILURES, broke_in_body, read_error
 from stepfs.store.s3.upload import SINGLE_BYTES_MAX, Upload, encryption

@@ -221,7 +221,7 @@ class Upload:
             client.complete_multipart_upload(**self._target, UploadId=upload_id, MultipartUpload={"Parts": parts})
         except FAILURES as error:
             # the retry of a completion that succeeded finds no upload any more, but the object
-            if read_error(error).said != "NoSuchUpload":
+            if read_error(error).reason != "NoSuchUpload":
                 raise
             if client.head_object(**self._target)["ContentLength"] != self.length:
                 raise

@@ -18,7 +18,7 @@ from stepfs.errors import CorruptError, RefusedError
 from stepfs.format.mesh import Mesh
 from stepfs_producer.plan.file.parts import AnySource, Mix, OnError, SourceFiles, Stage
 from stepfs_producer.plan.file.schema import Plan
-from stepfs_producer.plan.file.values import NONE, Part, Shard, Where, decimal_text, path_text
+from stepfs_producer.plan.file.values import NONE, PlanModel, Shard, Where, decimal_text, path_text
 
 Normalised = dict[str, Any]  # JSON
 _ABSENT: Final = object()
@@ -98,7 +98,7 @@ def _filled(source: AnySource) -> AnySource:
 def _plain(value: object) -> Any:
     """A value of a plan as JSON. Parts have the names of YAML, and nothing for what is not given."""
     match value:
-        case Part():
+        case PlanModel():
             found = {}
             for name, field in type(value).model_fields.items():
                 one, default = getattr(value, name), field.get_default(call_default_factory=True, validated_data={})

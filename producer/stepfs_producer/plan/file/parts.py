@@ -21,7 +21,7 @@ from stepfs_producer.plan.cost import TOKENS
 from stepfs_producer.plan.file.values import (
     NONE,
     Parsed,
-    Part,
+    PlanModel,
     Problem,
     Shard,
     choice,
@@ -73,7 +73,7 @@ _LIST: Final = {"type": "array", "items": {"type": ["integer", "string"]}}
 NAMES: Final = Parsed(_names, {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]})
 
 
-class Column(Part):
+class Column(PlanModel):
     """An array that samples carry beside their tokens."""
 
     example: ClassVar[str] = "{dtype: uint8, shape: [588]}"
@@ -92,7 +92,7 @@ class Column(Part):
         return [Problem(("shape",), f"a row of {size} bytes; the most is {_ROW_BYTES_MAX}")]
 
 
-class Images(Part):
+class Images(PlanModel):
     """Encoded images in the records' fields, decoded before the transform gets them."""
 
     short: ClassVar[str | None] = "fields"
@@ -164,7 +164,7 @@ Length = Annotated[int, whole(1, LENGTH_MAX)]
 Coefficient = Annotated[int, whole(0, _COEFFICIENT_MAX)]
 
 
-class Output(Part):
+class Output(PlanModel):
     """The files of a step."""
 
     example: ClassVar[str] = '{ext: .safetensors, mesh: "dp=8", sequence_length: 4096}'
@@ -193,7 +193,7 @@ class Output(Part):
         return list(problems_of_columns(self.columns, self.ext))
 
 
-class Stage(Part):
+class Stage(PlanModel):
     """A sequence length from a step on."""
 
     example: ClassVar[str] = "{from: 0, sequence_length: 4096}"
@@ -206,7 +206,7 @@ class Stage(Part):
     """By source: the most tokens of it that make one document, in place of the source's `sequence_length`."""
 
 
-class Tokenizer(Part):
+class Tokenizer(PlanModel):
     """How text becomes token ids."""
 
     short: ClassVar[str | None] = "kind"
@@ -231,7 +231,7 @@ class Tokenizer(Part):
         return []
 
 
-class Shuffle(Part):
+class Shuffle(PlanModel):
     """Records are shuffled in blocks, and so are the blocks."""
 
     example: ClassVar[str] = "{block: 8MiB}"
@@ -240,7 +240,7 @@ class Shuffle(Part):
     """Bytes of records that are shuffled at a time. A larger block needs more memory."""
 
 
-class OnError(Part):
+class OnError(PlanModel):
     """The treatment of records that cannot be decoded."""
 
     short: ClassVar[str | None] = "do"
@@ -259,7 +259,7 @@ class OnError(Part):
         return SkipBudget(self.at_most, self.in_a_row) if self.do == "skip" else None
 
 
-class Mix(Part):
+class Mix(PlanModel):
     """Weights of the sources from a step on, or reached at a step."""
 
     example: ClassVar[str] = "{from: 0, weights: {code: 30, prose: 70}}"
@@ -272,7 +272,7 @@ class Mix(Part):
     """Shares of tokens by source, in any unit."""
 
 
-class Pack(Part):
+class Pack(PlanModel):
     """How documents become rows."""
 
     short: ClassVar[str | None] = "method"
@@ -282,7 +282,7 @@ class Pack(Part):
     """best_fit cuts no document that fits a row; concat lays them end to end and cuts where a row is full."""
 
 
-class Cost(Part):
+class Cost(PlanModel):
     """The cost of a row for a rank; rows are balanced by it."""
 
     example: ClassVar[str] = "{hidden_size: 4096}"
@@ -313,11 +313,11 @@ class Cost(Part):
         """Per token and per token², unless a function says."""
         if self.linear is not None or self.quadratic is not None:
             return self.linear or 0, self.quadratic or 0
-        known = cost.Cost.of_hidden_size(self.hidden_size or HIDDEN_SIZE)
+        known = cost.CostModel.of_hidden_size(self.hidden_size or HIDDEN_SIZE)
         return known.linear, known.quadratic
 
 
-class Balance(Part):
+class Balance(PlanModel):
     """How rows are dealt to ranks and micro-batches."""
 
     short: ClassVar[str | None] = "method"
@@ -341,7 +341,7 @@ class Balance(Part):
         return []
 
 
-class Until(Part):
+class Until(PlanModel):
     """Where the plan ends: at the first of several bounds."""
 
     example: ClassVar[str] = "{steps: 200000}"
@@ -363,7 +363,7 @@ def _none_shuffles_nothing(value: object) -> object:
     return None if value == NONE else value
 
 
-class Defaults(Part):
+class Defaults(PlanModel):
     """Settings of every source that does not say otherwise."""
 
     example: ClassVar[str] = "{shuffle: {block: 8MiB}, long: split}"

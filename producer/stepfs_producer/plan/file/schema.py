@@ -40,7 +40,7 @@ from stepfs_producer.plan.file.parts import (
     Until,
     problems_of_use,
 )
-from stepfs_producer.plan.file.values import NONE, Parsed, Part, Problem, Where, nearest, path_text, whole
+from stepfs_producer.plan.file.values import NONE, Parsed, PlanModel, Problem, Where, nearest, path_text, whole
 from stepfs_producer.plan.rules import Exhausted
 from stepfs_producer.plan.step import SourceState, State, position_bytes_max
 
@@ -258,7 +258,7 @@ def _none_is_no_end(value: object) -> object:
     return {} if value is None or value == NONE else value
 
 
-class Plan(Part):
+class Plan(PlanModel):
     """Which sources, in which shares, packed and balanced how."""
 
     example: ClassVar[str] = "{output: {…}, sources: {…}, mix: {…}}"

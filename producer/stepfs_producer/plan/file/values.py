@@ -297,7 +297,7 @@ OF_KEY = "of_key"  # error type of problems that are about a key
 _OF_VALUE = "of_value"
 
 
-class Part(BaseModel):
+class PlanModel(BaseModel):
     """A mapping of the plan."""
 
     model_config = ConfigDict(

@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 
 from stepfs.errors import AbsentError
 from stepfs.lake.log.reader import LogReader
-from stepfs.lake.planned import kept_plan
+from stepfs.lake.lineage import kept_plan
 from stepfs_producer.plan.file.digest import plan_of_text
 from stepfs_producer.plan.file.schema import Plan
 from stepfs_producer.run.prepare import source_specs, tokenizer_spec

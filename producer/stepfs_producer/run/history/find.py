@@ -38,7 +38,7 @@ _ADDRESS: Final = slice(COLUMNS.index("source"), COLUMNS.index("first"))
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RecordQuery:
     """A record: `file` is a name in the source's listing, with or without the number of its entry."""
 
     source: str
@@ -48,7 +48,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class Occurrence:
     """Tokens of the record in a step."""
 
     producer: str
@@ -63,7 +63,7 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True)
-class NotHeld:
+class Absence:
     """Why no step holds the record in an epoch."""
 
     producer: str
@@ -85,14 +85,14 @@ class NotSearched:
         return f"steps {self.first_step}:{self.next_step}{whose} were not searched: {self.why}"
 
 
-Found = Holder | NotHeld | NotSearched
+Found = Occurrence | Absence | NotSearched
 
 
 class _ElsewhereError(AbsentError):
     """No such record: it is of another producer's corpus, or of none."""
 
 
-async def find_record(log: LogReader, reader: LineageReader, asked: Asked) -> list[Found]:
+async def find_record(log: LogReader, reader: LineageReader, asked: RecordQuery) -> list[Found]:
     """Where the record is, per producer and epoch, and which steps were not searched.
 
     `AbsentError`, `RefusedError`: no producer's steps could be searched, or none has the source, the file or the record.
@@ -129,8 +129,8 @@ async def find_record(log: LogReader, reader: LineageReader, asked: Asked) -> li
 
 
 async def _of_producer(
-    log: LogReader, reader: LineageReader, asked: Asked, positions: Positions, state: State
-) -> list[Holder | NotHeld]:
+    log: LogReader, reader: LineageReader, asked: RecordQuery, positions: Positions, state: State
+) -> list[Occurrence | Absence]:
     digest = state.sources[asked.source].listing
     listing = await frozen_listing(log.store, log.identity.lake_id, asked.source, digest)
     number = file_number(listing, asked.file)
@@ -223,8 +223,8 @@ class _Search:
         self._newest = self._cursor(newest)
         self._low, self._low_cursor = int(positions.first), Cursor()
 
-    async def run(self) -> list[Holder | NotHeld]:
-        found: list[Holder | NotHeld] = []
+    async def run(self) -> list[Occurrence | Absence]:
+        found: list[Occurrence | Absence] = []
         producer_id = self._positions.producer_id
         for epoch in range(self._newest[0] + 1):
             placed = await trio.to_thread.run_sync(self._corpus.placed, epoch)
@@ -232,9 +232,9 @@ class _Search:
                 return found
             commit = await self._first_past(placed)
             if commit is None:
-                return [*found, NotHeld(producer_id, epoch, self._why(placed, None))]
+                return [*found, Absence(producer_id, epoch, self._why(placed, None))]
             holders = await self._holders(commit, epoch, placed.end)
-            found += holders or [NotHeld(producer_id, epoch, self._why(placed, commit))]
+            found += holders or [Absence(producer_id, epoch, self._why(placed, commit))]
         return found
 
     async def _first_past(self, place: _Place) -> CommitBehind | None:
@@ -265,9 +265,9 @@ class _Search:
             self._low, self._low_cursor = max(found.steps.start, self._low), place.begin
         return found
 
-    async def _holders(self, first: CommitBehind, epoch: int, end: Cursor) -> list[Holder]:
+    async def _holders(self, first: CommitBehind, epoch: int, end: Cursor) -> list[Occurrence]:
         """In the steps from this commit on, until the cursor is at `end`."""
-        found: list[Holder] = []
+        found: list[Occurrence] = []
         commit: CommitBehind | None = first
         while commit is not None:
             for step in commit.steps:
@@ -277,11 +277,11 @@ class _Search:
             commit = None if over else await self._positions.at(commit.steps.stop)
         return found
 
-    async def _in_step(self, step: Step, epoch: int) -> list[Holder]:
+    async def _in_step(self, step: Step, epoch: int) -> list[Occurrence]:
         entry, grid = await self._log.entry(step), self._log.identity.grid
         source = self._corpus.spec.name
         slices = [grid.slice_of(unit) for unit in range(grid.units)]
-        found: list[Holder] = []
+        found: list[Occurrence] = []
 
         def take(index: SliceIndex, spans: Spans) -> None:
             if source not in spans.sources:
@@ -290,7 +290,7 @@ class _Search:
             rank, micro = divmod(grid.place_of(index)[0], grid.micro)
             for row in spans.table[(spans.table[:, _ADDRESS] == wanted).all(axis=1)].tolist():
                 place = (rank, micro + row[0], row[1], row[2], row[7])
-                found.append(Holder(entry.producer_id, epoch, step, index, *place))
+                found.append(Occurrence(entry.producer_id, epoch, step, index, *place))
 
         await self._reader.spans(entry, slices, take)
         return sorted(found, key=lambda one: one.first)

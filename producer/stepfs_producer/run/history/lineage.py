@@ -16,7 +16,7 @@ from stepfs.format.planned import Listing, PlanStanding, read_plan_position
 from stepfs.format.snapshot import StepEntry
 from stepfs.lake.lineage import LineageReader
 from stepfs.lake.log.reader import LogReader
-from stepfs.lake.planned import commit_of, kept_listing
+from stepfs.lake.lineage import commit_of, kept_listing
 from stepfs.payload import Spans
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from stepfs.errors import AbsentError
 from stepfs.format.ids import SEGMENT_STEPS, Epoch, Step, Version
 from stepfs.lake.log.reader import LogReader
-from stepfs.lake.planned import commit_of
+from stepfs.lake.lineage import commit_of
 from stepfs_producer.commit.uploads import unpack_position
 from stepfs_producer.plan.step import State, read_position
 

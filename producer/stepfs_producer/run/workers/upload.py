@@ -41,7 +41,7 @@ def put_step(
 ) -> Descriptor:
     """Make a step, check that it is of the lake's kind, and upload it; durable on return."""
     from stepfs.format.tgb import build  # noqa: PLC0415
-    from stepfs_producer.commit.uploads import check_kind, described  # noqa: PLC0415
+    from stepfs_producer.commit.uploads import check_kind, descriptor_of  # noqa: PLC0415
 
     payloads, records = make_step(spec, step, None, *groups)
     identity = destination.identity
@@ -59,7 +59,7 @@ def put_step(
     )
     loop = _opened(destination.url, destination.options)
     loop.call(lambda: loop.parts.put(ticket.key, image.parts, crc32c=image.crc32c))
-    return described(image, ticket.key, ticket.seq)
+    return descriptor_of(image, ticket.key, ticket.seq)
 
 
 @lru_cache(maxsize=8)
