@@ -37,7 +37,7 @@ HELD_BY = {  # the section: its tests, or files of them
     "Assumptions about the store": (
         "test_lying_store",
         "test_cloud_answers",
-        "test_passing_refusals",
+        "test_s3_credentials",
     ),
     "Objects a producer touches": ("test_a_producer_overwrites_nothing_and_deletes_only_its_probes",),
     "Names": ("test_concurrent_appends_get_dense_seqs",),
@@ -46,7 +46,7 @@ HELD_BY = {  # the section: its tests, or files of them
         "test_a_writer_that_is_wrong_writes_nothing",
         "test_no_producer_is_refused_by_a_slot_that_is_taken_again",
         "test_ambiguous_commits",
-        "test_a_create_is_sent_once_whatever_the_answer",
+        "test_an_ambiguous_create_is_unknown_and_happened",
     ),
     "Invariants between two awaits": (
         "test_reused_slots",
