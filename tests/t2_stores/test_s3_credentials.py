@@ -180,7 +180,7 @@ def imds(monkeypatch: pytest.MonkeyPatch) -> Iterator[Imds]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
-    monkeypatch.setattr(roles, "_held", {})
+    monkeypatch.setattr(clients, "_held", {})
     with stub_s3() as stub:
         monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", stub.endpoint_url)
         yield Imds(stub)
@@ -238,7 +238,7 @@ async def test_where_no_role_is_expected_missing_credentials_are_a_mistake(imds,
         await store.get("a")
     await store.aclose()
     vendor = tmp_path / "sys_vendor"
-    monkeypatch.setattr(roles, "_VENDOR", vendor)
+    monkeypatch.setattr(clients, "_VENDOR", vendor)
     assert not clients.are_expected()
     monkeypatch.delenv("AWS_EC2_METADATA_DISABLED")
     assert not clients.are_expected()
