@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import cloudservers
 import pytest
-import rawserver
 import servers
 import trio
 from doubles.faulty_store import FaultyStore, ObjectMap
@@ -17,6 +17,7 @@ from stepfs.store.api import Store
 from stepfs.store.cloud.cloud_store import CloudStore, Timeouts
 from stepfs.store.opening import open_store
 from stepfs.store.s3.s3_store import S3Store
+from stepfs.store.silence import Silence
 
 LANES = 10
 
@@ -104,39 +105,59 @@ class Cloud:
         """Gives up early on an answer that never comes."""
         return self.through(commit=2.0, data=2.0, upload=2.0)
 
+    def impatient(self) -> CloudStore:
+        return self.through(commit=1.0, data=2.0, upload=2.0)
+
+    def watched(self, silence: Silence) -> CloudStore:
+        return CloudStore(self.through()._place, silence=silence)
+
+
+class S3:
+    """The same of s3://."""
+
+    def __init__(self, url: str, proxy: FaultProxy) -> None:
+        self.url = url
+        self.proxy = proxy
+        self.direct = open_store(url)
+        self.made: list[Store] = [self.direct]
+
+    def through(self, **options: object) -> S3Store:
+        self.made.append(through(self.proxy, self.direct, **options))
+        return self.made[-1]  # type: ignore[return-value]
+
+    def hasty(self) -> S3Store:
+        return self.through(commit_timeout_s=2.0, data_timeout_s=2.0)
+
+    def impatient(self) -> S3Store:
+        return self.through(commit_timeout_s=1.0, data_timeout_s=2.0)
+
+    def watched(self, silence: Silence) -> S3Store:
+        return self.through(silence=silence)
+
+
+@pytest.fixture(params=["s3", "gs", "az"])
+async def network(request):
+    """What a network and a server can do wrong to each kind of store."""
+    async with behind_a_proxy(request, request.param) as found:
+        yield found
+
 
 @pytest.fixture(params=["gs", "az"])
 async def cloud(request):
-    url = request.getfixturevalue(f"{request.param}_url")
-    server = request.getfixturevalue("google" if request.param == "gs" else "azurite")
-    proxy = FaultProxy(server.plain_port)
+    async with behind_a_proxy(request, request.param) as found:
+        yield found
+
+
+@asynccontextmanager
+async def behind_a_proxy(request, kind):
+    url = request.getfixturevalue(f"{kind}_url")
+    server = request.getfixturevalue({"s3": "seaweed", "gs": "google", "az": "azurite"}[kind])
+    proxy = FaultProxy(server.plain_port, certificate=getattr(server, "certificate", None))
     async with trio.open_nursery() as nursery:
         await nursery.start(proxy.serve)
-        yield Cloud(url, proxy)
+        found = S3(url, proxy) if kind == "s3" else Cloud(url, proxy)
+        yield found
+        with trio.CancelScope(shield=True):
+            for store in found.made if isinstance(found, S3) else ():
+                await store.aclose()
         nursery.cancel_scope.cancel()
-
-
-@pytest.fixture
-def raw_s3(monkeypatch):
-    """A server that answers whatever a test wants; nobody waits between tries."""
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_: 0)
-    monkeypatch.setattr("stepfs.entropy.uniform", lambda low, _: low)
-    with rawserver.raw_server() as running:
-        yield running
-
-
-@pytest.fixture
-async def raw_store(raw_s3):
-    """Makes stores on it."""
-    made = []
-
-    def make(endpoint_url=None, **timeouts):
-        made.append(S3Store(servers.BUCKET, "lake", endpoint_url=endpoint_url or raw_s3.endpoint_url, **timeouts))
-        return made[-1]
-
-    yield make
-    with trio.CancelScope(shield=True):
-        for store in made:
-            await store.aclose()

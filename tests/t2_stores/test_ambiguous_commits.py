@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import faultproxy
 import pytest
-import servers
 from faultproxy import (
     CONFLICT_409,
     ERROR_500_APPLIED,
@@ -17,16 +14,13 @@ from faultproxy import (
     RESET_AFTER,
     RESET_BEFORE,
     SLOW_DOWN_503,
-    FaultProxy,
-    Trouble,
 )
 
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.lake.identity import create_lake, open_lake
 from stepfs.lake.log.reader import LogReader
-from stepfs.store.api import Put, Store
+from stepfs.store.api import Store
 from stepfs.store.opening import open_store
-from stepfs.store.s3.s3_store import S3Store
 from stepfs_producer import AsyncProducer
 
 STEPS = 12
@@ -66,39 +60,15 @@ TROUBLES = [
 ]  # fmt: skip
 
 
-async def commit_in_trouble(url: str, proxy: FaultProxy, through: Callable[[], Store], troubles: list[Trouble]) -> None:
-    await lake_at(url)
-    for trouble in troubles:
-        proxy.once("PUT", "log", trouble)
-    await produce(url, through(), 0, STEPS // 2)
-    met = [handled.trouble for handled in proxy.handled if handled.trouble]
-    assert sorted(met) == sorted(trouble.name for trouble in troubles)
-    await produce(url, through(), STEPS // 2, STEPS)
-    assert await payloads_of(url) == [f"record {step}".encode() for step in range(STEPS)]
-
-
-@pytest.mark.parametrize("trouble", TROUBLES, ids=lambda trouble: trouble.name)
-async def test_a_commit_whose_reply_is_lost_happens_exactly_once(s3_url, fault_proxy, trouble):
-    def through() -> Store:
-        prefix = s3_url.removeprefix(f"s3://{servers.BUCKET}/")
-        endpoint_url = fault_proxy.endpoint_url
-        return S3Store(servers.BUCKET, prefix, endpoint_url=endpoint_url, commit_timeout_s=1.0, data_timeout_s=2.0)
-
-    await commit_in_trouble(s3_url, fault_proxy, through, [trouble] * 3)
-
-
-async def test_a_create_is_sent_once_whatever_the_answer(s3_url, fault_proxy):
-    """A client that sends it again reports its own success as taken."""
-    prefix = s3_url.removeprefix(f"s3://{servers.BUCKET}/")
-    store = S3Store(servers.BUCKET, prefix, endpoint_url=fault_proxy.endpoint_url)
-    fault_proxy.once("PUT", "log", ERROR_500_APPLIED)
-    assert await store.create("log/0", b"commit") is Put.UNKNOWN
-    assert [handled.method for handled in fault_proxy.handled] == ["PUT"]
-    await store.aclose()
-
-
-async def test_so_it_does_in_other_clouds(cloud):
-    await commit_in_trouble(cloud.url, cloud.proxy, lambda: cloud.through(commit=1.0, data=2.0, upload=2.0), TROUBLES)
+async def test_commits_whose_replies_are_lost_happen_exactly_once(network):
+    await lake_at(network.url)
+    for trouble in TROUBLES:
+        network.proxy.once("PUT", "log", trouble)
+    await produce(network.url, network.impatient(), 0, STEPS // 2)
+    met = [handled.trouble for handled in network.proxy.handled if handled.trouble]
+    assert sorted(met) == sorted(trouble.name for trouble in TROUBLES)
+    await produce(network.url, network.impatient(), STEPS // 2, STEPS)
+    assert await payloads_of(network.url) == [f"record {step}".encode() for step in range(STEPS)]
 
 
 @pytest.mark.logs("trying on for 600 s")

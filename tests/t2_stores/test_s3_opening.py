@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import closing
 
+import boto3
 import faultproxy
 import pytest
 import servers
@@ -13,13 +15,19 @@ import trio
 from faultproxy import (
     CONFLICT_409,
     RESET_AFTER,
+    SKEWED_403,
     SLOW_DOWN_503,
 )
+from rawserver import Reply
+from stubs3 import EMPTY_404, HTML_404, Answer, xml_error
 
-from stepfs.errors import AbsentError, RefusedError, StoreUnreachableError, UsageError
+from stepfs.errors import AbsentError, CorruptError, RefusedError, StoreUnreachableError, UsageError
 from stepfs.store.api import Put
+from stepfs.store.local.local_store import LocalStore
 from stepfs.store.opening import open_store
-from stepfs.store.probe import examine_store, probe_store
+from stepfs.store.probe import examine_store, keeps_versions, probe_store
+from stepfs.store.s3 import s3_store
+from stepfs.store.s3.s3_store import S3Store
 
 
 async def test_wrong_credentials_are_refused(s3_url, monkeypatch):
@@ -150,3 +158,96 @@ async def test_encryption_asked_for_by_the_environment_is_passed_on(proxied, fau
         await proxied.put("a", [b"x"])
     assert sent["x-amz-server-side-encryption"] == b"aws:kms"
     assert sent["x-amz-server-side-encryption-aws-kms-key-id"] == b"some-key"
+
+
+async def test_a_request_signed_before_a_suspension_is_signed_again(proxied, direct, fault_proxy):
+    await direct.put("data/1", [b"x" * 1000])
+    fault_proxy.once("GET", "data/1", SKEWED_403)
+    assert await proxied.get("data/1") == b"x" * 1000
+    fault_proxy.once("PUT", "log/1", SKEWED_403)
+    assert await proxied.create("log/1", b"mine") is Put.CREATED
+    fault_proxy.randomly({SKEWED_403: 1.0})  # the clock is wrong
+    with pytest.raises(RefusedError, match="clock is wrong"):
+        await proxied.get("data/1")
+    fault_proxy.randomly({})
+
+
+async def test_a_body_without_a_length_is_read_as_far_as_makes_sense(raw_s3, raw_store):
+    """A proxy that sends in chunks leaves the length out; it was a KeyError."""
+    pieces = b"".join(b"3e8\r\n%s\r\n" % (b"x" * 1000) for _ in range(3000))
+    raw_s3.answer = lambda _: Reply(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + pieces + b"0\r\n\r\n")
+    store = raw_store()
+    assert await store.get("log/1") == b"x" * 3_000_000
+    with pytest.raises(CorruptError, match="more than 2999999 bytes"):
+        await store.get("log/1", bytes_max=2_999_999)
+
+
+XML = {"Content-Type": "application/xml"}
+
+
+def state(inside: str) -> Answer:
+    namespace = "http://s3.amazonaws.com/doc/2006-03-01/"
+    text = f'<VersioningConfiguration xmlns="{namespace}">{inside}</VersioningConfiguration>'
+    return Answer(body=text.encode(), headers=XML)
+
+
+ENABLED = state("<Status>Enabled</Status>")
+LISTING = Answer(body=b"<ListBucketResult><Name>x</Name></ListBucketResult>", headers=XML)
+SILENT_ABOUT_IT = {
+    "never versioned": state(""), "suspended": state("<Status>Suspended</Status>"),
+    "no right to ask": xml_error(403, "AccessDenied"), "expired": xml_error(400, "ExpiredToken"),
+    "unknown call": xml_error(501, "NotImplemented"), "unknown query": xml_error(400, "InvalidArgument"),
+    "no such route": EMPTY_404, "a proxy's page": HTML_404, "a listing": LISTING,
+    "no XML": Answer(body=b"what?", headers=XML), "nothing": Answer(), "not now": xml_error(503, "SlowDown"),
+}  # fmt: skip
+
+
+async def test_a_versioned_bucket_is_asked_once_and_says_so(stubbed, stub):
+    stub.answer = lambda _method, _path: ENABLED
+    assert await keeps_versions(stubbed)
+    assert stub.requests == [("GET", f"/{servers.BUCKET}?versioning")]
+
+
+@pytest.mark.parametrize("answer", SILENT_ABOUT_IT.values(), ids=SILENT_ABOUT_IT.keys())
+async def test_what_is_no_clear_yes_is_no(stubbed, stub, answer):
+    stub.answer = lambda _method, _path: answer
+    assert not await keeps_versions(stubbed)
+
+
+async def test_a_server_that_never_answers_is_not_waited_for(stubbed, stub, monkeypatch):
+    monkeypatch.setattr(s3_store, "_ADVICE_S", 0.1)
+    answered = trio.Event()
+    token = trio.lowlevel.current_trio_token()
+
+    def answer(_method: str, _path: str) -> Answer:
+        trio.from_thread.run(answered.wait, trio_token=token)
+        return ENABLED
+
+    stub.answer = answer
+    assert not await keeps_versions(stubbed)
+    answered.set()
+
+
+async def test_leave_to_ask_proves_no_right_to_read(stubbed, stub):
+    stub.answer = lambda _method, _path: ENABLED
+    await keeps_versions(stubbed)
+    stub.answer = lambda _method, _path: xml_error(403, "AccessDenied")
+    with pytest.raises(RefusedError, match="the server refuses these credentials"):
+        await stubbed.get("lake.msgpack")
+
+
+async def test_a_real_server_says_it_while_versioning_is_on(seaweed):
+    bucket = "stepfs-versioned"
+    with closing(boto3.client("s3")) as client:
+        client.create_bucket(Bucket=bucket)
+        store = S3Store(bucket, "lake")
+        assert not await keeps_versions(store)
+        client.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
+        assert await keeps_versions(store)
+        client.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Suspended"})
+        assert not await keeps_versions(store)
+        await store.aclose()
+
+
+async def test_a_directory_keeps_nothing(tmp_path):
+    assert not await keeps_versions(LocalStore(tmp_path))

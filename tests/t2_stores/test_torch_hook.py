@@ -8,18 +8,20 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 import trio
 from lakework import list_groups, reclaim
 
-from stepfs import CheckpointHook, Lake
+from stepfs import CheckpointHook, Lake, StreamState
 from stepfs.errors import AbsentError, RefusedError, StoreUnreachableError, UsageError, WithdrawnError
 from stepfs.format.control import GroupRecord
 from stepfs.format.ids import Step
 from stepfs.lake.identity import create_lake, open_lake
 from stepfs.store.local.local_store import LocalStore
 from stepfs.store.opening import open_store
-from stepfs_producer import Producer
+from stepfs_producer import AsyncProducer, Producer
 
 
 @pytest.fixture
@@ -223,7 +225,8 @@ def test_a_hook_opens_the_lake_once(lake, tmp_path, monkeypatch):
             asked.clear()
             hook(10)
             hook(20)
-            assert not [each for each in asked if each.startswith(("list log", "get log"))]
+            looks = ("list log", "get log") if where == tmp_path else "list log"  # a reader polls meanwhile
+            assert not [each for each in asked if each.startswith(looks)]
     assert kept(lake, "mount") == kept(lake, "reader") == kept(lake, "url") == [10, 20]
 
 
@@ -239,3 +242,49 @@ def test_a_lake_that_was_replaced_gets_no_checkpoint_of_the_former(lake):
     with pytest.raises(RefusedError, match="lake"):
         hook(20)
     assert records(lake) == {}
+
+
+INTEGERS = [np.int64(10), np.uint8(10), torch.tensor(10), 10]
+NOT_INTEGERS = [None, 10.0, "10", True, torch.tensor([1, 2]), torch.tensor(1.5)]
+
+
+@pytest.mark.parametrize("kind", [Producer, AsyncProducer])
+@pytest.mark.parametrize("wrong", [None, 7, b"file:///lake", Path("/lake")], ids=repr)
+def test_a_lake_or_an_id_that_is_no_text_is_named(kind, wrong):
+    with pytest.raises(TypeError, match=f"lake_url is a {type(wrong).__name__}; give text, such as 'file:"):
+        kind(wrong, producer_id="p")
+    with pytest.raises(UsageError, match=f"producer_id is a {type(wrong).__name__}; give text") as caught:
+        kind("file:///lake", producer_id=wrong)
+    assert isinstance(caught.value, TypeError)
+    with pytest.raises(TypeError, match="the lake is a"):
+        open_store(wrong)
+
+
+@pytest.mark.parametrize("step", INTEGERS, ids=lambda step: type(step).__name__)
+def test_a_step_is_any_integer(lake, step):
+    async def kept():
+        store = open_store(lake)
+        return list((await list_groups(store, await open_lake(store)))["run"].kept)
+
+    CheckpointHook(lake, group="run")(step)
+    assert trio.run(kept) == [10]
+    state = StreamState(lake_id="l", slices=1)
+    state.next_step = step
+    saved = state.state_dict()["next_step"]
+    assert (saved, type(saved)) == (10, int)
+    assert type(StreamState(lake_id="l", slices=1, next_step=step).next_step) is int
+    other = StreamState(lake_id="l", slices=1)
+    other.load_state_dict({"lake_id": "l", "slices": 1, "next_step": step})
+    assert (other.next_step, type(other.next_step)) == (10, int)
+
+
+@pytest.mark.parametrize("step", NOT_INTEGERS, ids=repr)
+def test_a_step_that_is_no_integer_is_named_and_does_not_stay_with_the_hook(lake, step):
+    hook = CheckpointHook(lake, group="run")
+    for say in (hook, hook.resumed, hook.dropped):
+        with pytest.raises(TypeError, match=r"next_step is .*give an integer"):
+            say(step)
+    hook(10)
+    state = StreamState(lake_id="l", slices=1)
+    with pytest.raises(TypeError, match=r"next_step is .*give an integer"):
+        state.load_state_dict({"lake_id": "l", "slices": 1, "next_step": step})

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
 import shlex
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+import forked
 import pytest
-from endings import ENDINGS, assert_nothing_is_left
+import servers
+import trio
+from endings import ENDINGS, assert_nothing_is_left, nodes_of, save
 from finished import ran
-from realmount import PATIENCE_S, STEPFS, clear, gone, mounted, payload, stepfs, until
+from forked import Forked
+from lakework import list_groups
+from realmount import PATIENCE_S, STEPFS, clear, gone, mounted, payload, running, stepfs, until
 
 from stepfs.control_files import answer_within
+from stepfs.lake.identity import open_lake
 from stepfs.mount.daemon import LOG_BYTES_MAX
 from stepfs.mount.host import mounts
 from stepfs.mount.unmount import unmount_and_wait
+from stepfs.store.opening import open_store
 
 
 @pytest.mark.parametrize("ending", ["SIGTERM", "SIGINT", "umount -l"])
@@ -138,10 +147,9 @@ def test_any_name_of_a_mount_point_will_do(lake, tmp_path, name):
         assert mount.config()["directory"] == str(directory)
         assert "stepfs_frontier_step" in (directory / ".stepfs/metrics").read_text()
         for command in ("status", "doctor", "ls"):
-            done = subprocess.run([*STEPFS, command, directory], capture_output=True, timeout=PATIENCE_S, check=False)
-            assert (done.returncode, b"Unicode" in done.stderr) == (0, False), done
-        done = subprocess.run([*STEPFS, "unmount", directory], capture_output=True, timeout=PATIENCE_S, check=False)
-        assert done.returncode == 0, done.stderr
+            done = stepfs(command, directory)
+            assert (done.returncode, "Unicode" in done.stderr) == (0, False), done
+        stepfs("unmount", directory).check_returncode()
         assert_nothing_is_left(mount)
 
 
@@ -201,15 +209,6 @@ def test_readers_of_a_killed_daemon_get_an_error_instead_of_hanging(lake, tmp_pa
         assert reader.wait(timeout=PATIENCE_S) != 0
 
 
-def test_a_live_mount_is_not_stacked_upon(lake, tmp_path):
-    with mounted(lake, tmp_path / "m") as mount:
-        done = stepfs("mount", lake, mount.directory)
-        assert done.returncode == 4
-        assert done.stderr.count("\n") == 1
-        assert "is mounted here already" in done.stderr
-        assert mount.steps()
-
-
 def test_foreground_serves_until_interrupted(lake, tmp_path):
     directory = tmp_path / "m"
     directory.mkdir()
@@ -238,18 +237,16 @@ def test_of_mounts_that_start_together_on_one_directory_one_lives(lake, tmp_path
     directory, logs = tmp_path / "m", tmp_path / "logs"
     directory.mkdir()
     env = {**os.environ, "STEPFS_LOG_DIR": str(logs), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    command = [*STEPFS, "mount", lake, str(directory)]
-    together = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env) for _ in range(3)]
+    together = [Forked("stepfs", "mount", lake, directory, env=env) for _ in range(3)]
     try:
         said = [process.communicate(timeout=60)[1] for process in together]
-        assert sorted(process.returncode for process in together) == [0, 4, 4], said
+        assert sorted(process.wait() for process in together) == [0, 4, 4], said
         assert sum("is mounted here already" in text for text in said) == 2
         assert sum(mounted.directory == str(directory) for mounted in mounts.mounts()) == 1
         (log,) = logs.iterdir()
         with log.open("ab") as file:
             file.truncate(LOG_BYTES_MAX + 1)
-        refused = subprocess.run(command, stderr=subprocess.PIPE, env=env, timeout=60, check=False)
-        assert refused.returncode == 4
+        assert forked.ran("stepfs", ["mount", lake, directory], env=env).returncode == 4
         assert log.stat().st_size > LOG_BYTES_MAX
         assert len(os.listdir(directory)) == 4
         stepfs("unmount", directory).check_returncode()
@@ -285,17 +282,77 @@ def test_bad_beginnings_say_one_line_and_their_exit_code(lake, tmp_path):
     assert os.listdir(tmp_path / "empty") == []
 
 
-def test_without_dev_fuse_or_the_right_to_mount_one_line_says_so(lake, tmp_path):
-    """In a mount namespace where /dev/fuse is hidden, and as a user who may not mount."""
-    directory = tmp_path / "m"
-    directory.mkdir()
-    mount = (
-        f"{sys.executable} -c 'from stepfs.cli import main; main()' mount {lake} {directory} --cache-dir {tmp_path}/c"
-    )
-    hidden = ran(["unshare", "-m", "sh", "-c", f"mount -t tmpfs none /dev && {mount}"])
-    assert hidden.returncode == 4, hidden.stderr
-    assert "/dev/fuse" in hidden.stderr.splitlines()[-1]
-    powerless = ran(["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-all", "sh", "-c", mount])
-    assert powerless.returncode == 4, powerless.stderr
-    assert "cannot mount" in powerless.stderr
-    assert not (tmp_path / "c").exists()
+def kept_by(lake, group):
+    async def read():
+        store = open_store(lake)
+        return (await list_groups(store, await open_lake(store)))[group].kept
+
+    return trio.run(read)
+
+
+def sockets_of(pid):
+    links = []
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            links.append(os.readlink(link))
+    return {link.removeprefix("socket:[").removesuffix("]") for link in links if link.startswith("socket:")}
+
+
+def listed_sockets():
+    """Inodes of the sockets that this machine has, but for those in TIME_WAIT."""
+    columns = {"tcp": 9, "tcp6": 9, "unix": 6}
+    rows = {name: Path(f"/proc/net/{name}").read_text().splitlines()[1:] for name in columns}
+    return {row.split()[columns[name]] for name in columns for row in rows[name]} - {"0"}
+
+
+def processes_that_name(directory):
+    """Command lines in which the directory occurs, but for those of tests."""
+    found = []
+    for process in Path("/proc").iterdir():
+        try:
+            line = (process / "cmdline").read_bytes() if process.name.isdigit() else b""
+        except OSError:
+            continue
+        if os.fsencode(directory) in line and b"pytest" not in line.split(b"\0")[0:4]:
+            found.append(line)
+    return found
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_nothing_is_left(lake, tmp_path, ending):
+    checkpoints, base = tmp_path / "ckpt", tmp_path / "cache-of-this"
+    checkpoints.mkdir()
+    (port,) = servers.free_ports(1)
+    options = ["--group", "run", "--checkpoint-dir", str(checkpoints), "--wait", "600"]
+    options += ["--cache-dir", str(base), "--metrics-port", str(port)]
+    with mounted(lake, tmp_path / "m", *options) as mount:
+        mount.options, mount.config_before = options, mount.config()  # type: ignore[attr-defined]
+        assert mount.cache_dir.is_relative_to(base)
+        assert mount.cache_dir.exists()
+        for step in range(2):
+            assert mount.file(step, 0).read_bytes() == payload(step, 0)
+        socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S).close()
+        until(lambda: nodes_of(lake), "the mount does not say that it is here")
+        assert [node.pid for node in nodes_of(lake)] == [mount.pid]
+        save(checkpoints, 2)  # and the trainer ends before anybody has looked
+        sockets = listed_sockets() & sockets_of(mount.pid)
+        assert sockets
+        ENDINGS[ending](mount)
+        if ending.startswith(("stepfs", "kill")):  # they wait
+            assert not running(mount.pid)
+            assert not mount.cache_dir.exists()
+        assert_nothing_is_left(mount)
+        assert not base.exists()
+        assert processes_that_name(mount.directory) == []
+        assert not sockets & listed_sockets()
+        assert nodes_of(lake) == []
+        assert kept_by(lake, "run") == ((2, 3) if "--checkpoint" in ending else (2,))
+
+
+def test_a_daemon_keeps_no_directory_busy_and_no_terminal(lake, tmp_path):
+    with mounted(lake, tmp_path / "m", "--no-prime") as mount:
+        process = Path(f"/proc/{mount.pid}")
+        assert b"stepfs.mount.daemon" in (process / "cmdline").read_bytes()
+        assert os.readlink(process / "cwd") == "/"
+        assert os.getsid(mount.pid) == mount.pid
+        assert {os.readlink(process / f"fd/{number}") for number in (1, 2)} == {str(mount.log)}

@@ -8,14 +8,13 @@ import json
 import os
 import shutil
 import struct
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import forked
 import json_schemas
 import pytest
-from finished import ran
 from realmount import lake_with, mounted, stepfs, until
 
 PLAN = """\
@@ -25,19 +24,18 @@ sources: {lines: {format: jsonl, files: lines/}}
 """
 
 
-def produce(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return ran([sys.executable, "-m", "stepfs_producer", *map(str, arguments)])
+produce = partial(forked.ran, "stepfs_producer")
 
 
 def document(*arguments: str | Path) -> dict[str, Any]:
-    done = produce("lineage", *arguments, "--json")
+    done = produce(["lineage", *arguments, "--json"])
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 
 def one_line(code: int, words: str, *arguments: str | Path) -> None:
-    done = produce("lineage", *arguments)
+    done = produce(["lineage", *arguments])
     assert (done.returncode, done.stderr.count("\n")) == (code, 1), done.stderr
     assert words in done.stderr
 
@@ -48,8 +46,7 @@ def test_a_file_its_micro_batch_and_a_token_of_it(tmp_path: Path, file_url: str)
     texts = [json.dumps({"text": f"line {number} " + "x" * (number % 40)}) for number in range(400)]
     (tmp_path / "lines/a.jsonl").write_text("\n".join(texts))
     (tmp_path / "plan.yaml").write_text(PLAN)
-    command = [sys.executable, "-m", "stepfs_producer", "run", str(tmp_path / "plan.yaml"), file_url]
-    subprocess.run([*command, "--limit-steps", "4", "--workers", "1"], check=True, capture_output=True)
+    produce(["run", tmp_path / "plan.yaml", file_url, "--limit-steps", 4, "--workers", 1]).check_returncode()
     whole = document(file_url, "--step", "3")["spans"]
     with mounted(file_url, tmp_path / "mnt", "--mesh", "dp=2,tp=2") as mount:
         for rank in range(4):
@@ -73,7 +70,7 @@ def test_a_file_its_micro_batch_and_a_token_of_it(tmp_path: Path, file_url: str)
             ["find", "--source", "lines", "--file", "a", "--record", "0"],
             ["replay", "--steps", "0:1"],
         ):
-            refused = produce(command[0], mount.directory, *command[1:])
+            refused = produce([command[0], mount.directory, *command[1:]])
             assert refused.returncode == 2
             assert refused.stderr == (f"stepfs-produce: '{mount.directory}' is a mount of {file_url}; name that lake\n")
         one_line(2, "--step is for lakes", path, "--step", "3")
@@ -86,12 +83,7 @@ def test_a_file_its_micro_batch_and_a_token_of_it(tmp_path: Path, file_url: str)
         assert told["plan"]["digest"] == shown["plan"]
         assert told["plan"]["sources"]["lines"]["share"] == 1
         relative = os.path.relpath(path, mount.directory)
-        done = subprocess.run(
-            [sys.executable, "-m", "stepfs_producer", "lineage", relative],
-            cwd=mount.directory,
-            capture_output=True,
-            check=False,
-        )
+        done = produce(["lineage", relative], cwd=mount.directory)
         assert done.returncode == 0, done.stderr
 
 
@@ -99,8 +91,7 @@ def test_every_name_of_another_mesh_is_that_micro_batch_of_the_plan(tmp_path: Pa
     (tmp_path / "lines").mkdir()
     (tmp_path / "lines/a.jsonl").write_text("\n".join(json.dumps({"text": f"line {number}"}) for number in range(200)))
     (tmp_path / "plan.yaml").write_text(PLAN.replace("micro_batches: 2", "micro_batches: 2, files: micro_batches"))
-    command = [sys.executable, "-m", "stepfs_producer", "run", str(tmp_path / "plan.yaml"), file_url]
-    subprocess.run([*command, "--limit-steps", "1", "--workers", "1"], check=True, capture_output=True)
+    produce(["run", tmp_path / "plan.yaml", file_url, "--limit-steps", 1, "--workers", 1]).check_returncode()
     whole = document(file_url)["spans"]
     with mounted(file_url, tmp_path / "mnt", "--mesh", "dp=1,tp=2") as mount:
         files = sorted((mount.directory / "step-000000000").iterdir())

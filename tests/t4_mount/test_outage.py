@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,7 +17,8 @@ from pathlib import Path
 import faultproxy
 import pytest
 import servers
-from realmount import PATIENCE_S, lake_with, mounted, payload, until
+from forked import Forked
+from realmount import PATIENCE_S, change_constants, lake_with, mounted, payload, stepfs, until
 
 from stepfs_producer import Producer
 
@@ -124,3 +126,72 @@ def test_the_store_is_away_for_a_while(seaweed, s3_url, tmp_path, how, outage_s)
             assert reader.communicate(timeout=90)[0].strip() == digest(step, 1)
         until(lambda: mount.status()["store"]["reachable"], "status does not say that it is back")
         assert mount.steps()[-1] == "step-000000006"
+
+
+SAY_S, GIVE_UP_S = 0.3, 1.5
+WAITS = "no answer yet"  # what a slow opening says, too
+LAKE = "s3://stepfs-tests/lake"
+WAITING = f"waiting for {LAKE}: no answer yet; gives up after {GIVE_UP_S:g} s"
+GAVE_UP = f"stepfs: {LAKE}: no answer for {GIVE_UP_S:g} s; check the network"
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Every command and daemon that is started from here has less patience than in earnest."""
+
+    def choose(say_s: float, give_up_s: float, silence_s: float = 5.0) -> None:
+        change_constants(
+            monkeypatch,
+            {
+                "stepfs.store.silence:SAY_AFTER_S": say_s,
+                "stepfs.store.silence:GIVE_UP_AFTER_S": give_up_s,
+                "stepfs.follow.follower:SILENCE_S": silence_s,
+            },
+        )
+
+    return choose
+
+
+@pytest.fixture
+def mute(impatient, monkeypatch):
+    impatient(SAY_S, GIVE_UP_S)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as listening:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+
+def test_a_mount_in_the_foreground_says_that_it_waits_and_gives_up(mute, tmp_path):
+    (tmp_path / "mnt").mkdir()
+    ended = stepfs("mount", LAKE, tmp_path / "mnt", "--endpoint-url", mute, "--foreground")
+    assert (ended.returncode, ended.stdout) == (6, "")
+    waiting, gave_up = ended.stderr.splitlines()
+    assert waiting.endswith(f"WARNING stepfs.mount: {WAITING}")
+    assert gave_up.startswith(GAVE_UP)
+
+
+def test_the_line_comes_while_the_daemon_waits(mute, tmp_path, monkeypatch):
+    logs = tmp_path / "logs"
+    monkeypatch.setenv("STEPFS_LOG_DIR", str(logs))
+    (tmp_path / "mnt").mkdir()
+    with Forked("stepfs", "mount", LAKE, tmp_path / "mnt", "--endpoint-url", mute) as starting:
+        assert starting.stderr.readline() == f"stepfs: {WAITING}\n"
+        assert starting.poll() is None
+        assert starting.stderr.readline().startswith(GAVE_UP)
+        assert (starting.wait(), starting.communicate()) == (6, ("", ""))
+    assert list(logs.iterdir()) == []
+
+
+@pytest.mark.timeout(200)
+def test_a_daemon_that_serves_bears_a_store_that_hangs(seaweed, s3_url, tmp_path, impatient):
+    lake_with(s3_url, 1)
+    impatient(SAY_S, 60.0, 2.0)
+    with (
+        road_to(seaweed) as road,
+        mounted(s3_url, tmp_path / "m", "--endpoint-url", road.endpoint_url, allowed=[*ALLOWED, WAITS]) as mount,
+    ):
+        opened = len(mount.log.read_text())
+        road.cut("hangs")
+        until(lambda: not mount.status()["store"]["reachable"], "status does not say so")
+        assert "waiting for" not in mount.log.read_text()[opened:]
+        road.mend("hangs")

@@ -8,10 +8,13 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from realmount import PATIENCE_S, lake_with, make_lake, mounted, payload, stepfs, until
 
+from stepfs.format.ids import SEGMENT_STEPS
+from stepfs.mount.host import mounts
 from stepfs_producer import Producer
 
 PRODUCERS, EACH = 4, 25
@@ -29,11 +32,11 @@ with Producer(url, producer_id=name) as producer:
 """
 
 
-def test_a_poller_never_sees_a_gap_or_a_step_that_is_not_whole(lake_url, tmp_path):
-    make_lake(lake_url)
-    with mounted(lake_url, tmp_path / "m", "--poll", "20ms") as mount:
+def test_a_poller_never_sees_a_gap_or_a_step_that_is_not_whole(s3_url, tmp_path):
+    make_lake(s3_url)
+    with mounted(s3_url, tmp_path / "m", "--poll", "20ms") as mount:
         producers = [
-            subprocess.Popen([sys.executable, "-c", PRODUCE, lake_url, f"tok-{number}", str(EACH)])
+            subprocess.Popen([sys.executable, "-c", PRODUCE, s3_url, f"tok-{number}", str(EACH)])
             for number in range(PRODUCERS)
         ]
         facts: dict[str, tuple] = {}
@@ -120,3 +123,24 @@ def test_open_files_stay_readable_and_names_never_come_back(file_url, tmp_path):
             (mount.directory / ".stepfs/steps/2.json").read_text()
     with mounted(file_url, tmp_path / "plain") as other:  # without a group: what is live is what is shown
         assert other.steps()[0] == "step-000000010"
+
+
+def test_a_reader_at_the_first_moment_gets_its_step(file_url, tmp_path):
+    """Its step is in an index segment that is not loaded. Loads had no home until the guardian ran: EIO."""
+    lake_with(file_url, SEGMENT_STEPS + 2, size=20)
+    directory = tmp_path / "m"
+    over = threading.Event()
+
+    def list_at_once() -> list[str]:
+        while mounts.mount_at(directory) is None:
+            assert not over.is_set(), "nothing was mounted"
+            time.sleep(0)
+        return sorted(os.listdir(directory / "step-000000000"))
+
+    with ThreadPoolExecutor() as pool:
+        reader = pool.submit(list_at_once)
+        try:
+            with mounted(file_url, directory):
+                assert reader.result(30) == ["rank-00000.bin", "rank-00001.bin"]
+        finally:
+            over.set()

@@ -13,7 +13,7 @@ import tarfile
 import json_schemas
 import pytest
 from finished import ran
-from realmount import lake_with, make_lake, mounted, produce
+from realmount import lake_with, make_lake, mounted, produce, stepfs
 
 from stepfs.format.grid import Grid
 
@@ -85,15 +85,18 @@ def test_tools_see_what_was_appended(lake_url, expected, tmp_path):
         assert mount.status()["faults"] == 0
 
 
-def test_the_same_files_under_the_same_inodes_after_a_remount_and_on_another_node(lake_url, expected, tmp_path):
-    def inodes(directory):
-        return {name: os.stat(directory / name).st_ino for name in expected}
+def test_the_same_files_under_the_same_inodes_after_a_remount_and_on_another_node(file_url, tmp_path):
+    lake_with(file_url, 6, slices=3)
+    names = [f"step-{step:09d}/rank-{rank:05d}.bin" for step in range(6) for rank in range(3)]
 
-    with mounted(lake_url, tmp_path / "a") as first, mounted(lake_url, tmp_path / "b") as second:
+    def inodes(directory):
+        return {name: os.stat(directory / name).st_ino for name in names}
+
+    with mounted(file_url, tmp_path / "a") as first, mounted(file_url, tmp_path / "b") as second:
         numbers = inodes(first.directory)
         assert inodes(second.directory) == numbers
         assert numbers["step-000000005/rank-00002.bin"] == 6 << 20 | 3
-    with mounted(lake_url, tmp_path / "a") as again:
+    with mounted(file_url, tmp_path / "a") as again:
         assert inodes(again.directory) == numbers
 
 
@@ -166,3 +169,12 @@ def test_latest_and_show_last(file_url, tmp_path):
         assert os.listdir(mount.directory / "latest") == os.listdir(mount.step(4))
     with mounted(file_url, tmp_path / "n", "--list-latest") as mount:
         assert "latest" in os.listdir(mount.directory)
+
+
+def test_ls_and_verify_take_a_mount(lake, tmp_path):
+    with mounted(lake, tmp_path / "m") as mount:
+        for command in (["ls"], ["ls", "--json"], ["ls", "--step", "1", "--json"], ["verify"]):
+            of_lake = stepfs(*command, lake)
+            of_mount = stepfs(*command, mount.directory)
+            assert (of_mount.returncode, of_mount.stdout) == (0, of_lake.stdout), of_mount.stderr
+            assert of_lake.stdout

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from lakes import SLICES, commit, stepfs
 from planned_lake import ONE_PLAN_STEPS, made
+from plans import plan_in
+from threadengine import use_threads
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _threads() -> Iterator[None]:
+    """Workers of a run in this process are threads: a start of one takes a second. Runs as programs have processes."""
+    with pytest.MonkeyPatch.context() as patch:
+        use_threads(patch)
+        yield
 
 
 @pytest.fixture
@@ -17,6 +28,11 @@ def lake(file_url: str) -> str:
     commit(file_url, range(3))
     commit(file_url, range(3, 5), producer_id="tok-1")
     return file_url
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    return plan_in(tmp_path)
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
+import forked
 import lakes
 import numpy as np
 import safetensors.numpy
 import torch
 from committed import committed
-from finished import ran
 
 PROGRAM = str(Path(sysconfig.get_path("scripts")) / "stepfs-produce")
 END, PADDING = 256, 257
@@ -26,8 +26,7 @@ produce = partial(lakes.produce, "text")
 
 
 def produce_in_a_process(lake: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [PROGRAM, "text", lake, *map(str, arguments)]
-    return ran(command)
+    return forked.ran("stepfs_producer", ["text", lake, *arguments], first=forked.one_core)
 
 
 def ids_of(payload: bytes, ext: str) -> list[int]:

@@ -57,7 +57,8 @@ def test_the_smallest_run_writes_table_and_json(tmp_path: Path) -> None:
     assert not list(scratch.iterdir())
 
 
-@pytest.mark.parametrize("sign", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_it_leaves_no_process_and_no_data(tmp_path: Path, sign: signal.Signals) -> None:
     process = subprocess.Popen(
         tools.command("bench_ingest", *SMALLEST, "--only", "pace", "--scratch", str(tmp_path)),
@@ -111,6 +112,7 @@ def test_a_quick_run_writes_table_and_json(tmp_path: Path) -> None:
     assert all(row in done.stdout for row in rows)
 
 
+@pytest.mark.slow
 def test_an_unknown_part_is_named_with_the_known_ones() -> None:
     done = tools.ran("bench_plan", "--only", "balanse")
     assert done.returncode == 2
@@ -189,6 +191,7 @@ def test_a_quick_run_of_ours_resumes_exactly_and_fetches_what_it_delivers(
     assert {row["what"].partition(": ")[0] for row in document["rows"]} == {f"{kind}, {peer}"}
 
 
+@pytest.mark.slow
 def test_a_peer_that_nobody_knows_is_a_mistake_of_usage():
     done = tools.ran("bench_train", "--peers", "--only", "stepfs,tensorflow")
     assert done.returncode == 2
@@ -207,6 +210,7 @@ def no_index(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
 
 
+@pytest.mark.slow
 def test_a_peer_that_cannot_be_installed_is_skipped_with_pips_reason_and_tried_again(no_index):
     said = []
     bed = SimpleNamespace(report=SimpleNamespace(say=said.append))
@@ -232,6 +236,7 @@ def test_an_environment_finds_this_projects_packages_and_keeps_its_torch(no_inde
     assert len(said) == 1  # installed once
 
 
+@pytest.mark.slow
 def test_pip_that_is_not_there_is_a_reason_too(no_index, monkeypatch):
     monkeypatch.setattr("sys.executable", "/bin/false")
     with pytest.raises(NotInstalledError, match="ended with 1"):

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import json
 import os
+import re
+import signal
+import subprocess
 import sys
 import sysconfig
 from pathlib import Path
 
+import forked
 import pytest
+import servers
+import typer
 from finished import ran
-from lakes import stepfs
+from lakes import SLICES, commit, stepfs
 from programs import commands_of
+from typer.testing import CliRunner
 
+from stepfs.cli import program
 from stepfs.cli.app import app
 from stepfs_producer.cli.app import app as produce
 
@@ -97,3 +106,149 @@ def test_words_are_completed(words, expected):
 
 def test_a_shell_is_given_something_to_source():
     assert "_STEPFS_COMPLETE=complete_" in completing("stepfs", _STEPFS_COMPLETE="source_bash")
+
+
+TREE = Path(__file__).parents[2]
+
+
+def unknown(names):
+    return list(program.unknown(names, typer.Context(typer.main.get_command(app))))
+
+
+def test_every_variable_that_is_read_is_known():
+    read = set()
+    for each in (app, produce):
+        read |= {p.envvar for sub in commands_of(each).values() for p in sub.params if p.envvar}
+    assert {"STEPFS_RANKS", "STEPFS_LIMIT_STEPS", "STEPFS_ORPHANS"} <= read
+    for package in ("fs/stepfs", "producer/stepfs_producer"):
+        for file in (TREE / package).rglob("*.py"):
+            read |= set(re.findall(r"environ(?:\.get\(|\[)\"(STEPFS_\w+)\"", file.read_text()))
+    unit = (TREE / "scripts/deploy/stepfs@.service").read_text()
+    read |= set(re.findall(r"\$\{(STEPFS_\w+)\}", unit))
+    assert unknown(read | {"STEPFS_SSE", "STEPFS_SSE_KMS_KEY_ID"}) == []
+
+
+def test_every_setting_that_is_no_option_is_read():
+    sources = "".join(file.read_text() for file in (TREE / "fs/stepfs").rglob("*.py") if file.name != "program.py")
+    sources += (TREE / "scripts/deploy/stepfs@.service").read_text()
+    assert {name for name in program._SETTINGS if name not in sources} == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "near"), [
+        ("STEPFS_MEMORYSIZE", "STEPFS_MEMORY_SIZE"), ("STEPFS_GRUOP", "STEPFS_GROUP"),
+        ("STEPFS_CACHE_DIRECTORY", "STEPFS_CACHE_DIR"), ("STEPFS_XYZZY_PLUGH_QUUX", None),
+    ],
+)  # fmt: skip
+def test_the_nearest_name_is_offered(name, near):
+    (line,) = unknown([name, "STEPFS_GROUP", "PATH", "MY_STEPFS_X"])
+    assert line.startswith(f"{name} is set and means nothing")
+    assert line.endswith(f"do you mean {near}?") if near else line.endswith("nothing")
+
+
+def test_what_kubernetes_sets_for_a_service_is_not_meant():
+    names = ["STEPFS_SERVICE_HOST", "STEPFS_SERVICE_PORT", "STEPFS_SERVICE_PORT_HTTP", "STEPFS_PORT"]
+    names += ["STEPFS_PORT_9464_TCP", "STEPFS_PORT_9464_TCP_ADDR", "STEPFS_READER_SERVICE_HOST"]
+    assert unknown(names) == []
+
+
+def test_every_command_says_it_once_and_prints_the_same(file_url):
+    assert stepfs("init", file_url, "--slices", 1).err == ""
+    for command in (["ls", file_url, "--json"], ["status", file_url, "--json"], ["verify", file_url]):
+        plain = stepfs(*command)
+        warned = stepfs(*command, env={"STEPFS_GRUOP": "secret\x1b[31m"})
+        assert (warned.code, warned.out) == (plain.code, plain.out)
+        assert warned.err == "stepfs: STEPFS_GRUOP is set and means nothing; do you mean STEPFS_GROUP?\n"
+    json.loads(stepfs("ls", file_url, "--json", env={"STEPFS_GRUOP": "x"}).out)
+    done = CliRunner().invoke(produce, ["text", "--help"], env={"STEPFS_SLICE": "2"})
+    assert done.stderr.count("do you mean STEPFS_SLICES?") == 1
+
+
+def test_completion_says_nothing():
+    done = CliRunner().invoke(
+        app,
+        [],
+        prog_name="stepfs",
+        env={
+            "_STEPFS_COMPLETE": "complete_bash",
+            "COMP_WORDS": "stepfs s",
+            "COMP_CWORD": "1",
+            "STEPFS_GRUOP": "x",
+        },
+    )
+    assert done.stdout.split() == ["show", "status", "seal"]
+    assert done.stderr == ""
+
+
+STEPFS = Path(sysconfig.get_path("scripts")) / "stepfs"
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return forked.ran("stepfs", arguments, env={**os.environ, **environment})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "code", "reason"),
+    [
+        (["init", "s3://no-such-bucket/x", "--slices", "1"], {}, 3, "create it first"),
+        (["ls", f"s3://{servers.BUCKET}/x"], {"AWS_SECRET_ACCESS_KEY": "wrong"}, 4, "AWS_SECRET_ACCESS_KEY"),
+        (["ls", f"s3://{servers.BUCKET}/x", "--endpoint-url", "http://127.0.0.1:1"], {}, 6, "127.0.0.1:1"),
+    ],
+    ids=["bucket", "secret", "unreachable"],
+)
+def test_what_a_server_refuses_is_one_line_and_a_code(seaweed, arguments, environment, code, reason):
+    ended = run(*arguments, **environment)
+    assert (ended.returncode, ended.stdout) == (code, "")
+    assert ended.stderr.count("\n") == 1
+    assert ended.stderr.startswith("stepfs: ")
+    assert reason in ended.stderr
+    assert servers.SECRET_KEY not in ended.stderr
+
+
+def test_the_store_that_lies_is_refused_by_init_and_by_doctor(rclone):
+    url = f"s3://{servers.BUCKET}/liar"
+    environment = {**rclone.environment(), "AWS_ENDPOINT_URL_S3": rclone.endpoint_url}
+    for command in (["init", url, "--slices", "1"], ["doctor", url]):
+        ended = run(*command, **environment)
+        assert ended.returncode == 4, ended
+        assert "the condition is ignored" in ended.stdout + ended.stderr
+
+
+def test_watching_shows_what_is_committed_until_interrupted(file_url):
+    stepfs("init", file_url, "--slices", SLICES)
+    with subprocess.Popen(
+        [STEPFS, "status", file_url, "--watch", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert json.loads(process.stdout.readline())["frontier"] == -1
+            commit(file_url, range(2))
+            frontier = -1
+            while frontier != 1:
+                frontier = json.loads(process.stdout.readline())["frontier"]
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=100)
+        finally:
+            process.kill()
+    assert (process.returncode, err) == (130, "")
+
+
+def test_output_may_be_cut_off(file_url):
+    stepfs("init", file_url, "--slices", SLICES)
+    commit(file_url, range(3))
+    done = ran(["bash", "-c", f'"{STEPFS}" ls "{file_url}" | true; echo "${{PIPESTATUS[0]}}"'], check=True)
+    assert done.stdout.strip() in {"0", "141"}
+    assert done.stderr == ""
+
+
+def test_it_runs_without_a_home_and_without_a_terminal():
+    done = ran(
+        [sys.executable, "-c", "from stepfs.cli import main; main()", "--version"],
+        env={"PATH": os.environ["PATH"]},
+        check=True,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.stdout.startswith("stepfs ")

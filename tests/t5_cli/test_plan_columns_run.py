@@ -14,9 +14,9 @@ import torch
 from committed import committed
 from lakes import stepfs
 from PIL import Image
-from planned_lake import one_line, produce
+from planned_lake import one_line, produce, write_plan
 
-from stepfs import StepDataset
+from stepfs import Lake, StepDataset
 
 pytestmark = pytest.mark.timeout(600)  # a run takes seconds, and minutes beside many others
 
@@ -125,3 +125,21 @@ def test_a_tar_lake_holds_them_and_its_lake_refuses_another_column(plan, tmp_pat
         one_line(produce(command, path, other, *options), 4, says)
     producers = stepfs("status", other, "--json").document["producers"]
     assert {name: one["epoch"] for name, one in producers.items()} == {"plan": 1}, "no epoch was taken"
+
+
+def test_files_of_micro_batches_are_the_parts_of_the_ranks_files(tmp_path: Path, file_url: str) -> None:
+    plan = write_plan(tmp_path, ".npy")
+    text = plan.read_text()
+    found = {}
+    for files in ("ranks", "micro_batches"):
+        plan.write_text(text.replace("micro_batches: 2", f"micro_batches: 4, files: {files}"))
+        lake = f"{file_url}-{files}"
+        for limit in (2, 5):  # and goes on
+            assert produce("run", plan, lake, "--workers", 1, "--limit-steps", limit).code == 0
+        found[files] = [
+            np.concatenate([np.load(io.BytesIO(payload)) for payload in step], axis=1) for _, step in committed(lake)
+        ]
+        with Lake(lake) as reader:
+            assert (reader.world, reader.micro_batches) == (2, 1 if files == "ranks" else 4)
+    assert all(map(np.array_equal, found["ranks"], found["micro_batches"]))
+    assert len(found["ranks"]) == 5

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from committed import committed
-from test_produce_run import plan, run  # noqa: F401  (fixtures)
+from plans import run
 
 from stepfs.errors import AbsentError, RefusedError, UsageError
 from stepfs_producer import Jsonl, Mix, Output, Plan, Text
@@ -29,14 +29,14 @@ plan = Plan(
 
 
 @pytest.fixture
-def python_plan(plan, monkeypatch):  # noqa: F811
+def python_plan(plan, monkeypatch):
     monkeypatch.chdir(plan.parent)
     found: dict[str, object] = {}
     exec(SCRIPT, found)  # what the tests below start as a script
     return found["plan"]
 
 
-def test_it_makes_the_steps_of_the_file_and_continues_them(python_plan, plan, tmp_path):  # noqa: F811
+def test_it_makes_the_steps_of_the_file_and_continues_them(python_plan, plan, tmp_path):
     lake, whole = (f"file://{tmp_path}/{name}" for name in ("python", "whole"))
     assert run(plan, whole, "--limit-steps", 6).returncode == 0
     said = python_plan.run(lake, workers=1, limit_steps=4, memory="1G")
@@ -52,7 +52,7 @@ def test_it_simulates_what_it_runs(python_plan, file_url):
     assert {name: simulated[name] for name in same} == {name: ran[name] for name in same}
 
 
-def test_errors_come_bare_with_their_own_class(python_plan, plan, file_url):  # noqa: F811
+def test_errors_come_bare_with_their_own_class(python_plan, plan, file_url):
     python_plan.run(file_url, workers=1, limit_steps=1)
     settings = {"sources": python_plan.sources, "mix": python_plan.mix}
     other = Plan(output=Output(ext=".npy", mesh="dp=2", sequence_length=64), **settings)
@@ -95,8 +95,11 @@ def script(directory: Path, text: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 128 + signal.SIGTERM)])
-def test_a_signal_ends_a_script_between_two_steps(plan, tmp_path, number, code):  # noqa: F811
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, -signal.SIGINT), pytest.param(signal.SIGTERM, 128 + signal.SIGTERM, marks=pytest.mark.slow)],
+)
+def test_a_signal_ends_a_script_between_two_steps(plan, tmp_path, number, code):
     lake = tmp_path / "lake"
     text = f"if __name__ == '__main__':\n    plan.run('file://{lake}', workers=1, steps_per_second=10)\n"
     process = script(plan.parent, text)
@@ -109,7 +112,7 @@ def test_a_signal_ends_a_script_between_two_steps(plan, tmp_path, number, code):
 
 
 @pytest.mark.slow  # its workers die until the run gives up
-def test_a_script_without_a_guard_is_told_so_and_runs_nothing_twice(plan, tmp_path):  # noqa: F811
+def test_a_script_without_a_guard_is_told_so_and_runs_nothing_twice(plan, tmp_path):
     text = f"import json; print(json.dumps(plan.run('file://{tmp_path}/lake', workers=1, limit_steps=2)))\n"
     out, err = script(plan.parent, text).communicate(timeout=100)
     assert "if __name__ == '__main__':" in err

@@ -9,8 +9,7 @@ from functools import partial
 import json_schemas
 import pytest
 from lakes import produce
-from test_cli_check import check
-from test_produce_run import PLAN, plan, run  # noqa: F401  (fixtures)
+from plans import PLAN, run
 
 from stepfs.limits import Memory
 from stepfs_producer.run import memory
@@ -20,9 +19,10 @@ MEASURES = (
 )  # fmt: skip
 
 simulate = partial(produce, "simulate")
+check = partial(produce, "check")
 
 
-def test_what_it_says_is_what_a_run_says(plan, file_url):  # noqa: F811
+def test_what_it_says_is_what_a_run_says(plan, file_url):
     before = sorted(plan.parent.rglob("*"))
     done = simulate(plan, "--steps", 9, "--workers", 2, "--json")
     assert (done.returncode, done.stderr) == (0, "")
@@ -36,7 +36,7 @@ def test_what_it_says_is_what_a_run_says(plan, file_url):  # noqa: F811
     json_schemas.check("produce-simulate", simulated)
 
 
-def test_it_ends_where_the_plan_does_and_shows_a_page(plan):  # noqa: F811
+def test_it_ends_where_the_plan_does_and_shows_a_page(plan):
     plan.write_text(PLAN + "defaults: {epochs: 1, on_error: {do: skip}}\nuntil: {exhausted: first}\n")
     code = plan.parent / "code/0.jsonl"
     code.write_text(code.read_text() + "no json\n")
@@ -55,14 +55,14 @@ def test_it_ends_where_the_plan_does_and_shows_a_page(plan):  # noqa: F811
         (("prose.txt", "gone.txt"), 3, "gone.txt: no such file or directory"),
     ],
 )
-def test_a_plan_that_is_wrong_is_refused_as_check_does(plan, change, code, said):  # noqa: F811
+def test_a_plan_that_is_wrong_is_refused_as_check_does(plan, change, code, said):
     plan.write_text(PLAN.replace(*change))
     done = simulate(plan, "--workers", 1)
     assert done.returncode == code
     assert said in done.stderr
 
 
-def test_a_bad_record_that_may_not_be_skipped_ends_it(plan):  # noqa: F811
+def test_a_bad_record_that_may_not_be_skipped_ends_it(plan):
     (plan.parent / "code/0.jsonl").write_text("no json\n" * 100)
     (plan.parent / "code/1.jsonl").write_text("no json\n" * 100)
     done = simulate(plan, "--workers", 1)
@@ -70,7 +70,7 @@ def test_a_bad_record_that_may_not_be_skipped_ends_it(plan):  # noqa: F811
     assert "source code" in done.stderr
 
 
-def test_functions_of_the_user_may_stand_beside_the_plan(plan, monkeypatch):  # noqa: F811
+def test_functions_of_the_user_may_stand_beside_the_plan(plan, monkeypatch):
     monkeypatch.setattr("sys.path", list(sys.path))
     (plan.parent / "my_functions_beside_the_plan.py").write_text(
         "def render(record):\n    return record['text'][:5]\n\ndef flops(columns):\n    return columns['tokens'] ** 2\n"
@@ -86,7 +86,7 @@ def test_functions_of_the_user_may_stand_beside_the_plan(plan, monkeypatch):  # 
     assert check(plan).returncode == 0
 
 
-def test_a_simulation_needs_no_memory_for_steps_that_it_does_not_make(plan, file_url, monkeypatch) -> None:  # noqa: F811
+def test_a_simulation_needs_no_memory_for_steps_that_it_does_not_make(plan, file_url, monkeypatch) -> None:
     monkeypatch.setattr(memory, "read_memory", lambda: Memory(64 << 20, 32 << 20, 0.0))
     refused = produce("run", plan, file_url, "--workers", 1)
     assert (refused.returncode, "it may use 16 MiB" in refused.stderr) == (2, True)

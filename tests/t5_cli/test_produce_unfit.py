@@ -8,13 +8,11 @@ import lakes
 import numpy as np
 from lakes import stepfs
 from payload_samples import npy
+from plans import PLAN, run
 from produced_text import produce, refused
-from test_produce_run import PLAN, plan, run
 
 from stepfs_producer import Producer
 from stepfs_producer.plan.step import State
-
-__all__ = ["plan"]  # fixtures
 
 SHAPE = ["--slices", 2, "--seq-len", 64, "--batch-size", 3, "--limit-steps", 2]
 

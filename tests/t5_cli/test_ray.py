@@ -17,6 +17,7 @@ import pytest
 import servers
 from committed import committed
 from finished import ran
+from lakes import produce
 from produced_text import PROGRAM
 from ray_nodes import END_S, RAY_PYTHON, cluster, processes, until
 
@@ -68,7 +69,7 @@ def run(plan: Path, lake: str, *arguments: object, **more: str) -> subprocess.Co
 
 
 def locally(plan: Path, lake: str) -> list[tuple[str, list[bytes]]]:
-    subprocess.run([PROGRAM, "run", plan, lake, "--workers", "1", "--limit-steps", str(STEPS)], check=True, timeout=300)
+    assert produce("run", plan, lake, "--workers", 1, "--limit-steps", STEPS).code == 0
     return committed(lake)
 
 

@@ -42,6 +42,7 @@ def looked(address: str, *arguments: object) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow  # a run on a cluster is in test_ray.py
 def test_a_body_stays_outlives_its_worker_and_is_freed(look) -> None:
     found = look("life")
     assert found["in store"] == [True] * 4

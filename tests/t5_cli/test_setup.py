@@ -61,18 +61,15 @@ def test_a_second_one_waits_for_the_first_and_finds_nothing_to_do(checkout: Path
 SOURCES, DOCUMENTS = "every source byte", "every document is there"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(420)
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--brief"], SOURCES),
-        pytest.param(["--plan", "--brief"], DOCUMENTS, marks=pytest.mark.slow),
-        pytest.param([], SOURCES, marks=pytest.mark.slow),
-        *(pytest.param(["--store", kind], SOURCES, marks=pytest.mark.slow) for kind in ("s3", "gs", "az")),
-        pytest.param(["--plan"], DOCUMENTS, marks=pytest.mark.slow),
+        (["--brief"], SOURCES), (["--plan", "--brief"], DOCUMENTS), ([], SOURCES), (["--plan"], DOCUMENTS),
+        *((["--store", kind], SOURCES) for kind in ("s3", "gs", "az")),
     ],
-    ids=["brief", "plan", "file", "s3", "gs", "az", "whole-plan"],
-)
+)  # fmt: skip
 def test_the_quickstart_holds_what_its_table_says(options, said):
     done = tools.ran("quickstart", *options, timeout=400)
     assert done.returncode == 0, done.stdout + done.stderr

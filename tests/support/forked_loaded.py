@@ -1,0 +1,15 @@
+"""What the server of `forked` has imported and read before it forks a command: nearly all that commands need."""
+
+import boto3  # noqa: F401
+import forked  # noqa: F401
+import numpy as np  # noqa: F401
+import pydantic  # noqa: F401
+import trio_parallel  # noqa: F401
+import yaml  # noqa: F401
+
+import stepfs_producer.cli.app
+import stepfs_producer.run.history.lineage
+import stepfs_producer.run.session  # noqa: F401
+from stepfs.store.s3.clients import choose
+
+choose(None, None).session.client("s3", "us-east-1").close()  # botocore's description of S3 stays
