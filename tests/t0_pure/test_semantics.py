@@ -95,7 +95,10 @@ HELD_BY = {  # the promise: its tests, or files of them
         "test_a_file_costs_three_requests_when_primed_and_its_bytes_are_fetched_once",
         "test_a_store_that_is_slow_for_each_connection_gives_what_32_connections_give",
     ),
-    24: ("test_bad_beginnings_say_one_line_and_their_exit_code", "test_of_mounts_that_start_together_on_one_directory_one_lives"),
+    24: (
+        "test_bad_beginnings_say_one_line_and_their_exit_code",
+        "test_of_mounts_that_start_together_on_one_directory_one_lives",
+    ),
     25: (
         "test_nothing_is_left",
         "test_a_busy_mount_is_left_exactly_as_it_was",
