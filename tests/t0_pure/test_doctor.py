@@ -12,8 +12,7 @@ import pytest
 from stepfs.doctor import machine as checks
 from stepfs.doctor.machine import Level
 from stepfs.limits import cgroup_limit
-from stepfs.mount.host import mounts
-from stepfs.mount.host.mounts import Mounted, source_of
+from stepfs.mount.host.mount_points import Mounted, source_of
 
 
 @pytest.fixture
@@ -126,7 +125,7 @@ def test_packages_that_are_absent(monkeypatch):
 def answers(monkeypatch):
     """What listing a directory gives, by the name of the mount point; the directories themselves are not there."""
     found = {"stale": OSError(errno.ENOTCONN, "Transport endpoint is not connected"), "alive": ["status.json"]}
-    monkeypatch.setattr(mounts, "list_within", lambda directory, _: found[directory.parent.name])
+    monkeypatch.setattr(mount_points, "list_within", lambda directory, _: found[directory.parent.name])
     return found
 
 

@@ -13,7 +13,7 @@ from stepfs.errors import StoreUnreachableError
 from stepfs.store.api import Put, byte_views
 from stepfs.store.s3.errors import read_error
 from stepfs.store.s3.upload import ChainedBody
-from stepfs.store.servers import AbandonedReadError, ReadTarget, create_outcome, explain
+from stepfs.store.server_answers import AbandonedReadError, ReadTarget, create_outcome, explain
 from stepfs.store.settings import S3
 
 

@@ -26,7 +26,7 @@ from rawserver import BODY, Reply, part, said, wanted, well
 
 from stepfs.store.s3.direct import _DOUBTS_MAX, DirectReads
 from stepfs.store.s3.s3_store import S3Store
-from stepfs.store.servers import ReadTarget
+from stepfs.store.server_answers import ReadTarget
 
 _XML = b"<?xml version='1.0'?><Error><Code>%s</Code><Message>because</Message></Error>"
 

@@ -14,8 +14,8 @@ from lakes import commit, stepfs
 from stepfs import control_files
 from stepfs.doctor.machine import check_alive, check_directory
 from stepfs.errors import RefusedError, StepfsError
-from stepfs.mount.host import mounts
-from stepfs.mount.host.mounts import FSTYPE, Health, Mounted
+from stepfs.mount.host import mount_points
+from stepfs.mount.host.mount_points import FSTYPE, Health, Mounted
 
 
 @pytest.fixture
@@ -69,11 +69,11 @@ def test_a_mount_point_in_use(awkward, monkeypatch, health: Health, commands):
     def may_not(_mounted: Mounted) -> None:
         raise PermissionError(errno.EPERM, "not yours")
 
-    monkeypatch.setattr(mounts, "mount_at", mounted_on)
-    monkeypatch.setattr(mounts, "check_health", lambda *_: (health, None))
-    monkeypatch.setattr(mounts, "clear_dead", may_not)
+    monkeypatch.setattr(mount_points, "mount_at", mounted_on)
+    monkeypatch.setattr(mount_points, "check_health", lambda *_: (health, None))
+    monkeypatch.setattr(mount_points, "clear_dead", may_not)
     with pytest.raises(RefusedError) as raised:
-        mounts.prepare(awkward)
+        mount_points.prepare(awkward)
     [words] = offered(str(raised.value))
     assert " ".join(words) == " || ".join(" ".join([*each, str(awkward)]) for each in commands)
 

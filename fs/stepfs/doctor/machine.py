@@ -25,7 +25,7 @@ from stepfs.errors import StepfsError, command
 from stepfs.limits import cgroup_limit
 from stepfs.mount.daemon import log_file
 from stepfs.mount.host.abort import CAP_SYS_ADMIN, capabilities
-from stepfs.mount.host.mounts import (
+from stepfs.mount.host.mount_points import (
     FSTYPE,
     Health,
     Mounted,

@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from stepfs.errors import RefusedError, StepfsError, UsageError, leaves
-from stepfs.mount.host import mounts
-from stepfs.mount.host.mounts import mount_at, real_directory
+from stepfs.mount.host import mount_points
+from stepfs.mount.host.mount_points import mount_at, real_directory
 from stepfs.mount.options import MountOptions
 from stepfs.mount.redact import redacted
 from stepfs.own_directory import home
@@ -185,10 +185,10 @@ def start(options: MountOptions, say: Say = lambda _: None) -> int:
     """
     chosen_format()  # here, where a wrong format can still be reported
     directory = real_directory(options.directory)
-    descriptor = mounts.descriptor_of(directory)
+    descriptor = mount_points.descriptor_of(directory)
     handed_over = () if descriptor is None else (descriptor,)
     for number in handed_over:
-        mounts.check_passed(number)
+        mount_points.check_passed(number)
     log = log_file(directory)
     free = mount_at(directory) is None  # else the log is in use and this mount will be refused
     fresh = not log.exists()

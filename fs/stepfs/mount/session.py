@@ -41,10 +41,10 @@ from stepfs.mount.fuse.operations import StepOperations
 from stepfs.mount.health import watchdog
 from stepfs.mount.health.guardian import Guardian
 from stepfs.mount.health.watchdog import RunningTime
-from stepfs.mount.host import cache_directory, mounts
+from stepfs.mount.host import cache_directory, mount_points
 from stepfs.mount.host.abort import abort_handle
 from stepfs.mount.host.kernel import has_pending_signal, tune
-from stepfs.mount.host.mounts import mount_at, real_directory, wait_until_detached
+from stepfs.mount.host.mount_points import mount_at, real_directory, wait_until_detached
 from stepfs.mount.options import MountOptions
 from stepfs.mount.status import Heartbeat, Machine, Reports
 from stepfs.store.api import Store, StoreOptions
@@ -228,7 +228,7 @@ class _Session:
 
     def __init__(self, options: MountOptions, ready: Ready, silence: Silence, tell: Say) -> None:
         self._directory = real_directory(options.directory)
-        self._descriptor = mounts.descriptor_of(self._directory)
+        self._descriptor = mount_points.descriptor_of(self._directory)
         prime = options.prime and self._descriptor is None  # its paths are invisible from here
         self._options = dataclasses.replace(options, directory=self._directory, prime=prime)
         self._ready = ready
@@ -250,9 +250,9 @@ class _Session:
     async def serve(self) -> None:
         with self._opening, ExitStack() as claimed:
             if self._descriptor is None:
-                claimed.callback(os.close, await trio.to_thread.run_sync(mounts.claim, self._directory))
+                claimed.callback(os.close, await trio.to_thread.run_sync(mount_points.claim, self._directory))
             else:
-                mounts.check_passed(self._descriptor)
+                mount_points.check_passed(self._descriptor)
             store = store_of(self._options, self._options.lake, self._silence)
             try:
                 await self._open(store, mounted=claimed.close)

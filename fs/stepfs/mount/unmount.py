@@ -16,7 +16,16 @@ from stepfs.control_files import answer_within, read_config
 from stepfs.errors import AbsentError, RefusedError, StepfsError, command
 from stepfs.mount.daemon import log_file
 from stepfs.mount.host.kernel import process_start
-from stepfs.mount.host.mounts import FSTYPE, Mounted, clear_dead, is_dead, mount_at, mounts, real_directory, unmount
+from stepfs.mount.host.mount_points import (
+    FSTYPE,
+    Mounted,
+    clear_dead,
+    is_dead,
+    mount_at,
+    mounts,
+    real_directory,
+    unmount,
+)
 
 _GONE_S: Final = 60.0
 _GLANCE_S: Final = 0.02

@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 import trio
 
 from stepfs.errors import StepfsError
-from stepfs.store.servers import MAY_COME_LATE, Answer, Verdict, explain, not_yet
+from stepfs.store.server_answers import MAY_COME_LATE, Answer, Verdict, explain, not_yet
 from stepfs.store.settings import COMMIT_THREADS_MAX, CONTROL_THREADS_MAX, DATA_THREADS_MAX, StoreTexts
 from stepfs.store.silence import Silence, unwatched
 

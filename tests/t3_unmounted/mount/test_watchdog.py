@@ -22,7 +22,7 @@ from stepfs.mount import session
 from stepfs.mount.fuse import kernel
 from stepfs.mount.health import watchdog
 from stepfs.mount.health.watchdog import Timing, Watchdog
-from stepfs.mount.host import mounts
+from stepfs.mount.host import mount_points
 from stepfs.mount.host.abort import abort_handle
 
 QUICK = Timing(interval_s=0.01, stuck_s=0.1, abort_s=0.3)
@@ -288,7 +288,7 @@ class Table:
         self.path = path
         self.reads = []
         self.changes = []  # contents to come, one per poll; None: the poll ends without a change
-        monkeypatch.setattr(mounts, "_MOUNTINFO", self)
+        monkeypatch.setattr(mount_points, "_MOUNTINFO", self)
         monkeypatch.setattr(select, "poll", lambda: self)
 
     def open(self, mode, *, buffering=-1):
@@ -315,21 +315,21 @@ def table(tmp_path, monkeypatch):
 
 def test_it_waits_through_changes_of_other_mounts_until_its_own_is_gone(table):
     table.changes = [OURS + OTHERS, None, OURS, OURS.replace("/mnt/a", "/mnt/elsewhere"), OTHERS]
-    mounts.wait_until_detached("0:53")
+    mount_points.wait_until_detached("0:53")
     assert table.changes == []
 
 
 @pytest.mark.parametrize("content", ["", OTHERS, OURS.replace("0:53", "0:5"), OURS.replace("0:53", "10:53")])
 def test_a_mount_that_is_gone_already_is_not_waited_for(table, content):
     table.path.write_text(content)
-    mounts.wait_until_detached("0:53")
+    mount_points.wait_until_detached("0:53")
 
 
 async def test_the_loop_neither_reads_nor_parses_the_table(table, monkeypatch):
     def refuse():
         raise AssertionError("5,000 mounts take 11 ms to parse")
 
-    monkeypatch.setattr(mounts, "mounts", refuse)
+    monkeypatch.setattr(mount_points, "mounts", refuse)
     table.changes = [OURS, OTHERS]
     with trio.CancelScope() as background:
         await session._until_detached(background, "0:53")

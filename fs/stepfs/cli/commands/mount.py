@@ -24,7 +24,7 @@ def mount(
     values: Annotated[dict[str, Any], MountOptions],
 ) -> None:
     """Mount a lake on a directory: one directory per committed step, one read-only file per rank."""
-    from stepfs.mount.host.mounts import real_directory
+    from stepfs.mount.host.mount_points import real_directory
 
     options = MountOptions(lake, real_directory(Path(directory)), **values)
     check_watching(options)

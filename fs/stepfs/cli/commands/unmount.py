@@ -33,7 +33,7 @@ def unmount(
         return
 
     from stepfs.checkpoints.record import check_next_step, check_on_mount, record_checkpoint
-    from stepfs.mount.host.mounts import real_directory
+    from stepfs.mount.host.mount_points import real_directory
 
     where = real_directory(Path(directory))
     mounted = mounted_lake(where)

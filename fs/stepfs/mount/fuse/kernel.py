@@ -23,7 +23,7 @@ import trio
 from stepfs.errors import RefusedError
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.mount.fuse.guard import Meter
-from stepfs.mount.host.mounts import FSTYPE, descriptor_of, mount_at, source_of
+from stepfs.mount.host.mount_points import FSTYPE, descriptor_of, mount_at, source_of
 from stepfs.view.names import Fixed, step_name
 from stepfs.view.ranks import FileNames
 from stepfs.view.tree import Tree

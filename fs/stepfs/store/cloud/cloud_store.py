@@ -21,7 +21,7 @@ from obstore.exceptions import BaseError
 
 from stepfs import entropy
 from stepfs.errors import StepfsError
-from stepfs.store import servers
+from stepfs.store import server_answers
 from stepfs.store.api import Buffer, Counts, Entry, Progress, Put, byte_views, check_key, check_prefix, ignore_progress
 from stepfs.store.calls import Calls, age_s, http_date
 from stepfs.store.cloud.errors import read_answer, unusable
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from stepfs.store.cloud.place import Client
 
 
-UNSIGNED: Final = servers.Answer(
-    servers.Verdict.UNREACHABLE, "the answer to a write is not the store's; look for a proxy in between"
+UNSIGNED: Final = server_answers.Answer(
+    server_answers.Verdict.UNREACHABLE, "the answer to a write is not the store's; look for a proxy in between"
 )
 _KEEP_S: Final = 600.0  # clocks drift, if slowly
 _ASK_AGAIN_S: Final = 60.0  # a store that did not tell
@@ -73,7 +73,7 @@ class StoreClock:
 
 T = TypeVar("T")
 _ATTEMPTS_MAX: Final = 4
-_RETRIED: Final = servers.PASSING | {servers.Verdict.CONFLICT}
+_RETRIED: Final = server_answers.PASSING | {server_answers.Verdict.CONFLICT}
 _PAUSE_S: Final = 0.25  # at most, before the second attempt
 
 
@@ -91,7 +91,7 @@ TIMEOUTS: Final = Timeouts()
 class RequestError(Exception):
     """A request failed; `answer` says how."""
 
-    def __init__(self, answer: servers.Answer) -> None:
+    def __init__(self, answer: server_answers.Answer) -> None:
         super().__init__(answer.reason)
         self.answer = answer
 
@@ -151,7 +151,7 @@ class Requests:
         answer = read_answer(text)
         if answer.status:
             self._calls.sign_of_life()
-        self._counts.add(throttled=answer.verdict is servers.Verdict.THROTTLED)
+        self._counts.add(throttled=answer.verdict is server_answers.Verdict.THROTTLED)
         return RequestError(answer)
 
     def close(self) -> None:
@@ -191,9 +191,9 @@ class CloudStore:
 
         def fetch(client: Client) -> bytes:
             found = obstore.get(client, name)
-            pieces = found.stream(min_chunk_size=servers.PIECE_BYTES)
+            pieces = found.stream(min_chunk_size=server_answers.PIECE_BYTES)
             what = f"{self.url}/{key}"
-            return servers.whole_body(pieces, found.meta["size"], bytes_max, what, self._calls.sign_of_life)
+            return server_answers.whole_body(pieces, found.meta["size"], bytes_max, what, self._calls.sign_of_life)
 
         found = await self._get(key, fetch, bytes)
         self.counts.add(bytes_read=len(found or b""))
@@ -203,13 +203,13 @@ class CloudStore:
         self, key: str, offset: int, buffer: memoryview, landed: Progress = ignore_progress
     ) -> int | None:
         name = self._name(key)
-        target = servers.ReadTarget(buffer, landed, self._calls.sign_of_life)
+        target = server_answers.ReadTarget(buffer, landed, self._calls.sign_of_life)
 
         def fetch(client: Client) -> int:
             target.check()
             first = offset + target.done  # the first attempt may have broken off in the body
             found = obstore.get(client, name, options={"range": (first, first + target.remaining)})
-            for piece in found.stream(min_chunk_size=servers.PIECE_BYTES):
+            for piece in found.stream(min_chunk_size=server_answers.PIECE_BYTES):
                 target.append(piece)
             return target.done
 
@@ -231,8 +231,8 @@ class CloudStore:
         try:
             await self._requests.call("create", (key,), send)
         except RequestError as error:
-            outcome = servers.create_outcome(error.answer)
-            if error.answer.verdict is servers.Verdict.FORBIDDEN and await self._read_back(key) is not None:
+            outcome = server_answers.create_outcome(error.answer)
+            if error.answer.verdict is server_answers.Verdict.FORBIDDEN and await self._read_back(key) is not None:
                 outcome = Put.EXISTS  # to credentials that may create and not overwrite
             if outcome is None:
                 raise self._calls.explained(error.answer, "create", key) from error
@@ -251,7 +251,7 @@ class CloudStore:
 
         def copied(piece: bytes) -> bytes:
             if abandoned.is_set():
-                raise servers.AbandonedReadError  # the views may have changed before they were copied
+                raise server_answers.AbandonedReadError  # the views may have changed before they were copied
             self.counts.add(bytes_written=len(piece))
             return piece
 
@@ -268,8 +268,8 @@ class CloudStore:
             await self._requests.call("put", (key,), send, data=True, retries=0 if single else _PART_RETRIES)
         except RequestError as error:
             doubtful = error.answer is UNSIGNED or error.answer.verdict in {
-                servers.Verdict.EXISTS,
-                servers.Verdict.FORBIDDEN,
+                server_answers.Verdict.EXISTS,
+                server_answers.Verdict.FORBIDDEN,
             }
             landed = single and doubtful and await self._read_back(key) == b"".join(views)
             if not landed:  # else an attempt that seemed lost has
@@ -336,11 +336,11 @@ class CloudStore:
                 "delete", keys, lambda client: obstore.delete(client, [self._prefix + key for key in keys])
             )
         except RequestError as error:
-            if len(keys) > 1 and error.answer.verdict not in servers.PASSING:
+            if len(keys) > 1 and error.answer.verdict not in server_answers.PASSING:
                 # The text tells the first failure of many, such as that a key was absent.
                 for key in keys:
                     await self._delete((key,))
-            elif error.answer.verdict is not servers.Verdict.ABSENT:
+            elif error.answer.verdict is not server_answers.Verdict.ABSENT:
                 raise self._calls.explained(error.answer, "delete", keys[0]) from error
 
     async def _get(
@@ -349,9 +349,9 @@ class CloudStore:
         try:
             return await self._requests.call("get", (key,), fetch, data=data)
         except RequestError as error:
-            if error.answer.verdict is servers.Verdict.PAST_END:
+            if error.answer.verdict is server_answers.Verdict.PAST_END:
                 return past_end()
-            if error.answer.verdict is not servers.Verdict.ABSENT:
+            if error.answer.verdict is not server_answers.Verdict.ABSENT:
                 raise self._calls.explained(error.answer, "get", key, "read") from error
         self._calls.rights.prove("get", [key])
         return None

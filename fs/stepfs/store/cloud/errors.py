@@ -6,7 +6,7 @@ import re
 from http import HTTPStatus
 from typing import Final
 
-from stepfs.store.servers import Answer, Verdict, verdict_of
+from stepfs.store.server_answers import Answer, Verdict, verdict_of
 
 _STATUS: Final = re.compile(r"Error performing [A-Z]+ \S+ in \S+ - Server returned non-2xx status code: (\d{3})\b")
 _DELETED: Final = re.compile(r"Bulk delete request failed for key \S+: .*\(code: (\d{3})\)", re.DOTALL)

@@ -13,7 +13,7 @@ from stepfs.errors import AbsentError, StepfsError
 from stepfs.store.cloud.errors import read_answer, unusable
 from stepfs.store.cloud.place import Client, Place
 from stepfs.store.listed import ListedObject, gone, replaced, shorter
-from stepfs.store.servers import Verdict, explain
+from stepfs.store.server_answers import Verdict, explain
 
 _TIMEOUT_S: Final = 20.0  # without a byte
 _RETRIES: Final = 3  # of obstore itself

@@ -27,7 +27,7 @@ from botocore.loaders import Loader, create_loader
 
 from stepfs.errors import RefusedError, UsageError
 from stepfs.store.s3.direct import CONNECT_S, DirectReads
-from stepfs.store.servers import is_throttled
+from stepfs.store.server_answers import is_throttled
 from stepfs.store.settings import COMMIT_THREADS_MAX, CONTROL_THREADS_MAX, DATA_THREADS_MAX, S3_ENDPOINTS, SET_S3_KEYS
 
 if TYPE_CHECKING:

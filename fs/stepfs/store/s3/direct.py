@@ -25,7 +25,7 @@ from botocore.utils import get_environ_proxies
 from urllib3.util import wait_for_read
 
 from stepfs import entropy
-from stepfs.store.servers import ReadTarget, is_throttled
+from stepfs.store.server_answers import ReadTarget, is_throttled
 
 CONNECT_S: Final = 5.0
 _IDLE_S: Final = 10.0  # a middlebox may drop an idle connection silently

@@ -6,7 +6,7 @@ from botocore import exceptions as boto
 from botocore.parsers import ResponseParserError
 from urllib3.exceptions import HTTPError
 
-from stepfs.store.servers import Answer, Verdict, verdict_of
+from stepfs.store.server_answers import Answer, Verdict, verdict_of
 
 FAILURES: Final = (  # the errors of a request
     boto.BotoCoreError,

@@ -12,7 +12,7 @@ from stepfs.errors import AbsentError, RefusedError, StepfsError
 from stepfs.store.listed import ListedObject, gone, replaced, shorter
 from stepfs.store.s3.clients import Clients
 from stepfs.store.s3.errors import FAILURES, broke_in_body, read_error
-from stepfs.store.servers import Verdict, explain
+from stepfs.store.server_answers import Verdict, explain
 from stepfs.store.settings import S3
 
 _TIMEOUT_S: Final = 20.0  # without a byte

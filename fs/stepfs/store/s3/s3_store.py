@@ -21,7 +21,7 @@ from stepfs.store.calls import Calls, age_s, http_date
 from stepfs.store.s3.clients import Clients
 from stepfs.store.s3.errors import FAILURES, broke_in_body, read_error
 from stepfs.store.s3.upload import SINGLE_BYTES_MAX, Upload, encryption
-from stepfs.store.servers import PIECE_BYTES, ReadTarget, Verdict, create_outcome, is_passing, whole_body
+from stepfs.store.server_answers import PIECE_BYTES, ReadTarget, Verdict, create_outcome, is_passing, whole_body
 from stepfs.store.settings import DATA_THREADS_MAX, S3
 from stepfs.store.silence import Silence
 
