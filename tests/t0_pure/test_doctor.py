@@ -12,6 +12,7 @@ import pytest
 from stepfs.doctor import machine as checks
 from stepfs.doctor.machine import Level
 from stepfs.limits import cgroup_limit
+from stepfs.mount.host import mount_points
 from stepfs.mount.host.mount_points import Mounted, source_of
 
 
