@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import cloudservers
 import pytest
+import rawserver
 import servers
 import trio
 from doubles.faulty_store import FaultyStore, ObjectMap
@@ -161,3 +162,29 @@ async def behind_a_proxy(request, kind):
             for store in found.made if isinstance(found, S3) else ():
                 await store.aclose()
         nursery.cancel_scope.cancel()
+
+
+@pytest.fixture
+def raw_s3(monkeypatch):
+    """A server that answers whatever a test wants; nobody waits between tries."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_: 0)
+    monkeypatch.setattr("stepfs.entropy.uniform", lambda low, _: low)
+    with rawserver.raw_server() as running:
+        yield running
+
+
+@pytest.fixture
+async def raw_store(raw_s3):
+    """Makes stores on it."""
+    made = []
+
+    def make(endpoint_url=None, **timeouts):
+        made.append(S3Store(servers.BUCKET, "lake", endpoint_url=endpoint_url or raw_s3.endpoint_url, **timeouts))
+        return made[-1]
+
+    yield make
+    with trio.CancelScope(shield=True):
+        for store in made:
+            await store.aclose()

@@ -80,6 +80,8 @@ async def test_a_server_that_is_not_there_is_unreachable(seaweed):
 
 
 async def test_settings_that_cannot_work_are_named(monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     with pytest.raises(UsageError, match="endpoint 'nonsense': write a URL"):
         await open_store("s3://stepfs-tests/x", endpoint_url="nonsense").get("a")
     monkeypatch.setenv("AWS_PROFILE", "no-such-profile")

@@ -280,7 +280,7 @@ def test_a_loop_that_failed_says_why_for_good(still):
                 assert lake[0][0]
             with pytest.raises(StepfsError, match="failed for good"):
                 assert lake.next_step
-    assert not background._alive
+    assert loop not in background._alive
 
 
 def test_a_worker_waits_no_longer_than_its_trainer_lives(still):
