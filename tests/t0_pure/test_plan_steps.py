@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
@@ -182,6 +183,24 @@ def test_a_plan_ends_with_its_first_or_its_last_source(exhausted: Exhausted) -> 
         assert left["long"] > 1000
     else:
         assert sum(left.values()) < 256  # what would have left a micro-batch without a token
+
+
+def test_a_plan_says_what_it_leaves_out_at_its_end() -> None:
+    said = []
+    for blocks in range(2, 8):
+        corpora = {"one": Corpus("one", longest=60, blocks=blocks)}
+        chosen = rules({"one": 1}, lengths={0: 64}, ranks=4, micro_batch_tokens=64, exhausted=Exhausted.ALL)
+        plans = steps(chosen, corpora, 200)
+        end = next_step(Planner(chosen), plans[-1].after, corpora)
+        assert isinstance(end, End)
+        total = sum(max(n, 0) for b in range(blocks) for n in corpora["one"].tokens(b))
+        left = total - plans[-1].after.sources["one"].tokens
+        found = re.match(
+            r"what is left \((\d+) samples, (\d+) tokens\) does not give .*; until: {last: pad}", end.reason
+        )
+        assert (0 if found is None else int(found[2])) == left
+        said.append(found)
+    assert any(said)
 
 
 integers = st.integers(-(2**63), 2**63 - 1)

@@ -131,7 +131,10 @@ class Planner:
         )
         filled = np.bincount(row, minlength=rows)[dealt].sum(axis=2)  # spans, counted: integers
         if not filled.all() and not rules.pad_last:
-            return End("what is left does not give every micro-batch a token")
+            left = f"{kept.kept} samples, {int(kept.tokens.sum())} tokens"
+            return End(
+                f"what is left ({left}) does not give every micro-batch a token; until: {{last: pad}} takes it, too"
+            )
         after, lost = _after(state, self._names, shares, debts, drawn, kept, samples)
         return StepPlan(
             state.step,
