@@ -78,9 +78,13 @@ class Ledger:
 
     @property
     def first_needed(self) -> int:
-        """The least step promised to anybody; nothing from here on may go."""
+        """The least step promised to anybody; nothing from here on may go. Without promises, what groups that are being retired
+        have on record.
+        """
         if self.promises:
             self._given_up = min(self.promises.values())
+        elif self.control.groups:
+            return max(self._given_up, self.control.need)
         return self._given_up
 
     @property

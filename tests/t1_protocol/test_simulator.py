@@ -22,6 +22,8 @@ from scenario import ForkPlan, ProducerPlan
 from small_world import flipped, grow, inside_everywhere, move_on, process
 from sweep import sweep
 
+from stepfs.format.control import NOTHING_YET, GroupRecord
+from stepfs.format.ids import Step
 from stepfs.format.keys import log_prefix, numbered
 from stepfs.format.snapshot import LogState
 from stepfs_producer.commit import loop as commit_loop
@@ -188,3 +190,17 @@ def test_no_producer_waits_for_a_checkpoint_that_was_brought_back() -> None:
     bounded = [plan for plan in map(scenario, range(2000)) if any(one.max_lead for one in plan.producers)]
     assert len(bounded) > 20
     assert not any(run.behind or run.retires for plan in bounded for run in plan.trainers)
+
+
+async def test_a_group_that_is_being_retired_needs_what_it_has_on_record() -> None:
+    """Seed 96006024: a fork came and went while the retirement of the only group hung; what that had given up may go."""
+    ledger = (await World.create()).ledger
+    ledger.controls = [replace(NOTHING_YET, groups={"run": GroupRecord(Step(0), (Step(1),))})]
+    ledger.promise("run", 1)
+    ledger.release("run")
+    ledger.promise("fork", 0)
+    assert ledger.first_needed == 0
+    ledger.release("fork")
+    assert ledger.first_needed == 1
+    ledger.controls.append(NOTHING_YET)
+    assert ledger.first_needed == 0, "nobody is left, and what the last one needed stays"
