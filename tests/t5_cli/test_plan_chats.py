@@ -65,4 +65,6 @@ def test_each_answer_is_learned_and_nothing_else(plan: Path, tmp_path: Path) -> 
                     learned.append(model.decode(kept.tolist(), skip_special_tokens=False))
     expected = [f"answer {number}<|im_end|>\nxxx<|im_end|>\n" for number in range(40) if number != 7]
     assert sorted(learned) == sorted(expected)
-    assert json.loads(done.stdout)["lost_tokens"] > 400
+    totals = json.loads(done.stdout)
+    assert totals["lost_tokens"] > 400
+    assert 0.3 < totals["sources"]["talks"]["learned"] < 0.4

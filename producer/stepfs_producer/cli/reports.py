@@ -337,7 +337,9 @@ def _run_line(result: RunResult) -> str:
         return f"{result.producer_id}: no further step; {totals.state.step} steps in total; {ended}{sealed}"
     measures = totals.measures()
     shares = ", ".join(
-        f"{printable(name)} {one['share']:.2%}" + (f" ({one['skipped']} records skipped)" if one["skipped"] else "")
+        f"{printable(name)} {one['share']:.2%}"
+        + (f", {one['learned']:.1%} of it learned" if one["learned"] not in {None, 1} else "")
+        + (f" ({one['skipped']} records skipped)" if one["skipped"] else "")
         for name, one in totals.sources().items()
     )
     bottleneck = "" if result.bottleneck is None else f"bottleneck: {printable(str(result.bottleneck))}; "
@@ -408,13 +410,15 @@ def _page(done: SimulationResult) -> Iterator[str]:
     yield f"documents  {measures['cut_documents']} cut, {measures['lost_tokens']} tokens lost by truncate or drop"
     yield f"planning   {measures['planning_ms']:.1f} ms a step"
     yield ""
-    header = ["SOURCE", "SHARE", "WANTED", "TOKENS", "RECORDS", "SKIPPED", "EPOCH"]
+    header = ["SOURCE", "SHARE", "WANTED", "TOKENS", "LEARNED", "RECORDS", "SKIPPED", "EPOCH"]
     rows = [
         [
             printable(name),
             f"{one['share']:.3%}",
             f"{one['wanted']:.3%}",
-            *(str(one[key]) for key in ("tokens", "records", "skipped", "epoch")),
+            str(one["tokens"]),
+            "-" if one["learned"] is None else f"{one['learned']:.1%}",
+            *(str(one[key]) for key in ("records", "skipped", "epoch")),
         ]
         for name, one in totals.sources().items()
     ]

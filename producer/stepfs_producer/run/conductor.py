@@ -28,7 +28,7 @@ from stepfs_producer.plan.rules import Rules
 from stepfs_producer.plan.samples import Ahead
 from stepfs_producer.plan.spans import Span
 from stepfs_producer.plan.step import End, Need, State, StepPlan
-from stepfs_producer.run.load import LoadedSource, OnSkip, SampleChunk, SourceLoader, spans_of
+from stepfs_producer.run.load import LoadedSource, OnLoad, OnSkip, SampleChunk, SourceLoader, spans_of
 from stepfs_producer.run.measured import (
     LOOK_EVERY_S,
     STEPS_AHEAD,
@@ -356,10 +356,13 @@ class RunConfig:
 
 @dataclass(frozen=True, slots=True)
 class RunCallbacks:
-    """Called for each bad record; and for each appended step, with the seconds of the newest plan and the tokens held."""
+    """Called for each bad record; for each appended step, with the seconds of the newest plan and the tokens held; and for
+    each group of samples.
+    """
 
     skipped: OnSkip = lambda _source, _file, _offset, _reason: None
     appended: Callable[[StepPlan, float, Mapping[str, int]], None] = lambda _plan, _seconds, _held: None
+    loaded: OnLoad = lambda _source, _tokens, _learned: None
 
 
 class Conductor:
@@ -382,7 +385,9 @@ class Conductor:
         self._began_s = 0.0
         self._steps = 0  # appended by this run
         self.loaders = {
-            source.spec.name: SourceLoader(source, self.tasks, changed=self._loaded, skipped=callbacks.skipped)
+            source.spec.name: SourceLoader(
+                source, self.tasks, changed=self._loaded, skipped=callbacks.skipped, loaded=callbacks.loaded
+            )
             for source in config.sources
         }
         self._planner = PlannerTask(

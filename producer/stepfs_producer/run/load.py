@@ -176,6 +176,7 @@ class LoadedSource:
     layout: Layout
 
 
+OnLoad = Callable[[str, int, int], None]  # of every group brought in: source, tokens, those that the loss looks at
 OnSkip = Callable[[str, int, int, str], None]  # of every bad record brought in: source, file number, offset, reason
 _Block = tuple[BlockHead, KeptBody]
 
@@ -190,6 +191,7 @@ class SourceLoader:
         *,
         changed: Callable[[], None],
         skipped: OnSkip,
+        loaded: OnLoad = lambda _source, _tokens, _learned: None,
     ) -> None:
         self.held = SampleBuffer()
         self.reading = False  # a block is being read
@@ -201,6 +203,7 @@ class SourceLoader:
         self._tasks = tasks
         self._changed = changed
         self._skipped = skipped
+        self._loaded = loaded
         self._wanted_tokens = 1
         self._starved = False
         self._epoch_tokens = 0
@@ -345,6 +348,7 @@ class SourceLoader:
         self._starved = False
         for _, (file, offset, reason) in sorted(head.bad.items()):
             self._skipped(self.name, file, offset, reason)
+        self._loaded(self.name, slot.tokens, head.learned)
         if slot.last == block.records:
             self._refuse_empty_epochs(block, slot.tokens)
         else:

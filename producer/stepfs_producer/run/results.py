@@ -49,6 +49,7 @@ class PlanTotals:
     planning_s: float = 0.0
     wanted: dict[str, float] = field(default_factory=dict)  # tokens by schedule
     bad: list[BadRecord] = field(default_factory=list)
+    loaded: dict[str, tuple[int, int]] = field(default_factory=dict)  # tokens by source, those that the loss looks at
 
     def note(self, plan: StepPlan, planning_s: float) -> None:
         self.steps += 1
@@ -71,11 +72,17 @@ class PlanTotals:
         if len(self.bad) < _BAD_KEPT:
             self.bad.append(record)
 
+    def note_loaded(self, source: str, tokens: int, learned: int) -> None:
+        before, learned_before = self.loaded.get(source, (0, 0))
+        self.loaded[source] = before + tokens, learned_before + learned
+
     def sources(self) -> dict[str, dict[str, Any]]:
-        """Per source: tokens, share given and wanted, records and skipped records of this run."""
+        """Per source: tokens, share given and wanted, records and skipped records of this run; the share of the tokens loaded
+        that the loss looks at.
+        """
         found = {}
         for name, after in sorted(self.state.sources.items()):
-            before = self.start.sources.get(name)
+            before, (loaded, learned) = self.start.sources.get(name), self.loaded.get(name, (0, 0))
             tokens = after.tokens - (before.tokens if before else 0)
             found[name] = {
                 "tokens": tokens,
@@ -83,6 +90,7 @@ class PlanTotals:
                 "wanted": round(self.wanted.get(name, 0.0) / self.tokens, 6) if self.tokens else 0.0,
                 "records": after.records - (before.records if before else 0),
                 "skipped": after.skipped - (before.skipped if before else 0),
+                "learned": round(learned / loaded, 6) if loaded else None,
                 "epoch": after.epoch,
             }
         return found
@@ -218,4 +226,4 @@ def callbacks_of(prepared: PreparedPlan, totals: PlanTotals, show: Show) -> RunC
         totals.note(plan, planning_s)
         show(totals, held)
 
-    return RunCallbacks(skipped, planned)
+    return RunCallbacks(skipped, planned, totals.note_loaded)

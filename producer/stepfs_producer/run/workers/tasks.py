@@ -40,6 +40,7 @@ class GroupHead:
     bad: Mapping[int, tuple[int, int, str]]  # record → file, offset, why
     columns: Integers | None = None  # [records, columns]: rows that each has beside its tokens
     seconds: float = 0.0  # of the transform
+    learned: int = 0  # tokens that the loss looks at
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, GroupHead) and self._result() == other._result()
@@ -66,7 +67,8 @@ def transform(
     begins = np.concatenate([[0], np.cumsum(np.maximum(made.lengths, 0))])
     group = SampleGroup(begins, made.ids, made.mask, records.files, records.offsets, made.columns)
     columns = None if made.columns is None else made.columns.counts
-    return GroupHead(made.lengths, bad, columns, seconds), group
+    learned = len(made.ids) if made.mask is None else int(made.mask.sum())
+    return GroupHead(made.lengths, bad, columns, seconds, learned), group
 
 
 def record_place(block: Records, index: int) -> tuple[int, int]:
