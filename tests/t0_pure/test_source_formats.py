@@ -639,3 +639,18 @@ def test_an_error_of_the_disk_is_not_the_classs(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("os.pread", failing)
     with pytest.raises(OSError, match="Input/output error"):
         blocks(spec, layout)
+
+
+def test_a_field_within_a_field_and_token_ids_of_json(tmp_path: Path) -> None:
+    rows = [{"meta": {"text": "a", "ids": [1, 2]}, "mask": [0, 1], "a.b": "dotted"}, {"meta": {}}, {"meta": "x"}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (block,) = blocks(source(tmp_path, form="jsonl", shuffle=False, text_field="meta.text"))
+    assert values([block])[0] == b"a"
+    assert list(block.records.bad.values()) == ["no field 'meta.text'; it has 'meta'"] * 2
+    assert values(blocks(source(tmp_path, form="jsonl", shuffle=False, text_field="a.b")))[0] == b"dotted"
+    spec = source(tmp_path, form="jsonl", shuffle=False, tokens_field="meta.ids", mask_field="mask")
+    (block,) = blocks(spec)
+    assert block.records.kind is Kind.TOKENS
+    assert np.frombuffer(values([block])[0], "<i4").tolist() == [1, 2]
+    assert block.records.mask == b"\0\1"
+    assert len(block.records.bad) == 2

@@ -25,6 +25,7 @@ Integers = NDArray[np.int64]
 _PICKLE_WITH_BUFFERS: Final = 5
 RECORD_BYTES_MAX: Final = 64 << 20
 _POLICY: Final = {"identity": False}
+_ABSENT: Final = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,16 +310,28 @@ def _parsed(data: bytes) -> Any:
 
 def fields_of(spec: SourceSpec, value: dict[str, Any]) -> Value:
     if spec.tokens_field is None:
-        if spec.text_field not in value:
+        found = _field(value, spec.text_field)
+        if found is _ABSENT:
             return Bad(f"no field {spec.text_field!r}; it has {_names(value)}")
-        return text_of(value[spec.text_field], spec.text_field)
+        return text_of(found, spec.text_field)
     columns: list[Any] = []
     for name in (spec.tokens_field, spec.mask_field, spec.labels_field):
-        column = value.get(name) if name else None
+        column = _field(value, name) if name else None
         if name and not isinstance(column, list):
             return Bad(f"no list in the field {name!r}")
         columns.append(column)
     return tokens_of(*columns)
+
+
+def _field(value: Any, name: str) -> Any:
+    """The field of that name; of a name with dots, such as meta.text, the field within a field."""
+    if name in value:
+        return value[name]
+    for part in name.split("."):
+        if not isinstance(value, dict) or part not in value:
+            return _ABSENT
+        value = value[part]
+    return value
 
 
 def _names(value: dict[str, Any]) -> str:

@@ -513,7 +513,13 @@ class Jsonl(SourceFiles):
 
     format: Literal["jsonl"] = "jsonl"
     text_field: Annotated[str, _FIELD] = "text"
-    """Field of the object that holds the text."""
+    """Field of the object that holds the text; meta.text: of an object within it."""
+    tokens_field: Annotated[str, _FIELD] | None = None
+    """Field of token ids, in place of text."""
+    mask_field: Annotated[str, _FIELD] | None = None
+    """Field beside the ids: 0 where the loss ignores the token."""
+    labels_field: Annotated[str, _FIELD] | None = None
+    """Field beside the ids: -100 where the loss ignores the token."""
     chat: Chat | None = None
     """In place of text: conversations."""
 
@@ -521,7 +527,7 @@ class Jsonl(SourceFiles):
         super().__init__(*files, **settings)
 
     def own_problems(self) -> list[Problem]:
-        return _chats_alone(self)
+        return _tokens_alone(self) + _chats_alone(self)
 
 
 class Text(SourceFiles):
@@ -558,15 +564,7 @@ class Parquet(SourceFiles):
         super().__init__(*files, **settings)
 
     def own_problems(self) -> list[Problem]:
-        problems = [
-            Problem((name,), f"{name} stands beside token ids; add tokens_field: input_ids, or remove it")
-            for name in ("mask_field", "labels_field")
-            if getattr(self, name) is not None and self.tokens_field is None
-        ]
-        if self.mask_field is not None and self.labels_field is not None:
-            problems.append(Problem(("labels_field",), "give one of mask_field and labels_field"))
-        if self.tokens_field is not None and "text_field" in self.model_fields_set:
-            problems.append(Problem(("text_field",), "give one of text_field and tokens_field"))
+        problems = _tokens_alone(self)
         if self.tokens_field is not None and self.images is not None:
             problems.append(Problem(("images",), "give one of images and tokens_field"))
         if self.columns is not None and self.transform is None:
@@ -629,6 +627,19 @@ def _images_alone(images: Images | None, transform: str | None) -> list[Problem]
     if images is None or transform is not None:
         return []
     return [Problem(("images",), "images need a transform to put them into a sample; add transform: module:function")]
+
+
+def _tokens_alone(source: Jsonl | Parquet) -> list[Problem]:
+    problems = [
+        Problem((name,), f"{name} stands beside token ids; add tokens_field: input_ids, or remove it")
+        for name in ("mask_field", "labels_field")
+        if getattr(source, name) is not None and source.tokens_field is None
+    ]
+    if source.mask_field is not None and source.labels_field is not None:
+        problems.append(Problem(("labels_field",), "give one of mask_field and labels_field"))
+    if source.tokens_field is not None and "text_field" in source.model_fields_set:
+        problems.append(Problem(("text_field",), "give one of text_field and tokens_field"))
+    return problems
 
 
 def _chats_alone(source: Jsonl | Parquet | Table | Source) -> list[Problem]:
