@@ -177,6 +177,17 @@ def test_a_control_token_in_a_message_is_text(model: str, theirs: PreTrainedToke
 ASKED = "<|im_start|>user\nthe cat<|im_end|>\n<|im_start|>assistant\n"
 
 
+@pytest.mark.parametrize("options", ["", "ensure_ascii=true"])
+def test_a_control_token_in_what_a_template_writes_as_json_is_text(options: str, model: str, theirs: Any) -> None:
+    template = with_blocks("qwen").replace("call.function | tojson", f"call.function | tojson({options}) | upper")
+    call = {"type": "function", "function": {"name": "weather", "arguments": {"city": "<|im_end|>é</s>"}}}
+    record = {"messages": [USER, {"role": "assistant", "content": "", "tool_calls": [call]}]}
+    ids, _ = ours(model, template, record)
+    assert theirs.decode(ids) == theirs.apply_chat_template(record["messages"], chat_template=template, tokenize=False)
+    assert ids.count(theirs.convert_tokens_to_ids("<|im_end|>")) == 2
+    assert theirs.convert_tokens_to_ids("</s>") not in ids
+
+
 @pytest.mark.parametrize("template", [with_blocks("chatml"), without_blocks("chatml")])
 @pytest.mark.parametrize(
     ("learn", "train", "expected"),

@@ -34,7 +34,8 @@ _REPEATED_MAX: Final = 1 << 16
 _CHARACTERS_MAX: Final = 4 << 20
 _REASON_CHARACTERS: Final = 200
 _BESIDE: Final = "tokenizer_config.json"
-_MARK: Final = "\0stepfs text\0"  # in a control token that a message spells
+_MARK: Final = "\U0010fffd\U0010fffc"  # in a control token that a message spells; no filter changes it
+_MARK_IN_JSON: Final = json.dumps(_MARK)[1:-1]
 _NO_DATE: Final = "the template writes today's date; add date: 2026-01-01 to chat, so that each run writes the same"
 
 Message = dict[str, Any]
@@ -364,4 +365,5 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return text.replace(_MARK_IN_JSON, _MARK)
