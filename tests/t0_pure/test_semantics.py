@@ -1,12 +1,34 @@
-"""The tests that hold each promise of `fs/SEMANTICS.md`, which have to exist."""
+"""The tests that hold each promise of `fs/SEMANTICS.md`, which have to exist, and its numbers, which have to be the code's."""
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 
+import pytest
+
+from stepfs.cli.commands import reclaim
+from stepfs.data.fetch import CONNECTIONS_MAX
+from stepfs.data.hints import LISTED_STEPS_MAX, STREAMS_MAX
+from stepfs.data.tuning import TUNING
+from stepfs.follow import follower
+from stepfs.follow.follower import IDENTITY_CHECK_S, INTERVAL_S_MAX
+from stepfs.follow.served import INTERVAL_S
+from stepfs.format.ids import SEGMENT_STEPS
+from stepfs.lake.fleet import BEAT_S
+from stepfs.lake.log.index import SEGMENT_SHARE_BYTES
+from stepfs.lake.log.reader import _MISSES_PER_FLOOR_PROBE
+from stepfs.mount.options import DEADLINE_S
+from stepfs.view.tree import AHEAD_STEPS_MAX
+
 ROOT = Path(__file__).parents[2]
+GRACE = inspect.signature(reclaim.reclaim).parameters["grace"].default
+PROSE = " ".join((ROOT / "fs/SEMANTICS.md").read_text().split())
+WORDS = {2: "two", 3: "three", 5: "five", 8: "eight", 10: "ten"}
+FEWEST = follower.MOUNTS_MIN
 NOT = 0  # "What it is not"
+LOOK_MOUNTS = 1 / follower._LOOK_S_PER_MOUNT
 
 
 HELD_BY = {  # the promise: its tests, or files of them
@@ -145,3 +167,30 @@ def test_every_promise_has_tests_and_they_exist():
     promises = re.findall(r"^(\d+)\. ", (ROOT / "fs/SEMANTICS.md").read_text(), re.MULTILINE)
     assert [int(number) for number in promises] == [number for number in HELD_BY if number != NOT]
     assert all(HELD_BY.values())
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        f"an eighth of the time between steps, at most {INTERVAL_S_MAX:g} s",
+        f"longer in a run of {FEWEST} or more mounts (rule 22)",
+        f"or {WORDS[INTERVAL_S_MAX]} while nothing is read and no step comes (longer with more than {LOOK_MOUNTS:g} mounts",
+        f"`--grace` ({'an hour' if GRACE == '1h' else GRACE}, by the store's clock)",
+        f"or within {_MISSES_PER_FLOOR_PROBE * INTERVAL_S_MAX:g} s.",
+        f"after {DEADLINE_S:g} s they fail with `ETIMEDOUT`",
+        f"names of the next {AHEAD_STEPS_MAX} steps",
+        f"and one every {IDENTITY_CHECK_S:g} s, which checks",
+        f"one per poll interval, at most one per {'second' if INTERVAL_S == 1.0 else INTERVAL_S}",
+        f"one PUT every {BEAT_S:g} s for the fleet view",
+        f"a run of N ≥ {FEWEST} mounts (all ranks ÷ those of `--ranks`; fewer change nothing) none polls more often than every N ms",
+        f"more often than every max({INTERVAL_S:g} s, N/{LOOK_MOUNTS:g} s)",
+        f"up to {WORDS[int(follower.SLOWER_MAX)]} times less often",
+        f"one per {SEGMENT_STEPS} steps for their index",
+        f"at most {SEGMENT_SHARE_BYTES >> 10} KiB for each",
+        f"from {TUNING.connections_min} to {CONNECTIONS_MAX}.",
+        f"more than {LISTED_STEPS_MAX:,} steps",
+        f"At most {STREAMS_MAX} orders",
+    ],
+)
+def test_the_numbers_of_the_promises_are_those_of_the_code(sentence):
+    assert sentence in PROSE
