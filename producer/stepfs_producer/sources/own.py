@@ -108,8 +108,12 @@ class OwnFormat(Format):
         except Exception as error:
             if raw.failed is not None:
                 raise raw.failed from error
-            reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-            raise UsageError(f"{location}: {self._name} raised {reason}; mend it, or leave the file out") from error
+            raise self._refused(location, error) from error
+
+    def _refused(self, location: str, error: Exception) -> StepfsError:
+        """What an error of the class says of a file."""
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        return UsageError(f"{location}: {self._name} raised {reason}; mend it, or leave the file out")
 
 
 @lru_cache(maxsize=256)

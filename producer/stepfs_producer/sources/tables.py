@@ -11,12 +11,10 @@ import io
 import json
 import tarfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import count
 from typing import Any, BinaryIO, Final
 
 from stepfs.errors import CorruptError, MissingPackageError, StepfsError
-from stepfs_producer.sources.files import Stream
 from stepfs_producer.sources.own import OwnFormat
 from stepfs_producer.sources.record import RECORD_BYTES_MAX, Bad
 
@@ -142,17 +140,9 @@ def _field(name: str, data: bytes) -> object:
 class TableFormat(OwnFormat):
     """One of the classes above; what its library refuses is damage of the file."""
 
-    @contextmanager
-    def _own_code(self, location: str, raw: Stream) -> Iterator[None]:
-        try:
-            yield
-        except (GeneratorExit, MemoryError, StepfsError):
-            raise
-        except Exception as error:
-            if raw.failed is not None:
-                raise raw.failed from error
-            reason = " ".join(str(error).split())[:200] or type(error).__name__
-            raise CorruptError(f"{location}: damaged {self._name} ({reason}); replace it or leave it out") from error
+    def _refused(self, location: str, error: Exception) -> StepfsError:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        return CorruptError(f"{location}: damaged {self._name} ({reason}); replace it or leave it out")
 
 
 TABLES: Final = {
