@@ -56,6 +56,8 @@ class _Call(Generic[T]):
         _wait(self._done)
         outcome = self._outcome
         if isinstance(outcome, BaseException):
+            if isinstance(outcome, StepfsError):  # its line says all: the frames of this thread would bury it
+                outcome = outcome.with_traceback(None)
             try:
                 raise outcome
             finally:
@@ -186,7 +188,7 @@ class BackgroundLoop(Generic[P]):
         while isinstance(failure, BaseExceptionGroup) and len(failure.exceptions) == 1:
             failure = failure.exceptions[0]
         if isinstance(failure, StepfsError):
-            return failure
+            return failure.with_traceback(None)
         if failure is not None:
             error = StepfsError(f"{self._thread.name} has failed for good ({failure!r}); open the lake again")
             error.__cause__ = failure

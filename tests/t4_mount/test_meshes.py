@@ -73,7 +73,7 @@ REFUSED = [
     (["--world", "1"], "use a multiple of 2, or --mesh dp=1 for as many data ranks"),
     (["--mesh", "tp=2"], "it has no data dimension; add one, such as dp=4"),
     (["--mesh", "data=4"], "data looks like a data dimension and is none; call it dp"),
-    (["--mesh", "dp=4", "--ranks", "4"], "--ranks names rank 4, but there are 4 ranks"),
+    (["--mesh", "dp=4", "--ranks", "4"], "there is no rank 4: here are 4 ranks"),
 ]
 
 

@@ -3,11 +3,8 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Final
 
 from stepfs.format.ids import JSON_SCHEMA
-
-QUIET_MS: Final = 60_000  # a producer with a commit within this time is shown as live
 
 
 def json_text(facts: Mapping[str, object], *, indent: int | None = 2) -> str:
@@ -37,25 +34,6 @@ def size_text(size: int) -> str:
 def printable(text: str) -> str:
     """`text` without escape sequences for the terminal: any writer of the lake may have chosen it."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
-
-
-def age_text(seconds: float) -> str:
-    """A span of time in at most two units."""
-    minutes = int(seconds) // 60
-    if not minutes:
-        return f"{int(seconds)} s"
-    if minutes < 60:
-        return f"{minutes} min"
-    hours = minutes // 60
-    return f"{hours} h {minutes % 60} min" if hours < 24 else f"{hours // 24} d {hours % 24} h"
-
-
-def state_text(newest_ms: int, now_ms: int, *, retired: bool) -> str:
-    """A producer's state: the log does not show whether its process runs, only the time of its last commit."""
-    if retired:
-        return "retired"
-    age_ms = now_ms - newest_ms
-    return "live" if age_ms < QUIET_MS else f"quiet for {age_text(age_ms / 1000)}"
 
 
 def time_text(time_ms: int) -> str:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import enum
 import errno
+import logging
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,10 +17,11 @@ from typing import Final
 
 import trio
 
+from stepfs.clock import SystemClock, state_text
 from stepfs.errors import AbsentError, OtherHistoryError, ReclaimedError, StepfsError, StoreUnreachableError
 from stepfs.follow.follower import Changes
 from stepfs.format.ids import Step
-from stepfs.format.snapshot import StepEntry
+from stepfs.format.snapshot import LogState, StepEntry
 from stepfs.histogram import Histogram
 from stepfs.lake.log.reader import LogReader
 from stepfs.view.tree import Presence, Tree
@@ -27,6 +30,10 @@ _SIGNAL_POLL_S: Final = 0.1
 _SIGNAL_POLLS_PER_S: Final = 200  # of all callers together: each reads a file of /proc
 _GRACE_S: Final = 1.0  # how much longer a deadline lives than its last waiter
 _RETRY_S: Final = 0.5
+_TELL_AFTER_S: Final = 10.0
+_TELL_EVERY_S: Final = 60.0
+_TOLD_PRODUCERS: Final = 3
+_log = logging.getLogger("stepfs.mount")
 
 HasPendingSignal = Callable[[int], bool]
 
@@ -44,6 +51,7 @@ class WaitOutcome(enum.Enum):
 @dataclass(slots=True)
 class _Deadline:
     at: float
+    since: float
     waiters: int = 0
     idle_since: float = 0.0
 
@@ -59,11 +67,14 @@ class Waits:
     wait_s: float | None = None  # of waits for a commit: a wait for a committed step may take longer
     # Of a caller in another process; without it, callers end their waits by cancelling them.
     has_signal: HasPendingSignal | None = None
+    tell: Callable[[str], None] = _log.info  # the reason of a long wait for a commit
+    among_workers: bool = False  # of several processes with different steps, the one with the next step tells
 
     def __post_init__(self) -> None:
         self.expired_errno = errno.ETIMEDOUT if self.wait_s is None else errno.ENOENT  # of a wait for a commit
         self.seconds = {"commit": Histogram(), "index": Histogram()}  # duration of waits, by their reason
         self._nursery: trio.Nursery | None = None
+        self._telling = False
         self._deadlines: dict[Step, _Deadline] = {}
         self._loads: dict[Step, _Load] = {}
         self._callers: dict[int, set[trio.CancelScope]] = {}  # that wait, by pid
@@ -115,6 +126,9 @@ class Waits:
         `OtherHistoryError` if the log is another one by now.
         """
         deadline = self._enter(step)
+        if not self._telling and self._nursery is not None:
+            self._telling = True
+            self._nursery.start_soon(self._tell)
         try:
             with self._timed("commit"), self.changes.listening():
                 while True:
@@ -130,6 +144,20 @@ class Waits:
                         return outcome
         finally:
             self._leave(step, deadline)
+
+    async def _tell(self) -> None:
+        """Tell what the readers wait for: 10 s after the first of them came, then each minute, until none waits."""
+        told_at = -math.inf
+        while waited := [step for step, deadline in self._deadlines.items() if deadline.waiters]:
+            step = min(waited)
+            due = max(self._deadlines[step].since + _TELL_AFTER_S, told_at + _TELL_EVERY_S)
+            if trio.current_time() >= due:
+                told_at = trio.current_time()
+                if not self.among_workers or step == self.tree.next_step:
+                    self.tell(f"waiting for step {step}; {_committed(self.reader.state, SystemClock().now_ms())}")
+            else:
+                await trio.sleep(min(due - trio.current_time(), _TELL_AFTER_S))
+        self._telling = False
 
     async def for_entry(self, step: Step, pid: int) -> StepEntry | WaitOutcome:
         """The entry of a committed step whose index segment is not loaded; never READY.
@@ -201,7 +229,7 @@ class Waits:
         deadline = self._deadlines.get(step)
         if deadline is None:
             deadline = self._deadlines[step] = _Deadline(
-                now + (self.deadline_s if self.wait_s is None else self.wait_s)
+                now + (self.deadline_s if self.wait_s is None else self.wait_s), now
             )
         deadline.waiters += 1
         return deadline
@@ -230,6 +258,18 @@ class Waits:
         finally:
             del self._loads[step]
             load.done.set()
+
+
+def _committed(state: LogState, now_ms: int) -> str:
+    """How far the lake is, and the producers that committed last."""
+    newest = sorted((each for each in state.producers.values() if not each.retired), key=lambda each: -each.time_ms)
+    producers = [
+        f"producer {each.producer_id} {state_text(each.time_ms, now_ms, retired=False)}"
+        for each in newest[:_TOLD_PRODUCERS]
+    ]
+    if len(newest) > _TOLD_PRODUCERS:
+        producers.append(f"and {len(newest) - _TOLD_PRODUCERS} more")
+    return f"{state.next_step} are committed; {', '.join(producers) or 'no producer is known'}"
 
 
 @dataclass(slots=True)

@@ -88,6 +88,7 @@ class ReaderParts(LakeParts):
             guesses=not options.is_worker,
             connections=options.store_options.connections or CONNECTIONS_MAX,
         )
+        self.waits.tell, self.waits.among_workers = _log.warning, options.is_worker
         self._copies = CopyPool(memory_bytes // LENT_SHARE)
         # The process that made the `Lake` speaks for the workers of its loader.
         if options.group is not None and not options.is_worker:

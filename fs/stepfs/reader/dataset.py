@@ -80,7 +80,7 @@ def decoder(ext: str) -> Decode:
     if ext == ".pt":
         need_torch("decoding .pt files")
     if ext == ".safetensors":
-        need("safetensors", "text", "decoding .safetensors files")
+        need("safetensors", "torch", "decoding .safetensors files")
     return {".pt": _load_torch, ".npy": _load_numpy, ".safetensors": _load_safetensors}.get(ext, bytes)
 
 
@@ -97,7 +97,7 @@ def _load_numpy(payload: memoryview) -> Any:
 
 
 def _load_safetensors(payload: memoryview) -> Any:
-    from safetensors.torch import load  # noqa: PLC0415 - heavy, and of the extra `text`
+    from safetensors.torch import load  # noqa: PLC0415 - heavy, and of the extra `torch`
 
     return load(bytes(payload))
 

@@ -164,7 +164,10 @@ class Lake:
         """
         words = {name: value for name, value in locals().items() if name not in {"self", "url"}}
         self._setup(replace(LakeOptions.of(url, words), splits=self.splits))
-        identity = self._parts().log.identity
+        try:
+            identity = self._parts().log.identity
+        except StepfsError as error:
+            raise error.with_traceback(None) from error.__cause__
         self.lake_id, self.slices, self.ext = identity.lake_id, identity.slices, identity.ext
         self._grid, self.rank_map = identity.grid, self._parts().ranks
 

@@ -183,9 +183,9 @@ def parse_ranks(text: str) -> tuple[int, ...]:
 def hinted_slices(
     hinted: tuple[int, ...], ranks: RankMap, files: Sequence[int] | None = None
 ) -> tuple[SliceIndex, ...]:
-    """The slices that these ranks (`--ranks`, ascending) read: of these files, by default of all."""
+    """The slices that these ranks (ascending) read: of these files, by default of all."""
     if hinted and hinted[-1] >= ranks.world:
-        raise UsageError(f"--ranks names rank {hinted[-1]}, but there are {ranks.world} ranks (0 to {ranks.world - 1})")
+        raise UsageError(f"there is no rank {hinted[-1]}: here are {ranks.world} ranks (0 to {ranks.world - 1})")
     return tuple(sorted({index for rank in hinted for index in ranks.slices_of(rank, files)}))
 
 

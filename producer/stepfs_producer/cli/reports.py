@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
+from textwrap import wrap
 from typing import Any, Final
 
 import trio
@@ -42,10 +44,32 @@ from stepfs_producer.sources.record import RECORD_BYTES_MAX
 from stepfs_producer.transforms.tokenizer import TEXT_BYTES_MAX
 
 _USAGE: Final = 2
+_LINE_EVERY_S: Final = 60.0
 
 
 def schema_text() -> str:
     return json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **Plan.model_json_schema()}, indent=1)
+
+
+def keys_text() -> str:
+    """Every key of a plan file, part by part, with its default and its meaning."""
+    schema = Plan.model_json_schema()
+    lines = ["version: 1 and these keys; a key without `= …` has no default, or none of its own."]
+    for title, part in [("plan", schema), *schema["$defs"].items()]:
+        if "properties" not in part:
+            continue
+        lines += ["", f"{title}: {_one_line(part.get('description', ''))}"]
+        for key, each in part["properties"].items():
+            default = f" = {json.dumps(each['default'])}" if each.get("default") is not None else ""
+            said = _one_line(each.get("description", ""))
+            lines += wrap(
+                f"{key}{default}" + (f": {said}" if said else ""), 100, initial_indent="  ", subsequent_indent="      "
+            )
+    return "\n".join(lines)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def check_plan(path: Path, options: RunOptions | None, *, held_out: bool, sources: bool, as_json: bool) -> str:
@@ -352,9 +376,9 @@ def _run_line(result: RunResult) -> str:
 
 @contextmanager
 def showing_plan(name: str, steps_max: int | None) -> Iterator[Show]:
-    """A callable (totals, tokens held ahead by source) that keeps the bar current; nothing without a terminal."""
+    """A callable (totals, tokens held ahead by source) that keeps the bar current; without a terminal, a line a minute."""
     if not sys.stderr.isatty():
-        yield lambda _totals, _held: None
+        yield _MinuteLines(name).show
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -379,6 +403,25 @@ def showing_plan(name: str, steps_max: int | None) -> Iterator[Show]:
             progress.update(task, completed=totals.state.step, line=line)
 
         yield show
+
+
+class _MinuteLines:
+    """Prints a line of progress each minute, for a log."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._told_s, self._steps = time.monotonic(), 0
+
+    def show(self, totals: PlanTotals, held: Mapping[str, int]) -> None:
+        del held
+        now_s = time.monotonic()
+        passed_s = now_s - self._told_s
+        if passed_s < _LINE_EVERY_S:
+            return
+        shares = ", ".join(f"{printable(name)} {one['share']:.2%}" for name, one in totals.sources().items())
+        rate = (totals.steps - self._steps) / passed_s
+        _warn(f"{self._name}: {totals.state.step} steps, {rate:.2f}/s; {shares}{totals.pace()}")
+        self._told_s, self._steps = now_s, totals.steps
 
 
 def _short(count: int) -> str:

@@ -123,6 +123,10 @@ class BackPressure:
         slowest = min(groups, key=lambda name: groups[name].need, default=None)
         return slowest, self._control.first_live_step if slowest is None else groups[slowest].need
 
+    def steps_ahead(self, head: LogState) -> int | None:
+        """The committed steps that the slowest group still needs, by the last look; None if no group is known."""
+        return None if self._holder is None else max(0, head.next_step - self._need)
+
     @property
     def _bound(self) -> str:
         if self._is_full:

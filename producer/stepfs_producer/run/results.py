@@ -50,6 +50,7 @@ class PlanTotals:
     wanted: dict[str, float] = field(default_factory=dict)  # tokens by schedule
     bad: list[BadRecord] = field(default_factory=list)
     loaded: dict[str, tuple[int, int]] = field(default_factory=dict)  # tokens by source, those that the loss looks at
+    pace: Callable[[], str] = str  # for people: the bottleneck, and the steps that the slowest group still needs
 
     def note(self, plan: StepPlan, planning_s: float) -> None:
         self.steps += 1

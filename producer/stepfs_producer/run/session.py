@@ -130,6 +130,13 @@ def _in_loop(act: Callable[[], None]) -> Callable[[], None]:
     return later
 
 
+def _pace(conductor: Conductor, producer: AsyncProducer) -> str:
+    """The cause of most waiting, and the steps ahead of the slowest group, as the end of a line."""
+    bottleneck, running = conductor.bottleneck(producer.held_s), producer.running
+    ahead = running.lead.steps_ahead(running.loop.head)
+    return (f"; bottleneck {bottleneck}" if bottleneck else "") + (f"; lead {ahead} steps" if ahead is not None else "")
+
+
 async def run_plan(
     place: LocatedPlan,
     options: RunOptions,
@@ -306,6 +313,7 @@ class _RunSession:
                     from stepfs_producer.run.metrics import PlanMetrics  # noqa: PLC0415
 
                     registry.register(PlanMetrics(info, totals, conductor, engine, memory.total))
+                totals.pace = partial(_pace, conductor, producer)
                 with self.stopping.between_steps(conductor.stop):
                     ending = await conductor.run(totals.start)
                 self.bottleneck = conductor.bottleneck(producer.held_s)

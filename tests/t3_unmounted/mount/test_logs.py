@@ -12,6 +12,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import trio
@@ -81,6 +82,7 @@ def test_every_logger_of_the_process_is_configured():
     code = """
 import logging, os
 from pathlib import Path
+from types import SimpleNamespace
 from stepfs.mount import daemon
 daemon.configure_log(Path("/m"))
 logging.getLogger("stepfs.data").info("fetched", extra={"step": 3})
@@ -233,6 +235,7 @@ def test_the_daemons_log_is_bounded_while_it_runs_and_keeps_what_went_past_loggi
     code = """
 import logging, os, sys
 from pathlib import Path
+from types import SimpleNamespace
 from stepfs.mount import daemon
 from stepfs.mount.daemon import BoundedLog
 daemon.configure_log(Path("/m"), BoundedLog(Path(sys.argv[1]), 10_000))
@@ -258,6 +261,7 @@ def test_the_log_follows_its_name(tmp_path):
     code = f"""
 import logging, os
 from pathlib import Path
+from types import SimpleNamespace
 from stepfs.mount.daemon import BoundedLog
 log = Path({str(log)!r})
 handler = BoundedLog(log, 10_000)
@@ -284,6 +288,7 @@ def test_a_link_in_the_place_of_the_log_is_not_written_through(tmp_path):
     code = f"""
 import logging, os
 from pathlib import Path
+from types import SimpleNamespace
 from stepfs.errors import RefusedError
 from stepfs.mount.daemon import BoundedLog
 handler = BoundedLog(Path({str(log)!r}), 100)
@@ -294,3 +299,16 @@ for _ in range(9):
 """
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, env={}, timeout=60)
     assert other.read_text() == "precious"
+
+
+def test_logs_of_mount_points_that_were_not_used_for_a_month_go(tmp_path, monkeypatch):
+    monkeypatch.setenv("STEPFS_LOG_DIR", str(tmp_path))
+    monkeypatch.setattr("stepfs.mount.host.mount_points.mounts", lambda: [SimpleNamespace(directory="/mnt/lives")])
+    lives, mine = (daemon.log_file(Path(name)) for name in ("/mnt/lives", "/mnt/mine"))
+    others = [tmp_path / name for name in ("run-0123abcd.log", "run-0123abcd.log.1", "run-99999999.log", "notes.log")]
+    for path in (lives, mine, *others):
+        path.touch()
+        if path != others[2]:
+            os.utime(path, (0, 0))
+    daemon._remove_old_logs(mine)
+    assert sorted(tmp_path.iterdir()) == sorted([lives, mine, *others[2:]])

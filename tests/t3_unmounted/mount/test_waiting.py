@@ -5,14 +5,17 @@ time.
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import trio
 from fakemount import fails, mounted
-from faketable import payload
+from faketable import CREATED_MS, payload
 
 from stepfs.errors import CorruptError, ReclaimedError, StoreUnreachableError
+from stepfs.format.ids import Epoch, Version
+from stepfs.format.snapshot import ProducerState
 from stepfs.mount.fuse.files import FileTable, OpenSlice
 from stepfs.mount.host import kernel
 
@@ -35,6 +38,26 @@ async def test_a_file_in_a_pending_directory_waits_until_the_commit(autojump_clo
         assert await m.read("step-000000002", "rank-00001.pt") == payload(2, 1)
         assert trio.current_time() == pytest.approx(7)
         assert m.waits.waiting == 0
+
+
+async def test_the_reason_of_a_long_wait_is_told_after_10_s_and_then_each_minute(autojump_clock, monkeypatch):
+    told = []
+    async with mounted(steps=range(9)) as m:
+        m.commit(3)
+        m.waits.tell = lambda line: told.append((trio.current_time(), line))
+        m.later(9, m.commit)
+        await m.read("step-000000003", "rank-00000.pt")
+        assert told == [], "a wait of 9 s is none to speak of"
+        producer = ProducerState("plan", Epoch(1), bytes(16), 4, b"", False, Version(4), CREATED_MS)
+        m.table.state = replace(m.table.state, producers={"plan": producer})
+        monkeypatch.setattr("stepfs.follow.waits.SystemClock.now_ms", lambda _: CREATED_MS + 14 * 60_000)
+        began = trio.current_time()
+        m.later(135, m.commit, 2)
+        async with trio.open_nursery() as nursery:  # one line, of the first of those that are waited for
+            for step in (5, 4):
+                nursery.start_soon(m.read, f"step-{step:09d}", "rank-00000.pt")
+    assert [round(at - began) for at, _ in told] == [10, 70, 130]
+    assert {line for _, line in told} == {"waiting for step 4; 4 are committed; producer plan quiet for 14 min"}
 
 
 async def test_listing_a_pending_directory_waits_too(autojump_clock):

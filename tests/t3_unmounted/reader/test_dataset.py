@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import threading
+import traceback
 from pathlib import Path
 
 import numpy as np
@@ -228,3 +229,14 @@ def test_a_subclass_is_told_what_to_do_instead(url):
 def test_options_of_a_lake_are_given_to_the_lake(url):
     with Lake(url) as lake, pytest.raises(UsageError, match="belong to the Lake"):
         StepDataset(lake, rank=0, memory="1G")
+
+
+def test_a_mistake_is_told_in_the_words_of_python_and_from_few_frames(url):
+    for options, words in [({"rank": 7}, "there is no rank 7"), ({"rank": 0, "world": 7}, "world=7")]:
+        with pytest.raises(UsageError, match=words) as caught:
+            StepDataset(url, **options)
+        assert "--" not in str(caught.value)
+        assert len(traceback.extract_tb(caught.value.__traceback__)) <= 3
+    with Lake(url) as lake, pytest.raises(NoSuchStepError) as late:
+        lake[STEPS]
+    assert "trio" not in "".join(traceback.format_tb(late.value.__traceback__))

@@ -45,6 +45,7 @@ from stepfs.lake.log.reader import LogReader
 from stepfs.reader.assembly import CopyPool
 from stepfs.store.opening import open_store
 
+pytestmark = pytest.mark.logs("waiting for step")
 MIB = 1 << 20
 
 

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from stepfs import interruption
-from stepfs.cli.columns import age_text, printable, size_text, state_text, table, time_text
+from stepfs.cli.columns import printable, size_text, table, time_text
 from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory
 from stepfs.cli.target import is_lake
+from stepfs.clock import age_text, state_text
 from stepfs.declared_option import Opt
 from stepfs.store.api import StoreOptions
 
