@@ -15,6 +15,7 @@ import time
 import numpy as np
 import pytest
 from finished import ran
+from forked import Forked
 from realmount import PATIENCE_S, lake_with, make_lake, mounted, payload, stepfs, until
 from torch.utils.data import Dataset
 
@@ -339,3 +340,14 @@ def test_a_hundred_and_fifty_waiting_requests_starve_nobody(file_url, tmp_path):
 def _ignore_errors(function, *arguments):
     with contextlib.suppress(OSError):
         function(*arguments)
+
+
+def test_a_lake_that_a_producer_makes_a_little_later_is_waited_for(file_url, tmp_path):
+    (tmp_path / "mnt").mkdir()
+    expired = stepfs("mount", file_url, tmp_path / "mnt", "--wait-for-lake", "10ms")
+    assert (expired.returncode, expired.stderr.count("is not a lake")) == (3, 1)
+    with Forked("stepfs", "mount", file_url, tmp_path / "mnt", "--wait-for-lake", "300") as mounting:
+        assert "is no lake yet; waiting up to 300 s for it" in mounting.stderr.readline()
+        make_lake(file_url)
+        assert mounting.wait(timeout=PATIENCE_S) == 0
+    stepfs("unmount", tmp_path / "mnt").check_returncode()

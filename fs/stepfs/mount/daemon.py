@@ -148,6 +148,8 @@ _log = logging.getLogger("stepfs.mount")
 _APPEND: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _LOG_TAIL_LINES: Final = 5
 _LOG_NAME_BYTES_MAX: Final = 200
+_LOG_NAME: Final = re.compile(r".+-[0-9a-f]{8}\.log(\.1)?")
+_LOG_KEPT_S: Final = 30 * 86_400.0
 LOG_BYTES_MAX: Final = 8 << 20  # of the log, and of the older one beside it
 
 
@@ -193,6 +195,7 @@ def start(options: MountOptions, say: Say = lambda _: None) -> int:
     free = mount_at(directory) is None  # else the log is in use and this mount will be refused
     fresh = not log.exists()
     output = _open_log(log, start_over=free)
+    _remove_old_logs(log)
     read_end, write_end = os.pipe()
     try:
         with os.fdopen(output, "ab") as output_file:
@@ -243,6 +246,17 @@ def _open_log(log: Path, *, start_over: bool) -> int:
     else:
         why = "it is not a file of this user"
     raise RefusedError(f"cannot write the log {log}: {why}; set STEPFS_LOG_DIR to a directory of your own")
+
+
+def _remove_old_logs(log: Path) -> None:
+    """Remove the logs beside `log` that were not written for 30 days and whose mount points are not in use."""
+    used = {log_file(Path(mounted.directory)) for mounted in mount_points.mounts()} | {log}
+    for path in log.parent.iterdir():
+        if _LOG_NAME.fullmatch(path.name) and path.with_name(path.name.removesuffix(".1")) not in used:
+            with suppress(OSError):  # of another user, or gone meanwhile
+                status = path.lstat()
+                if status.st_uid == os.geteuid() and time.time() - status.st_mtime > _LOG_KEPT_S:
+                    path.unlink()
 
 
 class BoundedLog(RotatingFileHandler):

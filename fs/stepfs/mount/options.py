@@ -68,6 +68,15 @@ class MountOptions:
             parse=parse_duration,
         ),
     ] = None
+    wait_for_lake_s: Annotated[
+        float | None,
+        Opt(
+            "--wait-for-lake",
+            "Wait that long for a lake that does not exist yet, instead of exit code 3.",
+            "SECONDS",
+            parse=parse_duration,
+        ),
+    ] = None
     show_last: Annotated[int | None, Opt("--show-last", "List only the newest N steps.", "N", least=1)] = None
     list_latest: Annotated[
         bool, Opt("--list-latest", "List `latest`, too: programs that walk then read the newest step twice.")

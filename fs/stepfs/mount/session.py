@@ -25,9 +25,10 @@ from stepfs.clock import SystemClock
 from stepfs.data.disk import DiskCache
 from stepfs.data.fetch import CONNECTIONS_MAX
 from stepfs.data.pagecache import Primer
-from stepfs.errors import RefusedError, UsageError
+from stepfs.errors import AbsentError, RefusedError, UsageError
 from stepfs.follow.served import LakeParts
 from stepfs.format.ids import Step
+from stepfs.format.records import LakeIdentity
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.limits import MEMORY_BYTES_MIN, default_memory_bytes, read_memory
@@ -187,6 +188,7 @@ _log = logging.getLogger("stepfs.mount")
 
 _PORT_S: Final = 2.0
 _PORT_RETRY_S: Final = 0.1
+_LAKE_POLL_S: Final = 1.0
 _DISK_BYTES: Final = 8 << 30
 _ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -260,9 +262,26 @@ class _Session:
                 with trio.CancelScope(shield=True):
                     await store.aclose()
 
+    async def _identity(self, store: Store) -> LakeIdentity:
+        """The lake's, which is waited for as long as the options say if it does not exist yet."""
+        until, told = trio.current_time() + (self._options.wait_for_lake_s or 0.0), False
+        while True:
+            try:
+                return await open_lake(store)
+            except AbsentError:
+                left_s = until - trio.current_time()
+                if left_s <= 0:
+                    raise
+                if not told:
+                    told = True
+                    _log.info("waiting for a lake at %s", store.url)
+                    self._tell(f"{store.url} is no lake yet; waiting up to {self._options.wait_for_lake_s:g} s for it")
+                self._notifier.notify(f"EXTEND_TIMEOUT_USEC={int(left_s + _LAKE_POLL_S) * 1_000_000 + 30_000_000}")
+                await trio.sleep(min(_LAKE_POLL_S, left_s))
+
     async def _open(self, store: Store, *, mounted: Callable[[], None]) -> None:
         options = self._options
-        identity = await open_lake(store)
+        identity = await self._identity(store)
         reader = await LogReader.open(store, identity, reads_only=True)
         check_steps(options.steps, reader.state)
         here = self._directory if self._descriptor is None else None
