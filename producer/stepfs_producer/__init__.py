@@ -1,7 +1,7 @@
 """Writing to a lake: producers that commit global steps exactly once. `COMMIT.md` describes the protocol.
 
     from stepfs_producer import Producer
-    from stepfs_producer import Jsonl, Mix, Output, Plan     # a plan of many sources; needs the extra `plan`
+    from stepfs_producer import Jsonl, Mix, Output, Plan     # a plan of many sources; needs the extra `produce`
     from stepfs_producer import Bad                          # the value that your `decode` returns for a bad record
 
 `append` and `flush` raise `Fenced` and `Sealed`; a process that ends by them should exit with their `exit_code`. Public

@@ -26,7 +26,7 @@ _HEAD: Final = """\
 # API
 
 The public names of both packages, made from their docstrings by `scripts/lib/api_page.py`. Every other module and name may
-change with any version. A plan needs the extra `plan`, `torch.dump` the extra `torch`. Both packages have `__version__`.
+change with any version. A plan needs the extra `produce`, `torch.dump` the extra `torch`. Both packages have `__version__`.
 
     from stepfs import CheckpointHook, Lake, ShuffledSteps, StepDataset, StreamState
     from stepfs_producer import Producer

@@ -25,7 +25,10 @@ from stepfs_producer.cli.app import app as producer_app
 
 DEPLOY = Path(__file__).parents[2] / "scripts/deploy"
 BASE, EXAMPLE = DEPLOY / "kubernetes", DEPLOY / "kubernetes-example"
-MANIFESTS = [DEPLOY / "ray.yaml", *(BASE / name for name in ("daemonset.yaml", "sidecar.yaml", "reclaim.yaml"))]
+MANIFESTS = [
+    DEPLOY / "ray.yaml",
+    *(BASE / f"{name}.yaml" for name in ("daemonset", "sidecar", "reclaim", "trainer", "accounts")),
+]
 MOUNT, RECLAIM, TIMER = "stepfs@.service", "stepfs-reclaim@.service", "stepfs-reclaim@.timer"
 EXPOSURE_MAX = {MOUNT: 5.0, RECLAIM: 2.0}
 OF_AWS = {"AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_PROFILE", "AWS_CA_BUNDLE"}
@@ -37,7 +40,7 @@ FINAL = {
 # Directives of [Service] that leave the mount namespace alone. One that is missing here belongs here only after a look
 # at what it does to mounts: under a namespace of its own the daemon's mount would be seen by nobody.
 KEEPS_THE_NAMESPACE = {
-    "Type", "NotifyAccess", "EnvironmentFile", "ExecStartPre", "ExecStart", "TimeoutStopSec", "KillMode", "WatchdogSec",
+    "Type", "NotifyAccess", "Environment", "EnvironmentFile", "ExecStartPre", "ExecStart", "TimeoutStopSec", "KillMode", "WatchdogSec",
     "Restart", "RestartSec", "RestartPreventExitStatus", "MemoryMax", "LimitNOFILE", "LimitCORE", "UMask",
     "NoNewPrivileges", "CapabilityBoundingSet", "DevicePolicy", "DeviceAllow", "SystemCallFilter",
     "SystemCallErrorNumber", "SystemCallArchitectures", "RestrictAddressFamilies", "RestrictNamespaces",
@@ -56,7 +59,7 @@ def documents() -> list[tuple[str, dict]]:
 
 
 def containers(document: dict) -> list[dict]:
-    spec = document["spec"]
+    spec = document.get("spec", {})
     for name in ("jobTemplate", "template"):
         spec = spec[name]["spec"] if name in spec else spec
     return [*spec.get("initContainers", []), *spec.get("containers", [])]
@@ -93,13 +96,13 @@ def test_parents_of_the_mount_point_are_for_everybody(tmp_path):
     assert directory.parent.stat().st_mode & 0o777 == directory.stat().st_mode & 0o777 == 0o755
 
 
-@pytest.mark.parametrize("name", ["ray", "daemonset", "sidecar", "reclaim"])
+@pytest.mark.parametrize("name", ["ray", "daemonset", "sidecar", "reclaim", "trainer", "accounts"])
 def test_kubernetes_accepts_a_manifest(name):
     found = [document for of, document in documents() if of == name]
     for document in found:
         kubernetes_validate.validate(document, "1.30", strict=True)
         stepfs = [one["image"] for one in containers(document) if one["name"] != "trainer"]
-        assert set(stepfs) <= {f"registry.example/stepfs:{__version__}"}
+        assert set(stepfs) <= {f"registry.example/stepfs:{__version__}{'-ray' * (name == 'ray')}"}
     wrong = {**found[0], "metadata": {"nmae": "x"}}
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(wrong, "1.30", strict=True)
@@ -119,12 +122,16 @@ def test_kubernetes_accepts_what_kustomize_builds(directory):
 def test_a_mount_in_a_pod_is_seen_by_its_trainer_and_ends_with_it(name):
     ((_, document),) = [found for found in documents() if found[0] == name]
     (stepfs,) = [one for one in containers(document) if one["name"] == "stepfs"]
-    program = shlex.split(stepfs["command"][2].rpartition("exec ")[2])
+    program = shlex.split(stepfs["command"][2].rpartition("exec ")[2].replace("$STEPFS_GROUP", "run"))
     assert program[:2] == ["stepfs", "mount"]
     (shared,) = [volume for volume in stepfs["volumeMounts"] if volume.get("mountPropagation") == "Bidirectional"]
     assert Path(program[3]).is_relative_to(shared["mountPath"])
-    assert stepfs["lifecycle"]["preStop"]["exec"]["command"] == ["stepfs", "unmount", program[3]]
-    assert program[3] in " ".join(stepfs["livenessProbe"]["exec"]["command"])
+    words = " ".join(stepfs["lifecycle"]["preStop"]["exec"]["command"]).replace("$STEPFS_GROUP", "run")
+    assert f"stepfs unmount {program[3]}" in words.replace('"', "")
+    for probe in ("startupProbe", "livenessProbe"):
+        assert program[3] in " ".join(stepfs[probe]["exec"]["command"]).replace("$STEPFS_GROUP", "run")
+    if name == "daemonset":  # its trainers are pods of their own
+        assert stepfs["resources"]["requests"] == stepfs["resources"]["limits"], "Guaranteed"
     for trainer in (one for one in containers(document) if one is not stepfs):
         seen = [volume for volume in trainer["volumeMounts"] if volume["name"] == shared["name"]]
         assert [volume["mountPropagation"] for volume in seen] == ["HostToContainer"]

@@ -69,14 +69,21 @@ def test_what_is_missing_is_said(checkout):
     assert (done.returncode, "none of buildah, podman and docker" in done.stderr) == (4, True)
 
 
-@pytest.mark.parametrize(("given", "tag"), [([], f"stepfs:{__version__}"), (["r.example/s:1"], "r.example/s:1")])
-def test_the_first_builder_there_is_gets_the_containerfile(checkout, given, tag):
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ([], f"-t stepfs:{__version__}"),
+        (["r.example/s:1"], "-t r.example/s:1"),
+        (["r.example/s:1-ray", "ray,images"], "--build-arg EXTRAS=ray,images -t r.example/s:1-ray"),
+    ],
+)
+def test_the_first_builder_there_is_gets_the_containerfile(checkout, given, words):
     (checkout / f"dist/stepfs-{__version__}-py3-none-any.whl").touch()
     for name in ("podman", "docker"):
         (checkout / "bin" / name).write_text(f'#!{checkout}/bin/bash\necho {name} "$@"\n')
         (checkout / "bin" / name).chmod(0o755)
     done = image(checkout, *given)
-    assert done.stdout == f"podman build -f scripts/deploy/Containerfile -t {tag} .\n"
+    assert done.stdout == f"podman build -f scripts/deploy/Containerfile {words} .\n"
 
 
 def runtime() -> str | None:
@@ -110,5 +117,7 @@ def test_where_there_is_a_builder_the_image_mounts_produces_and_reclaims(tmp_pat
         assert lines[-3:] == [f"step-00000000{step}" for step in (5, 6, 7)]
         done = ran([program, "run", "--rm", tag, "--version"], check=True)
         assert done.stdout == f"stepfs {__version__}\n"
+        for module in ("obstore", "pyarrow", "zstandard", "tokenizers", "jinja2"):
+            ran([program, "run", "--rm", "--entrypoint", "python", tag, "-c", f"import {module}"], check=True)
     finally:
         subprocess.run([program, "rmi", tag], capture_output=True, check=False)

@@ -67,8 +67,8 @@ def forget(monkeypatch, room):
 @pytest.mark.parametrize(
     ("module", "options", "extra"),
     [
-        ("tokenizers", ["--ext", ".npy", "--tokenizer-file", "tokenizer.json"], "text"),
-        ("pydantic", [], "plan"),
+        ("tokenizers", ["--ext", ".npy", "--tokenizer-file", "tokenizer.json"], "produce"),
+        ("pydantic", [], "produce"),
     ],
 )
 def test_text_names_the_extra(hidden, produce, monkeypatch, module, options, extra):
@@ -89,7 +89,7 @@ def test_pt_files_name_the_extra_of_torch(hidden, produce):
     [
         ("pyarrow", "parquet", {"source": "format: parquet, files: corpus.parquet"}),
         ("zstandard", "zstd", {"source": "format: jsonl, files: corpus.jsonl.zst"}),
-        ("tokenizers", "text", {"tokenizer": "{kind: huggingface, file: tokenizer.json}"}),
+        ("tokenizers", "produce", {"tokenizer": "{kind: huggingface, file: tokenizer.json}"}),
     ],
 )
 def test_a_plan_names_the_extra(hidden, produce, tmp_path, module, extra, changes):

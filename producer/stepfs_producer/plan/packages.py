@@ -1,4 +1,4 @@
-"""The packages that plans need beyond those of `stepfs-produce text`: `stepfs[plan]`."""
+"""The packages that plans need: those of `stepfs[produce]`."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ def plan_packages() -> Iterator[None]:
         if package is None:
             raise
         raise MissingPackageError(
-            f"plans need the package {package}, which is not installed: pip install 'stepfs[plan]'"
+            f"plans need the package {package}, which is not installed: pip install 'stepfs[produce]'"
         ) from error

@@ -146,7 +146,9 @@ def transform_spec(plan: Plan, source: AnySource, tokenizer: TokenizerSpec, *, d
 
 def _chat_spec(plan: Plan, chat: Chat, tokenizer: TokenizerSpec, directory: str) -> ChatSpec:
     if find_spec("jinja2") is None:
-        raise MissingPackageError("chats need the package jinja2, which is not installed: pip install 'stepfs[text]'")
+        raise MissingPackageError(
+            "chats need the package jinja2, which is not installed: pip install 'stepfs[produce]'"
+        )
     from stepfs_producer.transforms.chat import Rendering, special_tokens, template_of  # noqa: PLC0415 - optional
 
     known = {one.name: getattr(chat, one.name) for one in fields(ChatSpec) if hasattr(chat, one.name)}

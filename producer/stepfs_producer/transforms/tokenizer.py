@@ -178,7 +178,7 @@ def open_tokenizer(spec: TokenizerSpec, model_json: str = "") -> Tokenizer:
     if find_spec("tokenizers") is None:
         raise MissingPackageError(
             f"a tokenizer of kind {spec.kind} needs the package tokenizers, which is not installed: "
-            "pip install 'stepfs[text]'"
+            "pip install 'stepfs[produce]'"
         )
     # Workers are processes already; threads of the library would contend with them for the same cores.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -28,8 +28,8 @@ files = sorted(glob.glob("mounted/step-*/rank-*.npy"))
 print(len(files), int(numpy.concatenate([numpy.load(file) for file in files]).sum()))
 """
 _NEEDS_EXTRA: Final = {
-    ("text", "file:///nowhere", "--input", ".", "--slices", "1"): "stepfs[plan]",
-    ("check", "plan.yaml"): "stepfs[plan]",
+    ("text", "file:///nowhere", "--input", ".", "--slices", "1"): "stepfs[produce]",
+    ("check", "plan.yaml"): "stepfs[produce]",
 }
 
 
