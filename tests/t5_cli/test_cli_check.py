@@ -117,6 +117,16 @@ def test_the_plans_of_the_design_are_right_by_their_text(name):
     json_schemas.check("produce-check", document)
 
 
+def test_every_key_is_listed_with_its_meaning():
+    """Every field of every part of a plan, as an editor's schema has it."""
+    lines, schema = check("--keys").stdout, check("--schema").document
+    for part in [schema, *schema["$defs"].values()]:
+        for key, field in part.get("properties", {}).items():
+            assert re.search(rf"^  {key}\b", lines, re.MULTILINE), key
+            assert " ".join(field.get("description", "").split()[:3]) in " ".join(lines.split())
+    assert len(lines.splitlines()) < 600
+
+
 def test_the_schema_accepts_the_plans_and_refuses_a_misspelt_one():
     schema = check("--schema").document
     validator = jsonschema.Draft202012Validator(schema)

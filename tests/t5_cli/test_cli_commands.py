@@ -83,7 +83,11 @@ class TestInit:
     @pytest.mark.parametrize(
         ("arguments", "reason"),
         [
-            (["http://host/x", "--slices", "1"], "unknown scheme 'http'"),
+            (["ftp://host/x", "--slices", "1"], "unknown scheme 'ftp'"),
+            (
+                ["http://host:9000/b/x", "--slices", "1"],
+                "write s3://b/x, and the server as --endpoint-url http://host:9000",
+            ),
             (["relative/dir", "--slices", "1"], "file:///"),
             (["s3://no/", "--slices", "1"], "is not a bucket name"),
             (["s3://key:secret@bucket/x", "--slices", "1"], "credentials and options do not belong"),

@@ -46,6 +46,20 @@ def test_a_lake_of_micro_batches_names_the_keys_of_the_plan(plan, file_url):
     )
 
 
+def test_arguments_in_the_wrong_order_are_put_right(plan):
+    for command in ("run", "check"):
+        done = produce(command, "s3://bucket/lake", plan)
+        expected = (
+            f"stepfs-produce: the lake is s3://bucket/lake: write `stepfs-produce {command} {plan} s3://bucket/lake`\n"
+        )
+        assert (done.code, done.err) == (2, expected)
+    done = stepfs("mount", "/mnt/run", "s3://bucket/lake")
+    assert (done.code, done.err) == (
+        2,
+        "stepfs: the lake is s3://bucket/lake: write `stepfs mount s3://bucket/lake /mnt/run`\n",
+    )
+
+
 def test_a_plan_that_is_complete_already_shows_no_shares_of_nothing(plan, file_url):
     plan.write_text(PLAN + "until: {steps: 2}\n")
     assert "2 steps in total" in run(plan, file_url).stdout
@@ -77,7 +91,7 @@ def test_a_missing_package_is_named_with_the_extra_that_has_it(plan, file_url, m
     done = ran([sys.executable, "-c", HIDDEN, module, *words], env=tools.environment())
     assert done.returncode == 2
     assert done.stderr == (
-        f"stepfs-produce: plans need the package {package}, which is not installed: pip install 'stepfs[plan]'\n"
+        f"stepfs-produce: plans need the package {package}, which is not installed: pip install 'stepfs[produce]'\n"
     )
 
 
@@ -89,4 +103,4 @@ def test_plans_from_python_name_the_extra_and_are_an_import_error():
     )
     done = ran([sys.executable, "-c", code], check=True)
     assert done.stdout.startswith("MissingPackageError plans need the package pydantic")
-    assert done.stdout.endswith("pip install 'stepfs[plan]'\n")
+    assert done.stdout.endswith("pip install 'stepfs[produce]'\n")

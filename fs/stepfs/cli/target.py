@@ -22,6 +22,12 @@ def is_lake(argument: str) -> bool:
     return "://" in argument
 
 
+def check_order(lake: str, other: str, usage: str) -> None:
+    """`UsageError` if a command got its lake and its other argument in the wrong order."""
+    if not is_lake(lake) and is_lake(other):
+        raise UsageError(f"the lake is {other}: write `{usage}`")
+
+
 def lake_of(target: str, options: StoreOptions) -> tuple[str, StoreOptions]:
     """The lake that LAKE or DIR names, and how its store is reached.
 

@@ -32,6 +32,12 @@ def open_store(
         raise UsageError(f"{url!r} has no scheme; write {_FORMS}")
     if scheme == "file":
         return LocalStore(_local_root(url, rest))
+    if scheme in {"http", "https"}:
+        host, _, path = rest.partition("/")
+        raise UsageError(
+            f"{url!r} is the address of a server; write s3://{path.strip('/') or 'bucket/prefix'}, and the server as"
+            f" --endpoint-url {scheme}://{host}"
+        )
     if scheme not in _SERVERS:
         raise UsageError(f"{url!r}: unknown scheme {scheme!r}; write {_FORMS}")
     words, name = _SERVERS[scheme]

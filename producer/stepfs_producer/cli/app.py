@@ -11,14 +11,14 @@ import typer
 from stepfs.cli.failure import reported
 from stepfs.cli.options import EndpointUrl, Json, Lake, PlanDirectory, not_empty, with_options
 from stepfs.cli.program import new_program
-from stepfs.cli.target import is_lake
+from stepfs.cli.target import check_order, is_lake
 from stepfs.declared_option import Opt
 from stepfs.errors import AbsentError, UsageError
 from stepfs.store.api import StoreOptions
 from stepfs_producer.plan.packages import plan_packages
 from stepfs_producer.run.options import RunOptions, TextOptions
 
-PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="The plan: a YAML file.")]
+PlanFile = Annotated[str, typer.Argument(metavar="PLAN", help="The plan: a YAML file.", callback=not_empty)]
 Holdout = Annotated[
     bool, Opt("--holdout", "Take the records that the plan holds out; a run needs a lake of their own.")
 ]
@@ -40,14 +40,18 @@ def run(
     from stepfs_producer.cli.reports import run_and_report
     from stepfs_producer.run.prepare import plan_at
 
+    check_order(lake, plan, f"stepfs-produce run {lake} {plan}")
     options = RunOptions(lake, **values, store_options=StoreOptions(endpoint_url))
-    if code := run_and_report(plan_at(plan, held_out=holdout), options, as_json=as_json):
+    if code := run_and_report(plan_at(Path(plan), held_out=holdout), options, as_json=as_json):
         raise typer.Exit(code)
 
 
 def check(
     plan: Annotated[
-        Path | None, typer.Argument(metavar="PLAN", help="YAML file of the plan; not needed with --schema.")
+        str | None,
+        typer.Argument(
+            metavar="PLAN", help="YAML file of the plan; not needed with --schema and --keys.", callback=not_empty
+        ),
     ] = None,
     lake: Annotated[
         str | None,
@@ -62,6 +66,7 @@ def check(
     accept_changes: Annotated[bool, Opt("--accept-changes", "Compare as a run with this option does.")] = False,
     holdout: Holdout = False,
     schema: Annotated[bool, Opt("--schema", "Print the JSON Schema of plan files, for editors.")] = False,
+    keys: Annotated[bool, Opt("--keys", "Print every key of plan files with its meaning and its default.")] = False,
     no_sources: Annotated[
         bool, Opt("--no-sources", "Look at the text of the plan alone: open no file, import no function.")
     ] = False,
@@ -79,17 +84,24 @@ def check(
 
         typer.echo(schema_text())
         return
+    if keys:
+        from stepfs_producer.cli.reports import keys_text
+
+        typer.echo(keys_text())
+        return
     if plan is None:
-        raise UsageError("no plan was named; name its YAML file, or give --schema")
+        raise UsageError("no plan was named; name its YAML file, or give --keys for the keys of plans")
     from stepfs_producer.cli.reports import check_plan
 
+    if lake is not None:
+        check_order(lake, plan, f"stepfs-produce check {lake} {plan}")
     if lake is not None and no_sources:
         raise UsageError("a lake is compared with sources, too; leave out --no-sources, or LAKE")
     options = None
     if lake is not None:
         at = StoreOptions(endpoint_url)
         options = RunOptions(lake, producer_id=producer_id, accept_changes=accept_changes, store_options=at)
-    typer.echo(check_plan(plan, options, held_out=holdout, sources=not no_sources, as_json=as_json))
+    typer.echo(check_plan(Path(plan), options, held_out=holdout, sources=not no_sources, as_json=as_json))
 
 
 def simulate(
@@ -104,7 +116,7 @@ def simulate(
     """Plan the first steps of PLAN over its real records, without a lake: shares, fill, balance, padding, planning time."""
     from stepfs_producer.cli.reports import simulation_report
 
-    typer.echo(simulation_report(plan, steps=steps, workers=workers, held_out=holdout, as_json=as_json))
+    typer.echo(simulation_report(Path(plan), steps=steps, workers=workers, held_out=holdout, as_json=as_json))
 
 
 def find(

@@ -8,6 +8,7 @@ import typer
 from stepfs.cli.columns import size_text
 from stepfs.cli.failure import say
 from stepfs.cli.options import Directory, Lake
+from stepfs.cli.target import check_order
 from stepfs.declared_option import Opt
 from stepfs.errors import UsageError
 from stepfs.mount.options import MountOptions
@@ -26,6 +27,7 @@ def mount(
     """Mount a lake on a directory: one directory per committed step, one read-only file per rank."""
     from stepfs.mount.host.mount_points import real_directory
 
+    check_order(lake, directory, f"stepfs mount {directory} {lake}")
     options = MountOptions(lake, real_directory(Path(directory)), **values)
     check_watching(options)
     warn_of_memory(options)
