@@ -9,9 +9,8 @@ from pathlib import Path
 
 from release_checks.environments import ROOT, CheckFailedError, Environment, interpreter, run
 from release_checks.lowest import lowest_versions
-from release_checks.wheel import check_wheel
-
-PYTHONS = ("3.11", "3.12", "3.13")
+from release_checks.wheel import check_produce, check_wheel
+from release_checks.wheelhouse import EXTRAS, PYTHONS, fill
 
 
 def main() -> int:
@@ -33,11 +32,24 @@ def check(wheel: Path) -> int:
                 else:
                     _try(f"wheel on {version}", found, directory / version, str(wheel), locked=True)
             lowest = [str(wheel), *lowest_versions()]
+            _try_wheelhouse(directory / "house", wheel)
             _try("lowest versions", sys.executable, directory / "lowest", *lowest, locked=False)
         except CheckFailedError as error:
             print(f"test: {error}", file=sys.stderr)
             return 1
     return 0
+
+
+def _try_wheelhouse(directory: Path, wheel: Path) -> None:
+    """On a machine that looks as if it had no compiler, without an index."""
+    started = time.monotonic()
+    fill(directory / "wheels", wheel, [sys.executable])
+    environment = Environment.create(sys.executable, directory / "venv")
+    words = ["--no-index", "--find-links", str(directory / "wheels"), f"stepfs[{EXTRAS}]"]
+    run([environment.program("pip"), "install", "-q", *words], environment={"CC": "false", "PATH": "/bin"})
+    check_wheel(environment, directory, extras=True)
+    check_produce(environment, directory)
+    print(f"test: {'wheelhouse':16} ok  {time.monotonic() - started:3.0f} s", flush=True)
 
 
 def _try(check: str, python: str, directory: Path, *installed: str, locked: bool) -> None:

@@ -27,6 +27,13 @@ import glob, numpy
 files = sorted(glob.glob("mounted/step-*/rank-*.npy"))
 print(len(files), int(numpy.concatenate([numpy.load(file) for file in files]).sum()))
 """
+_PLAN: Final = """
+version: 1
+output: {mesh: dp=2, ext: .safetensors, sequence_length: 64, micro_batch_tokens: 128}
+sources: {words: {format: text, files: corpus.txt}}
+mix: {words: 1}
+until: {steps: 3}
+"""
 _NEEDS_EXTRA: Final = {
     ("text", "file:///nowhere", "--input", ".", "--slices", "1"): "stepfs[produce]",
     ("check", "plan.yaml"): "stepfs[produce]",
@@ -40,16 +47,27 @@ def readme_blocks() -> tuple[str, str]:
     return init, producer
 
 
-def check_wheel(environment: Environment, directory: Path) -> None:
-    """From `stepfs --help` to the reclaimed steps. Raises `CheckFailedError`."""
+def check_wheel(environment: Environment, directory: Path, *, extras: bool = False) -> None:
+    """From `stepfs --help` to the reclaimed steps; without `extras`, what needs one says so. Raises `CheckFailedError`."""
     tried = _Tried(environment, directory)
     for program in ("stepfs", "stepfs-produce"):
         tried.expect("Usage:", tried.run(program, "--help"))
     version = tried.run("python", "-c", _HOME, str(environment.directory)).strip()
     tried.expect(f"stepfs {version}", tried.run("python", "-m", "stepfs", "--version"))
-    for command, extra in _NEEDS_EXTRA.items():
+    for command, extra in () if extras else _NEEDS_EXTRA.items():
         tried.expect_refusal(extra, "stepfs-produce", *command)
     _live(tried)
+
+
+def check_produce(environment: Environment, directory: Path) -> None:
+    """With the extra `produce` and without torch, text becomes steps, by `text` and by a plan. Raises `CheckFailedError`."""
+    tried = _Tried(environment, directory)
+    tried.expect("False", tried.run("python", "-c", "import importlib.util as u; print(bool(u.find_spec('torch')))"))
+    (directory / "corpus.txt").write_text("words of a text\n" * 500)
+    (directory / "plan.yaml").write_text(_PLAN)
+    options = ("--input", "corpus.txt", "--slices", "2", "--ext", ".npy", "--seq-len", "64")
+    tried.expect("all committed", tried.run("stepfs-produce", "text", (directory / "text").as_uri(), *options))
+    tried.expect("all committed", tried.run("stepfs-produce", "run", "plan.yaml", (directory / "planned").as_uri()))
 
 
 def _live(tried: _Tried) -> None:
