@@ -287,3 +287,11 @@ def test_the_memory_of_a_longest_text_is_what_a_worker_takes_for_it(tmp_path: Pa
     words = [sys.executable, "-c", WORKER, tmp_path / "web.jsonl", *tokenizer]
     took = int(subprocess.run(words, check=True, capture_output=True, text=True, timeout=120).stdout)
     assert of_worker / 2 < took < of_worker * 1.25
+
+
+def test_a_source_whose_records_give_nothing_is_named(plan):
+    (plan.parent / "droppers.py").write_text("def nothing(record):\n    return None\n")
+    plan.write_text(PLAN.replace("epochs: 2,", "epochs: 2, transform: droppers:nothing,"))
+    lines = check(plan).stdout.splitlines()
+    (warning,) = [line for line in lines if line.startswith("note: source notes: none of the ")]
+    assert "a run would end with an error" in warning

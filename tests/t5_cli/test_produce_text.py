@@ -240,3 +240,16 @@ def test_another_file_of_the_same_name_does_not_lose_its_beginning(file_url: str
     refused(produce(file_url, *second), 4, "y25/train.txt begins otherwise")
     assert produce(file_url, *second, "--producer-id", "y25").returncode == 0
     assert documents_in(text_in(file_url, producer="y25")) == [b"y25\n" * 70]
+
+
+def test_a_tokenizer_that_names_no_end_gets_it_by_an_option(file_url: str, corpus: Path, tmp_path: Path) -> None:
+    model = model_file(tmp_path / "tokenizer.json", "<done>")
+    options = ["-i", corpus, "--slices", 1, "--seq-len", 64, "--ext", ".npy"]
+    refused(produce(file_url, *options, "--tokenizer-file", model), 2, "(of `text`: --eos TOKEN)", "it has '<done>'")
+    refused(produce(file_url, *options, "--eos", "<done>"), 2, "--eos names a token of --tokenizer-file")
+    assert produce(file_url, *options, "--tokenizer-file", model, "--eos", "<done>").returncode == 0
+
+
+def test_rows_of_another_length_name_the_options_that_the_lake_has(file_url: str, corpus: Path) -> None:
+    assert produce(file_url, "-i", corpus, "--slices", 1, "--seq-len", 64, "--ext", ".npy").returncode == 0
+    refused(produce(file_url, "-i", corpus), 4, "; give --batch-size 8 --seq-len 64, or name another lake")

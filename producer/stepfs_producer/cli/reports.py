@@ -177,6 +177,11 @@ class _Report:
                     f"source {name}: {len(facts.bad)} of {facts.sampled} records looked at cannot be decoded ({reason}); "
                     "a run stops at the first one unless on_error: {do: skip} allows it"
                 )
+            if facts.sampled > len(facts.bad) and facts.learned is None:
+                yield (
+                    f"source {name}: none of the {facts.sampled} records looked at gives a token: they are empty, or its "
+                    "transform drops them; a run would end with an error"
+                )
             if getattr(self.plan.sources[name], "chat", None) is not None and facts.learned == 1:
                 yield f"source {name}: every token of the chats looked at is learned, the user's too; is that what chat.learn says?"
             if facts.unread:

@@ -65,6 +65,8 @@ def parsed_shard(text: str) -> tuple[int, int]:
 def text_plan(inputs: Sequence[str], shape: LakeShape, options: TextOptions, endpoint_url: str | None) -> Plan:
     """A row is a micro-batch, so a file holds `batch_size` rows. `UsageError` for a value that a plan cannot have."""
     tokenizer = options.tokenizer_file
+    if options.eos and not tokenizer:
+        raise UsageError("--eos names a token of --tokenizer-file; give that, too")
     source = _format_of(inputs, endpoint_url)
     return parsed_plan(
         {
@@ -74,7 +76,7 @@ def text_plan(inputs: Sequence[str], shape: LakeShape, options: TextOptions, end
                 "sequence_length": options.seq_len,
                 "micro_batches": options.batch_size,
             },
-            "tokenizer": {"kind": "huggingface", "file": tokenizer} if tokenizer else "bytes",
+            "tokenizer": {"kind": "huggingface", "file": tokenizer, "eos": options.eos} if tokenizer else "bytes",
             "sources": {
                 "text": {
                     **source,

@@ -150,6 +150,14 @@ class TextOptions:
         str | None,
         Opt("--tokenizer-file", "The model's tokenizer.json; without it, tokens are bytes.", "PATH"),
     ] = None
+    eos: Annotated[
+        str | None,
+        Opt(
+            "--eos",
+            "The token of --tokenizer-file that ends a document, where the file does not say it; none: none.",
+            "TOKEN",
+        ),
+    ] = None
     ext: Annotated[
         str | None,
         Opt("--ext", "Kind of file: .safetensors .npy .pt .tar .bin; .safetensors for a new lake.", ".EXT"),

@@ -460,14 +460,16 @@ def _refuse_other_arrays(settings: Mapping[str, Any], plan: Plan, whose: str, op
         return
     ours = normalised(plan)["output"]
     theirs_have, ours_have = (_columns_text(output.get("columns")) for output in (theirs, ours))
+    remedy = "name another lake"
     if options.fixed_shape and theirs_have == ours_have:
+        remedy = (
+            f"give --batch-size {theirs.get('micro_batches')} --seq-len {theirs.get('micro_batch_tokens')}, or {remedy}"
+        )
         theirs_have, ours_have = (
             f"rows [{output.get('micro_batches')}, {output.get('micro_batch_tokens')}]" for output in (theirs, ours)
         )
     if theirs_have != ours_have:
-        raise RefusedError(
-            f"{whose} has made files with {theirs_have}, and this plan makes {ours_have}; name another lake"
-        )
+        raise RefusedError(f"{whose} has made files with {theirs_have}, and this plan makes {ours_have}; {remedy}")
 
 
 def _columns_text(columns: object) -> str:

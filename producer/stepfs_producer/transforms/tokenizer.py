@@ -79,7 +79,7 @@ class Names:
         among = found or list(self.special)
         shown = ", ".join(map(repr, among[:_SHOWN])) + (" …" if len(among) > _SHOWN else "")
         raise UsageError(
-            f"{self.file} does not say which token ends a document; name it as eos, or give none"
+            f"{self.file} does not say which token ends a document; name it as eos (of `text`: --eos TOKEN), or give none"
             + (f" (it has {shown})" if among else "")
         )
 

@@ -9,8 +9,7 @@ from stepfs_producer.cli import reports
 
 def test_a_run_without_a_terminal_says_once_a_minute_how_far_it_is(monkeypatch, capsys):
     now = [0.0]
-    monkeypatch.setattr(reports.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(reports.sys.stderr, "isatty", lambda: False, raising=False)
+    monkeypatch.setattr("stepfs_producer.cli.reports.time.monotonic", lambda: now[0])
     totals = SimpleNamespace(
         steps=0,
         state=SimpleNamespace(step=100),
