@@ -21,17 +21,22 @@ from programs import commands_of
 
 from stepfs import __version__, errors
 from stepfs.cli.app import app
+from stepfs.csi.__main__ import parsed
 from stepfs_producer.cli.app import app as producer_app
 
 DEPLOY = Path(__file__).parents[2] / "scripts/deploy"
 BASE, EXAMPLE = DEPLOY / "kubernetes", DEPLOY / "kubernetes-example"
 MANIFESTS = [
     DEPLOY / "ray.yaml",
-    *(BASE / f"{name}.yaml" for name in ("daemonset", "sidecar", "reclaim", "trainer", "accounts")),
+    *(
+        BASE / f"{name}.yaml"
+        for name in ("daemonset", "sidecar", "reclaim", "trainer", "accounts", "csi", "csi-volume")
+    ),
 ]
 MOUNT, RECLAIM, TIMER = "stepfs@.service", "stepfs-reclaim@.service", "stepfs-reclaim@.timer"
 EXPOSURE_MAX = {MOUNT: 5.0, RECLAIM: 2.0}
 OF_AWS = {"AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_PROFILE", "AWS_CA_BUNDLE"}
+OF_OTHERS = {"trainer", "registrar", "liveness"}
 FINAL = {
     kind.exit_code
     for kind in (errors.UsageError, errors.AbsentError, errors.RefusedError, errors.CorruptError, errors.FencedError)
@@ -96,12 +101,12 @@ def test_parents_of_the_mount_point_are_for_everybody(tmp_path):
     assert directory.parent.stat().st_mode & 0o777 == directory.stat().st_mode & 0o777 == 0o755
 
 
-@pytest.mark.parametrize("name", ["ray", "daemonset", "sidecar", "reclaim", "trainer", "accounts"])
+@pytest.mark.parametrize("name", ["ray", "daemonset", "sidecar", "reclaim", "trainer", "accounts", "csi", "csi-volume"])
 def test_kubernetes_accepts_a_manifest(name):
     found = [document for of, document in documents() if of == name]
     for document in found:
         kubernetes_validate.validate(document, "1.30", strict=True)
-        stepfs = [one["image"] for one in containers(document) if one["name"] != "trainer"]
+        stepfs = [one["image"] for one in containers(document) if one["name"] not in OF_OTHERS]
         assert set(stepfs) <= {f"registry.example/stepfs:{__version__}{'-ray' * (name == 'ray')}"}
     wrong = {**found[0], "metadata": {"nmae": "x"}}
     with pytest.raises(kubernetes_validate.ValidationError):
@@ -220,3 +225,21 @@ def test_the_mount_helpers_exit_status_is_mount_8s(arguments, code, tmp_path):
 
 def helper(arguments, stand_in):
     return ran([str(DEPLOY / "mount.stepfs"), *arguments], env={"STEPFS": str(stand_in), "PATH": "/usr/bin:/bin"})
+
+
+def test_the_drivers_pod_runs_what_the_volume_names():
+    (driver, daemons), (volume, *_) = (
+        [document for of, document in documents() if of == name] for name in ("csi", "csi-volume")
+    )
+    assert volume["spec"]["csi"]["driver"] == driver["metadata"]["name"] == "stepfs.csi"
+    assert set(volume["spec"]["csi"]["volumeAttributes"]) <= {"lake", "ranks", "group", "steps", "wait", "mesh"}
+    holder, plugin = containers(daemons)[:2]
+    for container in (holder, plugin):
+        words = container["command"]
+        module = words.index("stepfs.csi")
+        assert words[module - 2 : module] == ["python", "-m"]
+        given = parsed(words[module + 1 :])
+        places = {one["mountPath"]: one.get("mountPropagation") for one in container["volumeMounts"]}
+        assert places[given.base] == "Bidirectional"
+        assert str(Path(given.holder).parent) in places
+    assert str(Path(given.endpoint).parent) in places

@@ -1,0 +1,110 @@
+"""The two programs of the driver's pod: `plugin`, which kubelet calls, and `holder`, which has the daemons."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+from stepfs import __version__
+from stepfs.csi.holder import hold
+from stepfs.errors import MissingPackageError
+
+_NAME: Final = "stepfs.csi"
+_THREADS: Final = 16
+_log = logging.getLogger("stepfs.csi")
+
+
+def parsed(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m stepfs.csi", description=__doc__)
+    parser.add_argument("role", choices=["plugin", "holder"])
+    parser.add_argument("--endpoint", default="/csi/csi.sock", help="the plugin's socket, for kubelet")
+    parser.add_argument("--holder", default="/run/stepfs-csi/holder.sock", help="the holder's socket")
+    parser.add_argument("--base", default="/var/lib/stepfs/csi", help="where volumes are mounted")
+    parser.add_argument("--node", default=os.uname().nodename, help="this node's name in the cluster")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str]) -> int:
+    given = parsed(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if given.role == "holder":
+        Path(given.holder).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        hold(Path(given.holder))
+        return 0
+    try:
+        return serve(given.endpoint, Path(given.base), Path(given.holder), given.node)
+    except ModuleNotFoundError as error:
+        if error.name not in {"grpc", "google"}:
+            raise
+        problem = MissingPackageError("the driver needs the package grpcio: pip install 'stepfs[csi]'")
+        sys.stderr.write(f"stepfs: {problem}\n")
+        return problem.exit_code
+
+
+def serve(endpoint: str, base: Path, holder: Path, node: str) -> int:
+    """Answer kubelet until a signal."""
+    import grpc  # noqa: PLC0415 - of the extra `csi`
+
+    from stepfs.csi.messages import GET_VOLUME_STATS, MESSAGES, PACKAGE, VOLUME_CONDITION  # noqa: PLC0415
+    from stepfs.csi.node import RpcError, Volumes  # noqa: PLC0415
+
+    volumes = Volumes(base, holder)
+    capabilities = [{"rpc": {"type": number}} for number in (GET_VOLUME_STATS, VOLUME_CONDITION)]
+    answers: dict[str, dict[str, Callable[[Any], Any]]] = {
+        "Identity": {
+            "GetPluginInfo": lambda _: MESSAGES["GetPluginInfoResponse"](name=_NAME, vendor_version=__version__),
+            "GetPluginCapabilities": lambda _: MESSAGES["GetPluginCapabilitiesResponse"](),
+            "Probe": lambda _: MESSAGES["ProbeResponse"](ready={"value": holder.exists()}),
+        },
+        "Node": {
+            "NodePublishVolume": volumes.publish,
+            "NodeUnpublishVolume": volumes.unpublish,
+            "NodeGetVolumeStats": volumes.stats,
+            "NodeGetCapabilities": lambda _: MESSAGES["NodeGetCapabilitiesResponse"](capabilities=capabilities),
+            "NodeGetInfo": lambda _: MESSAGES["NodeGetInfoResponse"](node_id=node),
+        },
+    }
+
+    def handler(name: str, answer: Callable[[Any], Any]) -> Any:
+        def called(request: Any, context: Any) -> Any:
+            try:
+                return answer(request)
+            except RpcError as error:
+                _log.warning("%s: %s", name, error)
+                context.abort(error.code, str(error))
+            except OSError as error:
+                _log.exception("%s", name)
+                context.abort(grpc.StatusCode.INTERNAL, f"{name}: {error}")
+
+        return grpc.unary_unary_rpc_method_handler(
+            called,
+            request_deserializer=MESSAGES[f"{name}Request"].FromString,
+            response_serializer=lambda response: response.SerializeToString(),
+        )
+
+    server = grpc.server(ThreadPoolExecutor(_THREADS))
+    for service, methods in answers.items():
+        handlers = {name: handler(name, answer) for name, answer in methods.items()}
+        server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(f"{PACKAGE}.{service}", handlers)])
+    Path(endpoint).unlink(missing_ok=True)
+    server.add_insecure_port(f"unix://{endpoint}")
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    server.start()
+    _log.info("node %s serves volumes below %s", node, base)
+    ended.wait()
+    server.stop(grace=5.0).wait()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

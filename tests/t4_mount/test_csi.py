@@ -1,0 +1,243 @@
+"""The node plugin of Kubernetes: kubelet's calls by gRPC, with real mounts, and what survives the plugin."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import grpc
+import pytest
+from realmount import PATIENCE_S, lake_with, payload, until
+
+from stepfs.csi.messages import MESSAGES
+from stepfs.mount.host import mount_points
+
+READ_ONLY_MANY = {"mount": {}, "access_mode": {"mode": 3}}
+
+
+class Node:
+    """A node with the driver's pod: a holder and a plugin."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.base, self.socket = directory / "base", directory / "csi.sock"
+        self.holder, self.plugin = self._start("holder"), self._start("plugin")
+        self.channel = grpc.insecure_channel(f"unix://{self.socket}")
+        grpc.channel_ready_future(self.channel).result(timeout=PATIENCE_S)
+        until((directory / "holder.sock").exists, "the holder listens")
+
+    def _start(self, role: str) -> subprocess.Popen[bytes]:
+        words = [
+            "--endpoint",
+            self.socket,
+            "--holder",
+            self.directory / "holder.sock",
+            "--base",
+            self.base,
+            "--node",
+            "n1",
+        ]
+        with (self.directory / f"{role}.log").open("ab") as log:
+            command = [sys.executable, "-m", "stepfs.csi", role, *map(str, words)]
+            return subprocess.Popen(command, stderr=log, stdout=log)
+
+    def restart_plugin(self) -> None:
+        self.plugin.send_signal(signal.SIGKILL)
+        self.plugin.wait()
+        self.plugin = self._start("plugin")
+
+    def call(self, method: str, service: str = "Node", **fields: object):
+        call = self.channel.unary_unary(
+            f"/csi.v1.{service}/{method}",
+            request_serializer=lambda request: request.SerializeToString(),
+            response_deserializer=MESSAGES[f"{method}Response"].FromString,
+        )
+        return call(MESSAGES[f"{method}Request"](**fields), timeout=PATIENCE_S, wait_for_ready=True)
+
+    def publish(self, volume: str, target: Path, **fields: object):
+        usual = {"volume_capability": READ_ONLY_MANY, "readonly": True}
+        return self.call("NodePublishVolume", volume_id=volume, target_path=str(target), **(usual | fields))
+
+    def unpublish(self, volume: str, target: Path):
+        return self.call("NodeUnpublishVolume", volume_id=volume, target_path=str(target))
+
+    def refused(self, code: grpc.StatusCode, words: str, method: str, **fields: object) -> None:
+        with pytest.raises(grpc.RpcError) as caught:
+            self.call(method, **fields)
+        assert (caught.value.code(), "\n" in caught.value.details()) == (code, False)
+        assert words in caught.value.details()
+
+    def end(self) -> None:
+        for mounted in reversed(mount_points.mounts()):
+            if mounted.directory.startswith(str(self.directory)):
+                mount_points.unmount(Path(mounted.directory), lazy=True)
+        self.channel.close()
+        for process in (self.plugin, self.holder):
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def node(tmp_path, monkeypatch):
+    monkeypatch.setenv("STEPFS_LOG_DIR", str(tmp_path / "log"))
+    made = Node(tmp_path)
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def lake(file_url):
+    lake_with(file_url, 2)
+    return file_url
+
+
+def mounted_below(directory: Path) -> list[str]:
+    return sorted(one.directory for one in mount_points.mounts() if one.directory.startswith(str(directory)))
+
+
+def daemon_of(target: Path) -> int:
+    import json  # noqa: PLC0415
+
+    return int(json.loads((target / ".stepfs/status.json").read_text())["pid"])
+
+
+def test_requests_are_read_as_the_specification_numbers_their_fields():
+    """Bytes written by hand from csi.proto."""
+    wire = bytes.fromhex("0a017622022f742a0612001a02080330013a060a016b12017642060a016c120175")
+    request = MESSAGES["NodePublishVolumeRequest"].FromString(wire)
+    assert (request.volume_id, request.target_path, request.readonly) == ("v", "/t", True)
+    assert (dict(request.secrets), dict(request.volume_context)) == ({"k": "v"}, {"l": "u"})
+    assert request.volume_capability.HasField("mount")
+    assert request.volume_capability.access_mode.mode == 3
+    response = MESSAGES["NodeGetVolumeStatsResponse"](
+        usage=[{"total": 5, "used": 5, "unit": 1}], volume_condition={"abnormal": True}
+    )
+    assert response.SerializeToString().hex() == "0a0610051805200112020801"
+    capability = MESSAGES["NodeGetCapabilitiesResponse"](capabilities=[{"rpc": {"type": 2}}])
+    assert capability.SerializeToString().hex() == "0a040a020802"
+
+
+def test_a_volume_from_publish_to_unpublish(node, lake, tmp_path):
+    assert node.call("GetPluginInfo", "Identity").name == "stepfs.csi"
+    assert node.call("Probe", "Identity").ready.value is True
+    assert node.call("NodeGetInfo").node_id == "n1"
+    assert {one.rpc.type for one in node.call("NodeGetCapabilities").capabilities} == {2, 4}
+    one, other = tmp_path / "pods/a b/mount", tmp_path / "pods/2/mount"
+    attributes = {"lake": lake, "group": "run", "ranks": "0", "csi.storage.k8s.io/pod.name": "trainer-0"}
+    for target in (one, other, one):  # twice is once
+        node.publish("v1", target, volume_context=attributes)
+        assert (target / "step-000000001/rank-00000.bin").read_bytes() == payload(1, 0)
+    assert len(mounted_below(node.base)) == 1, "one daemon for both pods"
+    stats = node.call("NodeGetVolumeStats", volume_id="v1", volume_path=str(one))
+    assert stats.usage[0].total >= 4 * len(payload(1, 0))
+    assert stats.volume_condition.abnormal is False
+    node.unpublish("v1", one)
+    assert not one.exists()
+    assert (other / "step-000000001/rank-00001.bin").read_bytes() == payload(1, 1)
+    node.unpublish("v1", other)
+    node.unpublish("v1", other)  # of what is not there
+    assert mounted_below(tmp_path) == []
+    assert list(node.base.iterdir()) == []
+
+
+def test_readers_do_not_see_that_the_plugin_is_killed(node, lake, tmp_path):
+    target = tmp_path / "pod/mount"
+    node.publish("v1", target, volume_context={"lake": lake})
+    with (target / "step-000000000/rank-00000.bin").open("rb") as held:
+        node.restart_plugin()
+        assert held.read() == payload(0, 0)
+        node.publish("v1", target, volume_context={"lake": lake})  # kubelet asks again
+    node.unpublish("v1", target)
+    assert mounted_below(tmp_path) == []
+
+
+def test_a_volume_whose_holder_died_is_served_again_at_the_next_publish(node, lake, tmp_path):
+    target = tmp_path / "pod/mount"
+    node.publish("v1", target, volume_context={"lake": lake})
+    processes = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    daemons = [
+        pid for pid in processes if str(node.base) in _command_line(pid) and "stepfs.mount" in _command_line(pid)
+    ]
+    node.holder.kill()
+    node.holder.wait()
+    for pid in daemons:  # as at the end of a container
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: isinstance(_listing(target), OSError), "the mount is dead")
+    stats = node.call("NodeGetVolumeStats", volume_id="v1", volume_path=str(target))
+    assert stats.volume_condition.abnormal is True
+    fields = {"volume_id": "v1", "target_path": str(target), "volume_capability": READ_ONLY_MANY}
+    node.refused(
+        grpc.StatusCode.UNAVAILABLE,
+        "is its container up?",
+        "NodePublishVolume",
+        volume_context={"lake": lake},
+        **fields,
+    )
+    node.holder = node._start("holder")
+    began = time.monotonic()
+    while True:
+        try:
+            node.publish("v1", target, volume_context={"lake": lake})
+            break
+        except grpc.RpcError:
+            assert time.monotonic() - began < PATIENCE_S
+            time.sleep(0.1)
+    assert (target / "step-000000001/rank-00000.bin").read_bytes() == payload(1, 0)
+
+
+def test_what_cannot_be_published_is_told_in_one_line(node, lake, tmp_path):
+    invalid = grpc.StatusCode.INVALID_ARGUMENT
+    target, full = tmp_path / "target", tmp_path / "full"
+    (full / "inside").mkdir(parents=True)
+    fields = {
+        "volume_id": "v", "target_path": str(target), "volume_capability": READ_ONLY_MANY, "volume_context": {"lake": lake},
+    }  # fmt: skip
+    for change, code, words in [
+        ({"volume_context": {}}, invalid, "lake is missing"),
+        (
+            {"volume_context": {"lake": lake, "rank": "0"}},
+            invalid,
+            "unknown volumeAttributes: rank; known are lake, ranks",
+        ),
+        ({"volume_context": {"lake": lake, "ranks": "7"}}, invalid, "no rank 7"),
+        ({"volume_context": {"lake": f"{lake}-none"}}, grpc.StatusCode.NOT_FOUND, "is not a lake"),
+        ({"volume_capability": {"block": {}}}, invalid, "volumeMode Filesystem"),
+        ({"volume_capability": {"mount": {"mount_flags": ["ro"]}}}, invalid, "mountOptions ro"),
+        ({"secrets": {"LD_PRELOAD": "x"}}, invalid, "the secret has the keys LD_PRELOAD"),
+        ({"target_path": "relative"}, invalid, "an absolute target_path"),
+        ({"volume_id": ""}, invalid, "volume_id"),
+        ({"target_path": str(full)}, grpc.StatusCode.FAILED_PRECONDITION, "is not empty"),
+        ({"target_path": "/proc"}, grpc.StatusCode.ALREADY_EXISTS, "/proc is a mount of proc"),
+    ]:
+        node.refused(code, words, "NodePublishVolume", **(fields | change))
+    node.publish("v", target, volume_context={"lake": lake})
+    node.refused(
+        grpc.StatusCode.FAILED_PRECONDITION, "a volumeHandle of its own", "NodePublishVolume",
+        **(fields | {"target_path": str(tmp_path / "b"), "volume_context": {"lake": lake, "ranks": "1"}}),
+    )  # fmt: skip
+    node.refused(grpc.StatusCode.NOT_FOUND, "is not at", "NodeGetVolumeStats", volume_id="v", volume_path=str(full))
+    node.refused(
+        grpc.StatusCode.FAILED_PRECONDITION,
+        "a mount of proc",
+        "NodeUnpublishVolume",
+        volume_id="v",
+        target_path="/proc",
+    )
+
+
+def _command_line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
+
+
+def _listing(directory: Path) -> list[str] | OSError:
+    try:
+        return os.listdir(directory)
+    except OSError as error:
+        return error
