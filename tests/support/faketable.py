@@ -7,6 +7,7 @@ from dataclasses import replace
 import trio
 from crc32c import crc32c
 
+from stepfs.data.slices import Shelter
 from stepfs.errors import AbsentError, OtherHistoryError
 from stepfs.format.grid import Grid
 from stepfs.format.ids import SEGMENT_STEPS, Epoch, SegmentIndex, SliceIndex, Step, Version
@@ -102,7 +103,8 @@ class FakeHandle:
         self.length = len(self._bytes)
 
     async def read(self, offset: int, size: int) -> memoryview:
-        await trio.lowlevel.checkpoint()
+        with self._slices.shelter.wait():
+            await trio.lowlevel.checkpoint()
         if self._slices.read_error is not None:
             raise self._slices.read_error
         return memoryview(self._bytes)[offset : offset + size]
@@ -115,6 +117,7 @@ class FakeSlices:
     """The data door, serving `payload(step, index)`."""
 
     def __init__(self) -> None:
+        self.shelter = Shelter()
         self.open_handles = 0
         self.opened: list[tuple[int, int]] = []
         self.read_error: Exception | None = None

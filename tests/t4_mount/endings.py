@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 
 import trio
 from finished import ran
@@ -50,6 +51,15 @@ def kill_then_mount_again(mount):
         ENDINGS["stepfs unmount"](second)
 
 
+def kill_then_unmount(mount):
+    """Another daemon follows at once, with the cache; where the kernel cannot do that, the mount is dead."""
+    mount.kill(signal.SIGKILL)
+    gone(mount.pid)
+    with suppress(OSError):
+        mount.pid = mount.config()["pid"]
+    ENDINGS["stepfs unmount"](mount)
+
+
 def run_though_busy(*command):
     """The daemon's own look at what it primes keeps the mount for a moment; so does another process's at all mounts."""
     done = []
@@ -74,6 +84,7 @@ ENDINGS = {
     "stepfs unmount --checkpoint": lambda m: stepfs("unmount", m.directory, "--checkpoint", "3").check_returncode(),
     "stepfs seal": seal_then_unmount,
     "kill -9, and the next mount": kill_then_mount_again,
+    "kill -9, and stepfs unmount": kill_then_unmount,
 }
 
 

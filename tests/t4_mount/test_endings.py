@@ -174,7 +174,7 @@ def test_a_mount_that_is_busy_for_a_moment_is_unmounted(lake, tmp_path, monkeypa
 
 def test_after_kill_9_a_new_mount_on_the_same_directory_works(lake, tmp_path):
     directory = tmp_path / "m"
-    cached = ("--cache-dir", str(tmp_path / "c"))
+    cached = ("--cache-dir", str(tmp_path / "c"), "--no-recover")
     with mounted(lake, directory, *cached) as first:
         first.kill(signal.SIGKILL)
         gone(first.pid)
@@ -192,7 +192,7 @@ def test_after_kill_9_a_new_mount_on_the_same_directory_works(lake, tmp_path):
 
 
 def test_a_dead_mount_can_be_unmounted(lake, tmp_path):
-    with mounted(lake, tmp_path / "m") as mount:
+    with mounted(lake, tmp_path / "m", "--no-recover") as mount:
         mount.kill(signal.SIGKILL)
         gone(mount.pid)
         assert stepfs("unmount", mount.directory).returncode == 0
@@ -201,7 +201,7 @@ def test_a_dead_mount_can_be_unmounted(lake, tmp_path):
 
 
 def test_readers_of_a_killed_daemon_get_an_error_instead_of_hanging(lake, tmp_path):
-    with mounted(lake, tmp_path / "m", "--wait", "600") as mount:
+    with mounted(lake, tmp_path / "m", "--wait", "600", "--no-recover") as mount:
         code = "import sys; open(sys.argv[1])"
         reader = subprocess.Popen([sys.executable, "-c", code, str(mount.file(9, 0))], stderr=subprocess.DEVNULL)
         until(lambda: mount.status()["waiting"] == 1, "nobody waits")
@@ -325,6 +325,7 @@ def test_nothing_is_left(lake, tmp_path, ending):
     (port,) = servers.free_ports(1)
     options = ["--group", "run", "--checkpoint-dir", str(checkpoints), "--wait", "600"]
     options += ["--cache-dir", str(base), "--metrics-port", str(port)]
+    options += ["--no-recover"] if ending == "kill -9, and the next mount" else []
     with mounted(lake, tmp_path / "m", *options) as mount:
         mount.options, mount.config_before = options, mount.config()  # type: ignore[attr-defined]
         assert mount.cache_dir.is_relative_to(base)

@@ -26,10 +26,10 @@ from stepfs.mount.health import watchdog
 from stepfs.mount.options import MountOptions
 from stepfs.mount.session import run, serve
 
-lake, directory, cache, ready, seconds, how = sys.argv[1:]
+lake, directory, cache, ready, seconds, how, recover = sys.argv[1:]
 watchdog.TIMING = watchdog.Timing(0.1, 0.5, {ABORT_S})
 watchdog.SILENCE_S_MAX = 0.5
-options = MountOptions(lake, Path(directory), cache_dir=Path(cache), prime=False, wait_s={WAIT_S})
+options = MountOptions(lake, Path(directory), cache_dir=Path(cache), prime=False, wait_s={WAIT_S}, recover=recover == "True")
 
 def block_on_purpose():
     if how == "with the GIL":
@@ -59,10 +59,10 @@ else:
 
 
 class Serving:
-    def __init__(self, url, tmp_path, seconds, how):
+    def __init__(self, url, tmp_path, seconds, how, recover=False):
         self.directory, self.log = tmp_path / "m", tmp_path / "log"
         self.directory.mkdir()
-        arguments = [url, self.directory, tmp_path / "cache", tmp_path / "ready", seconds, how]
+        arguments = [url, self.directory, tmp_path / "cache", tmp_path / "ready", seconds, how, recover]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen([sys.executable, "-c", SERVE, *map(str, arguments)], stdout=log, stderr=log)
         # Not just until it answers: its watchdog starts after that.

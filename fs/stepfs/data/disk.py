@@ -39,9 +39,12 @@ _Keeps = Callable[[SliceKey], bool]
 class DiskCache:
     """The files of one mount, under one limit."""
 
-    def __init__(self, directory: Path, lake_id: str, *, limit: int) -> None:
-        """Adopt `directory`/slices with the files of a crashed mount. `RefusedError`. Touches files."""
+    def __init__(self, directory: Path, lake_id: str, *, limit: int, shared: bool = False) -> None:
+        """Adopt `directory`/slices with the files of a crashed mount. `shared`: with one that still writes there.
+        `RefusedError`. Touches files.
+        """
         self.limit = limit
+        self._shared = shared
         self.used = 0
         self.order = ReadingOrder()
         self._lake_id = lake_id
@@ -161,11 +164,14 @@ class DiskCache:
     def _adopt(self) -> int:
         for name in sorted(os.listdir(self._directory)):  # noqa: PTH208 (relative to a descriptor)
             match = _NAME.match(name)
-            status = os.stat(name, dir_fd=self._directory, follow_symlinks=False)
+            try:
+                status = os.stat(name, dir_fd=self._directory, follow_symlinks=False)
+            except FileNotFoundError:  # removed by the one that still writes
+                continue
             whole = stat.S_ISREG(status.st_mode) and match is not None and status.st_size == int(match[4])
             if match is not None and whole and match[1] == self._lake_id:
                 self.add((Step(int(match[2])), SliceIndex(int(match[3]))), name, int(match[4]))
-            else:
+            elif not self._shared:
                 self._unlink(name)
         for key in sorted(self._files, reverse=True):
             if self.used <= self.limit:

@@ -185,6 +185,9 @@ class ListedOrder:
             self._places.setdefault(step, array("I")).append(len(self._steps))
             self._steps.append(step)
 
+    def steps(self) -> list[Step]:
+        return self.part(0, len(self))
+
     def part(self, at: int, count: int) -> list[Step]:
         """The steps at these places, as far as the list goes."""
         return [Step(step) for step in self._steps[at : at + count]]
@@ -433,6 +436,25 @@ class HintedStreams:
     def needed_from(self) -> Step | None:
         """The least step that an unfinished order began with; None without one."""
         return min((stream.order.lowest for stream in self._streams if not stream.ended), default=None)
+
+    def estate(self) -> list[tuple[list[str], int]]:
+        """The orders that names announced, and the places of their readers: for the next daemon."""
+        return [
+            (
+                [shuffle_name(order, stream.front)]
+                if isinstance(order, ShuffledOrder)
+                else [*steps_names(order.steps())],
+                stream.front,
+            )
+            for stream in self._streams
+            if not isinstance(order := stream.order, StridedOrder)
+        ]
+
+    def inherit(self, estate: Iterable[tuple[list[str], int]], now: float) -> None:
+        for names, front in estate:
+            for name in names:
+                self.accept(parse_hint(name), now)
+            self._streams[-1].front = front
 
     def describe(self) -> list[dict[str, int]]:
         """Each order's length and the place of its readers, for the control file."""

@@ -225,6 +225,7 @@ class Primer(Priming):
         self._sample: tuple[Step | None, frozenset[SliceIndex]] = (None, frozenset())
         self._suspect: Step | None = None  # a step of which something was evicted
         self.threads = MountThreads()
+        self.turn = trio.Lock()  # whoever holds it keeps the primer away from the mount
         self._wake = trio.Event()
         slices.attach(self)
 
@@ -235,6 +236,21 @@ class Primer(Priming):
     @property
     def primed(self) -> Collection[SliceKey]:
         return self._primed.keys()
+
+    def estate(self) -> list[tuple[Step, SliceIndex, int, bool]]:
+        """What is primed, for the next daemon: slice, bytes, whether its pages may go."""
+        unneeded = set(self._order)
+        return [(*key, primed.length, key in unneeded) for key, primed in self._primed.items()]
+
+    def inherit(self, estate: Iterable[tuple[Step, SliceIndex, int, bool]]) -> None:
+        """Take over what another daemon has primed, as far as there is room for it."""
+        for step, index, length, unneeded in estate:
+            if not self._slices.cache.charge(length):
+                return
+            self._primed[step, index] = _Primed(length)
+            self.bytes += length
+            if unneeded:
+                self._order.consume((step, index))
 
     def changed(self) -> None:
         self._stale = True
@@ -271,9 +287,10 @@ class Primer(Priming):
         task_status.started()
         while self.threads.working:
             self._wake = trio.Event()
-            if await self._drop_surplus() or await self._check_next() or await self._prime_next():
-                continue
-            await self._wake.wait()
+            async with self.turn:
+                found = await self._drop_surplus() or await self._check_next() or await self._prime_next()
+            if not found:
+                await self._wake.wait()
         for key in list(self._primed):
             self._forget(key)
 

@@ -7,7 +7,8 @@ each await the block may have been evicted again, so it is looked at again, and 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -57,6 +58,33 @@ class Priming:
         """Names of steps below leave the mount, and with the names the kernel drops the pages."""
 
 
+class Shelter:
+    """The waits of readers' requests. Closed over them, they outlive the cancellation of the task around them: a daemon
+    that is replaced answers what it has read.
+    """
+
+    def __init__(self) -> None:
+        self._closed = False
+        self._waits: set[trio.CancelScope] = set()
+
+    @contextmanager
+    def wait(self, seconds: float = float("inf")) -> Iterator[None]:
+        """Inside the context a request waits, at most so long."""
+        scope = trio.move_on_after(seconds, shield=self._closed)
+        self._waits.add(scope)
+        try:
+            with scope:
+                yield
+        finally:
+            self._waits.discard(scope)
+
+    def close(self, closed: bool = True) -> None:
+        """Or open it again: what waits in a cancelled task ends then."""
+        self._closed = closed
+        for scope in self._waits:
+            scope.shield = closed
+
+
 _CLOSED_MAX: Final = 4096  # slices with a reader behind that are remembered
 
 
@@ -84,6 +112,7 @@ class Slices:
         self.disk_copies = WriteBehind(disk, self.counts, self._written, self._is_pinned, self._is_last_copy)
         self.cache = Cache(Pool(memory_bytes), self.counts, self.disk_copies.holds)
         self.deadline_s = deadline_s
+        self.shelter = Shelter()
         self.opens = 0
         self.opened_bytes = 0
         self.on_reading: Callable[[Step, SliceIndex], None] = lambda _step, _index: None
@@ -394,7 +423,7 @@ class SliceHandle:
             return self._held.window(number, start, start + stop - offset)
         began = trio.current_time()
         try:
-            with trio.move_on_after(self._slices.deadline_s):
+            with self._slices.shelter.wait(self._slices.deadline_s):
                 view = await self._window(offset, stop)
                 self._slices.counts.bytes_delivered += len(view)
                 return view

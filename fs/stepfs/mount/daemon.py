@@ -1,6 +1,7 @@
 """A mount in the background: a fresh process, reliable readiness for the caller, and its log.
 
-parent: spawn `python -m stepfs.mount.daemon <fd> DIR`, options through its stdin, wait on the pipe <fd>
+parent: spawn `python -m stepfs.mount.daemon <fd> DIR mount|replace`, options through its stdin, wait on the pipe <fd>
+        a guardian: `… <fd> DIR follow`, the socket <fd>, its order through stdin
 child:  new session, log file instead of a terminal, serve; on the pipe: {"pid": …} once a listing answers,
 or {"error": …, "exit_code": …}; before it, lines {"waiting": …} for the user's terminal
 """
@@ -180,9 +181,10 @@ def log_file(directory: Path) -> Path:
     return base / f"{name or 'root'}-{digest}.log"
 
 
-def start(options: MountOptions, say: Say = lambda _: None) -> int:
-    """Mount in the background; returns the daemon's pid once its mount answers a listing, else `DaemonError`.
+def start(options: MountOptions, say: Say = lambda _: None, *, replace: bool = False) -> int:
+    """Mount in the background, or `replace` the daemon of the mount that is there.
 
+    Returns the new daemon's pid once its mount answers a listing, else `DaemonError`.
     `say` is called with a line when the daemon waits for a silent store; it gives up in bounded time.
     """
     chosen_format()  # here, where a wrong format can still be reported
@@ -196,11 +198,12 @@ def start(options: MountOptions, say: Say = lambda _: None) -> int:
     fresh = not log.exists()
     output = _open_log(log, start_over=free)
     _remove_old_logs(log)
+    how = "replace" if replace else "mount"
     read_end, write_end = os.pipe()
     try:
         with os.fdopen(output, "ab") as output_file:
             process = subprocess.Popen(  # noqa: S603 (this interpreter, our own module)
-                [sys.executable, "-m", "stepfs.mount.daemon", str(write_end), str(directory)],
+                [sys.executable, "-m", "stepfs.mount.daemon", str(write_end), str(directory), how],
                 stdin=subprocess.PIPE,
                 stdout=output_file,
                 stderr=output_file,
@@ -320,8 +323,10 @@ def _understand(answer: bytes, process: subprocess.Popen[bytes], log: Path) -> i
 
 
 def main(arguments: list[str]) -> int:
-    pipe = int(arguments[0])
-    options = MountOptions.from_json(sys.stdin.read())
+    pipe, how, given = os.dup(int(arguments[0])), arguments[2], sys.stdin.read()
+    if how != "follow":
+        os.close(int(arguments[0]))
+    options = MountOptions.from_json(json.loads(given)["options"] if how == "follow" else given)
     configure_log(options.directory)
     answered = False
 
@@ -342,13 +347,18 @@ def main(arguments: list[str]) -> int:
                 os.write(pipe, json.dumps({"waiting": line}).encode() + b"\n")
 
     try:
-        from stepfs.mount.session import run  # noqa: PLC0415 (an import that fails is reported, too)
+        from stepfs.mount.handover import Predecessor  # noqa: PLC0415 (an import that fails is reported, too)
+        from stepfs.mount.session import run  # noqa: PLC0415
+
+        before = Predecessor.at(options) if how == "replace" else None
+        if how == "follow":
+            before = Predecessor.of_dead(int(arguments[0]), json.loads(given)["facts"])
 
         def ready() -> None:
             configure_log(options.directory, BoundedLog(log_file(Path(arguments[1])), LOG_BYTES_MAX))
             say({"pid": os.getpid()})
 
-        run(options, ready, wait, tell)
+        run(options, ready, wait, tell, before)
     except BaseException as error:  # noqa: BLE001 (the edge: every failure is reported to the parent)
         code, line, expected = explain(error)
         _log.error("%s", line, exc_info=None if expected else error)

@@ -87,6 +87,12 @@ class MountCollector(Collector):
         for name, value in self.data.as_dict().items():
             yield CounterMetricFamily(f"stepfs_data_{name}", HELP[name], value=value)
         facts = self.facts()
+        yield CounterMetricFamily(
+            "stepfs_handovers", "Daemons of this mount that gave it to the next one", value=facts["handovers"]
+        )
+        yield CounterMetricFamily(
+            "stepfs_recoveries", "Daemons started because the one before had died", value=facts["recoveries"]
+        )
         for name, (text, level) in GAUGES.items():
             yield GaugeMetricFamily(f"stepfs_{name}", text, value=float(level(facts)))
         yield GaugeMetricFamily("stepfs_start_timestamp_seconds", "When the mount started", value=self.meter.started_at)

@@ -130,6 +130,9 @@ class MountOptions:
     metrics_address: Annotated[
         str, Opt("--metrics-address", "Serve them on this address (0.0.0.0: on all).", "ADDRESS")
     ] = "127.0.0.1"
+    recover: Annotated[
+        bool, Opt("--recover/--no-recover", "Serve on after the daemon was killed; else readers get errors.")
+    ] = True
     allow_other: Annotated[bool, Opt("--allow-other", "Let other users read, too.")] = False
     endpoint_url: Annotated[
         str | None,

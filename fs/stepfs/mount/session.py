@@ -11,10 +11,12 @@ import faulthandler
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
-from contextlib import ExitStack
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, ExitStack
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import sdnotify
 import trio
@@ -32,19 +34,23 @@ from stepfs.format.records import LakeIdentity
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.limits import MEMORY_BYTES_MIN, default_memory_bytes, read_memory
-from stepfs.mount import status
+from stepfs.mount import handover, status
 from stepfs.mount.fuse import kernel
 from stepfs.mount.fuse.control import Control
 from stepfs.mount.fuse.files import FileTable
 from stepfs.mount.fuse.guard import Meter
 from stepfs.mount.fuse.kernel import KernelPageCache, LookupCounts, Withdrawal, interrupted_reads
+from stepfs.mount.fuse.link import Link
 from stepfs.mount.fuse.operations import StepOperations
+from stepfs.mount.handover import ANSWER_S, DRAIN_S, Predecessor, credentials, facts_of, heard, is_friend, listening
 from stepfs.mount.health import watchdog
-from stepfs.mount.health.guardian import Guardian
+from stepfs.mount.health.guardian import Guardian, idle_thread, may_cut, order
 from stepfs.mount.health.watchdog import RunningTime
 from stepfs.mount.host import cache_directory, mount_points
 from stepfs.mount.host.abort import abort_handle
+from stepfs.mount.host.cache_directory import CachePlace
 from stepfs.mount.host.kernel import has_pending_signal, tune
+from stepfs.mount.host.messages import document, pair, receive, send
 from stepfs.mount.host.mount_points import mount_at, real_directory, wait_until_detached
 from stepfs.mount.options import MountOptions
 from stepfs.mount.status import Heartbeat, Machine, Reports
@@ -94,6 +100,7 @@ class MountParts(LakeParts):
             self, options, machine, meter=self.meter, known=self.known, files=self.files, ranks=self.names.ranks
         )
         self.operations = self._make_operations()
+        self.heartbeat: Heartbeat | None = None
         if options.group is not None:
             directory = options.watched_dir
             watched = None if directory is None else (Place.parse(directory), NextStep(options.next_step))
@@ -152,11 +159,46 @@ class MountParts(LakeParts):
             is_own=self._is_own,
         )
 
+    def estate(self) -> dict[str, Any]:
+        """What the next daemon must know to go on where this one stops."""
+        return {
+            "version": self.log.state.version,
+            "first_visible": self.tree.first_visible(),
+            "opened": self.meter.opened,
+            "last_step": self.meter.last_step,
+            "open": self.files.estate(),
+            "sizes": [*self.operations.sizes],
+            "primed": [] if self.primer is None else self.primer.estate(),
+            "orders": self.prefetcher.hints.estate(),
+        }
+
+    async def inherit(self, estate: Mapping[str, Any]) -> None:
+        """Go on where the daemon before has stopped; after its death, with what can be known. Waits until all that it
+        showed is seen here.
+        """
+        first = estate.get("first_visible", self.log.first_live_step)
+        self.known.add_range(Step(min(first, self.log.state.next_step)), self.log.state.next_step)
+        self.withdrawal.note()
+        if not estate:
+            if self.options.steps is not None:
+                self.operations.sizes.doubt()
+            return
+        if self.primer is not None:
+            self.primer.inherit(estate["primed"])
+        for inode in estate["sizes"]:
+            self.operations.sizes.note(inode)
+        self.prefetcher.hints.inherit(estate["orders"], trio.current_time())
+        self.operations.inherit(**estate["open"])
+        self.meter.opened, self.meter.last_step = estate["opened"], estate["last_step"]
+        with self.changes.listening():
+            while self.log.state.version < estate["version"]:
+                await self.changes.next_change.wait()
+
     async def start_group(self, background: trio.Nursery) -> None:
         """Follow the group's record, and write this mount's own into the fleet view."""
         if self.group is not None:
             await background.start(self.group.run)
-            heartbeat = Heartbeat(
+            self.heartbeat = heartbeat = Heartbeat(
                 self.store,
                 self.log.identity,
                 self.group.group.name,
@@ -190,21 +232,33 @@ _PORT_S: Final = 2.0
 _PORT_RETRY_S: Final = 0.1
 _LAKE_POLL_S: Final = 1.0
 _DISK_BYTES: Final = 8 << 30
+_WITHOUT_CACHE: Final = 3  # descriptors that a daemon which takes over sends: its socket, its order, the device
 _ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 Ready = Callable[[], None]
 
 
 def run(
-    options: MountOptions, ready: Ready = lambda: None, say: Say = _log.warning, tell: Say = lambda _: None
+    options: MountOptions,
+    ready: Ready = lambda: None,
+    say: Say = _log.warning,
+    tell: Say = lambda _: None,
+    predecessor: Predecessor | None = None,
 ) -> int | None:
     """`serve` in a fresh event loop. Call in the main thread: signals are handled there."""
     faulthandler.enable()  # a supervisor ends a stuck process with SIGABRT: show its stack
-    return interruption.run(serve, options, ready, say, tell, clock=RunningTime())
+    return interruption.run(serve, options, ready, say, tell, predecessor, clock=RunningTime())
 
 
-async def serve(options: MountOptions, ready: Ready, say: Say = _log.warning, tell: Say = lambda _: None) -> int | None:
-    """Mount and serve until unmounted or signalled; returns the signal that ended it, if one did.
+async def serve(
+    options: MountOptions,
+    ready: Ready,
+    say: Say = _log.warning,
+    tell: Say = lambda _: None,
+    predecessor: Predecessor | None = None,
+) -> int | None:
+    """Mount, or take over from `predecessor`, and serve until unmounted, replaced or signalled; returns the signal that
+    ended it, if one did.
 
     `ready` is called once the mount answers a listing; until then, `say` is called with a line when the store is
     silent, and `tell` with one that is no warning. Raises `AbsentError`, `RefusedError`, `UsageError`,
@@ -213,7 +267,7 @@ async def serve(options: MountOptions, ready: Ready, say: Say = _log.warning, te
     """
     with trio.open_signal_receiver(*_ENDING) as signals:
         async with trio.open_nursery() as nursery:
-            session = _Session(options, ready, Silence(say), tell)
+            session = _Session(options, ready, Silence(say), tell, predecessor)
             nursery.start_soon(session.end_on, signals)
             with watchdog.shown_on_signal(nursery):
                 await session.serve()
@@ -228,13 +282,16 @@ class _Session:
     (fetching, following, withdrawing names) may hold a worker thread that waits for an answer.
     """
 
-    def __init__(self, options: MountOptions, ready: Ready, silence: Silence, tell: Say) -> None:
+    def __init__(
+        self, options: MountOptions, ready: Ready, silence: Silence, tell: Say, predecessor: Predecessor | None
+    ) -> None:
         self._directory = real_directory(options.directory)
         self._descriptor = mount_points.descriptor_of(self._directory)
         prime = options.prime and self._descriptor is None  # its paths are invisible from here
         self._options = dataclasses.replace(options, directory=self._directory, prime=prime)
         self._ready = ready
         self._silence, self._tell = silence, tell
+        self._predecessor = predecessor
         self._opening = trio.CancelScope()
         self._background: trio.CancelScope | None = None
         self.ended_by: int | None = None
@@ -242,6 +299,17 @@ class _Session:
         self._abort_handle: int | None = None
         self._guardian = Guardian(self._directory)
         self._notifier = sdnotify.SystemdNotifier()
+        self._scraped = ExitStack()
+        self._place: CachePlace | None = None
+        self._has_cache = True  # it is this daemon that removes it
+        self._giving = False
+        self._undone: list[socket.socket] = []  # to daemons before this one that are still answering
+        self._heir: socket.socket | None = None
+        before = {} if predecessor is None else predecessor.facts
+        replaced = predecessor is not None and not predecessor.crashed
+        self._past = {name: before.get(name, 0) for name in ("generation", "handovers", "recoveries")}
+        self._past["generation"] += replaced
+        self._past["handovers"] += replaced
 
     async def end_on(self, signals: AsyncIterator[int]) -> None:
         async for number in signals:
@@ -251,10 +319,10 @@ class _Session:
 
     async def serve(self) -> None:
         with self._opening, ExitStack() as claimed:
-            if self._descriptor is None:
-                claimed.callback(os.close, await trio.to_thread.run_sync(mount_points.claim, self._directory))
-            else:
+            if self._descriptor is not None:
                 mount_points.check_passed(self._descriptor)
+            elif self._predecessor is None:
+                claimed.callback(os.close, await trio.to_thread.run_sync(mount_points.claim, self._directory))
             store = store_of(self._options, self._options.lake, self._silence)
             try:
                 await self._open(store, mounted=claimed.close)
@@ -280,19 +348,31 @@ class _Session:
                 await trio.sleep(min(_LAKE_POLL_S, left_s))
 
     async def _open(self, store: Store, *, mounted: Callable[[], None]) -> None:
-        options = self._options
+        options, before = self._options, self._predecessor
         identity = await self._identity(store)
+        if before is not None:
+            before.check_lake(self._directory, identity.lake_id)
         reader = await LogReader.open(store, identity, reads_only=True)
         check_steps(options.steps, reader.state)
         here = self._directory if self._descriptor is None else None
-        with cache_directory.claimed(options.cache_dir, identity.lake_id, here) as cache:
-            machine = Machine(cache, *budgets(options))
+        inherited = None if before is None else before.cache(options.cache_dir)
+        self._has_cache = inherited is None
+        with cache_directory.claimed(
+            options.cache_dir, identity.lake_id, here, inherited=inherited, is_ours=lambda: self._has_cache
+        ) as self._place:
+            cache = cache_directory.NOWHERE if self._place is None else self._place.path
+            machine = Machine(
+                cache, *budgets(options), handovers=self._past["handovers"], recoveries=self._past["recoveries"],
+                follows=None if before is None else before.facts["pid"],
+            )  # fmt: skip
             disk = None
             if machine.disk_bytes:
+                shared = inherited is not None
                 disk = await trio.to_thread.run_sync(
-                    lambda: DiskCache(cache, identity.lake_id, limit=machine.disk_bytes)
+                    lambda: DiskCache(cache, identity.lake_id, limit=machine.disk_bytes, shared=shared)
                 )
             mount = MountParts(options, store, reader, machine, disk)
+            mount.files.follow(self._past["generation"])
             if (line := await mount.register()) is not None:
                 _log.info("%s", line)
                 self._tell(line)
@@ -302,17 +382,22 @@ class _Session:
             self._silence.end()  # a serving daemon survives an outage
             flags = kernel.fuse_options(options.lake, allow_other=options.allow_other)
             try:
-                with ExitStack() as scraped:
-                    await self._serve_metrics(mount, scraped)
+                with self._scraped:
+                    if before is None:
+                        await self._serve_metrics(mount)
+                        served = kernel.mounted(mount.operations, self._directory, flags)
+                    else:
+                        served = kernel.taken(mount.operations, self._directory, flags, before.link())
                     with (
                         interrupted_reads(),
                         self._guardian,
-                        kernel.mounted(mount.operations, self._directory, flags) as device,
-                        abort_handle(device) as self._abort_handle,
+                        served as link,
+                        abort_handle(link.mount) as self._abort_handle,
                     ):
                         mounted()
-                        machine.device = device
-                        await self._answer(mount, device)
+                        machine.device = link.mount
+                        link.shelter = mount.slices.shelter
+                        await self._answer(mount, link)
             finally:
                 with trio.CancelScope(shield=True):
                     await mount.aclose()
@@ -320,8 +405,8 @@ class _Session:
                         disk.close()
         _log.info("%s: %s", self._directory, self._why)
 
-    async def _serve_metrics(self, mount: MountParts, held: ExitStack) -> None:
-        """Serve until `held` closes. Retry: the previous mount releases its port slightly after its directory."""
+    async def _serve_metrics(self, mount: MountParts) -> None:
+        """Serve while the mount stands. Retry: the previous mount releases its port slightly after its directory."""
         port, until = self._options.metrics_port, trio.current_time() + _PORT_S
         if port is None:
             return
@@ -330,7 +415,7 @@ class _Session:
         address, healthy = self._options.metrics_address, scrape.loop_turns()
         while True:
             try:
-                held.enter_context(scrape.served(port, mount.registry, address=address, healthy=healthy))
+                self._scraped.enter_context(scrape.served(port, mount.registry, address=address, healthy=healthy))
             except RefusedError as error:
                 cause = error.__cause__
                 taken = isinstance(cause, OSError) and cause.errno == errno.EADDRINUSE
@@ -340,43 +425,159 @@ class _Session:
             else:
                 return
 
-    async def _answer(self, mount: MountParts, device: str) -> None:
+    async def _answer(self, mount: MountParts, link: Link) -> None:
         async with trio.open_nursery() as answering:
             try:
                 async with trio.open_nursery() as background:
                     self._background = background.cancel_scope
                     await mount.start(background)  # before the first request: handlers need these tasks
-                    answering.start_soon(_answer_until_unmounted, background.cancel_scope)
                     if self._descriptor is None:
-                        background.start_soon(_until_detached, background.cancel_scope, device)
-                    await self._start(mount, background, device)
+                        await link.introduce()
+                        await self._take(mount, link)
+                        background.start_soon(_until_detached, background.cancel_scope, link.mount)
+                    answering.start_soon(self._answer_until_unmounted, link, background.cancel_scope)
+                    await self._start(mount, background, link)
             finally:
-                self._notifier.notify("STOPPING=1")
-                kernel.stop()
+                self._notifier.notify("STOPPING=1" if self._heir is None else "STATUS=handed over")
+                if not link.owner:  # another daemon serves, or may
+                    self._guardian.give_up()
+                link.shelter.close(False)
                 answering.cancel_scope.cancel()
 
-    async def _start(self, mount: MountParts, background: trio.Nursery, device: str) -> None:
+    async def _answer_until_unmounted(self, link: Link, background: trio.CancelScope) -> None:
+        try:
+            await link.answer()
+            if self._heir is not None:
+                send(self._heir, {"done": True})
+        finally:
+            background.cancel()
+
+    async def _take(self, mount: MountParts, link: Link) -> None:
+        """Attach libfuse to the kernel, once the daemon before reads no more."""
+        before = self._predecessor
+        if before is None:
+            link.attach()
+        elif before.crashed:
+            self._guardian.adopt(before.sock)
+            send(before.sock, {"thread": idle_thread()})
+            if "yours" not in (await heard(before.sock))[0]:
+                raise RefusedError(f"{self._directory}: the guardian has given up")
+            await mount.inherit({})
+            link.attach()
+            link.resend()
+        else:
+            await self._take_over(before, mount, link)
+
+    async def _take_over(self, before: Predecessor, mount: MountParts, link: Link) -> None:
+        ours, theirs = pair()
+        order = self._order(mount, link)
+        try:
+            with theirs:
+                estate, guarded, self._undone = await before.give(
+                    idle_thread(), [theirs.fileno(), order, *self._held(link)]
+                )
+        finally:
+            os.close(order)
+        if guarded:
+            self._guardian.adopt(ours)
+        else:
+            ours.close()
+        os.environ.update(estate["environment"])
+        with trio.fail_after(ANSWER_S):
+            await mount.inherit(estate)
+        link.attach()
+        _log.info(
+            "nobody read the requests of %s for %.1f ms",
+            self._directory,
+            1e3 * (time.monotonic() - estate["stopped_s"]),
+        )
+
+    async def _start(self, mount: MountParts, background: trio.Nursery, link: Link) -> None:
+        before = self._predecessor
+        if before is not None:
+            await self._settle(before, mount, background, link)
         if self._descriptor is None:
-            await self._guard(mount, background)
+            await self._guard(mount, background, link)
         if mount.primer is not None:  # it calls into this mount itself: requests are answered, and a guardian watches
             await background.start(mount.primer.run)
         await mount.start_group(background)
         if self._descriptor is None:
-            # Through the kernel, like a reader; not the root, which may hold 10⁶ steps.
-            control = self._directory / ".stepfs"
-            assert "status.json" in await trio.to_thread.run_sync(os.listdir, control, abandon_on_cancel=True)
-            mount.machine.kernel = tune(device)
-        await background.start(self._watchdog(mount, device).run)
+            await self._look()
+            mount.machine.kernel = tune(link.mount)
+            background.start_soon(self._await_heirs, mount, link)
+        await background.start(self._watchdog(mount, link).run)
         state = mount.log.state
         facts = {"lake_id": state.lake_id, "version": state.version, "group": self._options.group}
-        _log.info("%s: serving %s, %d steps", self._directory, mount.store.url, state.next_step, extra=facts)
+        after = (
+            ""
+            if before is None
+            else f", after pid {before.facts['pid']} that {'died' if before.crashed else 'gave it away'}"
+        )
+        _log.info("%s: serving %s, %d steps%s", self._directory, mount.store.url, state.next_step, after, extra=facts)
         self._notifier.notify("READY=1")
         self._ready()
 
-    async def _guard(self, mount: MountParts, background: trio.Nursery) -> None:
+    async def _look(self) -> None:
+        """Through the kernel, like a reader; not at the root, which may hold 10⁶ steps."""
+        control = self._directory / ".stepfs"
+        assert "status.json" in await trio.to_thread.run_sync(os.listdir, control, abandon_on_cancel=True)
+
+    async def _settle(self, before: Predecessor, mount: MountParts, background: trio.Nursery, link: Link) -> None:
+        """The mount is this daemon's for good once it answers."""
+        await self._look()
+        alive = before.crashed or await before.gave()
+        link.owner = self._has_cache = True
+        if not alive and link.has_resend:
+            await link.read_on()
+        elif not before.crashed:
+            self._undone.append(before.sock)
+        for sock in self._undone:
+            background.start_soon(self._until_done, sock, link)
+        try:
+            await self._serve_metrics(mount)
+        except RefusedError as error:
+            _log.warning("no metrics: %s", error)
+
+    async def _until_done(self, sock: socket.socket, link: Link) -> None:
+        """If a daemon before ends with requests unanswered, they are sent again. While another one takes over, that one
+        listens.
+        """
+        await trio.lowlevel.wait_readable(sock)
+        while self._giving:  # noqa: ASYNC110 (mostly not at all)
+            await trio.sleep(_PORT_RETRY_S)
+        self._undone.remove(sock)
+        said, _ = receive(sock)
+        sock.close()
+        if "done" not in said and link.has_resend:
+            await link.read_on()
+
+    def _held(self, link: Link) -> list[int]:
+        return [link.device, *([] if self._place is None else [self._place.lock])]
+
+    def _facts(self, mount: MountParts, link: Link) -> dict[str, Any]:
+        place = self._place
+        cache = None if place is None else [str(place.path), place.keep_base]
+        return facts_of(link, self._options, mount.log.identity.lake_id, cache=cache, **self._past)
+
+    def _order(self, mount: MountParts, link: Link) -> int:
+        # A supervisor starts the daemon itself, and ends what is left of the one that died.
+        recover = self._options.recover and "NOTIFY_SOCKET" not in os.environ
+        return order(self._directory, self._options.to_json(), self._facts(mount, link), recover=recover)
+
+    async def _guard(self, mount: MountParts, background: trio.Nursery, link: Link) -> None:
         """Start a guardian; without one no thread of this process may call into its own mount."""
         at = mount_at(self._directory)
-        if at is None or not await self._guardian.start(at.mount_id, self._abort_handle):
+        if self._guardian.holds:
+            guarded = may_cut(self._abort_handle)
+        elif at is None:
+            guarded = False
+        elif link.has_resend:
+            file = self._order(mount, link)
+            guarded = await self._guardian.start(at.mount_id, self._abort_handle, [file, *self._held(link)])
+            os.close(file)
+        else:
+            guarded = await self._guardian.start(at.mount_id, self._abort_handle, [])
+        if not guarded:
             if mount.primer is not None:
                 _log.warning(
                     "priming is off: nobody could free the readers of %s if this process were killed while it primes;"
@@ -389,15 +590,78 @@ class _Session:
 
     async def _until_unguarded(self, mount: MountParts) -> None:
         await self._guardian.ended()
-        if mount.primer is not None:
+        if mount.primer is not None and self._heir is None:
             _log.warning("priming of %s is off: its guardian was killed; mount again", self._directory)
             mount.primer.stop()
 
-    def _watchdog(self, mount: MountParts, device: str) -> watchdog.Watchdog:
+    async def _await_heirs(self, mount: MountParts, link: Link) -> None:
+        """Give the mount to the next daemon that asks for it."""
+        with listening(link.mount) as sock:
+            if sock is None:
+                return
+            async with trio.open_nursery() as nursery:
+                while True:
+                    await trio.lowlevel.wait_readable(sock)
+                    nursery.start_soon(self._offer, mount, link, sock.accept()[0])
+
+    async def _offer(self, mount: MountParts, link: Link, peer: socket.socket) -> None:
+        with peer:
+            if not is_friend(peer):
+                return
+            send(peer, self._facts(mount, link), self._held(link))
+            said, descriptors = await heard(peer, float("inf"))
+            try:
+                if "go" not in said:
+                    return
+                if self._giving or mount.files.closing:
+                    send(peer, {"refused": "another daemon takes it over, or it is about to be unmounted"})
+                    return
+                self._giving = True
+                async with AsyncExitStack() as quiet:
+                    if mount.primer is not None:
+                        await quiet.enter_async_context(mount.primer.turn)
+                    await self._give(mount, link, peer, said["thread"], descriptors)
+            finally:
+                self._giving = False
+                for descriptor in descriptors:
+                    os.close(descriptor)
+
+    async def _give(
+        self, mount: MountParts, link: Link, peer: socket.socket, thread: int, descriptors: list[int]
+    ) -> None:
+        """The next daemon reads on, or this one does. Does not return as long as the other one serves."""
+        pid, _ = credentials(peer)
+        guarded = self._guardian.join(thread, descriptors)
+        await link.stop()
+        environment = {name: os.environ[name] for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC") if name in os.environ}
+        estate = document({**mount.estate(), "environment": environment, "stopped_s": time.monotonic()})
+        send(peer, {"yours": True, "guarded": guarded}, [estate, *(sock.fileno() for sock in self._undone)])
+        os.close(estate)
+        if "serving" not in (await heard(peer))[0]:
+            _log.warning("pid %d did not serve %s: it is served as before", pid, self._directory)
+            await trio.to_thread.run_sync(handover.end, pid, thread)
+            await link.read_on()
+            return
+        self._heir, self._why = peer, f"handed over to pid {pid}"
+        self._has_cache = self._place is not None and len(descriptors) <= _WITHOUT_CACHE
+        self._guardian.give_up()
+        self._scraped.close()
+        if mount.heartbeat is not None:
+            mount.heartbeat.stays = True
+        self._notifier.notify(f"MAINPID={pid}")
+        send(peer, {"given": True})
+        link.leave()
+        mount.slices.request(())
+        mount.slices.set_memory(0)
+        await trio.sleep(DRAIN_S if link.has_resend else float("inf"))
+        assert self._background is not None
+        self._background.cancel()
+
+    def _watchdog(self, mount: MountParts, link: Link) -> watchdog.Watchdog:
         return watchdog.Watchdog(
             notify=self._notifier.notify,
             answered=mount.meter.requests.total,
-            unanswered=lambda: watchdog.unanswered(device),
+            unanswered=lambda: watchdog.unanswered(link.mount),
             held=lambda: mount.meter.held,
             status=mount.reports.line,
             on_stuck=lambda: watchdog.abort_and_exit(self._abort_handle),
@@ -419,13 +683,6 @@ def budgets(options: MountOptions) -> tuple[int, int]:
         )
     memory = asked or default_memory_bytes(read_memory())
     return memory, 0 if options.cache_dir is None else options.cache_bytes or _DISK_BYTES
-
-
-async def _answer_until_unmounted(background: trio.CancelScope) -> None:
-    try:
-        await kernel.answer()
-    finally:
-        background.cancel()
 
 
 async def _until_detached(background: trio.CancelScope, device: str) -> None:

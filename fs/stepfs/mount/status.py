@@ -104,6 +104,7 @@ class Heartbeat:
         self._published_at = time.perf_counter()
         self._waited_s = 0.0
         self._troubled = False
+        self.stays = False  # the record is the next daemon's
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Publish until cancelled, then remove the record."""
@@ -114,7 +115,8 @@ class Heartbeat:
                 await trio.sleep(BEAT_S)
         finally:
             with trio.move_on_after(_REMOVE_S, shield=True) as scope:
-                await self._withdraw()
+                if not self.stays:
+                    await self._withdraw()
             if scope.cancelled_caught:
                 _log.info("the store is away: this mount's record in the fleet view will look stale")
 
@@ -161,6 +163,9 @@ class Machine:
     memory_bytes: int
     disk_bytes: int
     device: str | None = None
+    handovers: int = 0  # in the life of the mount
+    recoveries: int = 0
+    follows: int | None = None  # the pid of the daemon before
     kernel: dict[str, int | None] = field(default_factory=dict)
 
 
@@ -199,6 +204,8 @@ class Reports:
             "waiting": self.lake.waits.waiting,
             "open_files": len(self.files),
             "known_directories": len(self.known),
+            "handovers": self.machine.handovers,
+            "recoveries": self.machine.recoveries,
         }
 
     def status(self) -> Json:
@@ -237,6 +244,7 @@ class Reports:
             "world": self.ranks.world,
             "micro_batches": self.ranks.micro_batches,
             "pid": os.getpid(),
+            "follows": self.machine.follows,
         }
 
     def orders(self) -> Json:

@@ -416,15 +416,27 @@ def test_without_a_cache_directory_nothing_is_made(monkeypatch):
 
     monkeypatch.setattr(os, "mkdir", refuse)
     monkeypatch.setattr(os, "open", refuse)
-    with cache_directory.claimed(None, LAKE_URL) as path:
-        assert not path.exists()
-    assert not path.exists()
+    with cache_directory.claimed(None, LAKE_URL) as place:
+        assert place is None
+    assert not cache_directory.NOWHERE.exists()
 
 
 def test_with_one_it_is_claimed_and_removed(tmp_path):
-    with cache_directory.claimed(tmp_path / "c", LAKE_URL) as path:
-        assert path.is_dir()
+    with cache_directory.claimed(tmp_path / "c", LAKE_URL) as place:
+        assert place.path.is_dir()
     assert not (tmp_path / "c").exists()
+
+
+def test_one_that_another_daemon_has_taken_over_stays_locked(tmp_path):
+    with cache_directory.claimed(tmp_path / "c", LAKE_URL, is_ours=lambda: False) as first:
+        lock = os.dup(first.lock)
+        heir = cache_directory.CachePlace.inherited(first.path, lock, keep_base=first.keep_base)
+    with cache_directory.claimed(tmp_path / "c", LAKE_URL) as other:
+        assert other.path != first.path
+    with cache_directory.claimed(None, LAKE_URL, inherited=heir) as second:
+        assert second.path == first.path
+        assert second.path.is_dir()
+    assert not first.path.exists()
 
 
 def test_a_user_without_a_home_has_a_log_and_a_cache(nobody, tmp_path, monkeypatch):

@@ -18,6 +18,7 @@ from stepfs.format.ids import Epoch, Version
 from stepfs.format.snapshot import ProducerState
 from stepfs.mount.fuse.files import FileTable, OpenSlice
 from stepfs.mount.host import kernel
+from stepfs.view.names import slice_inode
 
 
 async def test_with_wait_a_directory_beyond_the_frontier_resolves_at_once_unlisted(autojump_clock):
@@ -299,11 +300,11 @@ def test_the_entry_of_an_open_slice_is_found_without_a_walk_until_its_last_handl
     table = FileTable()
     entry = SimpleNamespace(step=7)
     opened = [OpenSlice(SimpleNamespace(close=lambda: None), entry, 3, 0) for _ in range(2)]
-    handles = [table.add(file) for file in opened]
+    handles = [table.add(slice_inode(7, 3), file) for file in opened]
     assert table.entry_of(7, 3) is entry
     assert table.entry_of(7, 2) is None
     table.release(handles[0])
     assert table.entry_of(7, 3) is entry
     table.release(handles[1])
     assert table.entry_of(7, 3) is None
-    assert not table._slices
+    assert not table.opened

@@ -19,7 +19,7 @@ import trio
 import trio.testing
 
 from stepfs.mount import session
-from stepfs.mount.fuse import kernel
+from stepfs.mount.fuse.link import Link
 from stepfs.mount.health import watchdog
 from stepfs.mount.health.watchdog import Timing, Watchdog
 from stepfs.mount.host import mount_points
@@ -259,20 +259,20 @@ def main_that_raises(monkeypatch, error: Exception) -> None:
 async def test_a_request_that_was_being_read_at_unmount_is_no_fault(monkeypatch):
     """The kernel then says ECONNABORTED, not ENODEV: once in 3,293 unmounts of a mount with three busy readers."""
     main_that_raises(monkeypatch, end())
-    await kernel.answer()
+    await Link(-1, -1, b"").answer()
 
 
 async def test_a_fault_beside_it_is_told_alone(monkeypatch):
     main_that_raises(monkeypatch, ExceptionGroup("two", [end(), ValueError("a fault of a handler")]))
     with pytest.RaisesGroup(ValueError, flatten_subgroups=True):
-        await kernel.answer()
+        await Link(-1, -1, b"").answer()
 
 
 @pytest.mark.parametrize("error", [end("an endpoint went away"), OSError(errno.EBADF, "receive_buf")])
 async def test_an_error_of_a_handler_is_a_fault(monkeypatch, error):
     main_that_raises(monkeypatch, error)
     with pytest.RaisesGroup(type(error), flatten_subgroups=True):
-        await kernel.answer()
+        await Link(-1, -1, b"").answer()
 
 
 OURS = "90 22 0:53 / /mnt/a ro,nosuid shared:1 - fuse.stepfs s3://b/p ro\n"

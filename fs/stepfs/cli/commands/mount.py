@@ -22,6 +22,9 @@ def mount(
         bool,
         Opt("--foreground/--daemon", "Serve in this process, or in the background and return once the mount answers."),
     ] = False,
+    replace: Annotated[
+        bool, Opt("--replace", "Take the mount over from its daemon, under its readers; mount if there is none.")
+    ] = False,
     values: Annotated[dict[str, Any], MountOptions],
 ) -> None:
     """Mount a lake on a directory: one directory per committed step, one read-only file per rank."""
@@ -36,16 +39,17 @@ def mount(
 
         from stepfs.cli.failure import EXIT_INTERRUPTED
         from stepfs.mount import daemon
+        from stepfs.mount.handover import Predecessor
         from stepfs.mount.session import run
 
         daemon.configure_log(options.directory)
-        if run(options) == signal.SIGINT:
+        if run(options, predecessor=Predecessor.at(options) if replace else None) == signal.SIGINT:
             raise typer.Exit(EXIT_INTERRUPTED)
     else:
         from stepfs.cli.failure import announce
         from stepfs.mount.daemon import start
 
-        start(options, announce)
+        start(options, announce, replace=replace)
 
 
 def warn_of_memory(options: MountOptions) -> None:

@@ -20,7 +20,7 @@ from stepfs.follow.waits import WaitOutcome, Waits
 from stepfs.format.ids import Step
 from stepfs.format.snapshot import StepEntry
 from stepfs.lake.log.reader import LogReader
-from stepfs.mount.fuse.files import FileTable, OpenContent, OpenDirectory, OpenFile, OpenFixed, OpenStepFiles
+from stepfs.mount.fuse.files import FileTable, OpenContent, OpenDirectory, OpenFixed, OpenStepFiles
 from stepfs.mount.fuse.guard import refusal
 from stepfs.view import attributes
 from stepfs.view.attributes import Attributes
@@ -121,13 +121,13 @@ class Control:
             return OpenStepFiles(self.reader, self.tree)
         return OpenFixed([]) if node in {Fixed.WAIT, Fixed.ORDER} else None
 
-    def open(self, node: Node | None) -> OpenFile:
+    def open(self, node: Node | None) -> OpenContent:
         """Open any file here but a step's."""
         if isinstance(node, Fixed) and node in self.files:
             return OpenContent(self.files[node]().encode())
         raise pyfuse3.FUSEError(errno.EISDIR if isinstance(node, Fixed) else errno.ENOENT)
 
-    async def open_wait(self, step: Step, pid: int) -> OpenFile:
+    async def open_wait(self, step: Step, pid: int) -> OpenContent:
         """Open `wait/<step>` once the step is committed: the content is its directory's name.
 
         The open waits, not the read: only an open identifies the waiting thread, which can then be released early.
@@ -137,7 +137,7 @@ class Control:
             return OpenContent(step_name(step) + b"\n")
         raise refusal(outcome, expired_errno=self.waits.expired_errno)
 
-    async def open_step(self, entry: StepEntry) -> OpenFile:
+    async def open_step(self, entry: StepEntry) -> OpenContent:
         return OpenContent((await self.describe_step(entry)).encode())
 
 

@@ -4,12 +4,13 @@ An entry's id is a function of its name, and listings are in order of ids, so a 
 continues right behind it. The range of steps is fixed when a listing starts from the beginning.
 """
 
+import base64
 import errno
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import pyfuse3
 import trio
@@ -22,7 +23,15 @@ from stepfs.mount.fuse.guard import errno_of
 from stepfs.mount.fuse.kernel import LookupCounts
 from stepfs.view import attributes
 from stepfs.view.attributes import BLOCK_BYTES_HINT, Attributes
-from stepfs.view.names import CONTROL_DIRECTORY, INODES_PER_STEP, LATEST, directory_inode, step_file_inode, step_name
+from stepfs.view.names import (
+    CONTROL_DIRECTORY,
+    INODES_PER_STEP,
+    LATEST,
+    directory_inode,
+    slice_inode,
+    step_file_inode,
+    step_name,
+)
 from stepfs.view.ranks import FileNames
 from stepfs.view.tree import StepTable, Tree
 
@@ -117,11 +126,11 @@ class OpenRoot:
     tree: Tree
     control: Attributes
     known: LookupCounts
-    shown: range = range(0)
+    shown: range | None = None
     latest: Step | None = None
 
     def list_after(self, after: int, rows: Rows) -> None:
-        if after == 0:
+        if after == 0 or self.shown is None:  # or another daemon began it
             self.shown = self.tree.listed()
             self.latest = self.tree.latest() if self.tree.options.list_latest else None
         if after < 1 and not rows.add(1, CONTROL_DIRECTORY, self.control):
@@ -131,16 +140,16 @@ class OpenRoot:
             newest = None
         if newest is not None and not rows.add(2, LATEST, attributes.latest(self.table, newest)):
             return
-        steps = self._steps(after)
+        steps = self._steps(self.shown, after)
         end = self._list_steps(steps, rows)
         self.known.add_range(Step(steps.start), Step(end))
 
-    def _steps(self, after: int) -> range:
-        first = max(self.shown.start, after - _FIRST_STEP_ID + 1)
+    def _steps(self, shown: range, after: int) -> range:
+        first = max(shown.start, after - _FIRST_STEP_ID + 1)
         if self.tree.options.steps is None:
             # The kernel must not get steps again that have left the view since the listing began.
             first = max(first, self.tree.first_visible())
-        return range(first, max(first, self.shown.stop))
+        return range(first, max(first, shown.stop))
 
     def _list_steps(self, steps: range, rows: Rows) -> int:
         """List steps: reclaimed ones, committed ones, future ones (under --steps). Returns the end of those listed."""
@@ -192,10 +201,10 @@ class OpenStepFiles:
 
     table: StepTable
     tree: Tree
-    shown: range = range(0)
+    shown: range | None = None
 
     def list_after(self, after: int, rows: Rows) -> None:
-        if after == 0:
+        if after == 0 or self.shown is None:
             self.shown = self.tree.listed()
         for step in map(Step, range(max(self.shown.start, after), self.shown.stop)):
             if self.tree.readable(step):
@@ -281,61 +290,147 @@ class OpenContent(OpenFile):
         return self.content[offset : offset + size]
 
 
-class FileTable:
-    """File handles of one mount, whichever namespace they were opened in."""
+_T = TypeVar("_T")
+
+_MADE: Final = 1 << 63  # in handles of what is made at each open: control files, listings of fixed directories
+_KIND: Final = 3 << 61
+_STEP_BITS: Final = 41
+_NUMBER: Final = (1 << _STEP_BITS) - 1
+_SERIAL_BITS: Final = 12
+_GENERATIONS: Final = 1 << 8
+_FIXED_BITS: Final = 4
+
+
+def inode_of(handle: int) -> int:
+    """The inode for which any daemon gave the handle.
+
+    inode << 1 | own                                        a slice, a directory of a step; `own`: opened by the daemon itself
+    1 << 63 | kind | generation | serial | step             a file of `steps/`, `wait/`; kind: the inode's two highest bits
+    1 << 63 | 0 | generation | serial | length, inode       a fixed file, which had so many bytes; a fixed directory
+    """
+    if not handle & _MADE:
+        return handle >> 1
+    number = handle & _NUMBER
+    return handle & _KIND | (number if handle & _KIND else number & (1 << _FIXED_BITS) - 1)
+
+
+def length_of(handle: int) -> int:
+    """How many bytes a fixed file had when it was opened."""
+    return (handle & _NUMBER) >> _FIXED_BITS
+
+
+class Handles(Generic[_T]):
+    """What is open, by handle. Opens of one slice, or of one step's directory, share a handle."""
 
     def __init__(self) -> None:
-        self.directories: dict[int, OpenDirectory] = {}
-        self._files: dict[int, OpenFile] = {}
-        self._free_from = float("-inf")
-        self._held_back = 0
-        self._slices: dict[tuple[int, int], dict[int, StepEntry]] = {}  # step, slice → its handles
-        self._next = 1
+        self.generation = 0  # how many daemons served this mount before: they gave other handles
+        self.opened: dict[int, list[_T]] = {}
+        self._serial = 0
+        self._count = 0
 
     def __len__(self) -> int:
-        return len(self._files)
+        return self._count
 
-    def add(self, file: OpenFile) -> int:
-        handle = self._next
-        self._next += 1
-        self._files[handle] = file
-        if isinstance(file, OpenSlice):
-            self._slices.setdefault((file.entry.step, file.index), {})[handle] = file.entry
+    def add(self, inode: int, opened: _T, *, own: bool = False, length: int = 0) -> int:
+        handle = inode << 1 | own
+        if inode < INODES_PER_STEP or inode & _KIND:
+            number = inode if inode & _KIND else inode | length << _FIXED_BITS
+            while (handle := self._made(inode & _KIND | number & _NUMBER)) in self.opened:
+                pass
+        self.put(handle, opened)
         return handle
 
-    def get(self, handle: int) -> OpenFile:
-        """EBADF for a handle that is not open."""
-        file = self._files.get(handle)
-        if file is None:
-            raise pyfuse3.FUSEError(errno.EBADF)
-        return file
+    def _made(self, place: int) -> int:
+        self._serial = (self._serial + 1) % (1 << _SERIAL_BITS)
+        daemon = self.generation % _GENERATIONS
+        return _MADE | place | (daemon << _SERIAL_BITS | self._serial) << _STEP_BITS
+
+    def put(self, handle: int, opened: _T) -> None:
+        """Open under a handle that the kernel has already."""
+        self.opened.setdefault(handle, []).append(opened)
+        self._count += 1
+
+    def put_once(self, handle: int, opened: _T) -> _T:
+        """The same for a handle that another daemon gave, unless another request was faster: returns what is open there."""
+        found = self.get(handle)
+        if found is None:
+            self.put(handle, opened)
+        return opened if found is None else found
+
+    def get(self, handle: int) -> _T | None:
+        """The newest under this handle; None: another daemon gave it."""
+        found = self.opened.get(handle)
+        return found[-1] if found else None
+
+    def pop(self, handle: int) -> _T | None:
+        """The oldest under this handle, which is closed now; None: another daemon gave it."""
+        found = self.opened.get(handle)
+        if found is None:
+            return None
+        self._count -= 1
+        if len(found) == 1:
+            del self.opened[handle]
+        return found.pop(0)
+
+
+class FileTable(Handles[OpenFile]):
+    """The open files and directories of one mount, whichever namespace they were opened in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.directories: Handles[OpenDirectory] = Handles()
+        self._free_from = float("-inf")
+        self._held_back = 0
 
     def release(self, handle: int) -> None:
-        file = self._files.pop(handle, None)
-        if isinstance(file, OpenSlice):
-            slice_ = (file.entry.step, file.index)
-            del self._slices[slice_][handle]
-            if not self._slices[slice_]:
-                del self._slices[slice_]
+        file = self.pop(handle)
         if file is not None:
             file.close()
 
-    def entry_of(self, step: int, index: int) -> StepEntry | None:
+    def follow(self, generation: int) -> None:
+        """So many daemons served this mount before."""
+        self.generation = self.directories.generation = generation
+
+    def estate(self) -> dict[str, list[list[Any]]]:
+        """What is open, and how often, for the next daemon: contents and listings as they are, and names of slices."""
+        files = [
+            [
+                handle,
+                len(opened),
+                base64.b64encode(opened[-1].content).decode() if isinstance(opened[-1], OpenContent) else None,
+            ]
+            for handle, opened in self.opened.items()
+            if handle & _MADE or not handle & 1
+        ]
+        listings = [
+            [handle, len(opened), [opened[-1].shown.start, opened[-1].shown.stop]]
+            for handle, opened in self.directories.opened.items()
+            if isinstance(opened[-1], OpenRoot | OpenStepFiles) and opened[-1].shown is not None
+        ]
+        return {"files": files, "listings": listings}
+
+    def entry_of(self, step: Step, index: SliceIndex) -> StepEntry | None:
         """The entry of a slice that is open here, even if it has left the log."""
-        return next(iter(self._slices.get((step, index), {}).values()), None)
+        file = self.get(slice_inode(step, index) << 1)
+        return file.entry if isinstance(file, OpenSlice) else None
 
     def in_use(self) -> bool:
         """Whether anybody but this daemon has a file or a directory open, or is held back by `close_door`."""
-        others = any(not isinstance(file, OpenUnread) for file in self._files.values())
+        others = any(handle & _MADE or not handle & 1 for handle in self.opened)
         return others or bool(self.directories or self._held_back)
+
+    @property
+    def closing(self) -> bool:
+        """Whether the mount is about to end."""
+        return trio.current_time() < self._free_from
 
     def close_door(self) -> None:
         """Hold back whoever opens a slice in the next moment: the mount is about to leave one namespace, and to end."""
         self._free_from = trio.current_time() + HELD_BACK_S
 
     async def pass_door(self) -> None:
-        """Return once a slice may be opened, mostly at once."""
-        while trio.current_time() < self._free_from:
+        """Return once a slice may be opened."""
+        while self.closing:
             self._held_back += 1
             try:
                 await trio.sleep_until(self._free_from)
@@ -344,5 +439,6 @@ class FileTable:
 
     def close_all(self) -> None:
         """Close all files at unmount: the kernel sends no RELEASE then."""
-        for handle in list(self._files):
-            self.release(handle)
+        for handle in list(self.opened):
+            while handle in self.opened:
+                self.release(handle)

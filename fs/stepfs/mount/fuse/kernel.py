@@ -11,7 +11,7 @@ import shutil
 import signal
 from array import array
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -23,7 +23,8 @@ import trio
 from stepfs.errors import RefusedError
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.mount.fuse.guard import Meter
-from stepfs.mount.host.mount_points import FSTYPE, descriptor_of, mount_at, source_of
+from stepfs.mount.fuse.link import Link, descriptor_of_libfuse, held
+from stepfs.mount.host.mount_points import FSTYPE, descriptor_of, mount_at, source_of, unmount
 from stepfs.view.names import Fixed, step_name
 from stepfs.view.ranks import FileNames
 from stepfs.view.tree import Tree
@@ -88,8 +89,6 @@ _log = logging.getLogger("stepfs.mount")
 
 _DEVICE: Final = Path("/dev/fuse")
 _NAMELESS: Final = "could not determine username"  # says fusermount3
-TASKS_MAX: Final = 4096  # concurrent requests; with the default, 99, waiting requests would starve all others
-TASKS_IDLE: Final = 8
 
 
 def fuse_options(lake: str, *, allow_other: bool) -> set[str]:
@@ -107,55 +106,55 @@ def fuse_options(lake: str, *, allow_other: bool) -> set[str]:
 
 
 @contextmanager
-def mounted(operations: pyfuse3.Operations, directory: Path, options: set[str]) -> Iterator[str]:
-    """Mount; yields the device number ("0:53"). On leaving, detach if our mount is still the one at this place.
+def mounted(operations: pyfuse3.Operations, directory: Path, options: set[str]) -> Iterator[Link]:
+    """Mount. On leaving, detach if our mount is still the one at this place.
 
-    A passed mount (`/dev/fd/N`) is only served: its device number is unknown here, and is "".
+    A passed mount (`/dev/fd/N`) is only served.
     """
-    if descriptor_of(directory) is not None:
+    passed = descriptor_of(directory)
+    if passed is not None:
         _init(operations, directory, options)
         try:
-            yield ""
+            yield Link(passed, passed, b"", owner=False)
         finally:
             pyfuse3.close(unmount=False)
         return
     _check_rights()
+    others = held()
     _init(operations, directory, options)
-    device = None
+    at = mount_at(directory)
+    if at is None or at.fstype != FSTYPE:
+        pyfuse3.close(unmount=False)
+        raise RefusedError(f"{directory}: the mount disappeared at once; see `dmesg`")
+    number = descriptor_of_libfuse(others)
+    with _detached_after(directory, Link(number, os.dup(number), b"", mount=at.device)) as link:
+        link.record()
+        yield link
+
+
+@contextmanager
+def taken(operations: pyfuse3.Operations, directory: Path, options: set[str], link: Link) -> Iterator[Link]:
+    """Serve the mount that another daemon made; its link's number is free for libfuse. On leaving as `mounted`."""
+    at = mount_at(directory)
+    if at is None or at.device != link.mount:
+        raise RefusedError(f"{directory}: the mount disappeared")
+    _init(operations, Path(f"/dev/fd/{link.number}"), options)
+    with _detached_after(directory, link):
+        yield link
+
+
+@contextmanager
+def _detached_after(directory: Path, link: Link) -> Iterator[Link]:
     try:
-        at = mount_at(directory)
-        if at is None or at.fstype != FSTYPE:
-            raise RefusedError(f"{directory}: the mount disappeared at once; see `dmesg`")
-        device = at.device
-        yield device
+        yield link
     finally:
         # Detaching works by path, so only if our mount was not replaced by another one meanwhile.
         top = mount_at(directory)
-        pyfuse3.close(unmount=top is not None and top.device == device)
-
-
-async def answer() -> None:
-    """Answer the kernel until the mount is gone or `stop` is called.
-
-    A read of /dev/fuse says ENODEV when the mount is gone, which ends the loop. One that was copying a request at that
-    moment says ECONNABORTED instead (once in some thousand unmounts of a busy mount): the same end.
-    """
-    try:
-        await pyfuse3.main(min_tasks=TASKS_IDLE, max_tasks=TASKS_MAX)
-    except* ConnectionAbortedError as ends:
-        _, faults = ends.split(_tells_the_end)
-        if faults is not None:
-            raise faults from None
-
-
-def _tells_the_end(error: BaseException) -> bool:
-    """Handlers talk to the network, whose ECONNABORTED is a fault; `fuse_session_receive_buf` names the device's."""
-    return isinstance(error, ConnectionAbortedError) and str(error.strerror).startswith("fuse_session_receive_buf")
-
-
-def stop() -> None:
-    """Make `answer` return; its nursery finishes or cancels the current requests."""
-    pyfuse3.terminate()
+        if link.owner and top is not None and top.device == link.mount:
+            with suppress(OSError):  # somebody else was faster
+                unmount(directory, lazy=True)
+        pyfuse3.close(unmount=False)
+        os.close(link.device)
 
 
 def _check_rights() -> None:

@@ -2,16 +2,18 @@
 
 A handler for the *root* never awaits: the kernel lets one request at a time through a directory's lock. Handlers inside
 a step directory may wait, with a deadline and no longer than the caller lives (`waits`). Awaits that may yield: `_entry`
-(after it every fact is read again), `sizes.settle` and the reads of open files.
+(after it every fact is read again), `sizes.settle` and the reads of open files. Each in the shelter: what this daemon
+has read it answers, also when the next one reads on.
 """
 
+import base64
 import errno
 import logging
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import pyfuse3
 import trio
@@ -24,15 +26,19 @@ from stepfs.lake.log.reader import LogReader
 from stepfs.mount.fuse.control import Control
 from stepfs.mount.fuse.files import (
     FileTable,
+    OpenContent,
     OpenDirectory,
     OpenFile,
     OpenRoot,
     OpenSlice,
     OpenStep,
+    OpenStepFiles,
     OpenUnread,
     ReaddirReply,
     Replies,
     Rows,
+    inode_of,
+    length_of,
 )
 from stepfs.mount.fuse.guard import Meter, guarded, read_only, refusal
 from stepfs.mount.fuse.kernel import LookupCounts
@@ -66,9 +72,17 @@ class PendingSizes:
     def __init__(self, store: StorePages = pyfuse3.notify_store) -> None:  # type: ignore[assignment]
         self._store = store
         self._pending: set[int] = set()
+        self._told: set[int] | None = None  # files whose size the kernel surely has; None: all that are not pending
 
     def __len__(self) -> int:
         return len(self._pending)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._pending)
+
+    def doubt(self) -> None:
+        """Another daemon has died, and what it knew is lost: each file may be one of these."""
+        self._told = set()
 
     def note(self, inode: int) -> None:
         """Note that the kernel gets size 0 for this file."""
@@ -76,11 +90,14 @@ class PendingSizes:
 
     def forget(self, inode: int) -> None:
         self._pending.discard(inode)
+        if self._told:
+            self._told.discard(inode)
+
+    def has(self, inode: int) -> bool:
+        return inode in self._pending or (self._told is not None and inode not in self._told)
 
     async def settle(self, inode: int, size: int, last_byte: LastByte) -> None:
-        """Give the kernel the true size before the file is opened; returns at once if it has it."""
-        if inode not in self._pending:
-            return
+        """Give the kernel the true size of such a file before it is opened."""
         if size:
             try:
                 byte = await last_byte()
@@ -90,6 +107,8 @@ class PendingSizes:
             except (OSError, pyfuse3.FUSEError) as error:
                 _log.debug("inode %d keeps size 0 until somebody asks: %s", inode, error)
         self._pending.discard(inode)
+        if self._told is not None:
+            self._told.add(inode)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -205,7 +224,6 @@ class StepOperations(pyfuse3.Operations):
         self._attributes = KnownAttributes(
             self.reader, self.tree, self.names.ranks, self.control, self.files, self.sizes
         )
-        self._next_directory = 1
 
     async def lookup(
         self, parent_inode: pyfuse3.InodeT, name: pyfuse3.FileNameT, ctx: pyfuse3.RequestContext
@@ -267,20 +285,21 @@ class StepOperations(pyfuse3.Operations):
         return step_name(newest)
 
     async def opendir(self, inode: pyfuse3.InodeT, ctx: pyfuse3.RequestContext) -> pyfuse3.FileHandleT:
+        opened = await self._open_directory(inode, ctx.pid)
+        return self.files.directories.add(inode, opened)
+
+    async def _open_directory(self, inode: int, pid: int) -> OpenDirectory:
         node = node_of(inode)
         directory: OpenDirectory | None
         if node is Fixed.ROOT:
-            directory = OpenRoot(self.reader, self.tree, self.control.directory, self.known)
+            directory = self._open_root()
         elif isinstance(node, StepDirectory):
-            directory = await self._open_step_directory(node.step, ctx.pid)
+            directory = await self._open_step_directory(node.step, pid)
         else:
             directory = self.control.opendir(node)
         if directory is None:
             raise pyfuse3.FUSEError(errno.ENOTDIR)
-        handle = self._next_directory
-        self._next_directory += 1
-        self.files.directories[handle] = directory
-        return handle
+        return directory
 
     async def _open_step_directory(self, step: Step, pid: int) -> OpenDirectory:
         # Listing never waits under --steps: the names are known.
@@ -290,10 +309,14 @@ class StepOperations(pyfuse3.Operations):
         return OpenStep(partial(self._attributes.of_index, await self._entry(step, pid)), self.names)
 
     async def readdir(self, fh: pyfuse3.FileHandleT, start_id: int, token: pyfuse3.ReaddirToken) -> None:
-        self.files.directories[fh].list_after(start_id, Rows(self._replies, self.readdir_reply, token))
+        opened = self.files.directories.get(fh)
+        if opened is None:  # another daemon opened it
+            again = await self._open_directory(inode_of(fh), 0)
+            opened = self.files.directories.put_once(fh, again)
+        opened.list_after(start_id, Rows(self._replies, self.readdir_reply, token))
 
     async def releasedir(self, fh: pyfuse3.FileHandleT) -> None:
-        del self.files.directories[fh]
+        self.files.directories.pop(fh)
 
     async def open(self, inode: pyfuse3.InodeT, flags: pyfuse3.FlagT, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
         if flags & _WRITING:
@@ -303,36 +326,89 @@ class StepOperations(pyfuse3.Operations):
             entry = await self._entry(node.step, ctx.pid)
             if node.index >= entry.tgb.slices:
                 raise pyfuse3.FUSEError(errno.ENOENT)
-            if not self.is_own(ctx.pid):  # its own look would keep the mount busy
-                await self.files.pass_door()
-            file = self._open_slice(entry, node, ctx.pid)
-            handle, size = self.files.add(file), entry.tgb.length(node.index)
-            try:
-                await self.sizes.settle(inode, size, lambda: file.read(size - 1, 1))
-            except BaseException:
-                self.files.release(handle)
-                raise
+            own = self.is_own(ctx.pid)
+            if self.files.closing and not own:  # its own look would keep the mount busy
+                with self.slices.shelter.wait():
+                    await self.files.pass_door()
+            file = self._open_slice(entry, node, own=own)
+            handle, size = self.files.add(inode, file, own=own), entry.tgb.length(node.index)
+            if self.sizes.has(inode):
+                try:
+                    with self.slices.shelter.wait():
+                        await self.sizes.settle(inode, size, lambda: file.read(size - 1, 1))
+                except BaseException:
+                    self.files.release(handle)
+                    raise
             # direct_io would break MAP_SHARED: np.memmap, safetensors.
             return pyfuse3.FileInfo(fh=handle, keep_cache=True)
-        if isinstance(node, StepFile):
-            opened = await self.control.open_step(await self._entry(node.step, ctx.pid))
-        elif isinstance(node, WaitFile):
-            opened = await self.control.open_wait(node.step, ctx.pid)
-        else:
-            opened = self.control.open(node)
-        return pyfuse3.FileInfo(fh=self.files.add(opened), direct_io=True)
+        with self.slices.shelter.wait():
+            if isinstance(node, StepFile):
+                opened = await self.control.open_step(await self._entry(node.step, ctx.pid))
+            elif isinstance(node, WaitFile):
+                opened = await self.control.open_wait(node.step, ctx.pid)
+            else:
+                opened = self.control.open(node)
+        return pyfuse3.FileInfo(fh=self.files.add(inode, opened, length=len(opened.content)), direct_io=True)
 
-    def _open_slice(self, entry: StepEntry, node: SliceFile, pid: int) -> OpenFile:
-        if self.is_own(pid):
+    def _open_slice(self, entry: StepEntry, node: SliceFile, *, own: bool) -> OpenFile:
+        if own:
             return OpenUnread()
         self.meter.note_open(node.step)
         rank = self.names.ranks.reader_of(node.index)[0]
         return OpenSlice(self.slices.open(entry, node.index), entry, node.index, rank)
 
     async def read(self, fh: pyfuse3.FileHandleT, off: int, size: int) -> bytes:
-        data = await self.files.get(fh).read(off, size)
+        file = self.files.get(fh)
+        if file is None:
+            with self.slices.shelter.wait():
+                file = await self.open_again(fh, off)
+        data = await file.read(off, size)
         self.meter.bytes_read += len(data)
         return data  # type: ignore[return-value]  # any contiguous buffer: pyfuse3 takes it without a copy
+
+    async def open_again(self, fh: int, offset: int = 0) -> OpenFile:
+        """The file behind a handle that another daemon gave. Errno EIO for contents that may be others by now."""
+        node = node_of(inode_of(fh))
+        file: OpenFile
+        if isinstance(node, SliceFile):  # of a step that has left the view, too: its reader opened it before
+            file = self._open_slice(await self._loaded(node.step), node, own=bool(fh & 1))
+        elif isinstance(node, WaitFile):
+            file = OpenContent(step_name(node.step) + b"\n")
+        else:
+            step = await self._loaded(node.step) if isinstance(node, StepFile) else None
+            file = made = self.control.open(node) if step is None else await self.control.open_step(step)
+            if offset:
+                if offset < (length_of(fh) if step is None else len(made.content)):
+                    raise pyfuse3.FUSEError(errno.EIO)
+                return OpenContent(b"")
+        kept = self.files.put_once(fh, file)
+        if kept is not file:
+            file.close()
+        return kept
+
+    def inherit(self, files: list[list[Any]], listings: list[list[Any]]) -> None:
+        """Open what the daemon before had open, as far as the index is in memory; the rest when it is used."""
+        for handle, times, content in files:
+            node = node_of(inode_of(handle))
+            if content is not None:
+                self.files.put(handle, OpenContent(base64.b64decode(content)))
+            elif isinstance(node, SliceFile) and (entry := self.reader.entry_if_loaded(node.step)) is not None:
+                for _ in range(times):
+                    self.files.put(handle, self._open_slice(entry, node, own=False))
+        for handle, _, (start, stop) in listings:
+            node = node_of(inode_of(handle))
+            opened = self._open_root() if node is Fixed.ROOT else OpenStepFiles(self.reader, self.tree)
+            opened.shown = range(start, stop)
+            self.files.directories.put(handle, opened)
+
+    def _open_root(self) -> OpenRoot:
+        return OpenRoot(self.reader, self.tree, self.control.directory, self.known)
+
+    async def _loaded(self, step: Step) -> StepEntry:
+        found = self.reader.entry_if_loaded(step) or await self.waits.for_entry(step, 0)
+        if isinstance(found, WaitOutcome):
+            raise pyfuse3.FUSEError(errno.EIO)  # of an open file
+        return found
 
     async def release(self, fh: pyfuse3.FileHandleT) -> None:
         self.files.release(fh)
@@ -367,7 +443,8 @@ class StepOperations(pyfuse3.Operations):
         entry = self.reader.entry_if_loaded(step) if self.tree.readable(step) else None
         if entry is not None:
             return entry  # nearly always
-        found = await self.waits.for_files(step, pid)
+        with self.slices.shelter.wait():
+            found = await self.waits.for_files(step, pid)
         if isinstance(found, WaitOutcome):
             raise refusal(found, expired_errno=self.waits.expired_errno)
         return found

@@ -1,4 +1,4 @@
-"""A small process without /dev/fuse that aborts the connection when the daemon dies.
+"""A small process beside the daemon that has the next one serve when it dies, or cuts the connection.
 
 No thread of a daemon calls into its own mount unless another process can cut the connection; `start` returns whether
 one can.
@@ -6,23 +6,70 @@ one can.
 
 import logging
 import os
+import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import trio
 
 import stepfs
 from stepfs.mount.host.abort import may_force_unmount
+from stepfs.mount.host.messages import document, pair, send
 
 _log = logging.getLogger("stepfs.mount")
 
 _READY_S: Final = 30.0
 _GONE_S: Final = 5.0
-# Isolated from the user's environment, and without site-packages: 15 ms and 8 MB.
+# When the guardian gives up, and cuts the connection.
+ATTEMPTS: Final = 5  # in a row to have another daemon serve
+DEATHS: Final = 3  # within this time: what kills them may be a request, which the next one gets, too
+WITHIN_S: Final = 60.0
+PATIENCE_S: Final = 30.0  # for a daemon that serves
+# Isolated from the user's environment, and without site-packages: 25 ms and 11 MB.
 _PROGRAM: Final = "import sys; sys.path.append(sys.argv.pop(1)); from stepfs.mount.health.guardian_process import main; sys.exit(main(sys.argv[1:]))"
+
+
+def idle_thread() -> int:
+    """The number of a thread that does nothing: it ends at once with this process, whatever the others wait for."""
+    thread = threading.Thread(target=threading.Event().wait, name="stepfs idle", daemon=True)
+    thread.start()
+    assert thread.native_id is not None
+    return thread.native_id
+
+
+def order(directory: Path, options: str, facts: dict[str, Any], *, recover: bool) -> int:
+    """What the guardian needs to start the next daemon, as a descriptor. Credentials are in it: it has no name."""
+    return document(
+        {
+            "command": [sys.executable, "-m", "stepfs.mount.daemon"],
+            "environment": {name: value for name, value in os.environ.items() if name not in _OF_THIS_PROCESS},
+            "directory": str(directory),
+            "options": options,
+            "facts": facts,
+            "recover": recover,
+            "limits": {"attempts": ATTEMPTS, "deaths": DEATHS, "within_s": WITHIN_S, "patience_s": PATIENCE_S},
+        }
+    )
+
+
+_OF_THIS_PROCESS: Final = {
+    "NOTIFY_SOCKET",
+    "WATCHDOG_USEC",
+    "WATCHDOG_PID",
+    "LISTEN_FDS",
+    "LISTEN_PID",
+    "LISTEN_FDNAMES",
+}
+
+
+def may_cut(handle: int | None) -> bool:
+    """Whether this user has one of the ways to cut a connection; `handle` is an abort descriptor."""
+    return handle is not None or may_force_unmount()
 
 
 class Guardian:
@@ -31,18 +78,25 @@ class Guardian:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None  # of a guardian that can have another daemon serve
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        process = self._process
+        process, control = self._process, self._control
+        if control is not None:
+            send(control, {"bye": True})
+            control.settimeout(_GONE_S)
+            with suppress(OSError):
+                control.recv(1)  # its end
+            control.close()
         if process is None:
             return
-        assert process.stdin is not None
         assert process.stdout is not None
-        with suppress(OSError):
-            process.stdin.close()
+        if process.stdin is not None:
+            with suppress(OSError):
+                process.stdin.close()
         process.stdout.close()
         try:
             process.wait(_GONE_S)
@@ -50,22 +104,52 @@ class Guardian:
             process.kill()
             process.wait()
 
-    async def start(self, mount_id: int, handle: int | None) -> bool:
+    @property
+    def holds(self) -> bool:
+        """Whether it can have another daemon serve."""
+        return self._control is not None
+
+    def join(self, thread: int, descriptors: Sequence[int]) -> bool:
+        """Let it watch the daemon that takes over, too: its socket, its order, and what the guardian holds."""
+        return self._control is not None and send(self._control, {"thread": thread, "join": True}, descriptors)
+
+    def adopt(self, control: socket.socket) -> None:
+        """Be watched by the guardian of the daemon before."""
+        self._control = control
+
+    def give_up(self) -> None:
+        """The mount is another daemon's, and so is the guardian that can follow."""
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
+        if self._control is not None:
+            trio.lowlevel.notify_closing(self._control)
+            self._control.close()
+            self._control = None
+            if self._process is not None:
+                assert self._process.stdout is not None
+                self._process.stdout.close()
+                self._process.returncode = 0  # it lives on by itself: suppresses Popen's ResourceWarning
+                self._process = None
+
+    async def start(self, mount_id: int, handle: int | None, descriptors: Sequence[int]) -> bool:
         """Start guarding the mount `mount_id`, with the abort descriptor `handle` if there is one.
 
-        False if this user has neither way to cut a connection, or if no process can be started.
+        `descriptors`: the order and what is to be held; none where the kernel cannot send requests again. False if this
+        user has neither way to cut a connection, or if no process can be started.
         """
-        if handle is None and not may_force_unmount():
+        cuts = may_cut(handle)
+        if not cuts and not descriptors:
             return False
         command = [
             *(sys.executable, "-I", "-S", "-c", _PROGRAM, str(Path(stepfs.__file__).parent.parent)),
             *(str(os.getpid()), str(-1 if handle is None else handle), str(mount_id), str(self._directory)),
         ]
-        # Not in a worker thread: the guardian gets its signal at the death of the thread that starts it.
+        control, theirs = pair() if descriptors else (None, None)
+        # Not in a worker thread: without a socket it gets its signal at the death of the thread that starts it.
         try:
             process = self._process = subprocess.Popen(  # noqa: S603, ASYNC220 (this interpreter, our own module; see above)
                 command,
-                stdin=subprocess.PIPE,
+                stdin=subprocess.PIPE if theirs is None else theirs.fileno(),
                 stdout=subprocess.PIPE,
                 cwd="/",
                 start_new_session=True,
@@ -74,14 +158,26 @@ class Guardian:
         except OSError as error:
             _log.warning("no guardian for %s: %s", self._directory, error)
             return False
+        finally:
+            if theirs is not None:
+                theirs.close()
+        if control is not None:
+            self._control = control
+            send(control, {"thread": idle_thread()}, descriptors)
         assert process.stdout is not None
         with trio.move_on_after(_READY_S):
             await trio.lowlevel.wait_readable(process.stdout.fileno())
-            return bool(os.read(process.stdout.fileno(), 16))
+            return bool(os.read(process.stdout.fileno(), 16)) and cuts
         return False
 
     async def ended(self) -> None:
-        """Return when the guardian that was started has been killed."""
+        """Return when the guardian has been killed."""
+        if self._control is not None:
+            try:
+                await trio.lowlevel.wait_readable(self._control)
+            except trio.ClosedResourceError:  # given up
+                await trio.sleep_forever()
+            return
         assert self._process is not None
         descriptor = os.pidfd_open(self._process.pid)
         try:

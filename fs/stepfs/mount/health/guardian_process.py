@@ -1,19 +1,37 @@
-"""The guardian's own program: wait for the daemon's death, then cut its connection.
+"""The guardian's own program: it waits for the daemon's death, then has the next one serve, or cuts the connection.
 
-stdin: a pipe from the daemon, whose end means that it needs no guardian; stdout: one line as soon as the guardian watches.
-The kernel sends PR_SET_PDEATHSIG when the *thread* that started this process ends.
+Where the kernel sends unanswered requests again, one guardian lives as long as the mount. stdin is a socket to the daemon
+that started it; it holds the device, and watches a thread of each daemon that does nothing: it ends at once, also if
+others hang in the mount itself. What a daemon says:
+
+    {"thread"}         of the first and of a follower that was started here: watch it
+    {"thread", "join"} by the one that is replaced, of the one that takes over, with its socket and its order
+    {"bye"}            the mount ends. The end of the socket without it is a death, or has given the mount away
+
+Elsewhere stdin is a pipe, whose end means that no guardian is needed, and PR_SET_PDEATHSIG tells of the death of the
+*thread* that started this process. stdout: one line as soon as the guardian watches.
 """
+
+from __future__ import annotations
 
 import ctypes
 import os
+import select
 import signal
+import socket
+import stat
 import sys
+import time
+from collections.abc import Callable
 from contextlib import suppress
+from typing import Any, NoReturn
 
 from stepfs.mount.host.abort import abort_mount
+from stepfs.mount.host.messages import pair, read_document, receive, send
 
 _PR_SET_PDEATHSIG = 1
 _DEATH = signal.SIGUSR1
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # meant for the daemon; it ends this process itself
 _WORDS = b"stepfs: the daemon died; its connection was aborted, so that readers fail and do not hang\n"
 
 
@@ -22,7 +40,7 @@ def main(arguments: list[str]) -> int:
     parent, handle, mount_id = (int(argument) for argument in arguments[:3])
     directory = arguments[3]
 
-    def cut_connection(*_: object) -> None:
+    def cut_connection(*_: object) -> NoReturn:
         done = False
         with suppress(OSError):
             done = handle >= 0 and os.write(handle, b"1") == 1
@@ -32,8 +50,13 @@ def main(arguments: list[str]) -> int:
             os.write(2, _WORDS if done else b"")
         os._exit(0)
 
-    for ending in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(ending, signal.SIG_IGN)  # meant for the daemon; it ends this process itself
+    for ending in _ENDING:
+        signal.signal(ending, signal.SIG_IGN)
+    if stat.S_ISSOCK(os.fstat(0).st_mode):
+        if handle >= 0:
+            os.set_inheritable(handle, False)
+        hold(socket.socket(fileno=0), cut_connection)
+        return 0
     signal.signal(_DEATH, cut_connection)
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(_DEATH), 0, 0, 0) != 0:
         return 1
@@ -43,6 +66,134 @@ def main(arguments: list[str]) -> int:
     while os.read(0, 1):
         pass
     return 0
+
+
+def hold(first: socket.socket, cut: Callable[[], object]) -> None:
+    """Watch one daemon after the other, until one says that the mount ends."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a follower
+    keeper = Keeper()
+    keeper.take(first)
+    os.write(1, b"watching\n")
+    deaths: list[float] = []
+    while not keeper.watch() and keeper.order:
+        limits, now = keeper.order["limits"], time.monotonic()
+        deaths = [at for at in deaths if now - at < limits["within_s"]] + [now]
+        if not keeper.order["recover"] or len(deaths) >= limits["deaths"] or not keeper.recover():
+            if not keeper.is_over():
+                cut()
+            return
+
+
+class Keeper:
+    """The daemons that serve one mount: mostly one; two while one replaces the other."""
+
+    def __init__(self) -> None:
+        self.order: dict[str, Any] = {}
+        self._file = -1  # of the order: options and facts for the next daemon
+        self._held: list[int] = []  # the device, and the lock of the cache
+        self._tries = 0  # of following, under this order
+        self._served = 0  # the pid that served last
+        self._daemons: dict[socket.socket, int] = {}  # the idle threads' pidfds
+
+    def take(self, daemon: socket.socket) -> None:
+        """A daemon's own word that it serves, with its order."""
+        said, descriptors = receive(daemon)
+        self._follow(daemon, said, descriptors)
+
+    def _follow(self, daemon: socket.socket, said: dict[str, Any], descriptors: list[int]) -> None:
+        for old in (self._file, *self._held):
+            if old >= 0:
+                os.close(old)
+        if not said:
+            return
+        self._file, *self._held = descriptors
+        self.order, self._tries = read_document(os.dup(self._file)), 0
+        self._served = self.order["facts"]["pid"]
+        self._add(daemon, said["thread"])
+
+    def _add(self, daemon: socket.socket, thread: int) -> None:
+        with suppress(OSError):  # it has died
+            self._daemons[daemon] = os.pidfd_open(thread, os.O_EXCL)  # PIDFD_THREAD
+
+    def _remove(self, daemon: socket.socket) -> None:
+        os.close(self._daemons.pop(daemon))
+        daemon.close()
+
+    def watch(self) -> bool:
+        """Return once nobody serves: whether that is the mount's end."""
+        ends = False
+        while self._daemons:
+            watched: list[Any] = [*self._daemons, *self._daemons.values()]
+            ready = select.select(watched, [], [])[0]
+            for daemon, thread in list(self._daemons.items()):
+                if daemon in ready:
+                    said, descriptors = receive(daemon)
+                    if "join" in said:
+                        self._follow(socket.socket(fileno=descriptors[0]), said, descriptors[1:])
+                        continue
+                    ends = "bye" in said
+                elif thread not in ready:
+                    continue
+                else:
+                    ends = False
+                self._remove(daemon)
+        return ends
+
+    def is_over(self) -> bool:
+        """Whether the connection has ended."""
+        poll = select.poll()
+        poll.register(self._held[0], 0)
+        return bool(poll.poll(0))
+
+    def recover(self) -> bool:
+        """Have a new daemon serve what the dead one left. False if none can."""
+        limits, began = self.order["limits"], time.monotonic()
+        for _ in range(limits["attempts"]):
+            left_s = began + limits["patience_s"] - time.monotonic()
+            if left_s > 0 and not self.is_over() and self._start(left_s):
+                return True
+        return False
+
+    def _start(self, patience_s: float) -> bool:
+        self._tries += 1
+        ours, theirs = pair()
+        os.set_inheritable(theirs.fileno(), True)
+        os.lseek(self._file, 0, os.SEEK_SET)
+        command = [*self.order["command"], str(theirs.fileno()), self.order["directory"], "follow"]
+        process = os.posix_spawn(
+            command[0],
+            command,
+            self.order["environment"],
+            file_actions=[(os.POSIX_SPAWN_DUP2, self._file, 0), (os.POSIX_SPAWN_DUP2, 2, 1)],
+            setsid=True,
+            setsigdef=[*_ENDING, signal.SIGCHLD, signal.SIGPIPE],
+        )
+        theirs.close()
+        told = send(ours, {"tries": self._tries, "dead": self._served}, self._held)
+        self._served = process
+        if told and self._serves(ours, patience_s):
+            return True
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+        if ours in self._daemons:
+            select.select([self._daemons[ours]], [], [])  # else two might read
+            self._remove(ours)
+        ours.close()
+        return False
+
+    def _serves(self, daemon: socket.socket, patience_s: float) -> bool:
+        until = time.monotonic() + patience_s
+        while True:
+            watched: list[Any] = [daemon, *([self._daemons[daemon]] if daemon in self._daemons else [])]
+            ready = select.select(watched, [], [], max(0.0, until - time.monotonic()))[0]
+            if daemon not in ready:
+                return False  # in time; or it has died
+            said, _ = receive(daemon)
+            if "thread" in said:
+                self._add(daemon, said["thread"])
+                send(daemon, {"yours": True})
+            elif "waiting" not in said:
+                return "pid" in said
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import secrets
 import shutil
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +58,11 @@ class CachePlace:
     def __exit__(self, *_: object) -> None:
         self.remove()
 
+    @classmethod
+    def inherited(cls, path: Path, lock: int, *, keep_base: bool) -> Self:
+        """The one of the daemon before, whose lock is `lock`."""
+        return cls(path, open_own(path.parent), lock, adopted=True, keep_base=keep_base)
+
     def remove(self) -> None:
         """Remove the directory and, if they are empty, the directories that were made for it."""
         shutil.rmtree(self.path.name, ignore_errors=True, dir_fd=self.lake)
@@ -81,13 +86,24 @@ class CachePlace:
 
 
 @contextmanager
-def claimed(cache_dir: Path | None, lake_id: str, directory: Path | None = None) -> Iterator[Path]:
-    """A claimed directory inside the context; without a cache directory `NOWHERE`, and nothing is written."""
-    if cache_dir is None:
-        yield NOWHERE
-        return
-    with claim(cache_dir, lake_id, directory) as own:
-        yield own.path
+def claimed(
+    cache_dir: Path | None,
+    lake_id: str,
+    directory: Path | None = None,
+    *,
+    inherited: CachePlace | None = None,
+    is_ours: Callable[[], bool] = lambda: True,
+) -> Iterator[CachePlace | None]:
+    """A claimed directory inside the context, or the inherited one; removed on leaving if it is still ours.
+
+    Without a cache directory None, and nothing is written.
+    """
+    place = inherited or (None if cache_dir is None else claim(cache_dir, lake_id, directory))
+    try:
+        yield place
+    finally:
+        if place is not None:
+            (place.remove if is_ours() else place.release)()
 
 
 def claim(cache_dir: Path, lake_id: str, directory: Path | None = None) -> CachePlace:

@@ -100,6 +100,12 @@ class Mounted:
     options: str = ""  # of the superblock
 
     @property
+    def user(self) -> int | None:
+        """Who mounted; None if the superblock does not say."""
+        given = dict(_ID.findall(self.options))
+        return int(given["user_id"]) if "user_id" in given else None
+
+    @property
     def asked_as(self) -> Identity | None:
         """Whose rights it takes to look into it: for root, those of the user who mounted; else one's own."""
         given = dict(_ID.findall(self.options))

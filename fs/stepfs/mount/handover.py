@@ -1,0 +1,267 @@
+"""One daemon takes a mount over from another, while its readers read.
+
+    the next one                                          the one that serves
+    connects                                              → its facts, and the device; it serves on
+    opens the lake, introduces itself to its libfuse
+    → go                                                  stops reading; → yours, and its state
+    reads; a listing answers; → serving                   → given; answers what it had read; → done, ends
+
+If the next one fails before `serving`, the other reads on. If that one dies before `done`, the kernel sends again what it
+had not answered. After a death the guardian speaks for the dead one: there is no state, and nothing to give back.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import trio
+
+from stepfs import __version__
+from stepfs.errors import RefusedError, command
+from stepfs.mount.fuse.link import Link
+from stepfs.mount.host.cache_directory import CachePlace
+from stepfs.mount.host.messages import read_document, receive, send
+from stepfs.mount.host.mount_points import FSTYPE, Mounted, is_dead, mount_at
+from stepfs.own_directory import home, make_own
+
+if TYPE_CHECKING:
+    from stepfs.mount.options import MountOptions
+
+_log = logging.getLogger("stepfs.mount")
+
+PROTOCOL: Final = 1
+ANSWER_S: Final = 10.0  # for each answer of the other side
+DRAIN_S: Final = (
+    5.0  # what a daemon that was replaced has not answered by then is sent to the next one, where that can be
+)
+_RESTART_S: Final = 5.0  # a daemon that was killed may be followed by another within that time
+_VIEW: Final = ("world", "mesh", "steps")  # what a name means depends on them
+_ROOTS: Final = Path("/run/stepfs")
+
+
+def place() -> Path:
+    """The directory of the sockets: whoever connects gets the descriptor that answers all reads."""
+    if os.geteuid() == 0:
+        return _ROOTS
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    return (Path(runtime) if runtime else home() / ".local/state/stepfs") / ("stepfs" if runtime else "run")
+
+
+@contextmanager
+def _name_in(directory: Path, mount: str) -> Iterator[Path]:
+    """The path of the socket, too short to be refused, in a directory that nobody exchanges. OSError."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    parent = make_own(directory)
+    try:
+        yield Path(f"/proc/self/fd/{parent}/{mount.replace(':', '-')}.sock")
+    finally:
+        os.close(parent)
+
+
+@contextmanager
+def listening(mount: str) -> Iterator[socket.socket | None]:
+    """Where the next daemon of the mount ("0:53") connects; None if there can be no such place."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        try:
+            with _name_in(place(), mount) as name:
+                fresh = name.with_suffix(f".{os.getpid()}")
+                fresh.unlink(missing_ok=True)
+                sock.bind(str(fresh))
+                sock.listen()
+                own = fresh.stat().st_ino
+                fresh.rename(name)
+        except OSError as error:
+            _log.info("this daemon cannot be replaced while it serves: %s: %s", place(), error.strerror or error)
+            yield None
+            return
+        try:
+            yield sock
+        finally:
+            with suppress(OSError), _name_in(place(), mount) as name:
+                if name.stat().st_ino == own:  # else it is the next one's
+                    name.unlink()
+
+
+def is_friend(peer: socket.socket) -> bool:
+    """Whether the other side is of this user, or root."""
+    return credentials(peer)[1] in {0, os.geteuid()}
+
+
+def credentials(peer: socket.socket) -> tuple[int, int]:
+    """Its pid and user id."""
+    pid, user, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return pid, user
+
+
+async def heard(peer: socket.socket, within_s: float = ANSWER_S) -> tuple[dict[str, Any], list[int]]:
+    """The next message and its descriptors; an empty one if the other side has ended, or says nothing in time."""
+    with trio.move_on_after(within_s):
+        await trio.lowlevel.wait_readable(peer)
+        return receive(peer)
+    return {}, []
+
+
+def view_of(options: MountOptions) -> dict[str, Any]:
+    """The options that both daemons must have in common, as JSON has them."""
+    steps = options.steps
+    return {"world": options.world, "mesh": options.mesh, "steps": None if steps is None else [steps.start, steps.stop]}
+
+
+def facts_of(link: Link, options: MountOptions, lake_id: str, **others: object) -> dict[str, Any]:
+    """What every daemon of this mount knows of it, from the first on."""
+    return {
+        "protocol": PROTOCOL, "pid": os.getpid(), "version": __version__, "mount": link.mount,
+        "init": link.init.hex(), "reply": link.reply.hex(), "lake_id": lake_id, "view": view_of(options), **others,
+    }  # fmt: skip
+
+
+def end(pid: int, thread: int) -> None:
+    """Kill the daemon that was to take over, and return once it reads no more. Touches processes."""
+    with suppress(OSError):
+        descriptor = os.pidfd_open(pid)
+        try:
+            with suppress(OSError):  # a kernel without PIDFD_THREAD
+                idle = os.pidfd_open(thread, os.O_EXCL)
+                os.close(descriptor)
+                descriptor = idle
+            os.kill(pid, signal.SIGKILL)
+            select.select([descriptor], [], [], ANSWER_S)
+        finally:
+            os.close(descriptor)
+
+
+@dataclass(eq=False)
+class Predecessor:
+    """The daemon before this one, or the guardian in the place of a dead one."""
+
+    sock: socket.socket
+    facts: dict[str, Any]
+    device: int
+    lock: int | None  # of its cache directory
+    crashed: bool = False
+
+    @classmethod
+    def of_dead(cls, number: int, facts: dict[str, Any]) -> Predecessor:
+        """The guardian speaks over descriptor `number`."""
+        sock = socket.socket(fileno=number)
+        said, (device, *lock) = receive(sock)
+        for name in ("generation", "recoveries"):
+            facts[name] += said["tries"]
+        facts["pid"] = said["dead"]
+        return cls(sock, facts, device, lock[0] if lock else None, crashed=True)
+
+    @classmethod
+    def at(cls, options: MountOptions) -> Predecessor | None:
+        """The daemon that serves a mount point; None if nothing, or a dead mount, is there. `RefusedError`."""
+        directory = options.directory
+        mounted = mount_at(directory)
+        if mounted is None or mounted.fstype != FSTYPE or is_dead(mounted):
+            return None
+        if mounted.user not in {None, os.geteuid()}:
+            raise RefusedError(f"{directory}: user {mounted.user} mounted it; replace its daemon as that user")
+        sock = _connected(directory, mounted)
+        try:
+            said, descriptors = receive(sock)
+        except TimeoutError:
+            said, descriptors = {}, []
+        if said.get("protocol") != PROTOCOL or not descriptors:
+            raise _cannot(directory, "its daemon's version gives a mount away in another manner, or is busy")
+        found = cls(sock, said, descriptors[0], descriptors[1] if len(descriptors) > 1 else None)
+        found._check(directory, view_of(options))
+        sock.settimeout(None)
+        return found
+
+    def _check(self, directory: Path, asked: dict[str, Any]) -> None:
+        for name in _VIEW:
+            was, wanted = self.facts["view"][name], asked[name]
+            if was != wanted:
+                raise RefusedError(
+                    f"{directory}: mounted with --{name} {_shown(was)}, not {_shown(wanted)}: its readers' names would mean"
+                    f" other bytes; `{command('stepfs', 'unmount', directory)}` first"
+                )
+
+    def check_lake(self, directory: Path, lake_id: str) -> None:
+        """`RefusedError` for another lake."""
+        was = self.facts["lake_id"]
+        if was != lake_id:
+            raise RefusedError(
+                f"{directory}: lake {was} is mounted here, not {lake_id}; `{command('stepfs', 'unmount', directory)}` first"
+            )
+
+    def link(self) -> Link:
+        """This daemon's own to the same device; its number is free."""
+        init, reply = bytes.fromhex(self.facts["init"]), bytes.fromhex(self.facts["reply"])
+        return Link(os.dup(self.device), self.device, init, reply, mount=self.facts["mount"], owner=False)
+
+    def cache(self, cache_dir: Path | None) -> CachePlace | None:
+        """Its cache, if this daemon's is to be there, too."""
+        if self.facts["cache"] is None or self.lock is None or cache_dir is None:
+            return None
+        path, keep_base = Path(self.facts["cache"][0]), self.facts["cache"][1]
+        return CachePlace.inherited(path, self.lock, keep_base=keep_base) if path.is_relative_to(cache_dir) else None
+
+    async def give(self, thread: int, descriptors: list[int]) -> tuple[dict[str, Any], bool, list[socket.socket]]:
+        """Ask for the mount: its state, whether the guardian watches `thread` from now on, and sockets to earlier daemons
+        that are still answering. `RefusedError`.
+        """
+        send(self.sock, {"go": True, "thread": thread}, descriptors)
+        said, given = await heard(self.sock)
+        if "yours" not in said:
+            why = said.get("refused", "its daemon does not give it away; look at its log")
+            raise RefusedError(f"the mount is as it was: {why}")
+        return read_document(given[0]), said["guarded"], [socket.socket(fileno=number) for number in given[1:]]
+
+    async def gave(self) -> bool:
+        """Tell that this daemon serves. False if the other one has died."""
+        send(self.sock, {"serving": True})
+        return bool((await heard(self.sock))[0])
+
+
+def _connected(directory: Path, mounted: Mounted) -> socket.socket:
+    until = time.monotonic() + _RESTART_S
+    while True:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        sock.settimeout(ANSWER_S)
+        try:
+            with _name_in(place(), mounted.device) as name:
+                sock.connect(str(name))
+            if not is_friend(sock):
+                raise PermissionError(0, "another user listens there")
+        except ConnectionRefusedError as error:  # killed; another one may be about to follow
+            sock.close()
+            if time.monotonic() > until:
+                raise _cannot(directory, "its daemon is gone or does not listen") from error
+            time.sleep(0.05)
+        except FileNotFoundError as error:
+            sock.close()
+            raise _cannot(directory, "its daemon listens nowhere, as one of an older version") from error
+        except OSError as error:
+            sock.close()
+            raise RefusedError(
+                f"{place()}: {error.strerror or error}; it must be this user's own, with mode 0700"
+            ) from error
+        else:
+            return sock
+
+
+def _cannot(directory: Path, why: str) -> RefusedError:
+    return RefusedError(
+        f"{directory} cannot be taken over: {why}; `{command('stepfs', 'unmount', directory)}`, and mount again"
+    )
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, list):
+        return ":".join(map(str, value))
+    return "(none)" if value is None else str(value)

@@ -1,0 +1,496 @@
+"""A daemon that is replaced, or killed, under its readers: they notice nothing, and whatever fails leaves the mount as it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from finished import ran
+from realmount import (
+    PATIENCE_S,
+    STEPFS,
+    change_constants,
+    clear,
+    gone,
+    lake_with,
+    make_lake,
+    mounted,
+    payload,
+    running,
+    stepfs,
+    until,
+)
+
+from stepfs.mount import handover
+from stepfs.mount.fuse.link import HAS_RESEND
+from stepfs.mount.host.mount_points import mount_at
+from stepfs_producer import Producer
+
+STEPS, SLICES, SIZE = 12, 2, 200_000
+READERS = Path(__file__).parents[1] / "support/steady_readers.py"
+
+
+@pytest.fixture
+def steady(file_url, tmp_path):
+    """A lake, and its files beside it."""
+    batches = lake_with(file_url, STEPS, slices=SLICES, size=SIZE)
+    for step, batch in enumerate(batches):
+        for rank, data in enumerate(batch):
+            path = tmp_path / f"expected/step-{step:09d}/rank-{rank:05d}.bin"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+    return file_url
+
+
+@contextmanager
+def steady_readers(lake, mount):
+    """Readers of all kinds; on leaving, none of them has noticed anything."""
+    expected = mount.directory.parent / "expected"
+    readers = subprocess.Popen(
+        [sys.executable, READERS, mount.directory, expected, str(STEPS)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert readers.stdout.readline() == "reading\n"
+        yield
+        with Producer(lake, producer_id="p0") as producer:
+            producer.append([payload(STEPS, rank) for rank in range(SLICES)], position=STEPS)
+        mount.wait_for(STEPS)  # before the readers end: one of them waits for it
+        said = json.loads(readers.communicate(timeout=PATIENCE_S)[0])
+    finally:
+        readers.kill()
+        readers.communicate()
+    assert readers.returncode == 0
+    assert all(reader["done"] and not reader["failed"] for reader in said.values()), said
+
+
+def replace(mount, *options, timeout_s=PATIENCE_S):
+    """Another daemon; `mount` is about that one from now on."""
+    done = replaced(mount, *options, timeout_s=timeout_s)
+    assert done.returncode == 0, done.stderr
+    before, mount.pid = mount.pid, mount.config()["pid"]
+    assert mount.config()["follows"] == before
+    return before
+
+
+def replaced(mount, *options, lake=None, timeout_s=PATIENCE_S):
+    os.environ["STEPFS_LOG_DIR"] = str(mount.log.parent)
+    try:
+        lake = lake or mount.config()["options"]["lake"]
+        return stepfs("mount", lake, mount.directory, "--replace", *options, timeout_s=timeout_s)
+    finally:
+        del os.environ["STEPFS_LOG_DIR"]
+
+
+def kill(mount):
+    """SIGKILL; `mount` is about the daemon that follows."""
+    mount.kill(signal.SIGKILL)
+    before, mount.pid = mount.pid, mount.config()["pid"]
+    assert mount.config()["follows"] == before
+    gone(before)
+    until(lambda: f"after pid {before} that died" in mount.log.read_text(), "it does not get ready")
+
+
+def resends() -> bool:
+    """Whether this kernel can send requests again; where not, a death cuts the connection as under `--no-recover`."""
+    return tuple(map(int, os.uname().release.split(".")[:2])) >= (6, 9)
+
+
+needs_resend = pytest.mark.skipif(not resends(), reason="this kernel sends no request again")
+
+
+def daemons_of(mount):
+    found = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            with suppress(OSError):
+                words = (process / "cmdline").read_bytes().split(b"\0")
+                if b"stepfs.mount.daemon" in words and os.fsencode(mount.directory) in words:
+                    found.append(int(process.name))
+    return found
+
+
+@contextmanager
+def tampered(monkeypatch, tmp_path, code):
+    """Every stepfs process that is started inside runs `code` first; `once()` in it is true in one of them alone."""
+    (tmp_path / "tamper").mkdir(exist_ok=True)
+    once = f"import os\ndef once(n=1):\n    for k in range(n):\n        try:\n            os.close(os.open({str(tmp_path)!r} + f'/once{{k}}', os.O_CREAT | os.O_EXCL)); return True\n        except FileExistsError: pass\n    return False\n"
+    constants = Path(__file__).parents[1] / "support/changed_constants/sitecustomize.py"
+    also = f"if 'TESTS_CONSTANTS' in os.environ:\n    import runpy\n    runpy.run_path({str(constants)!r})\n"
+    (tmp_path / "tamper/sitecustomize.py").write_text(once + also + code)
+    with monkeypatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(tmp_path / "tamper"), prepend=os.pathsep)
+        yield
+
+
+def run_drill(steady, tmp_path, monkeypatch, act, times):
+    change_constants(monkeypatch, {"stepfs.mount.health.guardian:DEATHS": 1000})
+    with mounted(steady, tmp_path / "m", "--ranks", "0-1") as mount, steady_readers(steady, mount):
+        for _ in range(times):
+            act(mount)
+        until(lambda: daemons_of(mount) == [mount.pid], lambda: f"{daemons_of(mount)} are there, not {mount.pid} alone")
+        status = mount.status()
+        assert status["handovers"] + status["recoveries"] >= times
+        assert status["faults"] == 0
+    assert not running(mount.pid)
+
+
+@pytest.mark.parametrize("act", [replace, pytest.param(kill, marks=needs_resend)])
+def test_readers_of_all_kinds_notice_nothing(steady, tmp_path, monkeypatch, act):
+    run_drill(steady, tmp_path, monkeypatch, act, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("act", [replace, pytest.param(kill, marks=needs_resend)])
+def test_fifty_times_in_a_row(steady, tmp_path, monkeypatch, act):
+    run_drill(steady, tmp_path, monkeypatch, act, 50)
+
+
+@needs_resend
+def test_pages_that_are_cached_are_read_from_no_daemon(steady, tmp_path):
+    options = ("--no-prime", "--prefetch", "0", "--group", "run")
+    with mounted(steady, tmp_path / "m", *options) as mount, mount.file(2, 0).open("rb") as held:
+        content = mount.file(1, 1).read_bytes() + held.read()
+        replace(mount, *options)
+        kill(mount)
+        held.seek(0)
+        assert mount.file(1, 1).read_bytes() + held.read() == content
+        assert mount.status()["data"]["bytes_fetched"] == 0
+
+
+SLOW_READS = """
+import sys
+if "stepfs.mount.daemon" in sys.orig_argv and once():
+    import trio
+    from stepfs.mount.fuse.files import OpenSlice
+    read = OpenSlice.read
+    async def slowly(self, offset, size):
+        with self.handle._slices.shelter.wait():
+            await trio.sleep(4)
+        return await read(self, offset, size)
+    OpenSlice.read = slowly
+"""
+
+
+@pytest.mark.parametrize("killed", [False, pytest.param(True, marks=needs_resend)])
+def test_a_read_that_is_under_way_is_answered_by_the_daemon_that_has_it_or_after_its_death(
+    steady, tmp_path, monkeypatch, killed
+):
+    with tampered(monkeypatch, tmp_path, SLOW_READS), mounted(steady, tmp_path / "m", "--no-prime") as mount:
+        reader = subprocess.Popen(["cat", mount.file(7, 0)], stdout=subprocess.PIPE)
+        until(lambda: mount.requests().get("open", 0) > 0 and mount.status()["open_files"] == 1, "nobody reads")
+        before = replace(mount, "--no-prime")
+        assert mount.file(8, 1).read_bytes() == payload(8, 1, SIZE)  # nobody waits for that one
+        assert running(before)
+        if killed:
+            os.kill(before, signal.SIGKILL)
+        assert reader.communicate(timeout=PATIENCE_S)[0] == payload(7, 0, SIZE)
+        gone(before)
+        assert mount.status()["open_files"] == 0
+
+
+ATTACH = "import signal\nfrom stepfs.mount.fuse.link import Link\n"
+DIES = {
+    "before it asks": ATTACH + "Link.introduce = lambda self: os.kill(os.getpid(), 9)",
+    "before it reads": ATTACH + "Link.attach = lambda self: os.kill(os.getpid(), 9)",
+    "after it has read": "from stepfs.mount.fuse.operations import StepOperations\n"
+    "StepOperations.lookup = StepOperations.getattr = lambda *_: os.kill(os.getpid(), 9)",
+}
+
+
+@pytest.mark.parametrize("when", [*list(DIES)[:2], pytest.param("after it has read", marks=needs_resend)])
+def test_a_daemon_that_dies_before_it_serves_leaves_the_mount_to_the_one_before(steady, tmp_path, monkeypatch, when):
+    with mounted(steady, tmp_path / "m", allowed=["did not serve"]) as mount, steady_readers(steady, mount):
+        for _ in range(2):
+            with tampered(monkeypatch, tmp_path, DIES[when]):
+                assert replaced(mount).returncode == 1
+            assert mount.config()["pid"] == mount.pid
+        replace(mount)
+    assert not running(mount.pid)
+
+
+@needs_resend
+def test_requests_that_two_followers_took_with_them_are_answered_by_the_third(steady, tmp_path, monkeypatch):
+    code = (
+        "from stepfs.mount.fuse.operations import StepOperations\nread, open_ = StepOperations.read, StepOperations.open\n"
+        "async def dies(self, *a):\n    if self.files.generation and once(2): os.kill(os.getpid(), 9)\n    return await read(self, *a)\n"
+        "StepOperations.read = dies\n"
+    )
+    with tampered(monkeypatch, tmp_path, code), mounted(steady, tmp_path / "m", "--no-prime") as mount:
+        with mount.file(3, 1).open("rb", buffering=0) as held:
+            mount.kill(signal.SIGKILL)
+            assert held.read(100) == payload(3, 1, SIZE)[:100]
+        assert mount.status()["recoveries"] == 3
+        mount.pid = mount.config()["pid"]
+
+
+@needs_resend
+@pytest.mark.parametrize("how", ["three in a minute", "none serves", "guardian first", "both", "--no-recover"])
+def test_where_nobody_can_follow_readers_get_errors_and_the_next_mount_heals(steady, tmp_path, monkeypatch, how):
+    options = ["--no-recover"] if how == "--no-recover" else []
+    broken = "import sys\nif 'follow' in sys.orig_argv: os._exit(1)"
+    with (
+        tampered(monkeypatch, tmp_path, broken if how == "none serves" else ""),
+        mounted(steady, tmp_path / "m", *options, allowed=["its guardian was killed"]) as mount,
+    ):
+        (guardian,) = Path(f"/proc/{mount.pid}/task/{mount.pid}/children").read_text().split()
+        if how == "three in a minute":
+            for _ in range(2):
+                kill(mount)
+        if how in {"guardian first", "both"}:
+            os.kill(int(guardian), signal.SIGKILL)
+        if how == "guardian first":
+            until(lambda: "its guardian was killed" in mount.log.read_text(), "nobody noticed")
+        mount.kill(signal.SIGKILL)
+        gone(mount.pid)
+        gone(int(guardian))
+        with pytest.raises(OSError, match=r"not connected|abort"):
+            os.listdir(mount.directory)
+    with mounted(steady, tmp_path / "m", allowed=["its guardian was killed"]) as again:
+        assert again.config()["follows"] is None
+        assert again.file(1, 0).read_bytes() == payload(1, 0, SIZE)
+
+
+def test_without_resend_a_mount_is_handed_over_and_a_death_cuts_it(steady, tmp_path, monkeypatch):
+    change_constants(monkeypatch, {"stepfs.mount.fuse.link:HAS_RESEND": 0})
+    assert HAS_RESEND
+    with mounted(steady, tmp_path / "m", "--ranks", "0-1") as mount:
+        with steady_readers(steady, mount):
+            for _ in range(2):
+                replace(mount, "--ranks", "0-1")
+        until(lambda: mount.status()["data"]["primed_files"] > 0, "the next one does not prime")
+        mount.kill(signal.SIGKILL)
+        gone(mount.pid)
+        with pytest.raises(OSError, match=r"not connected|abort"):
+            os.listdir(mount.directory)
+
+
+@pytest.fixture
+def other_lake(tmp_path):
+    url = (tmp_path / "other").as_uri()
+    make_lake(url)
+    return url
+
+
+REFUSED = {  # options: exit code, and what the line says
+    ("--world", "4"): (4, "--world (none), not 4"),
+    ("--mesh", "dp=2"): (4, "--mesh (none), not dp=2"),
+    ("--steps", "0:3"): (4, "--steps (none), not 0:3"),
+    ("other lake",): (4, "is mounted here, not"),
+    ("another INIT",): (4, "agree on something else"),
+    ("no store",): (6, ""),
+    ("an older version",): (4, "listens nowhere"),
+    ("a link",): (4, "0700"),
+    ("open to others",): (4, "0700"),
+    ("while it is unmounted",): (4, "about to be unmounted"),
+}
+
+
+@pytest.mark.parametrize("asked", REFUSED, ids=" ".join)
+def test_what_cannot_take_over_says_why_and_the_mount_is_as_it_was(  # noqa: C901 (a row of cases)
+    steady, other_lake, tmp_path, monkeypatch, asked
+):
+    code, line = REFUSED[asked]
+    places = tmp_path / "places"
+    places.mkdir()
+    change_constants(monkeypatch, {"stepfs.store.silence:GIVE_UP_AFTER_S": 1.0} if asked == ("no store",) else {})
+    monkeypatch.setenv("TESTS_PLACE", str(places / "own"))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "somebody")
+    tamper = "import stepfs.mount.handover as h, pathlib\nh._ROOTS = pathlib.Path(os.environ['TESTS_PLACE'])\n"
+    with (
+        tampered(monkeypatch, tmp_path, tamper),
+        mounted(steady, tmp_path / "m", allowed=[line or "cannot read lake.msgpack"]) as mount,
+    ):
+        lake, options = None, asked if asked[0].startswith("--") else ()
+        if asked == ("other lake",):
+            lake = other_lake
+        elif asked == ("another INIT",):
+            tamper += "from stepfs.mount.fuse.operations import StepOperations\nStepOperations.enable_writeback_cache = True\n"
+        elif asked == ("no store",):
+            lake = "s3://nowhere/lake"
+            options = ("--endpoint-url", "http://127.0.0.1:9")
+        elif asked == ("an older version",):
+            for path in (places / "own").iterdir():
+                path.unlink()
+        elif asked == ("a link",):
+            (places / "own").rename(places / "elsewhere")
+            (places / "own").symlink_to(places / "elsewhere")
+        elif asked == ("open to others",):
+            (places / "own").chmod(0o755)
+        elif asked == ("while it is unmounted",):
+            tamper += (
+                "from stepfs.mount.handover import Predecessor\ngive = Predecessor.give\n"
+                "async def late(self, *a):\n    os.stat(os.environ['TESTS_LEAVE'])\n    return await give(self, *a)\n"
+                "Predecessor.give = late\n"
+            )
+            monkeypatch.setenv("TESTS_LEAVE", str(mount.directory / ".stepfs/leave"))
+        with tampered(monkeypatch, tmp_path, tamper):
+            done = replaced(mount, *options, lake=lake)
+        assert (done.returncode, done.stderr.count("\n")) == (code, 1), done.stderr
+        assert line in done.stderr
+        if asked == ("a link",):
+            (places / "own").unlink()
+            (places / "elsewhere").rename(places / "own")
+        assert mount.config()["pid"] == mount.pid
+        assert mount.file(1, 0).read_bytes() == payload(1, 0, SIZE)
+
+
+def test_of_two_that_take_over_at_once_one_wins_and_where_nothing_is_mounted_it_mounts(steady, tmp_path):
+    (tmp_path / "m").mkdir()
+    env = {**os.environ, "STEPFS_LOG_DIR": str(tmp_path / "logs")}
+    ran([*STEPFS, "mount", steady, str(tmp_path / "m"), "--replace"], env=env, check=True)
+    try:
+        with steady_mount(tmp_path) as mount:
+            together = [
+                subprocess.Popen(
+                    [*STEPFS, "mount", steady, mount.directory, "--replace"], env=env, stderr=subprocess.PIPE
+                )
+                for _ in range(3)
+            ]
+            codes = [process.wait(PATIENCE_S) for process in together]
+            said = [process.communicate()[1].decode() for process in together]
+            assert 0 in codes, said
+            assert set(codes) <= {0, 4}, said
+            assert mount.file(1, 0).read_bytes() == payload(1, 0, SIZE)
+            until(lambda: len(daemons_of(mount)) == 1, "several serve")
+            assert mount.status()["handovers"] == codes.count(0)
+    finally:
+        stepfs("unmount", tmp_path / "m").check_returncode()
+
+
+@contextmanager
+def steady_mount(tmp_path):
+    """What somebody else has mounted."""
+    from realmount import Mount  # noqa: PLC0415
+
+    yield Mount(tmp_path / "m", next((tmp_path / "logs").iterdir()), 0, Path("/nonexistent"))
+
+
+def test_everything_but_the_view_may_change_and_the_cache_is_kept(steady, tmp_path):
+    cached = ("--cache-dir", str(tmp_path / "c"), "--cache-size", "64M")
+    options = ("--group", "run", "--ranks", "0-1", "--metrics-port")
+    from servers import free_ports  # noqa: PLC0415
+
+    first, second = free_ports(2)
+    with mounted(steady, tmp_path / "m", *cached, *options, str(first)) as mount:
+        until(lambda: mount.status()["data"]["disk_written"] > 0, "nothing is cached")
+        written = sorted((mount.cache_dir / "slices").iterdir())
+        replace(mount, *cached, *options, str(second), "--memory-size", "128M", "--poll", "1s")
+        config = mount.config()
+        assert config["options"]["metrics_port"] == second
+        assert config["memory_bytes"] == 128 << 20
+        assert Path(config["cache_dir"]) == mount.cache_dir
+        assert set(written) <= set((mount.cache_dir / "slices").iterdir())
+        until(
+            lambda: "stepfs_handovers_total{" in scraped(second) or "stepfs_handovers_total 1.0" in scraped(second),
+            "no metrics",
+        )
+        if resends():
+            kill(mount)
+            assert Path(mount.config()["cache_dir"]) == mount.cache_dir
+            assert "stepfs_recoveries_total 1.0" in (mount.directory / ".stepfs/metrics").read_text()
+    assert not mount.cache_dir.exists()
+    assert not (tmp_path / "c").exists()
+
+
+def scraped(port):
+    import urllib.request  # noqa: PLC0415
+
+    try:
+        return urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).read().decode()
+    except OSError:
+        return ""
+
+
+@pytest.mark.parametrize("act", [replace, pytest.param(kill, marks=needs_resend)])
+def test_files_of_steps_to_come_get_their_true_size_from_the_next_daemon(file_url, tmp_path, act):
+    lake_with(file_url, 1)
+    options = ("--steps", "0:3", "--no-prime")
+    with mounted(file_url, tmp_path / "m", *options) as mount:
+        assert [mount.file(step, 0).stat().st_size > 0 for step in range(3)] == [True, False, False]
+        act(mount, *options) if act is replace else act(mount)
+        with Producer(file_url, producer_id="p0") as producer:
+            producer.append([payload(1, rank) for rank in range(2)], position=1)
+        mount.wait_for(1)
+        with mount.file(1, 0).open("rb") as file:
+            assert os.fstat(file.fileno()).st_size == len(payload(1, 0))
+            assert file.read() == payload(1, 0)
+
+
+def test_a_user_without_rights_replaces_and_recovers_and_root_may_not(lake, tmp_path, request):
+    home, user = Path(tempfile.mkdtemp()), 54321  # below a directory that all users may enter
+    request.addfinalizer(lambda: shutil.rmtree(home))
+    directory = home / "m"
+    directory.mkdir()
+    for own in (home, directory):
+        os.chown(own, user, user)
+    rights = ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]  # to reach this interpreter
+    as_user = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", *rights, *STEPFS]
+    env = {**os.environ, "STEPFS_LOG_DIR": str(home / "logs"), "HOME": str(home)}
+    env.pop("XDG_RUNTIME_DIR", None)
+    device = tmp_path / "fuse"  # of all users, as on most machines
+    os.mknod(device, stat.S_IFCHR | 0o666, os.stat("/dev/fuse").st_rdev)
+    device.chmod(0o666)
+    ran(["mount", "--bind", str(device), "/dev/fuse"], check=True)  # in these tests' own namespace
+    (home / "passwd").write_text(Path("/etc/passwd").read_text() + f"somebody:x:{user}:{user}::/:/bin/sh\n")
+    ran(["mount", "--bind", str(home / "passwd"), "/etc/passwd"], check=True)
+    held = None
+    look = "import json, sys; print(json.load(open(sys.argv[1]))['pid'])"
+
+    def pid():
+        done = ran([*as_user[:-2], "-c", look, str(directory / ".stepfs/config.json")], env=env)
+        return int(done.stdout)
+
+    try:
+        done = ran([*as_user, "mount", lake, str(directory)], env=env)
+        assert done.returncode == 0, done.stderr
+        hold = "import sys; file = open(sys.argv[1], 'rb'); print(flush=True); input(); sys.stdout.buffer.write(file.read())"
+        held = subprocess.Popen(
+            [*as_user[:-2], "-c", hold, directory / "step-000000000/rank-00000.bin"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        assert held.stdout.readline() == b"\n"
+        first = pid()
+        done = ran([*as_user, "mount", lake, str(directory), "--replace"], env=env)
+        assert (done.returncode, done.stderr) == (0, "")
+        second = pid()
+        assert second != first
+        if resends():
+            os.kill(second, signal.SIGKILL)
+            assert pid() not in {first, second}
+        done = ran([*STEPFS, "mount", lake, str(directory), "--replace"], env=env | {"STEPFS_LOG_DIR": str(tmp_path)})
+        assert (done.returncode, done.stderr.count("\n")) == (4, 1)
+        assert f"user {user} mounted it" in done.stderr
+        assert held.communicate(b"\n", timeout=PATIENCE_S)[0] == payload(0, 0)
+        assert stepfs("unmount", directory).returncode == 0
+    finally:
+        if held is not None:
+            held.kill()
+            held.communicate()
+        clear(directory, None)
+        ran(["umount", "/dev/fuse", "/etc/passwd"])
+    assert mount_at(directory) is None
+
+
+def test_only_the_users_own_directory_takes_a_socket(tmp_path, monkeypatch):
+    monkeypatch.setattr(handover, "_ROOTS", tmp_path / "own")
+    with handover.listening("0:99") as first:
+        assert first is not None
+        assert stat.S_IMODE((tmp_path / "own").stat().st_mode) == 0o700
+        with handover.listening("0:99"):  # the next daemon's
+            pass
+        assert not any((tmp_path / "own").iterdir())
+    (tmp_path / "own").chmod(0o777)
+    with handover.listening("0:99") as refused:
+        assert refused is None
