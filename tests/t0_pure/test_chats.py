@@ -60,7 +60,7 @@ def _that_day(monkeypatch: pytest.MonkeyPatch) -> None:
 def ours(model: str, template: str, record: Any, **spec: Any) -> tuple[list[int], list[int]]:
     spec = {"tools": "tools", "date": DAY, "tokens": NAMES} | spec
     tokenizer = TokenizerSpec(model, eos="</s>", control_tokens=spec.pop("control_tokens", "text"))
-    ids, mask = Chats(ChatSpec(template, **spec), tokenizer).encode(record)
+    ids, mask, _ = Chats(ChatSpec(template, **spec), tokenizer).encode(record)
     return ids.tolist(), mask.tolist()
 
 
@@ -302,7 +302,11 @@ CHAT_PLAN: dict[str, Any] = {
         ({"chat": {"date": "today"}}, {}, "'today' is no date; write it as 2026-01-31"),
         ({"chat": "messages", "transform": "a:b"}, {}, "give one of chat and transform"),
         ({"chat": "messages", "text_field": "text"}, {}, "give one of chat and text_field"),
-        ({"chat": "messages", "long": "split"}, {}, "a turn is never cut: chats longer than a row are dropped"),
+        (
+            {"chat": {"learn": "last"}, "long": "split"},
+            {},
+            "only the last turn is learned, and cut chats lack it; use drop",
+        ),
         (
             {"chat": "messages"},
             {"kind": "bytes", "file": None},
@@ -322,6 +326,58 @@ def test_a_kept_plan_with_chats_is_read_again() -> None:
     plan = parsed_plan(CHAT_PLAN | {"defaults": {"long": "split"}})
     assert plan_digest(plan_of_text(plan_text(plan))) == plan_digest(plan)
     assert json.loads(plan_text(plan))["sources"]["talks"]["long"] == "drop"
+
+
+@pytest.mark.parametrize("chat", [{"prompt": "a", "completion": "b"}, {"messages": "m"}])
+@pytest.mark.parametrize("long", ["drop", "truncate", "split"])
+def test_a_kept_plan_with_settings_of_chats_is_read_again(chat: Any, long: str) -> None:
+    source = {"format": "jsonl", "files": "a.jsonl", "chat": chat, "long": long}
+    plan = parsed_plan(CHAT_PLAN | {"sources": {"talks": source}})
+    assert plan_digest(plan_of_text(plan_text(plan))) == plan_digest(plan)
+    assert json.loads(plan_text(plan))["sources"]["talks"]["long"] == long
+
+
+def turns(*words: str) -> list[dict[str, str]]:
+    return [{"role": "user" if place % 2 == 0 else "assistant", "content": one} for place, one in enumerate(words)]
+
+
+LONG_TALK = turns("a", "1" * 20, "b", "2" * 20, "c", "3" * 90, "d", "4" * 20, "e")
+
+
+@pytest.mark.parametrize("template", [with_blocks("chatml"), without_blocks("chatml")])
+@pytest.mark.parametrize(
+    ("long", "room", "kept", "lost"),
+    [
+        ("truncate", 2, [LONG_TALK[:4]], LONG_TALK),
+        ("truncate", 1, [LONG_TALK[:2]], LONG_TALK),
+        ("split", 2, [LONG_TALK[:4], LONG_TALK[6:]], None),
+        ("split", 1, [LONG_TALK[:2], LONG_TALK[2:4], LONG_TALK[6:8]], None),
+    ],
+)
+def test_a_chat_longer_than_a_row_is_cut_between_turns(
+    long: str, room: int, kept: Any, lost: Any, template: str, model: str
+) -> None:
+    def encoded(messages: Any, **more: Any) -> Any:
+        spec = ChatSpec(template, **more)
+        return Chats(spec, TokenizerSpec(model, eos="</s>")).encode({"messages": [SYSTEM, *messages]})
+
+    whole, _, none = encoded(LONG_TALK)
+    assert none == ()
+    most = len(encoded(LONG_TALK[: 2 * room])[0])
+    ids, mask, parts = encoded(LONG_TALK, long=long, tokens_max=most)
+    expected = [encoded(one)[:2] for one in kept]
+    assert parts == tuple(len(one) for one, _ in expected)
+    assert max(parts) <= most
+    assert ids[: sum(parts)].tolist() == [one for part, _ in expected for one in part.tolist()]
+    assert mask[: sum(parts)].tolist() == [one for _, part in expected for one in part.tolist()]
+    if lost is not None:
+        assert ids.tolist() == whole.tolist()
+    else:
+        assert len(ids) > sum(parts) + 90  # what fits nowhere is counted
+    assert encoded(LONG_TALK, long=long, tokens_max=len(whole))[2] == ()
+    nothing = encoded(turns("a", "b" * 200), long=long, tokens_max=50)
+    assert sum(nothing[2]) == 0
+    assert nothing[1].any()
 
 
 def test_the_template_is_found_beside_the_tokenizer(model: str, tmp_path: Path) -> None:

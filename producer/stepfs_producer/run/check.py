@@ -40,6 +40,7 @@ from stepfs_producer.sources.listing import Layout, list_corpus
 from stepfs_producer.sources.reading import read_block
 from stepfs_producer.sources.record import RECORD_BYTES_MAX, BlockAddress, BlockTask, Kind, SourceSpec, Unit
 from stepfs_producer.transforms.documents import BAD, TransformSpec
+from stepfs_producer.transforms.fim import Fim
 from stepfs_producer.transforms.images import library
 from stepfs_producer.transforms.records import timed_transform
 from stepfs_producer.transforms.tokenizer import TEXT_BYTES_MAX, ModelTokenizer, load_tokenizer, pinned
@@ -122,9 +123,13 @@ def inspect(plan: Plan, *, held_out: bool = False, directory: str = "") -> Inspe
             sees = found.attempt((*where, "transform"), lambda: function_of(source)) is not None and sees
         settings = sources[spec.name]
         chat = ("tokenizer", "chat_template")
-        work = found.attempt(chat, lambda: transform_spec(plan, settings, loaded or tokenizer, directory=directory))
+        work = found.attempt(
+            chat, lambda: transform_spec(plan, spec.name, settings, loaded or tokenizer, directory=directory)
+        )
         if work is None:
             return
+        if opened is not None and (fim := work.fim) is not None:
+            sees = found.attempt((*where, "fim"), lambda: Fim(fim, opened)) is not None and sees
         if work.images is not None:
             sees = found.attempt((*where, "images"), library) is not None and sees
         listing = found.attempt((*where, "files"), lambda: list_corpus(spec))

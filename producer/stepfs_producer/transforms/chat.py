@@ -18,16 +18,18 @@ from pathlib import Path
 from typing import Any, Final, NoReturn, cast
 
 import jinja2
+import numpy as np
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from stepfs.errors import AbsentError, StepfsError, UsageError
-from stepfs_producer.transforms.documents import ChatSpec, Ids, Mask, TokenizerSpec, UnfitRecordError
+from stepfs_producer.transforms.documents import ChatSpec, Encoded, Ids, Mask, TokenizerSpec, UnfitRecordError
 from stepfs_producer.transforms.tokenizer import ModelTokenizer, load_tokenizer, longest_first
 
 ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
 _LEARNED: Final = "assistant"
+_SYSTEM: Final = ("system", "developer")
 _REASONING: Final = ("reasoning_content", "thinking", "reasoning")
 _ITERATIONS_MAX: Final = 1 << 17  # of all ranges of a rendering
 _REPEATED_MAX: Final = 1 << 16
@@ -108,15 +110,86 @@ class Chats:
         self._as_text = tokenizer.control_tokens != "tokens"
         self._marked = re.compile("|".join(map(re.escape, [_MARK, *longest_first(found.control_tokens)])))
 
-    def encode(self, record: object) -> tuple[Ids, Mask]:
-        """Its token ids, and 1 for those that are learned. `UnfitRecordError` names what no conversation has."""
+    def encode(self, record: object) -> Encoded:
+        """Its token ids, 1 for those that are learned, and how it is cut if it is too long for a row.
+
+        `UnfitRecordError` names what no conversation has.
+        """
         if not isinstance(record, Mapping):
             raise UnfitRecordError("no object with messages")
-        messages = conversation(record, self._spec)
+        messages, tools = self.system_of(record) + conversation(record, self._spec), self.tools_of(record)
+        ids, mask = self.rendered(messages, tools)
+        if not mask.any():
+            raise UnfitRecordError(
+                f"no learned token; the roles are {_roles(messages)}, and learn is {self._spec.learn}"
+            )
+        if self._spec.tokens_max is None or len(ids) <= self._spec.tokens_max:
+            return ids, mask, ()
+        if self._spec.long == "truncate":
+            ends = [place + 1 for place, one in enumerate(messages) if _is_learned(one, self._spec)]
+            _, kept = self._longest(messages, tools, 0, 0, ends)
+            if kept is None:
+                return ids, mask, ()
+            size = len(kept[0])
+            return np.append(kept[0], ids[size:]), np.append(kept[1], mask[size:]), (size,)
+        return self._split(messages, tools)
+
+    def _split(self, messages: list[Message], tools: object) -> Encoded:
+        """Runs of whole exchanges, each behind the system's messages; those that fit nowhere stand last, and are lost."""
+        head = next((place for place, one in enumerate(messages) if one["role"] not in _SYSTEM), len(messages))
+        begins = [
+            place
+            for place in range(head + 1, len(messages))
+            if messages[place]["role"] == "user" != messages[place - 1]["role"]
+        ]
+        ends = [*begins, len(messages)]
+        kept: list[tuple[Ids, Mask]] = []
+        lost: list[tuple[Ids, Mask]] = []
+        begin = head
+        while begin < len(messages):
+            end, found = self._longest(messages, tools, head, begin, [end for end in ends if end > begin])
+            if found is None:
+                lost.append(self.rendered([*messages[:head], *messages[begin:end]], tools))
+            else:
+                (kept if found[1].any() else lost).append(found)
+            begin = end
+        ids, masks = zip(*kept, *lost, strict=True)
+        return np.concatenate(ids), np.concatenate(masks), tuple(len(one) for one, _ in kept)
+
+    def _longest(
+        self, messages: list[Message], tools: object, head: int, begin: int, ends: Sequence[int]
+    ) -> tuple[int, tuple[Ids, Mask] | None]:
+        """Of messages from `begin` on, behind the first `head`, the last of `ends` at which they fit; the first, if none."""
+        found: tuple[int, tuple[Ids, Mask] | None] = (ends[0], None)
+        low, high = 0, len(ends)
+        while low < high:
+            middle = (low + high) // 2
+            one = self.rendered([*messages[:head], *messages[begin : ends[middle]]], tools)
+            if len(one[0]) <= (self._spec.tokens_max or 0):
+                found, low = (ends[middle], one), middle + 1
+            else:
+                high = middle
+        return found
+
+    def tools_of(self, record: Mapping[str, Any]) -> list[object] | None:
         tools = _parsed(record.get(self._spec.tools)) if self._spec.tools else None
         if tools is not None and not isinstance(tools, list):
             raise UnfitRecordError(f"no list in the field {self._spec.tools!r}")
-        learned = [_is_learned(message, self._spec) for message in messages]
+        return tools
+
+    def system_of(self, record: Mapping[str, Any]) -> list[Message]:
+        text = record.get(self._spec.system) if self._spec.system else None
+        return [{"role": "system", "content": text}] if text else []
+
+    def messages_of(self, value: object, role: str) -> list[Message]:
+        """Those of a list, or the one that a text is."""
+        if isinstance(value, list):
+            return [_message(number, one, self._spec) for number, one in enumerate(value)]
+        return [{"role": role, "content": value}]
+
+    def rendered(self, messages: list[Message], tools: object, *, answer: int = 0) -> tuple[Ids, Mask]:
+        """The ids of messages, of which those from `answer` on may be learned."""
+        learned = [place >= answer and _is_learned(message, self._spec) for place, message in enumerate(messages)]
         messages = [{key: value for key, value in one.items() if key != "train"} for one in messages]
         if self._as_text:
             messages, tools = self._marked_as_text(messages), self._marked_as_text(tools)
@@ -124,12 +197,7 @@ class Chats:
         text, spans = self._spelled(text, spans)
         if len(text.encode(errors="replace")) > self._tokenizer.text_bytes_max:
             raise UnfitRecordError(f"a conversation of {len(text)} characters; this tokenizer takes fewer")
-        ids, mask = self._tokenizer.encode_rendered(text, [span for span in spans if span[0] < span[1]])
-        if not mask.any():
-            raise UnfitRecordError(
-                f"no learned token; the roles are {_roles(messages)}, and learn is {self._spec.learn}"
-            )
-        return ids, mask
+        return self._tokenizer.encode_rendered(text, [span for span in spans if span[0] < span[1]])
 
     def _marked_as_text(self, value: Any) -> Any:
         """The same, with a mark inside each control token that a text spells."""
@@ -177,8 +245,6 @@ def conversation(record: Mapping[str, Any], spec: ChatSpec) -> list[Message]:
         found = [_message(number, one, spec) for number, one in enumerate(messages)]
     else:
         found = _pair(record, spec)
-    if spec.system and (text := record.get(spec.system)):
-        found.insert(0, {"role": "system", "content": text})
     return found
 
 

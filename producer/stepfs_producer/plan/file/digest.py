@@ -31,7 +31,8 @@ def with_defaults(plan: Plan) -> dict[str, AnySource]:
     found = {}
     for name, source in sorted(plan.sources.items()):
         update = {key: value for key, value in common.items() if key not in source.model_fields_set}
-        if getattr(source, "chat", None) is not None:
+        whole = getattr(source, "chat", None) or getattr(source, "pair", None)
+        if whole is not None and "long" not in source.model_fields_set:
             update["long"] = Long.DROP  # a turn is never cut
         found[name] = source.model_copy(update=update)
     return found
@@ -110,7 +111,7 @@ def _plain(value: object) -> Any:
                 if one != default or one not in (None, {}, ()):
                     # Text has no null, and YAML would read the word.
                     found[field.serialization_alias or name] = NONE if one is None else _plain(one)
-            if {"tokens_field", "chat"} & found.keys() and "text_field" in found:
+            if {"tokens_field", "chat", "pair"} & found.keys() and "text_field" in found:
                 del found["text_field"]  # one or the other
             return found
         case Mapping():

@@ -25,6 +25,7 @@ from stepfs_producer.plan.file.parts import (
     Column,
     Cost,
     Defaults,
+    Fim,
     Images,
     Jsonl,
     Megatron,
@@ -32,6 +33,7 @@ from stepfs_producer.plan.file.parts import (
     OnError,
     Output,
     Pack,
+    Pair,
     Parquet,
     Shuffle,
     Source,
@@ -69,9 +71,16 @@ def problems_of_plan(
     if "output" in fields:
         problems += problems_of_use(fields, fields["output"].columns)
     if {"tokenizer", "sources"} <= set(fields) and fields["tokenizer"].file is None:
-        what = "chats need a model's tokenizer; add tokenizer: {kind: huggingface, file: tokenizer.json}"
-        chats = [name for name, source in fields["sources"].items() if getattr(source, "chat", None) is not None]
-        problems += [Problem(("sources", name, "chat"), what, of_key=True) for name in chats]
+        problems += [
+            Problem(
+                ("sources", name, key),
+                f"{what} a model's tokenizer; add tokenizer: {{kind: huggingface, file: tokenizer.json}}",
+                of_key=True,
+            )
+            for name, source in fields["sources"].items()
+            for key, what in (("chat", "chats need"), ("fim", "fim needs"))
+            if getattr(source, key, None) is not None
+        ]
     if {"until", "defaults", "sources"} <= set(fields):
         problems += _ending(fields["until"], fields["defaults"], fields["sources"])
     return problems
@@ -239,8 +248,8 @@ def _ending(until: Until, defaults: Defaults, sources: Mapping[str, Defaults]) -
 
 
 __all__ = [
-    "Balance", "Chat", "Column", "Cost", "Defaults", "Images", "Jsonl", "Megatron", "Mix", "OnError", "Output", "Pack", "Parquet",
-    "Plan", "Shuffle", "Source", "Stage", "Table", "Text", "Tokenizer", "Until",
+    "Balance", "Chat", "Column", "Cost", "Defaults", "Fim", "Images", "Jsonl", "Megatron", "Mix", "OnError", "Output", "Pack",
+    "Pair", "Parquet", "Plan", "Shuffle", "Source", "Stage", "Table", "Text", "Tokenizer", "Until",
 ]  # fmt: skip
 
 VERSION: Final = 1

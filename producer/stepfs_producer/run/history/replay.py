@@ -198,7 +198,7 @@ def _difference(mine: Spans, theirs: Spans) -> str:
 def _span(spans: Spans, row: int) -> str:
     if row >= len(spans.table):
         return "none"
-    found = dict(zip(COLUMNS, spans.table[row].tolist(), strict=True))
+    found = dict(zip(COLUMNS, spans.table[row].tolist(), strict=False))
     return (
         "source {name}, file #{file}, record {offset}, from its token {first} on (micro-batch {micro}, place {start}, "
         "{tokens} tokens, epoch {epoch})"
