@@ -245,6 +245,9 @@ def test_what_is_no_conversation_is_named(record: Any, spec: Any, message: str, 
         ours(model, without_blocks("chatml"), record, **spec)
 
 
+DOUBLED = "{% set x = namespace(t='a') %}{% for a in range(99) %}{% set x.t = MORE %}{% endfor %}{{ x.t }}"
+
+
 @pytest.mark.parametrize(
     ("template", "message"),
     [
@@ -252,9 +255,41 @@ def test_what_is_no_conversation_is_named(record: Any, spec: Any, message: str, 
         ("{{ 'ab' * 99999999 }}", "repeats 99999999 times"),
         ("{{ 9 ** 99999999 }}", "repeats 99999999 times"),
         (
-            "{% for a in range(99999) %}{{ messages[0].content }}{{ '%01000d' % 5 }}{% endfor %}",
+            "{% for a in range(99999) %}{{ messages[0].content }}{{ '%0999d' % 5 }}{% endfor %}",
             "more than 4194304 characters",
         ),
+        ("{{ 99999999 * 'ab' }}", "repeats 99999999 times"),
+        (DOUBLED.replace("MORE", "x.t ~ x.t"), "makes values of more than"),
+        (DOUBLED.replace("MORE", "x.t + x.t"), "makes values of more than"),
+        (DOUBLED.replace("MORE", "'%s%s' % (x.t, x.t)"), "makes values of more than"),
+        (DOUBLED.replace("MORE", "x.t.replace('a', 'aa')"), "makes values of more than"),
+        (DOUBLED.replace("MORE", "x.t | replace('a', 'aa')"), "makes values of more than"),
+        (DOUBLED.replace("MORE", "'{0}{0}'.format(x.t)"), "makes values of more than"),
+        (DOUBLED.replace("MORE", "[x.t, x.t] | join"), "makes values of more than"),
+        (DOUBLED.replace("MORE", "x.t.join([x.t, x.t])"), "makes values of more than"),
+        (DOUBLED.replace("MORE", "[x.t, x.t]"), "makes values of more than"),
+        (DOUBLED.replace("MORE", "[x.t, x.t]").replace("x.t }}", "x.t | tojson }}"), "makes values of more than"),
+        (DOUBLED.replace("MORE", "(x.t,) + (x.t,)").replace("x.t }}", "'' ~ x.t }}"), "makes values of more than"),
+        (
+            DOUBLED.replace("{% set x.t = MORE %}", "{% set y %}{{ x.t }}{{ x.t }}{% endset %}{% set x.t = y %}"),
+            "makes values of more than",
+        ),
+        ("{{ 'a'.ljust(999999999) }}", "makes a text of 999999999 characters wide"),
+        ("{{ 'a' | center(999999999) }}", "makes a text of 999999999 characters wide"),
+        ("{{ messages | batch(999999999, 5) | list }}", "makes a text of 999999999 characters wide"),
+        ("{{ '{:>999999999}'.format(1) }}", "formats a text wider than 9999"),
+        ("{{ '%*d' % (999999999, 1) }}", "formats a text wider than 9999"),
+        ("{{ 'a'.translate({97: 'aa'}) }}", "refuses the conversation"),
+        ("{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(1) }}", "refuses the conversation .maximum recursion"),
+        (
+            "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+            "goes round more than",
+        ),
+        (
+            "{% set s = messages[0].content * 9 %}" + "{% for a in s %}" * 9 + "{% endfor %}" * 9,
+            "goes round more than",
+        ),
+        ("{{ [1, 2] | random }}", "refuses|none"),
         ("{{ messages.__class__.__mro__ }}", "refuses the conversation .access to attribute '__class__'"),
         ("{{ messages.append(5) }}", "refuses the conversation"),
         ("{{ raise_exception('no ' + messages[0].role) }}", r"refuses the conversation \(no user\)"),
@@ -262,7 +297,7 @@ def test_what_is_no_conversation_is_named(record: Any, spec: Any, message: str, 
     ],
 )
 def test_a_hostile_template_ends(template: str, message: str, model: str) -> None:
-    with pytest.raises(UnfitRecordError, match=message):
+    with pytest.raises((UnfitRecordError, UsageError), match=message):
         ours(model, template, {"messages": [USER, ANSWER, USER, ANSWER]})
 
 
