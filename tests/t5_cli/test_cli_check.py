@@ -184,6 +184,24 @@ def test_records_that_cannot_be_decoded_are_noted(plan):
     assert "on_error: {do: skip}" in warning
 
 
+def test_deep_reads_every_record_and_names_the_bad_ones(plan: Path) -> None:
+    web = plan.parent / "web"
+    data = (web / "1.jsonl").read_bytes()
+    (web / "1.jsonl").write_bytes(data + b"not JSON\n")
+    (web / "2.jsonl.gz").write_bytes(gzip.compress(data)[:-9])
+    quick = check(plan)
+    assert (quick.returncode, "cannot be decoded" in quick.stdout) == (0, False)
+    deep = check(plan, "--deep")
+    assert deep.returncode == 0, deep.stderr
+    assert f"0/1.jsonl at {len(data)}: not JSON" in deep.stdout
+    assert "0/2.jsonl.gz at " in deep.stdout
+    assert "2 of 1502 records looked at cannot be decoded" in deep.stdout
+    document = check(plan, "--deep", "--json").document
+    assert document["sources"]["web"]["tokens"] == 1500 * 100
+    refused = check(plan, "--deep", "--no-sources")
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+
+
 def test_a_source_of_which_no_record_can_be_decoded_is_refused(plan):
     (plan.parent / "web/0.jsonl").write_text('{"id": 5, "txt": "a"}\n' * 50)
     (plan.parent / "web/1.jsonl").unlink()

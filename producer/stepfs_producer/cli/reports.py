@@ -42,19 +42,22 @@ from stepfs_producer.sources.record import RECORD_BYTES_MAX
 from stepfs_producer.transforms.tokenizer import TEXT_BYTES_MAX
 
 _USAGE: Final = 2
+_BAD_SHOWN: Final = 3
 
 
 def schema_text() -> str:
     return json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **Plan.model_json_schema()}, indent=1)
 
 
-def check_plan(path: Path, options: RunOptions | None, *, held_out: bool, sources: bool, as_json: bool) -> str:
+def check_plan(
+    path: Path, options: RunOptions | None, *, held_out: bool, sources: bool, deep: bool, as_json: bool
+) -> str:
     """The report. Exits with the mistakes on stderr if there are any. `options`: of a run, to compare its lake, too."""
     file = plan_file_at(path)
     if sources:
         find_modules_in(str(path.parent))
     directory = str(path.parent)
-    found = inspect(file.plan, held_out=held_out, directory=directory) if sources else Inspection()
+    found = inspect(file.plan, held_out=held_out, directory=directory, deep=deep) if sources else Inspection()
     if found.findings:
         _refuse(file, found)
     lake = None
@@ -148,7 +151,7 @@ class _Report:
     def warnings(self) -> Iterator[str]:
         for name, facts in (self.facts or {}).items():
             if facts.bad:
-                reason = next(iter(facts.bad.values()))
+                reason = "; ".join(list(facts.bad.values())[:_BAD_SHOWN])
                 yield (
                     f"source {name}: {len(facts.bad)} of {facts.sampled} records looked at cannot be decoded ({reason}); "
                     "a run stops at the first one unless on_error: {do: skip} allows it"

@@ -14,7 +14,7 @@ import numpy as np
 from stepfs.errors import RefusedError, StepfsError
 from stepfs.format.planned import Listing
 from stepfs_producer.plan.draw import ONE, MixEntry
-from stepfs_producer.plan.file.digest import micro_batch_tokens, with_defaults
+from stepfs_producer.plan.file.digest import micro_batch_tokens, tokens_max, with_defaults
 from stepfs_producer.plan.file.schema import Plan
 from stepfs_producer.plan.file.values import Problem, Where
 from stepfs_producer.plan.planner import Planner
@@ -99,8 +99,8 @@ class Inspection:
         return None
 
 
-def inspect(plan: Plan, *, held_out: bool = False, directory: str = "") -> Inspection:
-    """Look at the tokenizer, the user's functions and every source. Errors are findings."""
+def inspect(plan: Plan, *, held_out: bool = False, directory: str = "", deep: bool = False) -> Inspection:
+    """Look at the tokenizer, the user's functions and every source, with `deep` at every record. Errors are findings."""
     found = Inspection()
     tokenizer = tokenizer_spec(plan, directory=directory)
     place: Where = ("tokenizer", "file") if plan.tokenizer.file else ("tokenizer",)
@@ -113,7 +113,7 @@ def inspect(plan: Plan, *, held_out: bool = False, directory: str = "") -> Inspe
         found.attempt(("cost", "call"), lambda: function_of(call))
     specs = source_specs(plan, held_out=held_out, directory=directory)
     sources = with_defaults(plan)
-    sample_bytes = min(_SAMPLE_BYTES // len(specs), _SAMPLE_BYTES_MAX)
+    sample_bytes = None if deep else min(_SAMPLE_BYTES // len(specs), _SAMPLE_BYTES_MAX)
 
     def look(spec: SourceSpec) -> None:
         where: Where = ("sources", spec.name)
@@ -145,10 +145,15 @@ def inspect(plan: Plan, *, held_out: bool = False, directory: str = "") -> Inspe
     return found
 
 
-def _facts(spec: SourceSpec, listing: Listing, work: TransformSpec | None, sample_bytes: int) -> SourceFacts:
-    """`RefusedError` if no record that was looked at can be decoded."""
+def _facts(spec: SourceSpec, listing: Listing, work: TransformSpec | None, sample_bytes: int | None) -> SourceFacts:
+    """`RefusedError` if no record that was looked at can be decoded. `sample_bytes` None: all are looked at."""
     layout = Layout(spec, listing)
-    found = _Sample() if work is None else _sampled(spec, listing, work, sample_bytes)
+    if work is None:
+        found = _Sample()
+    elif sample_bytes is None:
+        found = _all(spec, listing, work)
+    else:
+        found = _sampled(spec, listing, work, sample_bytes)
     sampled, bad = found.records, found.bad
     if sampled and len(bad) == sampled:
         raise RefusedError(
@@ -215,6 +220,27 @@ def _sampled(spec: SourceSpec, listing: Listing, work: TransformSpec, sample_byt
     return _Sample()
 
 
+def _all(spec: SourceSpec, listing: Listing, work: TransformSpec) -> _Sample:
+    """Every record of an epoch; bad ones by file and place. Of damaged files the readable beginnings."""
+    whole = replace(spec, epochs=None, skip_damaged=True)
+    layout, place = Layout(whole, listing), BlockAddress(0, 0, 0)
+    records = tokens = learned = size = 0
+    bad: dict[int, str] = {}
+    while not place.epoch and (task := layout.task(place)) is not None:
+        block = read_block(whole, task)
+        made, _ = timed_transform(work, spec.seed, 0, spec.name, block.records)
+        for index, why in made.bad.items():
+            name = listing.files[int(block.records.files[index])].name
+            bad[records + index] = f"{name} at {block.records.offsets[index]}: {why}"
+        records, tokens = records + len(block.records), tokens + len(made.ids)
+        learned += len(made.ids) if made.mask is None else int(made.mask.sum())
+        size += len(block.records.data) if block.records.kind is not Kind.TOKENS else 0
+        place = block.follows
+    return _Sample(
+        tokens or None, tokens / size if size else 0.0, records, bad, None, learned / tokens if tokens else None
+    )
+
+
 def _tasks(layout: Layout) -> Iterator[BlockTask]:
     """The first blocks of the first epoch."""
     place = BlockAddress(0, 0, 0)
@@ -259,8 +285,8 @@ def estimate_plan(plan: Plan) -> PlanEstimate:
 
 def _steps(plan: Plan, step_tokens: int) -> int | None:
     bounds = [] if plan.until.steps is None else [plan.until.steps]
-    if plan.until.tokens is not None:
-        bounds.append(-(-plan.until.tokens // step_tokens))
+    if (tokens := tokens_max(plan)) is not None:
+        bounds.append(-(-tokens // step_tokens))
     return min(bounds, default=None)
 
 

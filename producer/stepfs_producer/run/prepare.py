@@ -38,6 +38,7 @@ from stepfs_producer.plan.file.digest import (
     plan_digest,
     plan_text,
     stages_of,
+    tokens_max,
     with_defaults,
 )
 from stepfs_producer.plan.file.parts import BLOCK_BYTES, AnySource, Chat, Pair
@@ -51,7 +52,7 @@ from stepfs_producer.plan.step import State, position_bytes_max, read_position
 from stepfs_producer.run.lake import committed_positions, keep, keep_listing
 from stepfs_producer.run.load import LoadedSource
 from stepfs_producer.run.options import RunOptions
-from stepfs_producer.sources.listing import RULE, Layout, list_corpus, located
+from stepfs_producer.sources.listing import RULE, Layout, accepted, continued_at, list_corpus, located
 from stepfs_producer.sources.record import SourceSpec, identity_of
 from stepfs_producer.transforms.documents import ChatSpec, FimSpec, ImagesSpec, PairSpec, TokenizerSpec, TransformSpec
 from stepfs_producer.transforms.fim import Fim
@@ -232,7 +233,7 @@ def _rules(plan: Plan, listings: Mapping[str, str], identity_of: Mapping[str, st
         over=plan.balance.over,
         exhausted=plan.until.exhausted or Exhausted.ALL,
         steps_max=plan.until.steps,
-        tokens_max=plan.until.tokens,
+        tokens_max=tokens_max(plan),
         pad_last=plan.until.last == "pad",
     )
 
@@ -387,12 +388,13 @@ async def fit_plan(
     position: object,
     *,
     accept_changes: bool = False,
+    say: Callable[[str], None] = lambda _: None,
 ) -> PreparedPlan:
     """Fit a plan to its lake, where this producer id is at `position` (None: it has not begun). `prepared`: its files are
     those of now; a source that began with another listing keeps that one.
 
-    Writes nothing. `RefusedError` for another pipeline's position, a source or a file that changed, and a plan that changed
-    unless that is accepted: the message shows the changes.
+    Writes nothing. `RefusedError` for another pipeline's position, a source that changed, and a plan or a file that changed
+    unless that is accepted: the message shows the changes, or `say` names the files.
     """
     state = None if position is None else read_position(position)
     if state is not None:
@@ -400,6 +402,8 @@ async def fit_plan(
         await _refuse_changes(store, identity, place.plan, state, accepted=accept_changes)
     known = {} if state is None else state.sources
     frozen: dict[str, Listing] = {}
+    cursors: dict[str, tuple[int, ...]] = {}
+    specs = {one.spec.name: one.spec for one in prepared.sources}
     for name, rule in prepared.rules.sources.items():
         if name in known and known[name].listing != rule.listing:
             then = await kept_listing(store, identity.lake_id, known[name].listing)
@@ -408,16 +412,29 @@ async def fit_plan(
                     f"source {name}: its files are not those of before, and the list of those is not in the lake; restore the "
                     f"objects sources/{known[name].listing}/, or give the source a new name to begin it anew"
                 )
-            frozen[name] = located(then, prepared.listings[name], name)
-    found = await trio.to_thread.run_sync(_with_listings, prepared, frozen, abandon_on_cancel=True)
+            frozen[name] = then
+            if not accept_changes:
+                frozen[name] = located(then, prepared.listings[name], name)
+                continue
+            frozen[name], lines = accepted(then, prepared.listings[name])
+            for line in lines:
+                say(f"warning: source {name}: {line}")
+            if lines:
+                cursors[name] = continued_at(specs[name], then, frozen[name], known[name].cursor)
+    found = await trio.to_thread.run_sync(with_listings, prepared, frozen, cursors, abandon_on_cancel=True)
     _refuse_large_position(Planner(found.rules).begin(state), found.rules)
     return found
 
 
-def _with_listings(prepared: PreparedPlan, listings: Mapping[str, Listing]) -> PreparedPlan:
-    """The plan with other listings of these sources; nothing else is prepared again."""
+def with_listings(
+    prepared: PreparedPlan, listings: Mapping[str, Listing], cursors: Mapping[str, tuple[int, ...]]
+) -> PreparedPlan:
+    """The plan with other listings of these sources, and where to go on in them; nothing else is prepared again."""
     rules = dict(prepared.rules.sources)
-    rules |= {name: replace(rules[name], listing=listing.digest) for name, listing in listings.items()}
+    rules |= {
+        name: replace(rules[name], listing=listing.digest, cursor=cursors.get(name))
+        for name, listing in listings.items()
+    }
     sources = tuple(
         replace(one, layout=Layout(one.spec, listings[one.spec.name])) if one.spec.name in listings else one
         for one in prepared.sources
@@ -580,7 +597,7 @@ async def compare_with_lake(
         except AbsentError:
             return False
         position, _ = await refuse_unfit(store, identity, place, prepared, options=options, say=say)
-        await fit_plan(store, identity, place, prepared, position, accept_changes=options.accept_changes)
+        await fit_plan(store, identity, place, prepared, position, accept_changes=options.accept_changes, say=say)
     return True
 
 

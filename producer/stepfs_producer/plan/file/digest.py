@@ -63,11 +63,17 @@ def mix_of(plan: Plan) -> tuple[Mix, ...]:
     entries = plan.mix or (Mix(weights=dict.fromkeys(plan.sources, Fraction(1))),)
     return tuple(
         entry.model_copy(
-            update={"weights": entry.drawn, "sizes": {}, "temperature": None}
+            update={"weights": entry.drawn, "sizes": {}, "tokens": {}, "temperature": None}
             | ({"from_": entry.from_ or 0} if entry.ramp_to is None else {})
         )
         for entry in entries
     )
+
+
+def tokens_max(plan: Plan) -> int | None:
+    """Tokens after which the plan ends: those of `until`, or the budgets of its sources."""
+    budget = sum(plan.mix[0].tokens.values()) if plan.mix else 0
+    return plan.until.tokens or budget or None
 
 
 def micro_batch_tokens(plan: Plan) -> int:
@@ -87,6 +93,7 @@ def normalised(plan: Plan) -> Normalised:
             "stages": stages_of(plan),
             "sources": {name: _filled(source) for name, source in with_defaults(plan).items()},
             "mix": mix_of(plan),
+            "until": plan.until.model_copy(update={"tokens": tokens_max(plan)}),
             "cost": cost,
         }
     )

@@ -303,13 +303,15 @@ class Mix(PlanModel):
     """Shares of tokens by source, in any unit."""
     sizes: dict[str, Annotated[Fraction, decimal("size")]] = Field(default_factory=dict)
     """In place of weights: sizes of the sources, in any unit, such as the tokens that `check` prints."""
+    tokens: dict[str, Annotated[int, whole(0, _TOKENS_MAX)]] = Field(default_factory=dict)
+    """In place of weights: tokens that each source gives; with all of them the plan ends."""
     temperature: Annotated[Fraction, decimal("temperature", above_zero=True)] | None = None
     """Exponent of the sizes: 1 (the default) draws in proportion, less favours the small ones."""
 
     def own_problems(self) -> list[Problem]:
-        if bool(self.weights) == bool(self.sizes):
-            what = "give one of weights and sizes" if self.sizes else "'weights' is missing"
-            return [Problem((), what)]
+        given = sum(map(bool, (self.weights, self.sizes, self.tokens)))
+        if given != 1:
+            return [Problem((), "give one of weights, sizes and tokens" if given else "'weights' is missing")]
         if self.temperature is not None and not self.sizes:
             what = "a temperature needs sizes: {source: tokens}; check prints the tokens of each"
             return [Problem(("temperature",), what, of_key=True)]
@@ -318,6 +320,9 @@ class Mix(PlanModel):
     @property
     def drawn(self) -> dict[str, Fraction]:
         """The weights, as numbers of six digits where sizes give them."""
+        if self.tokens:  # the same shares as decimals of as many digits as the largest budget
+            unit = 10 ** min(len(str(max(self.tokens.values()))), 18)
+            return {name: Fraction(tokens, unit) for name, tokens in self.tokens.items()}
         if not self.sizes:
             return self.weights
         temperature = self.temperature or Fraction(1)

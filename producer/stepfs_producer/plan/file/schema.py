@@ -128,6 +128,10 @@ def _mix(entries: Sequence[Mix]) -> Iterator[Problem]:
     steps: list[int] = []
     for number, entry in enumerate(entries):
         where = ("mix", number)
+        if entry.tokens and len(entries) > 1:
+            yield Problem(
+                (*where, "tokens"), "budgets hold for the whole plan; give weights where a mix changes", of_key=True
+            )
         if not any(entry.drawn.values()):
             yield Problem((*where, "weights"), "all weights are zero; give at least one source a positive weight")
         if entry.ramp_to is not None and entry.from_ is not None:
@@ -258,7 +262,7 @@ VERSION: Final = 1
 def _entries(value: object) -> object:
     """`{code: 30}` is a mix of one entry."""
     if isinstance(value, Mapping):
-        is_entry = any(isinstance(value.get(key), Mapping) for key in ("weights", "sizes"))
+        is_entry = any(isinstance(value.get(key), Mapping) for key in ("weights", "sizes", "tokens"))
         is_entry = is_entry or bool({"from", "ramp_to"} & set(value))
         return (dict(value),) if is_entry else ({"weights": value},)
     return value
@@ -326,7 +330,9 @@ def _weighed(mix: object) -> list[list[str]]:
     if not isinstance(entries, list | tuple):
         return []
     weights = [
-        (entry.get("weights") or entry.get("sizes")) if isinstance(entry, Mapping) else getattr(entry, "drawn", {})
+        (entry.get("weights") or entry.get("sizes") or entry.get("tokens"))
+        if isinstance(entry, Mapping)
+        else getattr(entry, "drawn", {})
         for entry in entries
     ]
     return [[str(name) for name in names] if isinstance(names, Mapping) else [] for names in weights]
