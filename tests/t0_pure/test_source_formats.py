@@ -36,7 +36,7 @@ from stepfs_producer.sources import formats as lines
 from stepfs_producer.sources import parquet as parquet_format
 from stepfs_producer.sources.listing import list_corpus
 from stepfs_producer.sources.reading import read_block
-from stepfs_producer.sources.record import Kind, unpacked
+from stepfs_producer.sources.record import Kind, packed, unpacked
 
 BYTES = [text.encode() for text in TEXTS]
 
@@ -704,3 +704,20 @@ def test_a_field_within_a_column_of_parquet(tmp_path: Path) -> None:
     for name in ("meta.txt", "meta.text.more", "mata.text"):
         with pytest.raises(UsageError, match=f"has no column '{name}'; set text_field to one of meta, a.b"):
             list_corpus(source(tmp_path, form="parquet", text_field=name))
+
+
+OTHERS = Path(__file__).parent / "others"  # six rows each, of pandas 3.1, polars 2.1, DuckDB 2.0 and datasets 5.2
+
+
+@pytest.mark.parametrize("path", sorted(OTHERS.iterdir()), ids=lambda path: path.name)
+def test_files_of_other_programs_have_the_rows_that_pyarrow_reads(path: Path) -> None:
+    if path.suffix == ".parquet":
+        table = parquet.read_table(path)
+    else:
+        begin = path.read_bytes()[:6]
+        table = (pa.ipc.open_file if begin == b"ARROW1" else pa.ipc.open_stream)(path).read_all()
+    form = path.suffix[1:]
+    found = blocks(source(path, form=form, shuffle=False, whole_records=True))
+    assert [unpacked(one) for one in values(found)] == [unpacked(packed(row)) for row in table.to_pylist()]
+    texts = [one.decode() for one in values(blocks(source(path, form=form, shuffle=False)))]
+    assert texts == table.column("text").to_pylist() == [f"é row {number}" for number in range(6)]
