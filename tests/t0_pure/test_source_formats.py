@@ -39,6 +39,7 @@ from stepfs_producer.sources.reading import read_block
 from stepfs_producer.sources.record import Kind, packed, unpacked
 
 BYTES = [text.encode() for text in TEXTS]
+OTHERS = Path(__file__).parent / "others"  # six rows each, of pandas 3.1, polars 2.1, DuckDB 2.0 and datasets 5.2
 
 
 def write_zstd(path: Path, texts: Sequence[str] = TEXTS) -> Path:
@@ -395,7 +396,9 @@ def test_a_row_that_does_not_fit_is_a_bad_record(form: str, name: str, data: byt
     ("form", "name", "data", "why"),
     [
         ("json", "a.json", b'[{"text": "a"}, {"text"', "damaged JSON"), ("csv", "a.csv", b'text\n"a', "damaged CSV"),
-        ("arrow", "a.arrow", b"ARROW1\0\0" + bytes(100), "damaged Arrow"), ("webdataset", "a.tar", b"x" * 2000, "damaged tar"),
+        ("arrow", "a.arrow", b"ARROW1\0\0" + bytes(100), "damaged Arrow"),
+        ("arrow", "datasets.arrow", (OTHERS / "datasets.arrow").read_bytes()[:-300], "damaged Arrow"),
+        ("arrow", "polars.arrow", (OTHERS / "polars.arrow").read_bytes()[:-300], "damaged Arrow"), ("webdataset", "a.tar", b"x" * 2000, "damaged tar"),
     ],
 )  # fmt: skip
 def test_a_damaged_table_is_named(form: str, name: str, data: bytes, why: str, tmp_path: Path) -> None:
@@ -704,9 +707,6 @@ def test_a_field_within_a_column_of_parquet(tmp_path: Path) -> None:
     for name in ("meta.txt", "meta.text.more", "mata.text"):
         with pytest.raises(UsageError, match=f"has no column '{name}'; set text_field to one of meta, a.b"):
             list_corpus(source(tmp_path, form="parquet", text_field=name))
-
-
-OTHERS = Path(__file__).parent / "others"  # six rows each, of pandas 3.1, polars 2.1, DuckDB 2.0 and datasets 5.2
 
 
 @pytest.mark.parametrize("path", sorted(OTHERS.iterdir()), ids=lambda path: path.name)

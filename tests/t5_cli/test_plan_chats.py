@@ -135,3 +135,34 @@ def test_long_chats_are_cut_between_turns_wherever_a_run_stops(long: str, plan: 
     assert sum("and?" in text for text in texts) == (39 if long == "split" else sum("xxx" in text for text in texts))
     replayed = produce("replay", lakes[0], "--steps", "0:3", "--plan-dir", tmp_path, "--workers", 1)
     assert replayed.returncode == 0, replayed.stderr
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "words"),
+    [
+        ({"chat: messages": "chat: {learn: all}"}, 0, "every token of the chats looked at is learned, the user's too"),
+        ({"chat: messages": "pair: {}"}, 4, "none of the 40 records looked at can be decoded (no answer or prompt"),
+        (
+            {"chat: messages": "chat: {roles: {assistant: user}}"},
+            4,
+            "(no learned token; the roles are user, user, user, user, and learn is assistant)",
+        ),
+        (
+            {"chat: messages": "fim: {tokens: [a, <fim>, b]}"},
+            2,
+            "the fim middle token '<fim>' is not in its vocabulary",
+        ),
+    ],
+)
+def test_check_says_what_a_run_would_learn_nothing_or_all_of(
+    changes: dict[str, str], code: int, words: str, plan: Path
+) -> None:
+    for old, new in changes.items():
+        plan.write_text(plan.read_text().replace(old, new))
+    done = produce("check", plan)
+    assert done.code == code, done.err
+    assert words in done.out + done.err
+    if code:
+        ran = produce("run", plan, f"file://{plan.parent}/lake", "--workers", 1)
+        assert ran.code != 0
+        assert words.rsplit("(", maxsplit=1)[-1].strip(")") in ran.err
