@@ -12,6 +12,8 @@ from pathlib import Path
 
 import json_schemas
 import jsonschema
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from lakes import produce
@@ -200,6 +202,16 @@ def test_deep_reads_every_record_and_names_the_bad_ones(plan: Path) -> None:
     assert document["sources"]["web"]["tokens"] == 1500 * 100
     refused = check(plan, "--deep", "--no-sources")
     assert (refused.code, refused.err.count("\n")) == (2, 1)
+
+
+def test_the_memory_of_a_page_of_large_values_is_noted(plan: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepfs_producer.cli.reports._PAGE_BYTES_MAX", 1 << 20)
+    table = pa.table({"text": ["x" * 10_000] * 400})
+    pq.write_table(table, plan.parent / "a.parquet", row_group_size=200, use_dictionary=False)
+    plan.write_text(PLAN.replace("format: jsonl, files: web", "format: parquet, files: a.parquet"))
+    assert (
+        "a page of its Parquet files may have 1.91 MiB, and a worker that reads it takes 5.72 MiB" in check(plan).stdout
+    )
 
 
 def test_a_source_of_which_no_record_can_be_decoded_is_refused(plan):

@@ -43,6 +43,7 @@ from stepfs_producer.transforms.tokenizer import TEXT_BYTES_MAX
 
 _USAGE: Final = 2
 _BAD_SHOWN: Final = 3
+_PAGE_BYTES_MAX: Final = 64 << 20
 
 
 def schema_text() -> str:
@@ -158,6 +159,11 @@ class _Report:
                 )
             if getattr(self.plan.sources[name], "chat", None) is not None and facts.learned == 1:
                 yield f"source {name}: every token of the chats looked at is learned, the user's too; is that what chat.learn says?"
+            if facts.page_bytes > _PAGE_BYTES_MAX:
+                yield (
+                    f"source {name}: a page of its Parquet files may have {size_text(facts.page_bytes)}, and a worker that reads "
+                    f"it takes {size_text(3 * facts.page_bytes)}; write row groups of fewer rows if that is too much"
+                )
             if facts.unread:
                 yield f"source {name}: nothing of {facts.unread[0]} can be read" + _and_more(len(facts.unread) - 1)
             if facts.spelled is not None:

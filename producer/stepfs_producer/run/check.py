@@ -50,6 +50,7 @@ T = TypeVar("T")
 _AT_ONCE: Final = 16
 _SAMPLE_BYTES: Final = 8 << 20  # of all sources together
 _SAMPLE_BYTES_MAX: Final = 256 << 10  # of one
+_PAGE_ROWS: Final = 1024
 _SAMPLE_BLOCK_BYTES: Final = 1 << 20  # one byte range of a plain file
 
 
@@ -68,6 +69,7 @@ class SourceFacts:
     files: int
     bytes: int
     largest_block_bytes: int
+    page_bytes: int  # that a page of its Parquet files can have; 0: of other files
     tokens: int | None  # of an epoch, estimated; None: the files are compressed, or no record gives a token
     tokens_at_once: int  # that a worker makes of its longest text, estimated; 0: of ids, or of records that give none
     sampled: int  # records
@@ -169,6 +171,7 @@ def _facts(spec: SourceSpec, listing: Listing, work: TransformSpec | None, sampl
         len(listing.files),
         listing.total_bytes,
         largest,
+        _page_bytes(listing) if spec.format == "parquet" else 0,
         found.tokens,
         at_once,
         sampled,
@@ -189,6 +192,12 @@ class _Sample:
     bad: Mapping[int, str] = field(default_factory=dict)
     spelled: str | None = None
     learned: float | None = None
+
+
+def _page_bytes(listing: Listing) -> int:
+    """Writers look at a page's size once in 1024 rows."""
+    parts = [part for file in listing.files for part in file.parts if part[0]]
+    return max((size * min(rows, _PAGE_ROWS) // rows for rows, size in parts), default=0)
 
 
 def _longest(listing: Listing) -> int:
