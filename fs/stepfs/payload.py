@@ -18,6 +18,7 @@ from stepfs.format.records import HEAD_BYTES, payload_problem
 from stepfs.torch import load
 
 COLUMNS: Final = ("micro", "start", "tokens", "source", "epoch", "file", "offset", "first")
+PAIR: Final = len(COLUMNS)  # of plans with pairs, the side of one: 0 of none, 1 chosen, 2 rejected
 _MICRO, _START, _TOKENS, _SOURCE = range(4)
 _WITH_SPANS: Final = {".safetensors", ".pt", ".pth", ".tar"}
 _ONLY_ARRAY: Final = "array"  # the name of an array that has none: of an .npy file, or a bare tensor
@@ -79,7 +80,7 @@ class Spans:
     """The spans of one payload, and its tokens."""
 
     sources: tuple[str, ...]
-    table: Integers  # [spans, COLUMNS]
+    table: Integers  # [spans, COLUMNS and, where the plan has pairs, PAIR]
     ids: NDArray[Any]  # integers [micro, tokens]
 
     def ids_of(self, span: int) -> Integers:
@@ -231,12 +232,14 @@ def _spans_of_tar(payload: Buffer) -> Spans:
                 rows += [[len(ids) - 1, *map(int, span)] for span in facts["spans"]]
     if not sources:
         raise NoSpansError("has no spans")
-    return Spans(sources, np.array(rows, np.int64).reshape(-1, len(COLUMNS)), np.stack(ids))
+    return Spans(sources, np.array(rows, np.int64).reshape(-1, len(rows[0]) if rows else len(COLUMNS)), np.stack(ids))
 
 
 def _check(spans: Spans) -> None:
     table, ids = spans.table, spans.ids
-    fits = table.ndim == 2 and table.shape[1] == len(COLUMNS) and ids.ndim == 2 and table.min(initial=0) >= 0
+    fits = (
+        table.ndim == 2 and table.shape[1] in (len(COLUMNS), PAIR + 1) and ids.ndim == 2 and table.min(initial=0) >= 0
+    )
     if fits and len(table):
         micro, start, tokens, source = table[:, : _SOURCE + 1].T
         fits = bool(

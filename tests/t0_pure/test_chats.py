@@ -60,7 +60,7 @@ def _that_day(monkeypatch: pytest.MonkeyPatch) -> None:
 def ours(model: str, template: str, record: Any, **spec: Any) -> tuple[list[int], list[int]]:
     spec = {"tools": "tools", "date": DAY, "tokens": NAMES} | spec
     tokenizer = TokenizerSpec(model, eos="</s>", control_tokens=spec.pop("control_tokens", "text"))
-    ids, mask = Chats(ChatSpec(template, **spec), tokenizer).encode(record)
+    ids, mask, _ = Chats(ChatSpec(template, **spec), tokenizer).encode(record)
     return ids.tolist(), mask.tolist()
 
 
@@ -245,6 +245,9 @@ def test_what_is_no_conversation_is_named(record: Any, spec: Any, message: str, 
         ours(model, without_blocks("chatml"), record, **spec)
 
 
+DOUBLED = "{% set x = namespace(t='a') %}{% for a in range(99) %}{% set x.t = MORE %}{% endfor %}{{ x.t }}"
+
+
 @pytest.mark.parametrize(
     ("template", "message"),
     [
@@ -252,9 +255,41 @@ def test_what_is_no_conversation_is_named(record: Any, spec: Any, message: str, 
         ("{{ 'ab' * 99999999 }}", "repeats 99999999 times"),
         ("{{ 9 ** 99999999 }}", "repeats 99999999 times"),
         (
-            "{% for a in range(99999) %}{{ messages[0].content }}{{ '%01000d' % 5 }}{% endfor %}",
+            "{% for a in range(99999) %}{{ messages[0].content }}{{ '%0999d' % 5 }}{% endfor %}",
             "more than 4194304 characters",
         ),
+        ("{{ 99999999 * 'ab' }}", "repeats 99999999 times"),
+        (DOUBLED.replace("MORE", "x.t ~ x.t"), "makes values of more than"),
+        (DOUBLED.replace("MORE", "x.t + x.t"), "makes values of more than"),
+        (DOUBLED.replace("MORE", "'%s%s' % (x.t, x.t)"), "makes values of more than"),
+        (DOUBLED.replace("MORE", "x.t.replace('a', 'aa')"), "makes values of more than"),
+        (DOUBLED.replace("MORE", "x.t | replace('a', 'aa')"), "makes values of more than"),
+        (DOUBLED.replace("MORE", "'{0}{0}'.format(x.t)"), "makes values of more than"),
+        (DOUBLED.replace("MORE", "[x.t, x.t] | join"), "makes values of more than"),
+        (DOUBLED.replace("MORE", "x.t.join([x.t, x.t])"), "makes values of more than"),
+        (DOUBLED.replace("MORE", "[x.t, x.t]"), "makes values of more than"),
+        (DOUBLED.replace("MORE", "[x.t, x.t]").replace("x.t }}", "x.t | tojson }}"), "makes values of more than"),
+        (DOUBLED.replace("MORE", "(x.t,) + (x.t,)").replace("x.t }}", "'' ~ x.t }}"), "makes values of more than"),
+        (
+            DOUBLED.replace("{% set x.t = MORE %}", "{% set y %}{{ x.t }}{{ x.t }}{% endset %}{% set x.t = y %}"),
+            "makes values of more than",
+        ),
+        ("{{ 'a'.ljust(999999999) }}", "makes a text of 999999999 characters wide"),
+        ("{{ 'a' | center(999999999) }}", "makes a text of 999999999 characters wide"),
+        ("{{ messages | batch(999999999, 5) | list }}", "makes a text of 999999999 characters wide"),
+        ("{{ '{:>999999999}'.format(1) }}", "formats a text wider than 9999"),
+        ("{{ '%*d' % (999999999, 1) }}", "formats a text wider than 9999"),
+        ("{{ 'a'.translate({97: 'aa'}) }}", "refuses the conversation"),
+        ("{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(1) }}", "refuses the conversation .maximum recursion"),
+        (
+            "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+            "goes round more than",
+        ),
+        (
+            "{% set s = messages[0].content * 9 %}" + "{% for a in s %}" * 9 + "{% endfor %}" * 9,
+            "goes round more than",
+        ),
+        ("{{ [1, 2] | random }}", "refuses|none"),
         ("{{ messages.__class__.__mro__ }}", "refuses the conversation .access to attribute '__class__'"),
         ("{{ messages.append(5) }}", "refuses the conversation"),
         ("{{ raise_exception('no ' + messages[0].role) }}", r"refuses the conversation \(no user\)"),
@@ -262,7 +297,7 @@ def test_what_is_no_conversation_is_named(record: Any, spec: Any, message: str, 
     ],
 )
 def test_a_hostile_template_ends(template: str, message: str, model: str) -> None:
-    with pytest.raises(UnfitRecordError, match=message):
+    with pytest.raises((UnfitRecordError, UsageError), match=message):
         ours(model, template, {"messages": [USER, ANSWER, USER, ANSWER]})
 
 
@@ -302,7 +337,11 @@ CHAT_PLAN: dict[str, Any] = {
         ({"chat": {"date": "today"}}, {}, "'today' is no date; write it as 2026-01-31"),
         ({"chat": "messages", "transform": "a:b"}, {}, "give one of chat and transform"),
         ({"chat": "messages", "text_field": "text"}, {}, "give one of chat and text_field"),
-        ({"chat": "messages", "long": "split"}, {}, "a turn is never cut: chats longer than a row are dropped"),
+        (
+            {"chat": {"learn": "last"}, "long": "split"},
+            {},
+            "only the last turn is learned, and cut chats lack it; use drop",
+        ),
         (
             {"chat": "messages"},
             {"kind": "bytes", "file": None},
@@ -322,6 +361,58 @@ def test_a_kept_plan_with_chats_is_read_again() -> None:
     plan = parsed_plan(CHAT_PLAN | {"defaults": {"long": "split"}})
     assert plan_digest(plan_of_text(plan_text(plan))) == plan_digest(plan)
     assert json.loads(plan_text(plan))["sources"]["talks"]["long"] == "drop"
+
+
+@pytest.mark.parametrize("chat", [{"prompt": "a", "completion": "b"}, {"messages": "m"}])
+@pytest.mark.parametrize("long", ["drop", "truncate", "split"])
+def test_a_kept_plan_with_settings_of_chats_is_read_again(chat: Any, long: str) -> None:
+    source = {"format": "jsonl", "files": "a.jsonl", "chat": chat, "long": long}
+    plan = parsed_plan(CHAT_PLAN | {"sources": {"talks": source}})
+    assert plan_digest(plan_of_text(plan_text(plan))) == plan_digest(plan)
+    assert json.loads(plan_text(plan))["sources"]["talks"]["long"] == long
+
+
+def turns(*words: str) -> list[dict[str, str]]:
+    return [{"role": "user" if place % 2 == 0 else "assistant", "content": one} for place, one in enumerate(words)]
+
+
+LONG_TALK = turns("a", "1" * 20, "b", "2" * 20, "c", "3" * 90, "d", "4" * 20, "e")
+
+
+@pytest.mark.parametrize("template", [with_blocks("chatml"), without_blocks("chatml")])
+@pytest.mark.parametrize(
+    ("long", "room", "kept", "lost"),
+    [
+        ("truncate", 2, [LONG_TALK[:4]], LONG_TALK),
+        ("truncate", 1, [LONG_TALK[:2]], LONG_TALK),
+        ("split", 2, [LONG_TALK[:4], LONG_TALK[6:]], None),
+        ("split", 1, [LONG_TALK[:2], LONG_TALK[2:4], LONG_TALK[6:8]], None),
+    ],
+)
+def test_a_chat_longer_than_a_row_is_cut_between_turns(
+    long: str, room: int, kept: Any, lost: Any, template: str, model: str
+) -> None:
+    def encoded(messages: Any, **more: Any) -> Any:
+        spec = ChatSpec(template, **more)
+        return Chats(spec, TokenizerSpec(model, eos="</s>")).encode({"messages": [SYSTEM, *messages]})
+
+    whole, _, none = encoded(LONG_TALK)
+    assert none == ()
+    most = len(encoded(LONG_TALK[: 2 * room])[0])
+    ids, mask, parts = encoded(LONG_TALK, long=long, tokens_max=most)
+    expected = [encoded(one)[:2] for one in kept]
+    assert parts == tuple(len(one) for one, _ in expected)
+    assert max(parts) <= most
+    assert ids[: sum(parts)].tolist() == [one for part, _ in expected for one in part.tolist()]
+    assert mask[: sum(parts)].tolist() == [one for _, part in expected for one in part.tolist()]
+    if lost is not None:
+        assert ids.tolist() == whole.tolist()
+    else:
+        assert len(ids) > sum(parts) + 90  # what fits nowhere is counted
+    assert encoded(LONG_TALK, long=long, tokens_max=len(whole))[2] == ()
+    nothing = encoded(turns("a", "b" * 200), long=long, tokens_max=50)
+    assert sum(nothing[2]) == 0
+    assert nothing[1].any()
 
 
 def test_the_template_is_found_beside_the_tokenizer(model: str, tmp_path: Path) -> None:

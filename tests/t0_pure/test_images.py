@@ -95,6 +95,12 @@ def test_sixteen_bits_are_scaled(value, expected) -> None:
     assert np.unique(decoded(encoded(image)).pixels).tolist() == [expected]
 
 
+def test_sixteen_bits_have_a_transparent_value() -> None:
+    image = Pillow.fromarray(np.full((28, 28), 500, np.uint16))
+    assert np.unique(decoded(encoded(image, transparency=500)).pixels).tolist() == [255]
+    assert np.unique(decoded(encoded(image, transparency=501)).pixels).tolist() == [2]
+
+
 def test_the_first_frame_of_an_animation_is_taken() -> None:
     first, second = (Pillow.new("RGB", (28, 28), (0, level, 0)) for level in (50, 250))
     data = encoded(first, "GIF", save_all=True, append_images=[second])

@@ -359,3 +359,23 @@ def test_sizes_and_a_temperature_become_weights() -> None:
     assert normalised(parsed_plan(settings | {"mix": {"sizes": {"a": 9, "b": 1, "c": 2}}}))["mix"][0]["weights"] == {
         "a": "0.75", "b": "0.083333", "c": "0.166667",
     }  # fmt: skip
+
+
+def test_budgets_of_tokens_become_weights_and_the_end() -> None:
+    settings = {
+        "output": {"mesh": "dp=1", "sequence_length": 8},
+        "sources": {name: {"format": "text", "files": name} for name in ("a", "b")},
+        "mix": {"tokens": {"a": 30_000_000_000, "b": 10_000_000_000}},
+    }
+    plan = parsed_plan(settings)
+    assert normalised(plan)["mix"] == [{"from": 0, "weights": {"a": "0.3", "b": "0.1"}}]
+    assert normalised(plan)["until"]["tokens"] == 40_000_000_000
+    assert plan_digest(plan) == plan_digest(plan_of_text(plan_text(plan)))
+    rules = compile_plan(plan, listings={}, tokenizer_digest="t").rules
+    assert rules.tokens_max == 40_000_000_000
+    assert rules.mix.shares(5) == (3 << 30, 1 << 30)
+    sooner = parsed_plan(settings | {"until": {"tokens": 5}})
+    assert compile_plan(sooner, listings={}, tokenizer_digest="t").rules.tokens_max == 5
+    several = [{"tokens": {"a": 1, "b": 1}}, {"from": 5, "weights": {"a": 1, "b": 0}}]
+    with pytest.raises(UsageError, match="budgets hold for the whole plan; give weights where a mix changes"):
+        parsed_plan(settings | {"mix": several})

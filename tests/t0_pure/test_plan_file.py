@@ -396,7 +396,7 @@ CALLED = "sources: {a: {format: parquet, files: x, transform: 'm:f'}}\n"
         (COMPLETE + "mix: [{from: 0}]\n", "3:7: mix[0]: 'weights' is missing"),
         (COMPLETE + "mix: {weights: {a: 1}, temperature: 0.5}\n",
          "3:24: mix: a temperature needs sizes: {source: tokens}; check prints the tokens of each"),
-        (COMPLETE + "mix: {weights: {a: 1}, sizes: {a: 1}}\n", "3:6: mix: give one of weights and sizes"),
+        (COMPLETE + "mix: {weights: {a: 1}, sizes: {a: 1}}\n", "3:6: mix: give one of weights, sizes and tokens"),
         (COMPLETE + "mix: {sizes: {b: 1}}\n", "3:1: unknown source 'b'; known: a"),
         (COMPLETE + "mix: 3\n", "3:6: mix: write a list, such as [a, b]"),
         (COMPLETE + "stages: [{sequence_length: 8}]\n", "3:1: give one of output.sequence_length and stages"),

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import base64
+import bz2
 import csv
+import gzip
 import io
 import json
+import lzma
 import random
 import re
 import tracemalloc
@@ -33,9 +36,10 @@ from stepfs_producer.sources import formats as lines
 from stepfs_producer.sources import parquet as parquet_format
 from stepfs_producer.sources.listing import list_corpus
 from stepfs_producer.sources.reading import read_block
-from stepfs_producer.sources.record import Kind, unpacked
+from stepfs_producer.sources.record import Kind, packed, unpacked
 
 BYTES = [text.encode() for text in TEXTS]
+OTHERS = Path(__file__).parent / "others"  # six rows each, of pandas 3.1, polars 2.1, DuckDB 2.0 and datasets 5.2
 
 
 def write_zstd(path: Path, texts: Sequence[str] = TEXTS) -> Path:
@@ -138,7 +142,7 @@ def test_a_row_that_holds_no_text_is_bad_and_its_neighbours_stay(tmp_path) -> No
     parquet.write_table(table.cast(pa.schema([("text", pa.binary())])), tmp_path / "a.parquet")
     (block,) = blocks(source(tmp_path, form="parquet", shuffle=False))
     assert values([block]) == [b"one", b"two"]
-    assert block.records.bad == {1: "not UTF-8 (invalid start byte at byte 0)", 2: "no text in the field 'text'"}
+    assert block.records.bad == {1: "not UTF-8 (invalid start byte at byte 0)", 2: "null in the field 'text'"}
     assert block.records.offsets.tolist() == [0, 1, 2, 3]
 
 
@@ -392,7 +396,9 @@ def test_a_row_that_does_not_fit_is_a_bad_record(form: str, name: str, data: byt
     ("form", "name", "data", "why"),
     [
         ("json", "a.json", b'[{"text": "a"}, {"text"', "damaged JSON"), ("csv", "a.csv", b'text\n"a', "damaged CSV"),
-        ("arrow", "a.arrow", b"ARROW1\0\0" + bytes(100), "damaged Arrow"), ("webdataset", "a.tar", b"x" * 2000, "damaged tar"),
+        ("arrow", "a.arrow", b"ARROW1\0\0" + bytes(100), "damaged Arrow"),
+        ("arrow", "datasets.arrow", (OTHERS / "datasets.arrow").read_bytes()[:-300], "damaged Arrow"),
+        ("arrow", "polars.arrow", (OTHERS / "polars.arrow").read_bytes()[:-300], "damaged Arrow"), ("webdataset", "a.tar", b"x" * 2000, "damaged tar"),
     ],
 )  # fmt: skip
 def test_a_damaged_table_is_named(form: str, name: str, data: bytes, why: str, tmp_path: Path) -> None:
@@ -654,3 +660,64 @@ def test_a_field_within_a_field_and_token_ids_of_json(tmp_path: Path) -> None:
     assert np.frombuffer(values([block])[0], "<i4").tolist() == [1, 2]
     assert block.records.mask == b"\0\1"
     assert len(block.records.bad) == 2
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.txt"])
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (gzip.compress(b"a\n", mtime=0), "is gzip; let its name end in .gz"),
+        (zstandard.compress(b"a\n"), "is zstd; let its name end in .zst"),
+        (bz2.compress(b"a\n"), "is bzip2; decompress it by `bunzip2`, or compress it anew by `gzip`"),
+        (lzma.compress(b"a\n"), "is xz; decompress it by `unxz`, or compress it anew by `gzip`"),
+        (b"%PDF-1.7\n", "is a PDF; take its text out by a program such as `pdftotext`, or leave it out"),
+        (b"PK\3\4 ", "is a zip archive; unpack it by `unzip`"),
+        (b"PAR1 ", "is Parquet; give its source format: parquet"),
+    ],
+)
+def test_a_file_of_another_kind_is_named_for_what_it_is(name: str, data: bytes, said: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(UsageError, match=re.escape(f"{name} {said}")):
+        list_corpus(source(tmp_path, form="text" if name == "a.txt" else "jsonl"))
+
+
+def test_a_null_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": null}\n')
+    (block,) = blocks(source(tmp_path, form="jsonl"))
+    assert list(block.records.bad.values()) == ["null in the field 'text'"]
+    write_parquet(tmp_path, [None, "a"])
+    (block,) = blocks(source(tmp_path / "a.parquet", form="parquet", shuffle=False))
+    assert list(block.records.bad.values()) == ["null in the field 'text'"]
+
+
+def test_a_field_within_a_column_of_parquet(tmp_path: Path) -> None:
+    rows = [{"text": "é", "ids": [1, 2], "more": {"mask": [0, 1]}}, None, {"text": None, "ids": [3]}]
+    parquet.write_table(pa.table({"meta": rows, "a.b": ["x", "y", "z"]}), tmp_path / "a.parquet")
+
+    def read(**fields: object) -> tuple[list[bytes], list[str]]:
+        (block,) = blocks(source(tmp_path, form="parquet", shuffle=False, **fields))
+        return values([block]), list(block.records.bad.values())
+
+    found, bad = read(text_field="meta.text")
+    assert (found[0], bad) == ("é".encode(), ["null in the field 'meta.text'"] * 2)
+    assert read(text_field="a.b")[0] == [b"x", b"y", b"z"]
+    found, bad = read(tokens_field="meta.ids", mask_field="meta.more.mask")
+    assert np.frombuffer(found[0], "<i4").tolist() == [1, 2]
+    assert len(bad) == 2
+    for name in ("meta.txt", "meta.text.more", "mata.text"):
+        with pytest.raises(UsageError, match=f"has no column '{name}'; set text_field to one of meta, a.b"):
+            list_corpus(source(tmp_path, form="parquet", text_field=name))
+
+
+@pytest.mark.parametrize("path", sorted(OTHERS.iterdir()), ids=lambda path: path.name)
+def test_files_of_other_programs_have_the_rows_that_pyarrow_reads(path: Path) -> None:
+    if path.suffix == ".parquet":
+        table = parquet.read_table(path)
+    else:
+        begin = path.read_bytes()[:6]
+        table = (pa.ipc.open_file if begin == b"ARROW1" else pa.ipc.open_stream)(path).read_all()
+    form = path.suffix[1:]
+    found = blocks(source(path, form=form, shuffle=False, whole_records=True))
+    assert [unpacked(one) for one in values(found)] == [unpacked(packed(row)) for row in table.to_pylist()]
+    texts = [one.decode() for one in values(blocks(source(path, form=form, shuffle=False)))]
+    assert texts == table.column("text").to_pylist() == [f"é row {number}" for number in range(6)]

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import json_schemas
 import jsonschema
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from lakes import produce
@@ -192,6 +194,34 @@ def test_records_that_cannot_be_decoded_are_noted(plan):
     (warning,) = [one for one in done.document["warnings"] if "web" in one]
     assert warning.startswith("source web: 50 of 100 records looked at cannot be decoded (")
     assert "on_error: {do: skip}" in warning
+
+
+def test_deep_reads_every_record_and_names_the_bad_ones(plan: Path) -> None:
+    web = plan.parent / "web"
+    data = (web / "1.jsonl").read_bytes()
+    (web / "1.jsonl").write_bytes(data + b"not JSON\n")
+    (web / "2.jsonl.gz").write_bytes(gzip.compress(data)[:-9])
+    quick = check(plan)
+    assert (quick.returncode, "cannot be decoded" in quick.stdout) == (0, False)
+    deep = check(plan, "--deep")
+    assert deep.returncode == 0, deep.stderr
+    assert f"0/1.jsonl at {len(data)}: not JSON" in deep.stdout
+    assert "0/2.jsonl.gz at " in deep.stdout
+    assert "2 of 1502 records looked at cannot be decoded" in deep.stdout
+    document = check(plan, "--deep", "--json").document
+    assert document["sources"]["web"]["tokens"] == 1500 * 100
+    refused = check(plan, "--deep", "--no-sources")
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+
+
+def test_the_memory_of_a_page_of_large_values_is_noted(plan: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepfs_producer.cli.reports._PAGE_BYTES_MAX", 1 << 20)
+    table = pa.table({"text": ["x" * 10_000] * 400})
+    pq.write_table(table, plan.parent / "a.parquet", row_group_size=200, use_dictionary=False)
+    plan.write_text(PLAN.replace("format: jsonl, files: web", "format: parquet, files: a.parquet"))
+    assert (
+        "a page of its Parquet files may have 1.91 MiB, and a worker that reads it takes 5.72 MiB" in check(plan).stdout
+    )
 
 
 def test_a_source_of_which_no_record_can_be_decoded_is_refused(plan):

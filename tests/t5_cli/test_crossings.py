@@ -44,7 +44,7 @@ APART = {
     "it says how a store or a machine is reached": "--endpoint-url --engine --ray-address --workers",
     "it bounds resources, and changes no byte": "--memory-size --memory --prefetch --prime --poll --steps-per-second",
     "it chooses what one command looks at": "--step --source --file --record --plan-dir --content --compare --to "
-    "--no-sources simulate:--steps replay:--steps replay:--ranks",
+    "--no-sources --deep simulate:--steps replay:--steps replay:--ranks",
     "it is written into the lake or plan once, and compared": "--ext --check-payload "
     "--accept-changes --input --seq-len --batch-size --tokenizer-file",
     "it ends a run earlier": "--limit-steps",

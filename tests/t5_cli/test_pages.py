@@ -177,6 +177,11 @@ PRINTED = {
         r"\d steps in .*, (?s:.*)input_ids +int64",
         r"labels +int64",
     ],
+    "From a data set of Hugging Face": [
+        r"answers +arrow",
+        r"\d steps in .*, all committed",
+        r"    It is \d+\.",
+    ],
     "Produce from a plan, A loss spike at step N": [
         "24 steps in .*, all committed",
         r"captions +webdataset",

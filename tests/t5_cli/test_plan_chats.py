@@ -68,3 +68,101 @@ def test_each_answer_is_learned_and_nothing_else(plan: Path, tmp_path: Path) -> 
     totals = json.loads(done.stdout)
     assert totals["lost_tokens"] > 400
     assert 0.3 < totals["sources"]["talks"]["learned"] < 0.4
+
+
+def test_ten_thousand_pairs_stay_together_and_a_text_is_found_again(tmp_path: Path) -> None:
+    lines = [
+        json.dumps({"prompt": f"{number}?", "chosen": "yes" * (number % 29 + 1), "rejected": "no" * (number % 31 + 1)})
+        for number in range(10_000)
+    ]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(lines) + "\n")
+    (tmp_path / "plan.yaml").write_text("""\
+version: 1
+output: {mesh: "dp=4", sequence_length: 120, micro_batch_tokens: 240, micro_batches: 2}
+sources: {pairs: {format: jsonl, files: pairs.jsonl, pair: {}, epochs: 1, shuffle: none}}
+until: {exhausted: all, last: pad}
+""")
+    lake = f"file://{tmp_path}/lake"
+    done = produce("run", tmp_path / "plan.yaml", lake, "--workers", 2, "--json")
+    assert done.returncode == 0, done.stderr
+    whole = {
+        (len(one["prompt"] + one["chosen"]) + 1, len(one["prompt"] + one["rejected"]) + 1)
+        for one in map(json.loads, lines)
+    }
+    found: set[int] = set()
+    for _, files in committed(lake):
+        for file in map(load, files):
+            chosen, rejected = file["spans"][::2], file["spans"][1::2]
+            assert (chosen[:, 8] == 1).all()
+            assert (rejected[:, 8] == 2).all()
+            assert (chosen[:, 0] == rejected[:, 0]).all(), "one micro-batch"
+            assert (chosen[:, 6] == rejected[:, 6]).all(), "one record"
+            assert set(zip(chosen[:, 2].tolist(), rejected[:, 2].tolist(), strict=True)) <= whole
+            found |= set(chosen[:, 6].tolist())
+            assert (rejected[:, 7] == chosen[:, 2]).all()
+    sizes = [len(one["prompt"] * 2 + one["chosen"] + one["rejected"]) + 2 for one in map(json.loads, lines)]
+    lost = [size for size in sizes if size > 120]
+    assert len(found) == 10_000 - len(lost)
+    assert json.loads(done.stdout)["lost_tokens"] == sum(lost)
+    again = produce("replay", lake, "--steps", "0:3", "--plan-dir", tmp_path, "--workers", 1)
+    assert again.returncode == 0, again.stderr
+    shown = produce("lineage", lake, "--step", 0, "--rank", 1, "--text", "--plan-dir", tmp_path, "--json")
+    assert {one["problem"] for one in json.loads(shown.stdout)["spans"]} == {None}
+
+
+@pytest.mark.parametrize("long", ["truncate", "split"])
+def test_long_chats_are_cut_between_turns_wherever_a_run_stops(long: str, plan: Path, tmp_path: Path) -> None:
+    word = "chat: messages, epochs: 1"
+    plan.write_text(plan.read_text().replace(word, f"{word}, long: {long}").replace("128", "64"))
+    lakes = []
+    for name, stops in (("whole", [1000]), ("stopped", [1, 2, 5, 7, 1000])):
+        lakes.append(f"file://{tmp_path}/{name}")
+        for steps in stops:
+            done = produce("run", plan, lakes[-1], "--limit-steps", steps, "--workers", 1, "--json")
+            assert done.returncode == 0, done.stderr
+    whole, stopped = map(committed, lakes)
+    assert whole == stopped
+    model = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    texts = [
+        model.decode(file["input_ids"][micro][file["doc_ids"][micro] == document].tolist(), skip_special_tokens=False)
+        for _, files in whole
+        for file in map(load, files)
+        for micro in range(len(file["doc_ids"]))
+        for document in range(file["doc_ids"][micro].max() + 1)
+    ]
+    assert all(text.startswith("<|im_start|>user") and text.endswith("<|im_end|>\n") for text in texts)
+    assert sum("answer" in text for text in texts) == 40
+    assert sum("and?" in text for text in texts) == (39 if long == "split" else sum("xxx" in text for text in texts))
+    replayed = produce("replay", lakes[0], "--steps", "0:3", "--plan-dir", tmp_path, "--workers", 1)
+    assert replayed.returncode == 0, replayed.stderr
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "words"),
+    [
+        ({"chat: messages": "chat: {learn: all}"}, 0, "every token of the chats looked at is learned, the user's too"),
+        ({"chat: messages": "pair: {}"}, 4, "none of the 40 records looked at can be decoded (no answer or prompt"),
+        (
+            {"chat: messages": "chat: {roles: {assistant: user}}"},
+            4,
+            "(no learned token; the roles are user, user, user, user, and learn is assistant)",
+        ),
+        (
+            {"chat: messages": "fim: {tokens: [a, <fim>, b]}"},
+            2,
+            "the fim middle token '<fim>' is not in its vocabulary",
+        ),
+    ],
+)
+def test_check_says_what_a_run_would_learn_nothing_or_all_of(
+    changes: dict[str, str], code: int, words: str, plan: Path
+) -> None:
+    for old, new in changes.items():
+        plan.write_text(plan.read_text().replace(old, new))
+    done = produce("check", plan)
+    assert done.code == code, done.err
+    assert words in done.out + done.err
+    if code:
+        ran = produce("run", plan, f"file://{plan.parent}/lake", "--workers", 1)
+        assert ran.code != 0
+        assert words.rsplit("(", maxsplit=1)[-1].strip(")") in ran.err

@@ -33,11 +33,24 @@ class CorpusFile:
         tuple[int, int], ...
     ]  # (records, bytes) of each part that the format reads at once; () if it reads byte ranges
     location: str = ""  # absolute path, or s3://bucket/key
+    laid_out: tuple[int, tuple[tuple[int, int], ...]] | None = None
+    """Size and parts of the file that was listed here first, and that fragments follow. With a size of 0 the file is gone."""
+
+    @property
+    def is_gone(self) -> bool:
+        return self.laid_out is not None and not self.size
+
+    @property
+    def layout(self) -> tuple[int, tuple[tuple[int, int], ...]]:
+        return self.laid_out or (self.size, self.parts)
 
     @property
     def frozen(self) -> tuple[Any, ...]:
         """As a listing stores it."""
-        return (self.name, self.size, self.etag, self.head, [list(part) for part in self.parts])
+        found = (self.name, self.size, self.etag, self.head, [list(part) for part in self.parts])
+        if self.laid_out is None:
+            return found
+        return (*found, [self.laid_out[0], [list(part) for part in self.laid_out[1]]])
 
 
 @dataclass(frozen=True)
@@ -85,10 +98,15 @@ def from_shards(shards: Sequence[bytes], digest: str) -> Listing:
 def _thawed(shards: Sequence[bytes]) -> Iterator[CorpusFile]:
     try:
         for shard in shards:
-            for name, size, etag, head, parts in _unpacked(shard)["files"]:
-                yield CorpusFile(name, int(size), etag, head, tuple((int(n), int(b)) for n, b in parts))
+            for name, size, etag, head, parts, *before in _unpacked(shard)["files"]:
+                laid_out = (int(before[0][0]), _parts(before[0][1])) if before else None
+                yield CorpusFile(name, int(size), etag, head, _parts(parts), laid_out=laid_out)
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptError(f"a stored listing is malformed ({error}); restore it") from error
+
+
+def _parts(stored: Any) -> tuple[tuple[int, int], ...]:
+    return tuple((int(records), int(size)) for records, size in stored)
 
 
 def _unpacked(shard: bytes) -> dict[str, Any]:

@@ -70,6 +70,7 @@ def check(
     no_sources: Annotated[
         bool, Opt("--no-sources", "Look at the text of the plan alone: open no file, import no function.")
     ] = False,
+    deep: Annotated[bool, Opt("--deep", "Read and transform every record, and name the bad ones.")] = False,
     endpoint_url: EndpointUrl = None,
     as_json: Json = False,
 ) -> None:
@@ -95,13 +96,15 @@ def check(
 
     if lake is not None:
         check_order(lake, plan, f"stepfs-produce check {lake} {plan}")
+    if deep and no_sources:
+        raise UsageError("--deep reads the sources; leave out --no-sources, or --deep")
     if lake is not None and no_sources:
         raise UsageError("a lake is compared with sources, too; leave out --no-sources, or LAKE")
     options = None
     if lake is not None:
         at = StoreOptions(endpoint_url)
         options = RunOptions(lake, producer_id=producer_id, accept_changes=accept_changes, store_options=at)
-    typer.echo(check_plan(Path(plan), options, held_out=holdout, sources=not no_sources, as_json=as_json))
+    typer.echo(check_plan(Path(plan), options, held_out=holdout, sources=not no_sources, deep=deep, as_json=as_json))
 
 
 def simulate(

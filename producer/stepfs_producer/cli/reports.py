@@ -45,6 +45,8 @@ from stepfs_producer.transforms.tokenizer import TEXT_BYTES_MAX
 
 _USAGE: Final = 2
 _LINE_EVERY_S: Final = 60.0
+_BAD_SHOWN: Final = 3
+_PAGE_BYTES_MAX: Final = 64 << 20
 
 
 def schema_text() -> str:
@@ -72,13 +74,15 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def check_plan(path: Path, options: RunOptions | None, *, held_out: bool, sources: bool, as_json: bool) -> str:
+def check_plan(
+    path: Path, options: RunOptions | None, *, held_out: bool, sources: bool, deep: bool, as_json: bool
+) -> str:
     """The report. Exits with the mistakes on stderr if there are any. `options`: of a run, to compare its lake, too."""
     file = plan_file_at(path)
     if sources:
         find_modules_in(str(path.parent))
     directory = str(path.parent)
-    found = inspect(file.plan, held_out=held_out, directory=directory) if sources else Inspection()
+    found = inspect(file.plan, held_out=held_out, directory=directory, deep=deep) if sources else Inspection()
     if found.findings:
         _refuse(file, found)
     lake = None
@@ -172,7 +176,7 @@ class _Report:
     def warnings(self) -> Iterator[str]:
         for name, facts in (self.facts or {}).items():
             if facts.bad:
-                reason = next(iter(facts.bad.values()))
+                reason = "; ".join(list(facts.bad.values())[:_BAD_SHOWN])
                 yield (
                     f"source {name}: {len(facts.bad)} of {facts.sampled} records looked at cannot be decoded ({reason}); "
                     "a run stops at the first one unless on_error: {do: skip} allows it"
@@ -184,6 +188,11 @@ class _Report:
                 )
             if getattr(self.plan.sources[name], "chat", None) is not None and facts.learned == 1:
                 yield f"source {name}: every token of the chats looked at is learned, the user's too; is that what chat.learn says?"
+            if facts.page_bytes > _PAGE_BYTES_MAX:
+                yield (
+                    f"source {name}: a page of its Parquet files may have {size_text(facts.page_bytes)}, and a worker that reads "
+                    f"it takes {size_text(3 * facts.page_bytes)}; write row groups of fewer rows if that is too much"
+                )
             if facts.unread:
                 yield f"source {name}: nothing of {facts.unread[0]} can be read" + _and_more(len(facts.unread) - 1)
             if facts.spelled is not None:

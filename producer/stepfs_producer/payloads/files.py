@@ -158,7 +158,7 @@ def construct(spec: PayloadSpec, task: StepTask) -> tuple[list[bytes], list[int]
     encode = encoder_for(spec.ext, vocabulary=spec.vocabulary)
     if len(task.ids):
         assert 0 <= int(task.ids.min()) <= int(task.ids.max()) < spec.vocabulary
-    records = spec.records(task.spans, task.shape)
+    records = spec.records(task.planned, task.shape)
     if spec.of_micro_batch:
         task = task.by_micro_batch()
     if spec.columns and task.columns is None:

@@ -111,6 +111,11 @@ class StepTask:
     mask: NDArray[np.uint8] | None  # per id: 0 where the loss ignores it
     following_mask: NDArray[np.uint8] | None  # per span: the same of `following`
     columns: Columns | None = None  # of the spans; None: no row
+    goes_on: NDArray[np.bool_] | None = None  # per span: of the planned span before it; None: each is a planned one
+
+    @property
+    def planned(self) -> NDArray[np.int64]:
+        return self.spans if self.goes_on is None else self.spans[~self.goes_on]
 
     def by_micro_batch(self) -> Self:
         """The same step, of as many ranks as it has micro-batches, with one each."""
@@ -137,6 +142,7 @@ def cut_to(task: StepTask, ranks: Sequence[int]) -> StepTask:
         mask=None if task.mask is None else task.mask[ids],
         following_mask=None if task.following_mask is None else task.following_mask[kept],
         columns=None if task.columns is None else task.columns.kept(kept),
+        goes_on=None if task.goes_on is None else task.goes_on[kept],
     )
 
 
@@ -150,6 +156,7 @@ class PayloadSpec:
     vocabulary: int  # ids are below it
     of_micro_batch: bool = False  # a file is one micro-batch of a rank; else all of them
     columns: tuple[ColumnSpec, ...] = ()
+    pairs: bool = False  # spans say of which side of a pair they are
 
     def records(self, spans: NDArray[np.int64], shape: tuple[int, int, int]) -> list[int]:
         """How many spans each file has, none in a file beside a rank's; their first columns are rank and micro-batch."""
@@ -172,6 +179,8 @@ class SampleGroup:
     files: Integers  # per record
     offsets: Integers
     columns: Columns | None = None  # of the records
+    cuts: Integers | None = None  # where in `ids` another document of the same record begins, ascending
+    pairs: bool = False  # its records are two documents that stay together
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +194,11 @@ class StepSpans:
     rows: Integers  # [spans, the plan's columns]: rows that each has beside its tokens
 
 
-def gathered(step: StepSpans, groups: Sequence[SampleGroup]) -> StepTask:
-    """The step with its tokens. `groups`: those that its spans name, in the order of their numbers."""
+def gathered(step: StepSpans, groups: Sequence[SampleGroup], *, pairs: bool = False) -> StepTask:
+    """The step with its tokens. `groups`: those that its spans name, in the order of their numbers.
+
+    A span of several documents becomes one of each. With `pairs`, each says last: 0 of none, 1 chosen, 2 rejected.
+    """
     spans = step.spans
     counts = spans[:, Span.TOKENS]
     ends = np.cumsum(counts)
@@ -206,23 +218,63 @@ def gathered(step: StepSpans, groups: Sequence[SampleGroup]) -> StepTask:
     bounds = np.searchsorted(spans[order, Gathered.GROUP], np.arange(len(groups) + 1))
     assert bounds[-1] == len(spans), "every span lies in a group"
     taken: list[ColumnRows] = []
+    cuts = [np.zeros((0, 2), np.int64)]
+    of_pairs = np.zeros(len(spans), np.int64)
     for number, group in enumerate(groups):
         mine = order[bounds[number] : bounds[number + 1]]
-        _gather_of(group, spans[mine], mine, ends[mine] - counts[mine], found)
+        cuts.append(_gather_of(group, spans[mine], mine, ends[mine] - counts[mine], found))
+        of_pairs[mine] = group.pairs
         if group.columns is not None:
             taken.append(ColumnRows(group.columns, spans[mine, Gathered.RECORD], mine))
     columns = gathered_columns(len(spans), taken)
     rows = np.zeros_like(step.rows) if columns is None else columns.counts
     assert np.array_equal(rows, step.rows), "columns stay with their tokens"  # hazard P17
-    return replace(found, columns=columns)
+    found = replace(found, columns=columns)
+    if pairs:
+        found = replace(found, spans=np.column_stack([found.spans, of_pairs]))
+    return _parted(found, np.concatenate(cuts))
 
 
-def _gather_of(group: SampleGroup, spans: Integers, numbers: Integers, places: Integers, found: StepTask) -> None:
-    """Fill in the spans of one group. `numbers`: theirs in the step; `places`: where their tokens belong."""
+def _parted(task: StepTask, cuts: Integers) -> StepTask:
+    """The same with its spans cut. `cuts`: [n, 2] of a span, and its tokens before another document."""
+    if not len(cuts):
+        return task
+    whole = np.column_stack([np.arange(len(task.spans)), np.zeros(len(task.spans), np.int64)])
+    places = np.concatenate([whole, cuts])
+    of, first = places[np.lexsort(places.T[::-1])].T
+    spans, goes_on = task.spans[of], first > 0
+    ends_here = np.r_[of[1:] != of[:-1], True]
+    spans[:, Span.TOKENS] = np.where(ends_here, spans[:, Span.TOKENS], np.r_[first[1:], 0]) - first
+    spans[:, Span.COLUMN] += first
+    spans[:, Located.FIRST] += first
+    spans[:, Located.FIRST + 1 :] *= 1 + goes_on[:, None]
+    columns = task.columns
+    if columns is not None:
+        columns = Columns(columns.counts[of] * ~goes_on[:, None], columns.rows)
+    following = np.where(ends_here, task.following[of], NO_TOKEN).astype(np.int32)
+    following_mask = None if task.following_mask is None else task.following_mask[of]
+    return replace(
+        task,
+        spans=spans,
+        following=following,
+        following_mask=following_mask,
+        columns=columns,
+        goes_on=goes_on,
+    )
+
+
+def _gather_of(group: SampleGroup, spans: Integers, numbers: Integers, places: Integers, found: StepTask) -> Integers:
+    """Fill in the spans of one group. `numbers`: theirs in the step; `places`: where their tokens belong.
+
+    [n, 2]: the spans in which another document begins, and their tokens before it.
+    """
     record, counts = spans[:, Gathered.RECORD], spans[:, Span.TOKENS]
     start = group.begins[record] + spans[:, Gathered.FIRST]
     after = start + counts
-    goes_on = after < group.begins[record + 1]
+    cuts = np.zeros(0, np.int64) if group.cuts is None else group.cuts
+    first, last = np.searchsorted(cuts, start, side="right"), np.searchsorted(cuts, after)
+    ends_document = np.append(cuts, NO_TOKEN)[last] == after
+    goes_on = (after < group.begins[record + 1]) & ~ends_document
     assert (after <= group.begins[record + 1]).all(), "every span lies in its record"
     found.following[numbers[goes_on]] = group.ids[after[goes_on]]
     found.spans[numbers, Located.FILE] = group.files[record]
@@ -234,3 +286,7 @@ def _gather_of(group: SampleGroup, spans: Integers, numbers: Integers, places: I
             found.mask[place : place + count] = group.mask[begin : begin + count]
     if group.mask is not None and found.following_mask is not None:
         found.following_mask[numbers[goes_on]] = group.mask[after[goes_on]]
+    inside = last - first
+    of = np.repeat(np.arange(len(spans)), inside)
+    at = np.arange(len(of)) - np.repeat(np.cumsum(inside) - inside, inside) + first[of]
+    return np.column_stack([numbers[of], cuts[at] - start[of]])

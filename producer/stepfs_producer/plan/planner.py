@@ -46,7 +46,14 @@ class Planner:
                     f"source {name} is not the one that this lake has taken samples of (its files' rule, shuffle, columns, "
                     "images, chat template, transform or tokenizer changed); give it a new name to begin it anew"
                 )
-            known[name] = SourceState(rule.identity, rule.listing) if was is None else was
+            if was is None:
+                was = SourceState(rule.identity, rule.listing)
+            elif rule.cursor is not None and was.listing != rule.listing:  # accepted so
+                epoch, fragment, block, taken, into = rule.cursor
+                was = replace(
+                    was, listing=rule.listing, epoch=epoch, fragment=fragment, block=block, taken=taken, into=into
+                )
+            known[name] = was
         rules = self._rules
         step = 0 if state is None else state.step
         return State(rules.digest, step, known, REVISION, rules.tokenizer, rules.held_out)

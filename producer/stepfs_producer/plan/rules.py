@@ -37,6 +37,7 @@ class SourceRule:
     listing: str = ""
     long: Long = Long.SPLIT
     skips: SkipBudget | None = None  # None: the first bad record stops the plan
+    cursor: tuple[int, ...] | None = None  # where to go on if the position has another listing; None: there
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ sequence length and split). Loaders have no stages, so the splitting is done her
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from fractions import Fraction
 from typing import Final
@@ -51,6 +51,9 @@ class Piece:
     tokens: Integers  # per record; 0: dropped by its transform, BAD: could not be decoded
     follows: tuple[int, int, int]  # epoch, fragment and block after this block
     rows: Integers | None = None  # [records, columns]; None: no record has any
+    parts: Mapping[int, Sequence[int]] = field(
+        default_factory=dict
+    )  # record → the samples that it is, no longer than a row
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +132,7 @@ def samples_after(
     """The samples behind the cursor of `state`. `ValueError` if the pieces do not begin at it or leave a gap;
     `RefusedError` for a source that would be read for ever, since none of its records fits.
     """
-    places, tokens, rows = _records(name, state, ahead.pieces)
+    places, tokens, rows, fixed = _records(name, state, ahead.pieces)
     bad = tokens == BAD
     rest = np.maximum(tokens, 0)
     begun = 0
@@ -144,6 +147,7 @@ def samples_after(
     parts = -(-rest // sequence_length)
     lost = np.zeros(len(rest), np.int64)
     over = rest > sequence_length
+    over[list(fixed)] = False
     if long is Long.SPLIT:
         over &= whole
     elif begun:
@@ -153,6 +157,8 @@ def samples_after(
     lost[over] = rest[over] - given
     rest[over] = given
     parts[over] = given > 0
+    for index, own in fixed.items():
+        parts[index], lost[index] = len(own), rest[index] - sum(own)
     if not parts.any() and lost.any() and places[-1, 0] > state.epoch + 1:
         raise RefusedError(
             f"source {name}: a whole epoch of it gives no sample, because all are longer than {sequence_length} tokens and "
@@ -163,6 +169,9 @@ def samples_after(
     number = np.arange(len(record), dtype=np.int64) - (ends - parts)[record]
     first = number * sequence_length
     counts = np.minimum(rest[record] - first, sequence_length)
+    for index, own in fixed.items():
+        mine = slice(int(ends[index]) - len(own), int(ends[index]))
+        counts[mine], first[mine] = own, np.cumsum(own) - own
     first[record == 0] += begun
     return Samples(
         name,
@@ -180,12 +189,16 @@ def samples_after(
     )
 
 
-def _records(name: str, state: SourceState, pieces: Sequence[Piece]) -> tuple[Integers, Integers, Integers | None]:
-    """Places, tokens and rows of the records behind the cursor."""
+def _records(
+    name: str, state: SourceState, pieces: Sequence[Piece]
+) -> tuple[Integers, Integers, Integers | None, dict[int, list[int]]]:
+    """Places, tokens and rows of the records behind the cursor, and the samples of those that are so many."""
     here = (state.epoch, state.fragment, state.block, state.taken)
     places: list[Integers] = []
     tokens: list[Integers] = []
     rows: list[Integers | None] = []
+    parts: dict[int, list[int]] = {}
+    known = 0
     for piece in pieces:
         block = (piece.epoch, piece.fragment, piece.block)
         behind = here[3] - piece.first if block == here[:3] else -1
@@ -198,11 +211,18 @@ def _records(name: str, state: SourceState, pieces: Sequence[Piece]) -> tuple[In
         places.append(table)
         tokens.append(piece.tokens[behind:])
         rows.append(None if piece.rows is None else piece.rows[behind:])
+        parts |= {known + at - behind: list(own) for at, own in piece.parts.items() if at >= behind}
+        known += count
         after = here[3] + count
         here = (*piece.follows, 0) if after == piece.records else (*block, after)
     if not places:
-        return np.zeros((0, 8), np.int64), np.zeros(0, np.int64), None
-    return np.concatenate(places), np.concatenate(tokens).astype(np.int64), _joined(rows, tokens)
+        return np.zeros((0, 8), np.int64), np.zeros(0, np.int64), None, {}
+    taken = state.into
+    while taken > 0 and parts.get(0):
+        taken -= parts[0].pop(0)
+    if taken and 0 in parts:
+        raise ValueError(f"source {name}: {state.into} tokens of its next record end within a document")
+    return np.concatenate(places), np.concatenate(tokens).astype(np.int64), _joined(rows, tokens), parts
 
 
 def _joined(rows: Sequence[Integers | None], tokens: Sequence[Integers]) -> Integers | None:

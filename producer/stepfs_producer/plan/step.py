@@ -39,6 +39,10 @@ class SourceState:
     run: int = 0  # records skipped directly before the cursor
     tokens: int = 0
 
+    @property
+    def cursor(self) -> tuple[int, ...]:
+        return (self.epoch, self.fragment, self.block, self.taken, self.into)
+
 
 @dataclass(frozen=True, slots=True)
 class State:

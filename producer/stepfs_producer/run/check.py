@@ -14,7 +14,7 @@ import numpy as np
 from stepfs.errors import RefusedError, StepfsError
 from stepfs.format.planned import Listing
 from stepfs_producer.plan.draw import ONE, MixEntry
-from stepfs_producer.plan.file.digest import micro_batch_tokens, with_defaults
+from stepfs_producer.plan.file.digest import micro_batch_tokens, tokens_max, with_defaults
 from stepfs_producer.plan.file.schema import Plan
 from stepfs_producer.plan.file.values import Problem, Where
 from stepfs_producer.plan.planner import Planner
@@ -40,6 +40,7 @@ from stepfs_producer.sources.listing import Layout, list_corpus
 from stepfs_producer.sources.reading import read_block
 from stepfs_producer.sources.record import RECORD_BYTES_MAX, BlockAddress, BlockTask, Kind, SourceSpec, Unit
 from stepfs_producer.transforms.documents import BAD, TransformSpec
+from stepfs_producer.transforms.fim import Fim
 from stepfs_producer.transforms.images import library
 from stepfs_producer.transforms.records import timed_transform
 from stepfs_producer.transforms.tokenizer import TEXT_BYTES_MAX, ModelTokenizer, load_tokenizer, pinned
@@ -49,6 +50,7 @@ T = TypeVar("T")
 _AT_ONCE: Final = 16
 _SAMPLE_BYTES: Final = 8 << 20  # of all sources together
 _SAMPLE_BYTES_MAX: Final = 256 << 10  # of one
+_PAGE_ROWS: Final = 1024
 _SAMPLE_BLOCK_BYTES: Final = 1 << 20  # one byte range of a plain file
 
 
@@ -67,6 +69,7 @@ class SourceFacts:
     files: int
     bytes: int
     largest_block_bytes: int
+    page_bytes: int  # that a page of its Parquet files can have; 0: of other files
     tokens: int | None  # of an epoch, estimated; None: the files are compressed, or no record gives a token
     tokens_at_once: int  # that a worker makes of its longest text, estimated; 0: of ids, or of records that give none
     sampled: int  # records
@@ -98,8 +101,8 @@ class Inspection:
         return None
 
 
-def inspect(plan: Plan, *, held_out: bool = False, directory: str = "") -> Inspection:
-    """Look at the tokenizer, the user's functions and every source. Errors are findings."""
+def inspect(plan: Plan, *, held_out: bool = False, directory: str = "", deep: bool = False) -> Inspection:
+    """Look at the tokenizer, the user's functions and every source, with `deep` at every record. Errors are findings."""
     found = Inspection()
     tokenizer = tokenizer_spec(plan, directory=directory)
     place: Where = ("tokenizer", "file") if plan.tokenizer.file else ("tokenizer",)
@@ -112,7 +115,7 @@ def inspect(plan: Plan, *, held_out: bool = False, directory: str = "") -> Inspe
         found.attempt(("cost", "call"), lambda: function_of(call))
     specs = source_specs(plan, held_out=held_out, directory=directory)
     sources = with_defaults(plan)
-    sample_bytes = min(_SAMPLE_BYTES // len(specs), _SAMPLE_BYTES_MAX)
+    sample_bytes = None if deep else min(_SAMPLE_BYTES // len(specs), _SAMPLE_BYTES_MAX)
 
     def look(spec: SourceSpec) -> None:
         where: Where = ("sources", spec.name)
@@ -122,9 +125,13 @@ def inspect(plan: Plan, *, held_out: bool = False, directory: str = "") -> Inspe
             sees = found.attempt((*where, "transform"), lambda: function_of(source)) is not None and sees
         settings = sources[spec.name]
         chat = ("tokenizer", "chat_template")
-        work = found.attempt(chat, lambda: transform_spec(plan, settings, loaded or tokenizer, directory=directory))
+        work = found.attempt(
+            chat, lambda: transform_spec(plan, spec.name, settings, loaded or tokenizer, directory=directory)
+        )
         if work is None:
             return
+        if opened is not None and (fim := work.fim) is not None:
+            sees = found.attempt((*where, "fim"), lambda: Fim(fim, opened)) is not None and sees
         if work.images is not None:
             sees = found.attempt((*where, "images"), library) is not None and sees
         listing = found.attempt((*where, "files"), lambda: list_corpus(spec))
@@ -140,10 +147,15 @@ def inspect(plan: Plan, *, held_out: bool = False, directory: str = "") -> Inspe
     return found
 
 
-def _facts(spec: SourceSpec, listing: Listing, work: TransformSpec | None, sample_bytes: int) -> SourceFacts:
-    """`RefusedError` if no record that was looked at can be decoded."""
+def _facts(spec: SourceSpec, listing: Listing, work: TransformSpec | None, sample_bytes: int | None) -> SourceFacts:
+    """`RefusedError` if no record that was looked at can be decoded. `sample_bytes` None: all are looked at."""
     layout = Layout(spec, listing)
-    found = _Sample() if work is None else _sampled(spec, listing, work, sample_bytes)
+    if work is None:
+        found = _Sample()
+    elif sample_bytes is None:
+        found = _all(spec, listing, work)
+    else:
+        found = _sampled(spec, listing, work, sample_bytes)
     sampled, bad = found.records, found.bad
     if sampled and len(bad) == sampled:
         raise RefusedError(
@@ -159,6 +171,7 @@ def _facts(spec: SourceSpec, listing: Listing, work: TransformSpec | None, sampl
         len(listing.files),
         listing.total_bytes,
         largest,
+        _page_bytes(listing) if spec.format == "parquet" else 0,
         found.tokens,
         at_once,
         sampled,
@@ -179,6 +192,12 @@ class _Sample:
     bad: Mapping[int, str] = field(default_factory=dict)
     spelled: str | None = None
     learned: float | None = None
+
+
+def _page_bytes(listing: Listing) -> int:
+    """Writers look at a page's size once in 1024 rows."""
+    parts = [part for file in listing.files for part in file.parts if part[0]]
+    return max((size * min(rows, _PAGE_ROWS) // rows for rows, size in parts), default=0)
 
 
 def _longest(listing: Listing) -> int:
@@ -208,6 +227,27 @@ def _sampled(spec: SourceSpec, listing: Listing, work: TransformSpec, sample_byt
             spelled = tokenizer.spelled(bytes(some.data).decode(errors="replace"))
         return _Sample(all_tokens, of_byte, count, made.bad, spelled, learned / tokens if tokens else None)
     return _Sample()
+
+
+def _all(spec: SourceSpec, listing: Listing, work: TransformSpec) -> _Sample:
+    """Every record of an epoch; bad ones by file and place. Of damaged files the readable beginnings."""
+    whole = replace(spec, epochs=None, skip_damaged=True)
+    layout, place = Layout(whole, listing), BlockAddress(0, 0, 0)
+    records = tokens = learned = size = 0
+    bad: dict[int, str] = {}
+    while not place.epoch and (task := layout.task(place)) is not None:
+        block = read_block(whole, task)
+        made, _ = timed_transform(work, spec.seed, 0, spec.name, block.records)
+        for index, why in made.bad.items():
+            name = listing.files[int(block.records.files[index])].name
+            bad[records + index] = f"{name} at {block.records.offsets[index]}: {why}"
+        records, tokens = records + len(block.records), tokens + len(made.ids)
+        learned += len(made.ids) if made.mask is None else int(made.mask.sum())
+        size += len(block.records.data) if block.records.kind is not Kind.TOKENS else 0
+        place = block.follows
+    return _Sample(
+        tokens or None, tokens / size if size else 0.0, records, bad, None, learned / tokens if tokens else None
+    )
 
 
 def _tasks(layout: Layout) -> Iterator[BlockTask]:
@@ -254,8 +294,8 @@ def estimate_plan(plan: Plan) -> PlanEstimate:
 
 def _steps(plan: Plan, step_tokens: int) -> int | None:
     bounds = [] if plan.until.steps is None else [plan.until.steps]
-    if plan.until.tokens is not None:
-        bounds.append(-(-plan.until.tokens // step_tokens))
+    if (tokens := tokens_max(plan)) is not None:
+        bounds.append(-(-tokens // step_tokens))
     return min(bounds, default=None)
 
 

@@ -50,6 +50,7 @@ class SampleChunk:
     lengths: Integers
     body: KeptBody | None  # None: no records. The group holds it
     columns: Integers | None = None  # [records, columns]: rows that each has beside its tokens
+    parts: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # record → tokens of its documents
     begins: Integers = field(init=False)  # tokens before each record, and all of them
 
     def __post_init__(self) -> None:
@@ -75,7 +76,8 @@ class SampleChunk:
         """Records `first` … `last` - 1 of the group, for the planner."""
         lengths = self.lengths[first:last]
         rows = None if self.columns is None else self.columns[first:last]
-        return Piece(*self.place, self.block_records, self.first + first, lengths, self.follows, rows)
+        parts = {record - first: parts for record, parts in self.parts.items() if first <= record < last}
+        return Piece(*self.place, self.block_records, self.first + first, lengths, self.follows, rows, parts)
 
 
 class SampleBuffer:
@@ -342,7 +344,16 @@ class SourceLoader:
     def _add(self, slot: _Slot) -> None:
         block, head = slot.block, slot.head
         self.held.add(
-            SampleChunk(block.place, slot.first, block.records, block.follows, head.lengths, slot.body, head.columns)
+            SampleChunk(
+                block.place,
+                slot.first,
+                block.records,
+                block.follows,
+                head.lengths,
+                slot.body,
+                head.columns,
+                head.parts,
+            )
         )
         self.added += 1
         self._starved = False

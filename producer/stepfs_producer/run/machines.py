@@ -49,9 +49,10 @@ class Requirements:
 
 def node_check(sources: Sequence[LoadedSource], lake_id: str, options: RunOptions) -> NodeCheck:
     """A call that finds the lacks of another machine, there."""
-    firsts = [
-        (one.spec, one.transform, one.layout.fragment(0).ref if one.layout.fragments_count else None) for one in sources
-    ]
+    firsts = []
+    for one in sources:
+        refs = (one.layout.fragment(number).ref for number in range(one.layout.fragments_count))
+        firsts.append((one.spec, one.transform, next((ref for ref in refs if ref.size), None)))
     return partial(
         missing_here, Requirements({name: libraries()[name] for name in _COMPARED}, firsts, lake_id, options)
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
@@ -38,21 +38,24 @@ from stepfs_producer.plan.file.digest import (
     plan_digest,
     plan_text,
     stages_of,
+    tokens_max,
     with_defaults,
 )
-from stepfs_producer.plan.file.parts import BLOCK_BYTES, AnySource, Chat
+from stepfs_producer.plan.file.parts import BLOCK_BYTES, AnySource, Chat, Pair
 from stepfs_producer.plan.file.schema import Plan
 from stepfs_producer.plan.file.values import parse_shard
 from stepfs_producer.plan.file.yaml_file import PlanFile, read_plan
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import Exhausted, Rules, SourceRule
+from stepfs_producer.plan.samples import Long
 from stepfs_producer.plan.step import State, position_bytes_max, read_position
 from stepfs_producer.run.lake import committed_positions, keep, keep_listing
 from stepfs_producer.run.load import LoadedSource
 from stepfs_producer.run.options import RunOptions
-from stepfs_producer.sources.listing import RULE, Layout, list_corpus, located
+from stepfs_producer.sources.listing import RULE, Layout, accepted, continued_at, list_corpus, located
 from stepfs_producer.sources.record import SourceSpec, identity_of
-from stepfs_producer.transforms.documents import ChatSpec, ImagesSpec, TokenizerSpec, TransformSpec
+from stepfs_producer.transforms.documents import ChatSpec, FimSpec, ImagesSpec, PairSpec, TokenizerSpec, TransformSpec
+from stepfs_producer.transforms.fim import Fim
 from stepfs_producer.transforms.images import MODULES, library
 from stepfs_producer.transforms.tokenizer import load_tokenizer, pinned
 from stepfs_producer.transforms.user import function_of
@@ -86,7 +89,7 @@ def compile_plan(
         )
     tokenizer = tokenizer_spec(plan, directory=directory)
     transforms = {
-        name: transform_spec(plan, source, tokenizer, directory=directory)
+        name: transform_spec(plan, name, source, tokenizer, directory=directory)
         for name, source in with_defaults(plan).items()
     }
     identity_of = {name: identity(specs[name], transform, tokenizer_digest) for name, transform in transforms.items()}
@@ -111,6 +114,7 @@ def payload_spec(plan: Plan, *, padding: int, vocabulary: int) -> PayloadSpec:
         vocabulary,
         output.files == "micro_batches",
         column_specs(plan),
+        any(getattr(source, "pair", None) is not None for source in plan.sources.values()),
     )
 
 
@@ -129,19 +133,27 @@ def column_specs(plan: Plan) -> tuple[ColumnSpec, ...]:
     )
 
 
-def transform_spec(plan: Plan, source: AnySource, tokenizer: TokenizerSpec, *, directory: str = "") -> TransformSpec:
+def transform_spec(
+    plan: Plan, name: str, source: AnySource, tokenizer: TokenizerSpec, *, directory: str = ""
+) -> TransformSpec:
     """How the records of a source become samples. Only a function gives columns.
 
     `UsageError`, `AbsentError` for a chat template that cannot be read.
     """
     chat: Chat | None = getattr(source, "chat", None)
-    if chat is not None:
-        return TransformSpec(tokenizer, chat=_chat_spec(plan, chat, tokenizer, directory))
+    pair: Pair | None = getattr(source, "pair", None)
+    if chat is not None or pair is not None:
+        spoken = None if chat is None else _chat_spec(plan, chat, tokenizer, directory)
+        if spoken is not None and pair is None and source.long is not Long.DROP:
+            shortest = min(stage.lengths.get(name, stage.sequence_length) for stage in stages_of(plan))
+            spoken = replace(spoken, long=str(source.long), tokens_max=shortest)
+        return TransformSpec(tokenizer, chat=spoken, pair=None if pair is None else PairSpec(**dict(pair)))
+    fim = None if source.fim is None else FimSpec(**dict(source.fim))
     if source.transform is None:
-        return TransformSpec(tokenizer)
+        return TransformSpec(tokenizer, fim=fim)
     images = getattr(source, "images", None)
     spec = None if images is None else ImagesSpec(**dict(images))
-    return TransformSpec(tokenizer, source.transform, column_specs(plan), spec)
+    return TransformSpec(tokenizer, source.transform, column_specs(plan), spec, fim=fim)
 
 
 def _chat_spec(plan: Plan, chat: Chat, tokenizer: TokenizerSpec, directory: str) -> ChatSpec:
@@ -204,7 +216,7 @@ def _rules(plan: Plan, listings: Mapping[str, str], identity_of: Mapping[str, st
     return Rules(
         digest=plan_digest(plan),
         sources={
-            name: SourceRule(identity_of[name], listings.get(name, ""), source.long, source.on_error.budget)
+            name: SourceRule(identity_of[name], listings.get(name, ""), _long(source), source.on_error.budget)
             for name, source in with_defaults(plan).items()
         },
         mix=schedule_of(plan),
@@ -223,9 +235,15 @@ def _rules(plan: Plan, listings: Mapping[str, str], identity_of: Mapping[str, st
         over=plan.balance.over,
         exhausted=plan.until.exhausted or Exhausted.ALL,
         steps_max=plan.until.steps,
-        tokens_max=plan.until.tokens,
+        tokens_max=tokens_max(plan),
         pad_last=plan.until.last == "pad",
     )
+
+
+def _long(source: AnySource) -> Long:
+    """Chats are cut by turns before the planner sees them; what is still too long is dropped."""
+    whole = getattr(source, "chat", None) or getattr(source, "pair", None)
+    return source.long if whole is None else Long.DROP
 
 
 def _cost(plan: Plan) -> CostModel:
@@ -237,10 +255,10 @@ def _cost(plan: Plan) -> CostModel:
 def _source_spec(plan: Plan, name: str, source: AnySource, held_out: bool, directory: str) -> SourceSpec:
     known = {one.name: getattr(source, one.name) for one in fields(SourceSpec) if hasattr(source, one.name)}
     chat: Chat | None = getattr(source, "chat", None)
-    if chat is not None and "columns" in known:
-        named = (*chat.prompt, chat.completion) if chat.prompt is not None else (chat.messages,)
-        known["columns"] = tuple(name for name in (*named, chat.system, chat.tools) if name is not None)
-    whole = (source.transform or getattr(source, "chat", None)) is not None and "text_field" in known
+    pair: Pair | None = getattr(source, "pair", None)
+    if (chat is not None or pair is not None) and "columns" in known:
+        known["columns"] = None if pair is not None and pair.prompt is None else tuple(_columns_of(chat, pair))
+    whole = (source.transform or chat or pair) is not None and "text_field" in known
     known |= {
         "files": tuple(_below(directory, file) for file in source.files),
         "shuffle": source.shuffle is not None,
@@ -249,6 +267,17 @@ def _source_spec(plan: Plan, name: str, source: AnySource, held_out: bool, direc
         "skip_damaged": source.on_error.file == "skip",
     }
     return SourceSpec(name=name, seed=plan.seed, whole_records=whole, held_out=held_out, **known)
+
+
+def _columns_of(chat: Chat | None, pair: Pair | None) -> Iterator[str]:
+    """The fields of conversations, and of pairs that name their prompt; without a name, a column of it may be absent."""
+    named: tuple[str | None, ...] = ()
+    if pair is not None:
+        named = (pair.prompt, pair.chosen, pair.rejected)
+    elif chat is not None:
+        named = (*chat.prompt, chat.completion) if chat.prompt is not None else (chat.messages,)
+    beside = () if chat is None else (chat.system, chat.tools)
+    return (name for name in (*named, *beside) if name is not None)
 
 
 def _below(directory: str, name: str) -> str:
@@ -337,6 +366,9 @@ def prepare_plan(place: LocatedPlan, listings: Mapping[str, Listing]) -> Prepare
         held_out=place.held_out,
         directory=place.directory,
     )
+    for transform in found.transforms.values():
+        if transform.fim is not None:
+            Fim(transform.fim, tokenizer)  # a token that is not there is no record's fault
     _refuse_large_position(Planner(found.rules).begin(), found.rules)
     sources = tuple(
         LoadedSource(
@@ -358,12 +390,13 @@ async def fit_plan(
     position: object,
     *,
     accept_changes: bool = False,
+    say: Callable[[str], None] = lambda _: None,
 ) -> PreparedPlan:
     """Fit a plan to its lake, where this producer id is at `position` (None: it has not begun). `prepared`: its files are
     those of now; a source that began with another listing keeps that one.
 
-    Writes nothing. `RefusedError` for another pipeline's position, a source or a file that changed, and a plan that changed
-    unless that is accepted: the message shows the changes.
+    Writes nothing. `RefusedError` for another pipeline's position, a source that changed, and a plan or a file that changed
+    unless that is accepted: the message shows the changes, or `say` names the files.
     """
     state = None if position is None else read_position(position)
     if state is not None:
@@ -371,6 +404,8 @@ async def fit_plan(
         await _refuse_changes(store, identity, place.plan, state, accepted=accept_changes)
     known = {} if state is None else state.sources
     frozen: dict[str, Listing] = {}
+    cursors: dict[str, tuple[int, ...]] = {}
+    specs = {one.spec.name: one.spec for one in prepared.sources}
     for name, rule in prepared.rules.sources.items():
         if name in known and known[name].listing != rule.listing:
             then = await kept_listing(store, identity.lake_id, known[name].listing)
@@ -379,16 +414,29 @@ async def fit_plan(
                     f"source {name}: its files are not those of before, and the list of those is not in the lake; restore the "
                     f"objects sources/{known[name].listing}/, or give the source a new name to begin it anew"
                 )
-            frozen[name] = located(then, prepared.listings[name], name)
-    found = await trio.to_thread.run_sync(_with_listings, prepared, frozen, abandon_on_cancel=True)
+            frozen[name] = then
+            if not accept_changes:
+                frozen[name] = located(then, prepared.listings[name], name)
+                continue
+            frozen[name], lines = accepted(then, prepared.listings[name])
+            for line in lines:
+                say(f"warning: source {name}: {line}")
+            if lines:
+                cursors[name] = continued_at(specs[name], then, frozen[name], known[name].cursor)
+    found = await trio.to_thread.run_sync(with_listings, prepared, frozen, cursors, abandon_on_cancel=True)
     _refuse_large_position(Planner(found.rules).begin(state), found.rules)
     return found
 
 
-def _with_listings(prepared: PreparedPlan, listings: Mapping[str, Listing]) -> PreparedPlan:
-    """The plan with other listings of these sources; nothing else is prepared again."""
+def with_listings(
+    prepared: PreparedPlan, listings: Mapping[str, Listing], cursors: Mapping[str, tuple[int, ...]]
+) -> PreparedPlan:
+    """The plan with other listings of these sources, and where to go on in them; nothing else is prepared again."""
     rules = dict(prepared.rules.sources)
-    rules |= {name: replace(rules[name], listing=listing.digest) for name, listing in listings.items()}
+    rules |= {
+        name: replace(rules[name], listing=listing.digest, cursor=cursors.get(name))
+        for name, listing in listings.items()
+    }
     sources = tuple(
         replace(one, layout=Layout(one.spec, listings[one.spec.name])) if one.spec.name in listings else one
         for one in prepared.sources
@@ -553,7 +601,7 @@ async def compare_with_lake(
         except AbsentError:
             return False
         position, _ = await refuse_unfit(store, identity, place, prepared, options=options, say=say)
-        await fit_plan(store, identity, place, prepared, position, accept_changes=options.accept_changes)
+        await fit_plan(store, identity, place, prepared, position, accept_changes=options.accept_changes, say=say)
     return True
 
 

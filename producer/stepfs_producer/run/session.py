@@ -187,7 +187,7 @@ class _RunSession:
             look = partial(refuse_unfit, store, identity, self.place, options=options)
             position, sealed = await look(prepared, say=self.say)
             fit = partial(fit_plan, store, identity, self.place, prepared, accept_changes=options.accept_changes)
-            prepared = await fit(position)
+            prepared = await fit(position, say=self.say)
             await keep_plan(store, identity, self.place, prepared)
             await engine.admit(node_check(self._as_worked(prepared), identity.lake_id, options))
             if sealed:

@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Any, Final
 
 from stepfs.errors import CorruptError, MissingPackageError, UsageError
-from stepfs_producer.sources.files import Format, OpenFile, buffered, open_listed
+from stepfs_producer.sources.files import REMOTE, Format, OpenFile, buffered, open_listed
 from stepfs_producer.sources.megatron import MegatronFormat
 from stepfs_producer.sources.own import own_format
 from stepfs_producer.sources.parquet import ParquetFormat
@@ -221,6 +221,8 @@ class LineFormat(Format):
     def parts(self, spec: SourceSpec, file: OpenFile) -> Sequence[tuple[int, int]]:  # noqa: ARG002
         if is_compressed(file.location):
             check_compressed(file)
+        elif not file.location.startswith(REMOTE):
+            _refuse_other_kinds(file)
         return ()
 
     def records(self, spec: SourceSpec, fragment: Fragment) -> Iterator[Raw]:
@@ -238,6 +240,24 @@ class LineFormat(Format):
         if self.json:
             return json_line(spec, stored)
         return text_file(stored) if self.whole else text_line(stored)
+
+
+_KINDS: Final = (
+    (b"\x1f\x8b\x08", "is gzip; let its name end in .gz"),
+    (b"\x28\xb5\x2f\xfd", "is zstd; let its name end in .zst"),
+    (b"BZh", "is bzip2; decompress it by `bunzip2`, or compress it anew by `gzip`"),
+    (b"\xfd7zXZ\0", "is xz; decompress it by `unxz`, or compress it anew by `gzip`"),
+    (b"PK\3\4", "is a zip archive; unpack it by `unzip`"),
+    (b"PAR1", "is Parquet; give its source format: parquet"),
+    (b"%PDF-", "is a PDF; take its text out by a program such as `pdftotext`, or leave it out"),
+)
+
+
+def _refuse_other_kinds(file: OpenFile) -> None:
+    begin = file.read(0, min(file.size, 8))
+    for magic, what in _KINDS:
+        if begin.startswith(magic):
+            raise UsageError(f"{file.location} {what}")
 
 
 def _with_compressed(*suffixes: str) -> tuple[str, ...]:

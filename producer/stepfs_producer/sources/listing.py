@@ -19,7 +19,10 @@ from stepfs_producer.sources.files import FoundFile, find_files, head_of, open_f
 from stepfs_producer.sources.formats import format_of
 from stepfs_producer.sources.record import BlockAddress, BlockTask, FileRef, Fragment, Kind, SourceSpec, Unit
 
-_ADVICE: Final = "restore it, or give the source a new name to begin it anew"
+_ADVICE: Final = (
+    "restore it, go on with what is there by --accept-changes (text: name another --producer-id), or give the source a new "
+    "name to begin it anew"
+)
 
 
 def located(listing: Listing, now: Listing, source: str, *, advice: str = _ADVICE) -> Listing:
@@ -29,6 +32,35 @@ def located(listing: Listing, now: Listing, source: str, *, advice: str = _ADVIC
     """
     present = {file.name: file for file in now.files}
     return Listing(tuple(_located(file, present.get(file.name), source, advice) for file in listing.files))
+
+
+def accepted(listing: Listing, now: Listing) -> tuple[Listing, list[str]]:
+    """`listing` with the files of `now` in place of those that were replaced, and without those that are gone: and of each
+    of these a line.
+    """
+    present = {file.name: file for file in now.files}
+    found, lines = [], []
+    for file in listing.files:
+        try:
+            found.append(_located(file, present.get(file.name), "", ""))
+        except RefusedError:
+            new = present.get(file.name, CorpusFile(file.name, 0, "", "", ()))
+            found.append(replace(new, laid_out=file.layout))
+            rest = "is gone: it gives nothing from here on" if not new.size else "is another: it is read as it is now"
+            lines.append(f"{file.name} {rest}")
+    return Listing(tuple(found)), lines
+
+
+def continued_at(spec: SourceSpec, before: Listing, now: Listing, cursor: tuple[int, ...]) -> tuple[int, ...]:
+    """The cursor (epoch, fragment, block, taken, into) in an accepted listing: behind a block that was begun, and of which a
+    file is another.
+    """
+    layout, place = Layout(spec, before), BlockAddress(*cursor[:3])
+    task = layout.task(place) if any(cursor[2:]) else None
+    files = () if task is None else {one.file for one in task.fragments}
+    if task is None or all(before.files[number].frozen == now.files[number].frozen for number in files):
+        return cursor
+    return (*task.next_fragment, 0, 0)
 
 
 def located_files(spec: SourceSpec, listing: Listing, numbers: Collection[int], *, advice: str) -> Listing:
@@ -81,9 +113,11 @@ def _inspected(spec: SourceSpec, found: FoundFile) -> CorpusFile:
 
 
 def _located(file: CorpusFile, now: CorpusFile | None, source: str, advice: str) -> CorpusFile:
+    if file.is_gone:
+        return file
     if now is None:
         raise RefusedError(f"source {source}: the file {file.name} is gone; {advice}")
-    if now.frozen == file.frozen:
+    if now.frozen == replace(file, laid_out=None).frozen:
         return replace(file, location=now.location)
     if now.size != file.size:
         changed = f"is {'shorter' if now.size < file.size else 'longer'} than when this plan began"
@@ -128,16 +162,16 @@ class Layout:
         self.listing = listing
         rule = format_of(spec)
         units = [rule.unit(file.name) for file in listing.files]
-        sizes = np.array([file.size for file in listing.files], np.int64)
+        sizes = np.array([file.layout[0] for file in listing.files], np.int64)
         ranged = np.array([unit is Unit.RANGES for unit in units], bool)
-        parts = sum(len(file.parts) for file, unit in zip(listing.files, units, strict=True) if unit is Unit.PARTS)
+        parts = sum(len(file.layout[1]) for file, unit in zip(listing.files, units, strict=True) if unit is Unit.PARTS)
         others = parts + sum(unit is Unit.WHOLE for unit in units)
         self.range_bytes = range_bytes(sizes[ranged], others, least=range_bytes_min)
         counts = [
             {
-                Unit.RANGES: -(-file.size // self.range_bytes),
-                Unit.PARTS: len(file.parts),
-                Unit.WHOLE: int(file.size > 0),
+                Unit.RANGES: -(-file.layout[0] // self.range_bytes),
+                Unit.PARTS: len(file.layout[1]),
+                Unit.WHOLE: int(file.layout[0] > 0),
                 Unit.NONE: 0,
             }[unit]
             for file, unit in zip(listing.files, units, strict=True)
@@ -154,13 +188,14 @@ class Layout:
         whole = np.zeros(self.fragments_count, bool)
         for number, (file, unit) in enumerate(zip(self.listing.files, units, strict=True)):
             first, end = int(self._firsts[number]), int(self._firsts[number + 1])
+            size, parts = file.layout
             if unit is Unit.PARTS:
-                sizes[first:end] = [count for _, count in file.parts]
+                sizes[first:end] = [count for _, count in parts]
             elif unit is Unit.RANGES and end > first:
                 sizes[first:end] = self.range_bytes
-                sizes[end - 1] = file.size - (end - first - 1) * self.range_bytes
+                sizes[end - 1] = size - (end - first - 1) * self.range_bytes
             else:
-                sizes[first:end] = file.size
+                sizes[first:end] = size
                 whole[first:end] = True
         return sizes, whole | (sizes > self._spec.block_bytes)
 
@@ -214,6 +249,8 @@ class Layout:
         file, unit = self.listing.files[number], self._units[number]
         within = index - int(self._firsts[number])
         if unit is Unit.PARTS:
+            if within >= len(file.parts):  # of a file that has been replaced by one with fewer
+                return Fragment(number, _ref(file)._replace(size=0), 0, 0, within)
             before = sum(records for records, _ in file.parts[:within])
             return Fragment(number, _ref(file), 0, file.parts[within][1], within, before)
         if unit is Unit.WHOLE:
@@ -221,7 +258,10 @@ class Layout:
         begin = within * self.range_bytes
         other = self._names.get(format_of(self._spec).beside(file.name))
         beside = None if other is None else _ref(self.listing.files[other])
-        return Fragment(number, _ref(file), begin, min(begin + self.range_bytes, file.size), beside=beside)
+        last = index + 1 == self._firsts[number + 1]
+        end = file.size if last else min(begin + self.range_bytes, file.size)
+        ref = _ref(file) if begin < end else _ref(file)._replace(size=0)
+        return Fragment(number, ref, begin, end, beside=beside)
 
     def holding(self, file: int, offset: int) -> range:
         """The fragments, in the order of the listing, of which one holds the record at `offset` of a file, if any does."""
@@ -234,7 +274,7 @@ class Layout:
             rows = np.cumsum([records for records, _ in self.listing.files[file].parts])
             first += int(np.searchsorted(rows, where, side="right"))
         else:
-            first += where // self.range_bytes
+            first = min(first + where // self.range_bytes, end - 1)
         return range(first, min(first + 1, end))
 
     def block_with(self, epoch: int, fragment: int) -> BlockAddress:

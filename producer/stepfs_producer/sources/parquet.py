@@ -149,12 +149,12 @@ def _check_columns(spec: SourceSpec, location: str, parquet: ParquetFile) -> Non
     for option, name in wanted.items():
         if name is None:
             continue
-        if name not in schema.names:
+        kind = _field_of(schema, name)
+        if kind is None:
             raise UsageError(
                 f"source {spec.name}: {location} has no column {name!r}; set {option} to one of "
                 f"{', '.join(schema.names[:20])}"
             )
-        kind = schema.field(name).type
         if option == "text_field":
             kind = kind.value_type if types.is_dictionary(kind) else kind
             fits = any(getattr(types, f"is_{one}")(kind) for one in _TEXTS)
@@ -174,7 +174,7 @@ def _check_columns(spec: SourceSpec, location: str, parquet: ParquetFile) -> Non
 def _values(spec: SourceSpec, batch: Any) -> Iterator[Value]:
     if spec.tokens_field is not None:
         columns = [
-            None if name is None else batch.column(name)
+            None if name is None else _column(batch, name)
             for name in (spec.tokens_field, spec.mask_field, spec.labels_field)
         ]
         for row in range(batch.num_rows):
@@ -186,8 +186,30 @@ def _values(spec: SourceSpec, batch: Any) -> Iterator[Value]:
         from pyarrow import large_binary  # noqa: PLC0415
 
         # As bytes: one text that is not UTF-8 must not make its neighbours unreadable.
-        for text in batch.column(spec.text_field).cast(large_binary()).to_pylist():
+        for text in _column(batch, spec.text_field).cast(large_binary()).to_pylist():
             yield text_of(text, spec.text_field)
+
+
+def _column(batch: Any, name: str) -> Any:
+    """The column of that name; of a name with dots, such as meta.text, the field within a column."""
+    from pyarrow.compute import struct_field  # noqa: PLC0415
+
+    if name in batch.schema.names:
+        return batch.column(name)
+    first, *inner = name.split(".")
+    return struct_field(batch.column(first), inner)
+
+
+def _field_of(schema: Any, name: str) -> Any:
+    """Its type; None if there is none."""
+    if name in schema.names:
+        return schema.field(name).type
+    first, *inner = name.split(".")
+    kind: Any = schema.field(first).type if first in schema.names else None
+    for one in inner:
+        place = getattr(kind, "get_field_index", lambda _: -1)(one)
+        kind = kind.field(place).type if place >= 0 else None
+    return kind
 
 
 def _tokens(columns: Sequence[Any], row: int) -> Value:

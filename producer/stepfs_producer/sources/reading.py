@@ -69,6 +69,8 @@ def read_record(spec: SourceSpec, fragment: Fragment, offset: int) -> Records | 
 
 def _stored(spec: SourceSpec, fragment: Fragment) -> Iterator[Raw]:
     """The records of a fragment. Where it is damaged, and the source goes on, its rest is one bad record."""
+    if not fragment.ref.size:  # of a file that is gone, or became shorter, and was accepted so
+        return
     offset = fragment.first_record
     try:
         for raw in format_of(spec).records(spec, fragment):

@@ -348,7 +348,7 @@ def text_of(value: object, field: str) -> Value:
             return Bad(f"not UTF-8 ({error.reason} at byte {error.start})")
         return value
     if not isinstance(value, str):
-        return Bad(f"no text in the field {field!r}")
+        return Bad(f"{'null' if value is None else 'no text'} in the field {field!r}")
     try:
         return value.encode()
     except UnicodeEncodeError as error:

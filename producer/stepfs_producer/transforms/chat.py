@@ -10,27 +10,39 @@ import datetime as dt
 import json
 import re
 from bisect import bisect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, wraps
 from pathlib import Path
 from typing import Any, Final, NoReturn, cast
 
 import jinja2
+import numpy as np
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
 
 from stepfs.errors import AbsentError, StepfsError, UsageError
-from stepfs_producer.transforms.documents import ChatSpec, Ids, Mask, TokenizerSpec, UnfitRecordError
+from stepfs_producer.transforms.documents import ChatSpec, Encoded, Ids, Mask, TokenizerSpec, UnfitRecordError
 from stepfs_producer.transforms.tokenizer import ModelTokenizer, load_tokenizer, longest_first
 
 ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
 _LEARNED: Final = "assistant"
+_SYSTEM: Final = ("system", "developer")
 _REASONING: Final = ("reasoning_content", "thinking", "reasoning")
 _ITERATIONS_MAX: Final = 1 << 17  # of all ranges of a rendering
+_ROUNDS_MAX: Final = 1 << 18  # of its loops and calls
+_WORK_MAX: Final = 1 << 26  # characters and elements of all values that it makes
 _REPEATED_MAX: Final = 1 << 16
+_WIDTH_MAX: Final = 1 << 10
+_OTHER: Final = 64  # characters, for what is no text
+_PADDING: Final = frozenset(
+    ("batch", "center", "expandtabs", "format", "indent", "ljust", "rjust", "slice", "tojson", "wordwrap", "zfill")
+)
+_AS_TEXT: Final = frozenset(("format", "join", "pprint", "string", "tojson", "urlize", "xmlattr"))
+_WIDE: Final = re.compile(r"\d{5}|\*")
 _CHARACTERS_MAX: Final = 4 << 20
 _REASON_CHARACTERS: Final = 200
 _BESIDE: Final = "tokenizer_config.json"
@@ -108,15 +120,86 @@ class Chats:
         self._as_text = tokenizer.control_tokens != "tokens"
         self._marked = re.compile("|".join(map(re.escape, [_MARK, *longest_first(found.control_tokens)])))
 
-    def encode(self, record: object) -> tuple[Ids, Mask]:
-        """Its token ids, and 1 for those that are learned. `UnfitRecordError` names what no conversation has."""
+    def encode(self, record: object) -> Encoded:
+        """Its token ids, 1 for those that are learned, and how it is cut if it is too long for a row.
+
+        `UnfitRecordError` names what no conversation has.
+        """
         if not isinstance(record, Mapping):
             raise UnfitRecordError("no object with messages")
-        messages = conversation(record, self._spec)
+        messages, tools = self.system_of(record) + conversation(record, self._spec), self.tools_of(record)
+        ids, mask = self.rendered(messages, tools)
+        if not mask.any():
+            raise UnfitRecordError(
+                f"no learned token; the roles are {_roles(messages)}, and learn is {self._spec.learn}"
+            )
+        if self._spec.tokens_max is None or len(ids) <= self._spec.tokens_max:
+            return ids, mask, ()
+        if self._spec.long == "truncate":
+            ends = [place + 1 for place, one in enumerate(messages) if _is_learned(one, self._spec)]
+            _, kept = self._longest(messages, tools, 0, 0, ends)
+            if kept is None:
+                return ids, mask, ()
+            size = len(kept[0])
+            return np.append(kept[0], ids[size:]), np.append(kept[1], mask[size:]), (size,)
+        return self._split(messages, tools)
+
+    def _split(self, messages: list[Message], tools: object) -> Encoded:
+        """Runs of whole exchanges, each behind the system's messages; those that fit nowhere stand last, and are lost."""
+        head = next((place for place, one in enumerate(messages) if one["role"] not in _SYSTEM), len(messages))
+        begins = [
+            place
+            for place in range(head + 1, len(messages))
+            if messages[place]["role"] == "user" != messages[place - 1]["role"]
+        ]
+        ends = [*begins, len(messages)]
+        kept: list[tuple[Ids, Mask]] = []
+        lost: list[tuple[Ids, Mask]] = []
+        begin = head
+        while begin < len(messages):
+            end, found = self._longest(messages, tools, head, begin, [end for end in ends if end > begin])
+            if found is None:
+                lost.append(self.rendered([*messages[:head], *messages[begin:end]], tools))
+            else:
+                (kept if found[1].any() else lost).append(found)
+            begin = end
+        ids, masks = zip(*kept, *lost, strict=True)
+        return np.concatenate(ids), np.concatenate(masks), tuple(len(one) for one, _ in kept)
+
+    def _longest(
+        self, messages: list[Message], tools: object, head: int, begin: int, ends: Sequence[int]
+    ) -> tuple[int, tuple[Ids, Mask] | None]:
+        """Of messages from `begin` on, behind the first `head`, the last of `ends` at which they fit; the first, if none."""
+        found: tuple[int, tuple[Ids, Mask] | None] = (ends[0], None)
+        low, high = 0, len(ends)
+        while low < high:
+            middle = (low + high) // 2
+            one = self.rendered([*messages[:head], *messages[begin : ends[middle]]], tools)
+            if len(one[0]) <= (self._spec.tokens_max or 0):
+                found, low = (ends[middle], one), middle + 1
+            else:
+                high = middle
+        return found
+
+    def tools_of(self, record: Mapping[str, Any]) -> list[object] | None:
         tools = _parsed(record.get(self._spec.tools)) if self._spec.tools else None
         if tools is not None and not isinstance(tools, list):
             raise UnfitRecordError(f"no list in the field {self._spec.tools!r}")
-        learned = [_is_learned(message, self._spec) for message in messages]
+        return tools
+
+    def system_of(self, record: Mapping[str, Any]) -> list[Message]:
+        text = record.get(self._spec.system) if self._spec.system else None
+        return [{"role": "system", "content": text}] if text else []
+
+    def messages_of(self, value: object, role: str) -> list[Message]:
+        """Those of a list, or the one that a text is."""
+        if isinstance(value, list):
+            return [_message(number, one, self._spec) for number, one in enumerate(value)]
+        return [{"role": role, "content": value}]
+
+    def rendered(self, messages: list[Message], tools: object, *, answer: int = 0) -> tuple[Ids, Mask]:
+        """The ids of messages, of which those from `answer` on may be learned."""
+        learned = [place >= answer and _is_learned(message, self._spec) for place, message in enumerate(messages)]
         messages = [{key: value for key, value in one.items() if key != "train"} for one in messages]
         if self._as_text:
             messages, tools = self._marked_as_text(messages), self._marked_as_text(tools)
@@ -124,12 +207,7 @@ class Chats:
         text, spans = self._spelled(text, spans)
         if len(text.encode(errors="replace")) > self._tokenizer.text_bytes_max:
             raise UnfitRecordError(f"a conversation of {len(text)} characters; this tokenizer takes fewer")
-        ids, mask = self._tokenizer.encode_rendered(text, [span for span in spans if span[0] < span[1]])
-        if not mask.any():
-            raise UnfitRecordError(
-                f"no learned token; the roles are {_roles(messages)}, and learn is {self._spec.learn}"
-            )
-        return ids, mask
+        return self._tokenizer.encode_rendered(text, [span for span in spans if span[0] < span[1]])
 
     def _marked_as_text(self, value: Any) -> Any:
         """The same, with a mark inside each control token that a text spells."""
@@ -177,8 +255,6 @@ def conversation(record: Mapping[str, Any], spec: ChatSpec) -> list[Message]:
         found = [_message(number, one, spec) for number, one in enumerate(messages)]
     else:
         found = _pair(record, spec)
-    if spec.system and (text := record.get(spec.system)):
-        found.insert(0, {"role": "system", "content": text})
     return found
 
 
@@ -230,9 +306,36 @@ def _roles(messages: Sequence[Message]) -> str:
 class _Rendered:
     """Of one rendering: so far."""
 
-    rounds_left: int = _ITERATIONS_MAX
+    ranges_left: int = _ITERATIONS_MAX
+    rounds_left: int = _ROUNDS_MAX
+    work_left: int = _WORK_MAX
     characters: int = 0
     blocks: Spans = field(default_factory=list)  # of {% generation %}
+
+    def go_round(self, rounds: int = 1) -> None:
+        self.rounds_left -= rounds
+        if self.rounds_left < 0:
+            raise UnfitRecordError(f"the chat template goes round more than {_ROUNDS_MAX} times")
+
+    def make(self, size: int) -> None:
+        self.work_left -= size
+        if self.work_left < 0:
+            raise UnfitRecordError(f"the chat template makes values of more than {_WORK_MAX} characters")
+
+    def size_as_text(self, *values: object) -> int:
+        """At least as many characters as values have as text; one that holds itself many times is refused."""
+        size, left = 0, list(values)
+        while left:
+            value = left.pop()
+            size += len(value) if isinstance(value, str) else _OTHER
+            if isinstance(value, Mapping):
+                left += value.values()
+                left += value
+            elif isinstance(value, list | tuple):
+                left += value
+            if size > self.work_left:
+                self.make(size)
+        return size
 
 
 class Rendering:
@@ -318,10 +421,24 @@ class _Generation(Extension):
         return text
 
 
-class _Sandbox(ImmutableSandboxedEnvironment):
-    """Bounded in repetition: a template may come from anybody."""
+class _Counting(NodeTransformer):
+    """Loops count their rounds, and `~` what it joins."""
 
-    intercepted_binops = frozenset({"*", "**"})
+    def visit_For(self, node: jinja2.nodes.For) -> jinja2.nodes.For:  # noqa: N802 - as Jinja names it
+        self.generic_visit(node)
+        node.iter = jinja2.nodes.Filter(node.iter, "_rounds", [], [], None, None, lineno=node.lineno)
+        return node
+
+    def visit_Concat(self, node: jinja2.nodes.Concat) -> jinja2.nodes.Filter:  # noqa: N802
+        self.generic_visit(node)
+        values = jinja2.nodes.List(node.nodes, lineno=node.lineno)
+        return jinja2.nodes.Filter(values, "_joined", [], [], None, None, lineno=node.lineno)
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Bounded in rounds and in what it makes, before it is made: a template may come from anybody."""
+
+    intercepted_binops = frozenset({"*", "**", "+", "%"})
 
     def __init__(self, today: str | None) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
@@ -331,20 +448,88 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         except ValueError as error:
             raise UsageError(f"the date {today} of chats is no day ({error})") from error
         self.filters["tojson"] = _to_json
+        del self.filters["random"], self.globals["lipsum"]  # the same conversation is the same text
+        self.filters = {name: self._bounded(name, one) for name, one in self.filters.items()}
+        self.filters |= {"_rounds": self._rounds, "_joined": self._joined}
+        self.finalize = self._finalized
+        self.concat = self._joined  # type: ignore[method-assign]
         self.globals |= {
             "raise_exception": _raise_exception, "strftime_now": self._strftime_now, "range": self._bounded_range,
         }  # fmt: skip
 
     def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
-        size = right if operator == "**" else len(left) * right if isinstance(left, str | list | tuple) else 0
-        if size > _REPEATED_MAX:
-            raise UnfitRecordError(f"the chat template repeats {right} times")
-        return super().call_binop(context, operator, left, right)
+        if operator == "%" and isinstance(left, str):
+            self._look_at("format", left, (right,))
+        elif operator in ("*", "**"):
+            if isinstance(right, str | list | tuple):
+                left, right = right, left
+            size = right if operator == "**" else len(left) * right if isinstance(left, str | list | tuple) else 0
+            if size > _REPEATED_MAX:
+                raise UnfitRecordError(f"the chat template repeats {right} times")
+        return self._made(super().call_binop(context, operator, left, right))
+
+    def call(self, __context: jinja2.runtime.Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: PYI063 - as Jinja
+        self.now.go_round()
+        owner = getattr(getattr(__obj, "__wrapped__", __obj), "__self__", None)
+        if isinstance(owner, str):
+            self._look_at(__obj.__name__, owner, (*args, *kwargs.values()))
+        return self._made(super().call(__context, __obj, *args, **kwargs))
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        return attr not in ("translate", "format_map") and super().is_safe_attribute(obj, attr, value)
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> jinja2.nodes.Template:
+        return _Counting().visit(super()._parse(source, name, filename))  # type: ignore[no-any-return]
+
+    def _bounded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def bounded(*args: Any, **kwargs: Any) -> Any:
+            self.now.go_round()
+            place = 1 if hasattr(function, "jinja_pass_arg") else 0
+            self._look_at(name, args[place], (*args[place + 1 :], *kwargs.values()))
+            return self._made(function(*args, **kwargs))
+
+        return bounded
+
+    def _look_at(self, name: str, value: Any, args: tuple[Any, ...]) -> None:
+        """Refuse what would be long before it is made."""
+        now = self.now
+        if name in _PADDING and (wide := [one for one in args if isinstance(one, int) and one > _WIDTH_MAX]):
+            raise UnfitRecordError(f"the chat template makes a text of {wide[0]} characters wide")
+        if name == "replace" and len(args) > 1:
+            now.make(str(value).count(str(args[0])) * len(str(args[1])))
+        elif name in _AS_TEXT:
+            times = len(value) + 1 if name == "join" else 1
+            if name == "format":
+                if _WIDE.search(value):
+                    raise UnfitRecordError("the chat template formats a text wider than 9999 characters")
+                times = value.count("%") + value.count("{") + 1
+            now.make(times * now.size_as_text(*args) + now.size_as_text(value))
+
+    def _made(self, value: Any) -> Any:
+        if isinstance(value, str | list | tuple | dict):
+            self.now.make(len(value))
+        return value
+
+    def _rounds(self, values: Any) -> list[Any]:
+        found = list(values)
+        self.now.go_round(len(found))
+        return found
+
+    def _joined(self, values: Iterable[Any]) -> str:
+        found = [self._finalized(one) for one in values]
+        self.now.make(sum(map(len, found)))
+        return "".join(found)
+
+    def _finalized(self, value: Any) -> str:
+        if not isinstance(value, str):
+            self.now.size_as_text(value)
+        return str(value)
 
     def _bounded_range(self, *arguments: int) -> range:
         found = range(*arguments)
-        self.now.rounds_left -= len(found)
-        if self.now.rounds_left < 0:
+        self.now.ranges_left -= len(found)
+        if self.now.ranges_left < 0:
             raise UnfitRecordError(f"the chat template goes round more than {_ITERATIONS_MAX} times")
         return found
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Final
 
 import numpy as np
@@ -64,6 +65,27 @@ class ChatSpec:
     roles: tuple[tuple[str, str], ...] = ()  # the records' own name → a template's
     learn: str = "assistant"  # or last, all
     date: str | None = None  # that templates take for today's
+    long: str | None = None  # truncate or split, at turns; None: a longer chat is no sample
+    tokens_max: int | None = None  # of a part, if so
+
+
+@dataclass(frozen=True, slots=True)
+class PairSpec:
+    """Fields of a prompt and of two answers to it, which are text, or messages of a chat: see `transforms.pairs`."""
+
+    prompt: str | None = None  # None: `prompt`, where a record has it; else what both answers begin with
+    chosen: str = "chosen"
+    rejected: str = "rejected"
+
+
+@dataclass(frozen=True, slots=True)
+class FimSpec:
+    """Documents that are rearranged so that their middle comes last: see `transforms.fim`."""
+
+    tokens: tuple[str, str, str]  # before the prefix, the middle and the suffix
+    rate: Fraction  # of documents
+    spm: Fraction  # of those: the suffix first
+    level: str  # characters, or tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +97,15 @@ class TransformSpec:
     columns: tuple[ColumnSpec, ...] = ()  # that it may give
     images: ImagesSpec | None = None
     chat: ChatSpec | None = None  # in place of `call`
+    pair: PairSpec | None = None  # in place of `call`; with `chat`, by its template
+    fim: FimSpec | None = None
 
 
 Ids = NDArray[np.int32]
 Integers = NDArray[np.int64]
 Mask = NDArray[np.uint8]
+
+Encoded = tuple[Ids, Mask, tuple[int, ...]]  # and the tokens of its parts: see `Tokenised`
 
 BAD: Final = -1  # as a length: the record could not be decoded
 
@@ -141,3 +167,5 @@ class Tokenised:
     mask: Mask | None = None  # per id: 0 where the loss ignores it; None: nowhere
     bad: Mapping[int, str] = field(default_factory=dict)  # record → why
     columns: Columns | None = None  # of the records; None: of a source that gives none
+    parts: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """Record → tokens of its parts, of records that have several documents, or tokens behind them that are lost."""

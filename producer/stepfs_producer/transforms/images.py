@@ -116,7 +116,9 @@ def _opaque(image: Any, background: tuple[int, ...]) -> Any:
 
     if image.mode.startswith("I"):
         values = np.asarray(image).astype(np.int64).clip(0, 65535)
-        return Pillow.fromarray(((values * 255 + 32767) // 65535).astype(np.uint8)).convert("RGB")
+        grey = np.repeat((values * 255 + 32767)[:, :, None] // 65535, 3, axis=2).astype(np.uint8)
+        grey[values == image.info.get("transparency", -1)] = background
+        return Pillow.fromarray(grey)
     if not image.has_transparency_data:
         return image.convert("RGB")
     below = Pillow.new("RGBA", image.size, (*background, 255))

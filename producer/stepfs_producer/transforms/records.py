@@ -17,6 +17,7 @@ from stepfs_producer.sources.record import Kind, Records, unpacked
 from stepfs_producer.transforms.documents import (
     BAD,
     Documents,
+    Encoded,
     Ids,
     Integers,
     Mask,
@@ -25,7 +26,9 @@ from stepfs_producer.transforms.documents import (
     UnfitRecordError,
     documents_of,
 )
+from stepfs_producer.transforms.fim import Fim
 from stepfs_producer.transforms.images import with_images
+from stepfs_producer.transforms.pairs import Pairs
 from stepfs_producer.transforms.tokenizer import Tokenizer, load_tokenizer
 from stepfs_producer.transforms.user import UserFunction, checked_ids, user_function
 
@@ -35,11 +38,11 @@ _NOTHING: Final = np.empty(0, np.int32)
 
 
 def timed_transform(spec: TransformSpec, seed: int, epoch: int, name: str, records: Records) -> tuple[Tokenised, float]:
-    """`transform`, and its seconds without the loading of tokenizers. A record's key is made only for a function."""
+    """`transform`, and its seconds without the loading of tokenizers. A record's key is made only for what draws by it."""
     load_tokenizer(spec.tokenizer)
     began = time.perf_counter()
     keys = [b""] * len(records)
-    if spec.call is not None:
+    if spec.call is not None or spec.fim is not None:
         keys = [
             record_key(seed, epoch, name, file, offset)
             for file, offset in zip(records.files.tolist(), records.offsets.tolist(), strict=True)
@@ -75,11 +78,9 @@ class _Work:
         self._tokenizer = tokenizer
         self._spec = spec
         self._call: UserFunction | None = None if spec.call is None else user_function(spec.call)
-        self._chats = None
-        if spec.chat is not None:
-            from stepfs_producer.transforms.chat import chats  # noqa: PLC0415 - jinja2 is optional
-
-            self._chats = chats(spec.chat, spec.tokenizer)
+        self._encode = _encoder(spec, tokenizer)
+        self._fim = None if spec.fim is None else Fim(spec.fim, tokenizer)
+        self._parts: dict[int, tuple[int, ...]] = {}
         self._texts: dict[int, str] = {}
         self._ids: dict[int, tuple[Ids, Mask | None]] = {}
         self._columns: dict[int, Mapping[str, NDArray[Any]]] = {}
@@ -95,8 +96,11 @@ class _Work:
         """`UnfitRecordError` if the content of the record gives no sample."""
         begin = self._ends[index - 1] if index else 0
         value = self._read(index, bytes(self._records.data[begin : self._ends[index]]))
-        if self._chats is not None:
-            self._ids[index] = self._chats.encode(value)
+        if self._encode is not None:
+            ids, mask, parts = self._encode(value)
+            self._ids[index] = ids, mask
+            if parts:
+                self._parts[index] = parts
             return
         if self._call is not None:
             made = self._call(value, key, self._tokenizer.vocabulary, self._spec.columns)
@@ -106,14 +110,22 @@ class _Work:
             if isinstance(made.content, str):
                 value = _encodable(made.content, self._call.name)
             else:
-                self._ids[index] = made.content, made.mask
+                self._take_ids(index, key, made.content, made.mask)
                 return
         if isinstance(value, str):
-            self._texts[index] = self._short(value)
+            text = self._short(value)
+            found = None if self._fim is None else self._fim.of_text(text, key)
+            if found is None:
+                self._texts[index] = text
+            else:
+                self._ids[index] = found, None
         elif isinstance(value, np.ndarray):
-            self._ids[index] = (value, self._mask_of(index))
+            self._take_ids(index, key, value, self._mask_of(index))
         else:
             raise UsageError("whole records need a transform, which makes text or token ids of them")
+
+    def _take_ids(self, index: int, key: bytes, ids: Ids, mask: Mask | None) -> None:
+        self._ids[index] = (ids, mask) if self._fim is None else self._fim.of_ids(ids, mask, key)
 
     def _short(self, text: str) -> str:
         most = self._tokenizer.text_bytes_max
@@ -128,13 +140,13 @@ class _Work:
         for index, (ids, mask) in self._ids.items():
             pieces[index], masks[index] = ids, mask
         documents = self._joined(plain, pieces, masks) if self._ids else self._only_texts(plain)
-        closed = documents  # the ends of a chat are its template's
-        if self._chats is None:
+        closed = documents  # the ends of chats and pairs are there
+        if self._encode is None:
             closed = documents.closed(self._tokenizer.bos, self._tokenizer.eos)
         lengths = closed.lengths
         lengths[list(self.bad)] = BAD
         mask = None if closed.mask is None or closed.mask.all() else closed.mask
-        return Tokenised(lengths, closed.ids, mask, dict(sorted(self.bad.items())), self._beside(lengths))
+        return Tokenised(lengths, closed.ids, mask, dict(sorted(self.bad.items())), self._beside(lengths), self._parts)
 
     def _beside(self, lengths: Integers) -> Columns | None:
         """The columns of the samples; a record that is none has no row."""
@@ -173,7 +185,7 @@ class _Work:
             raise UnfitRecordError(f"not UTF-8 at byte {error.start}") from error
 
     def _read_object(self, _index: int, data: bytes) -> object:
-        if self._call is None and self._chats is None:
+        if self._call is None and self._encode is None:
             return None
         try:
             value = json.loads(data) if self._records.kind is Kind.JSON else unpacked(data)
@@ -192,6 +204,18 @@ class _Work:
         begin = self._ends[index - 1] // 4 if index else 0
         mask = np.frombuffer(self._records.mask[begin : self._ends[index] // 4], np.uint8)
         return np.asarray(mask != 0, np.uint8)
+
+
+def _encoder(spec: TransformSpec, tokenizer: Tokenizer) -> Callable[[object], Encoded] | None:
+    """Of whole records, without a function; None if there is none."""
+    found = None
+    if spec.chat is not None:
+        from stepfs_producer.transforms.chat import chats  # noqa: PLC0415 - jinja2 is optional
+
+        found = chats(spec.chat, spec.tokenizer)
+    if spec.pair is not None:
+        return Pairs(spec.pair, tokenizer, found).encode
+    return None if found is None else found.encode
 
 
 def _encodable(text: str, name: str) -> str:

@@ -64,12 +64,12 @@ class Names:
         None: the end of a document by its usual names, no token at its beginning, padding by its usual names, else
         the end, else 0. "" and `none`: no such token; padding is 0 then. `UsageError` names the nearest token.
         """
-        end = self._end() if eos is None else self._id_of("eos", eos)
-        begin = None if bos is None else self._id_of("bos", bos)
+        end = self._end() if eos is None else self.id_of("eos", eos)
+        begin = None if bos is None else self.id_of("bos", bos)
         if pad is None:
             padding = next((self.vocabulary[name] for name in _PADDINGS if name in self.vocabulary), end)
         else:
-            padding = self._id_of("pad", pad)
+            padding = self.id_of("pad", pad)
         return end, begin, padding or 0
 
     def _end(self) -> int:
@@ -83,7 +83,7 @@ class Names:
             + (f" (it has {shown})" if among else "")
         )
 
-    def _id_of(self, role: str, name: str) -> int | None:
+    def id_of(self, role: str, name: str) -> int | None:
         if name in NONE:
             return None
         if name in self.vocabulary:
@@ -165,6 +165,10 @@ class Tokenizer(ABC):
     pad: int
     text_bytes_max = RECORD_BYTES_MAX  # of one text
     ends: str  # for people: the tokens at the ends of documents and of rows, and where each comes from
+
+    @abstractmethod
+    def id_of(self, role: str, name: str) -> int | None:
+        """The token `name`; None for `none`. `UsageError` names the nearest one that there is."""
 
     @abstractmethod
     def encode_plain(self, texts: Sequence[str]) -> Documents:
@@ -254,6 +258,11 @@ class BytesOfText(Tokenizer):
             f"ids are bytes of UTF-8; eos {'none' if self.eos is None else self.eos}, bos none, padding {self.pad}"
         )
 
+    def id_of(self, role: str, name: str) -> int | None:
+        raise UsageError(
+            f"bytes have no {role} token {name!r}; add tokenizer: {{kind: huggingface, file: tokenizer.json}}"
+        )
+
     def encode_plain(self, texts: Sequence[str]) -> Documents:
         data = [text.encode() for text in texts]
         lengths = np.array([len(text) for text in data], np.int64)
@@ -283,8 +292,8 @@ class ModelTokenizer(Tokenizer):
             raise UsageError("its vocabulary is empty")
         # Ids may have gaps, and added tokens stand above the model's.
         self.vocabulary = max(vocabulary.values()) + 1
-        names = Names(str(spec.file), vocabulary, list(new_names))
-        self.eos, self.bos, self.pad = names.special_ids(eos=spec.eos, bos=spec.bos, pad=spec.pad)
+        self._names = Names(str(spec.file), vocabulary, list(new_names))
+        self.eos, self.bos, self.pad = self._names.special_ids(eos=spec.eos, bos=spec.bos, pad=spec.pad)
         digest = hashlib.sha256(model_json.encode() + json.dumps([self.eos, self.bos]).encode())
         self.identity = "huggingface-" + digest.hexdigest()[:16]
         self._controls = re.compile("|".join(map(re.escape, longest_first(new_names))) or r"(?!)")
@@ -307,6 +316,9 @@ class ModelTokenizer(Tokenizer):
             parts.append(np.fromiter(chain.from_iterable(numbers), np.int32, sum(counts)))
             lengths += counts
         return Documents(np.concatenate(parts), np.array(lengths, np.int64))
+
+    def id_of(self, role: str, name: str) -> int | None:
+        return self._names.id_of(role, name)
 
     def spelled(self, text: str) -> str | None:
         """A control token that a text spells."""

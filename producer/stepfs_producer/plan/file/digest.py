@@ -31,7 +31,8 @@ def with_defaults(plan: Plan) -> dict[str, AnySource]:
     found = {}
     for name, source in sorted(plan.sources.items()):
         update = {key: value for key, value in common.items() if key not in source.model_fields_set}
-        if getattr(source, "chat", None) is not None:
+        whole = getattr(source, "chat", None) or getattr(source, "pair", None)
+        if whole is not None and "long" not in source.model_fields_set:
             update["long"] = Long.DROP  # a turn is never cut
         found[name] = source.model_copy(update=update)
     return found
@@ -62,11 +63,17 @@ def mix_of(plan: Plan) -> tuple[Mix, ...]:
     entries = plan.mix or (Mix(weights=dict.fromkeys(plan.sources, Fraction(1))),)
     return tuple(
         entry.model_copy(
-            update={"weights": entry.drawn, "sizes": {}, "temperature": None}
+            update={"weights": entry.drawn, "sizes": {}, "tokens": {}, "temperature": None}
             | ({"from_": entry.from_ or 0} if entry.ramp_to is None else {})
         )
         for entry in entries
     )
+
+
+def tokens_max(plan: Plan) -> int | None:
+    """Tokens after which the plan ends: those of `until`, or the budgets of its sources."""
+    budget = sum(plan.mix[0].tokens.values()) if plan.mix else 0
+    return plan.until.tokens or budget or None
 
 
 def micro_batch_tokens(plan: Plan) -> int:
@@ -86,6 +93,7 @@ def normalised(plan: Plan) -> Normalised:
             "stages": stages_of(plan),
             "sources": {name: _filled(source) for name, source in with_defaults(plan).items()},
             "mix": mix_of(plan),
+            "until": plan.until.model_copy(update={"tokens": tokens_max(plan)}),
             "cost": cost,
         }
     )
@@ -110,7 +118,7 @@ def _plain(value: object) -> Any:
                 if one != default or one not in (None, {}, ()):
                     # Text has no null, and YAML would read the word.
                     found[field.serialization_alias or name] = NONE if one is None else _plain(one)
-            if {"tokens_field", "chat"} & found.keys() and "text_field" in found:
+            if {"tokens_field", "chat", "pair"} & found.keys() and "text_field" in found:
                 del found["text_field"]  # one or the other
             return found
         case Mapping():

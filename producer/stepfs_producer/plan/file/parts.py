@@ -146,6 +146,15 @@ def problems_of_use(fields: Mapping[str, Any], columns: Mapping[str, Column]) ->
     if columns and pack is not None and pack.method is Packing.CONCAT:
         what = "concat cuts documents, and a sample with rows in a column is never cut; use best_fit"
         yield Problem(("pack", "method"), what)
+    for name, source in () if pack is None or pack.method is not Packing.CONCAT else (sources or {}).items():
+        cut = (
+            getattr(source, "chat", None) is not None
+            and source.long is not Long.DROP
+            and "long" in source.model_fields_set
+        )
+        if cut or getattr(source, "pair", None) is not None:
+            what = f"concat cuts documents, and those of source {name!r} are whole; use best_fit"
+            yield Problem(("pack", "method"), what)
     for name in () if cost is None else cost.columns:
         if name not in columns:
             yield Problem(("cost", "columns", name), _unknown("column", name, columns), of_key=True)
@@ -294,13 +303,15 @@ class Mix(PlanModel):
     """Shares of tokens by source, in any unit."""
     sizes: dict[str, Annotated[Fraction, decimal("size")]] = Field(default_factory=dict)
     """In place of weights: sizes of the sources, in any unit, such as the tokens that `check` prints."""
+    tokens: dict[str, Annotated[int, whole(0, _TOKENS_MAX)]] = Field(default_factory=dict)
+    """In place of weights: tokens that each source gives; with all of them the plan ends."""
     temperature: Annotated[Fraction, decimal("temperature", above_zero=True)] | None = None
     """Exponent of the sizes: 1 (the default) draws in proportion, less favours the small ones."""
 
     def own_problems(self) -> list[Problem]:
-        if bool(self.weights) == bool(self.sizes):
-            what = "give one of weights and sizes" if self.sizes else "'weights' is missing"
-            return [Problem((), what)]
+        given = sum(map(bool, (self.weights, self.sizes, self.tokens)))
+        if given != 1:
+            return [Problem((), "give one of weights, sizes and tokens" if given else "'weights' is missing")]
         if self.temperature is not None and not self.sizes:
             what = "a temperature needs sizes: {source: tokens}; check prints the tokens of each"
             return [Problem(("temperature",), what, of_key=True)]
@@ -309,6 +320,9 @@ class Mix(PlanModel):
     @property
     def drawn(self) -> dict[str, Fraction]:
         """The weights, as numbers of six digits where sizes give them."""
+        if self.tokens:  # the same shares as decimals of as many digits as the largest budget
+            unit = 10 ** min(len(str(max(self.tokens.values()))), 18)
+            return {name: Fraction(tokens, unit) for name, tokens in self.tokens.items()}
         if not self.sizes:
             return self.weights
         temperature = self.temperature or Fraction(1)
@@ -449,9 +463,44 @@ class Chat(PlanModel):
         if (self.prompt is None) != (self.completion is None):
             missing = "completion" if self.completion is None else "prompt"
             problems.append(Problem((), f"prompt and completion stand together; add {missing}"))
-        if self.prompt is not None and "messages" in self.model_fields_set:
+        if self.prompt is not None and self.messages != Chat.model_fields["messages"].default:
             problems.append(Problem(("messages",), "give one of messages and prompt", of_key=True))
         return problems
+
+
+class Pair(PlanModel):
+    """Preference pairs in records: two documents that stay together. With `chat`, rendered by its template."""
+
+    short: ClassVar[str | None] = "chosen"
+    example: ClassVar[str] = "{prompt: prompt, chosen: chosen, rejected: rejected}"
+
+    prompt: Annotated[str, _FIELD] | None = None
+    """Field of the prompt; by default `prompt` where a record has it, else what both answers begin with."""
+    chosen: Annotated[str, _FIELD] = "chosen"
+    """Field of the answer to be preferred: a text, or messages."""
+    rejected: Annotated[str, _FIELD] = "rejected"
+    """Field of the other one."""
+
+
+def _fim_tokens(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple) or len(value) != 3:
+        raise ValueError(f"{shown(value)} are no three tokens; write [<fim_prefix>, <fim_middle>, <fim_suffix>]")
+    return tuple(text("token").parse(one) for one in value)
+
+
+class Fim(PlanModel):
+    """Fill in the middle: documents whose middle comes last."""
+
+    example: ClassVar[str] = "{rate: 0.5, spm: 0.5, tokens: [<fim_prefix>, <fim_middle>, <fim_suffix>]}"
+
+    tokens: Annotated[tuple[str, str, str], Parsed(_fim_tokens, _LIST)]
+    """Before the prefix, the middle and the suffix, by name."""
+    rate: Annotated[Fraction, share(whole_too=True)] = Field(default_factory=lambda: Fraction(1, 2))
+    """Share of the documents; half by default."""
+    spm: Annotated[Fraction, share(whole_too=True)] = Field(default_factory=lambda: Fraction(1, 2))
+    """Share of those in which the suffix comes before the prefix; half by default."""
+    level: Annotated[Literal["characters", "tokens"], choice("level", ("characters", "tokens"))] = "characters"
+    """Where texts are cut: between characters, or between tokens, as token ids always are."""
 
 
 def _none_shuffles_nothing(value: object) -> object:
@@ -498,6 +547,8 @@ class SourceFiles(Defaults):
     """The most tokens that make one document, if that is less than a row; unless a stage's `lengths` say so."""
     transform: Annotated[str, user_code("function")] | None = None
     """module:function that makes a sample of a whole record."""
+    fim: Fim | None = None
+    """Fill in the middle, of each document by itself."""
     version: Annotated[str, text("version", empty=True)] = ""
     """Of your own code: change it when the code gives other samples."""
 
@@ -522,6 +573,8 @@ class Jsonl(SourceFiles):
     """Field beside the ids: -100 where the loss ignores the token."""
     chat: Chat | None = None
     """In place of text: conversations."""
+    pair: Pair | None = None
+    """In place of text: pairs of answers, which are text unless `chat` renders them."""
 
     def __init__(self, /, *files: str, **settings: Any) -> None:
         super().__init__(*files, **settings)
@@ -559,6 +612,8 @@ class Parquet(SourceFiles):
     """Columns of encoded images, which the transform gets as patches."""
     chat: Chat | None = None
     """In place of text: conversations."""
+    pair: Pair | None = None
+    """In place of text: pairs of answers, which are text unless `chat` renders them."""
 
     def __init__(self, /, *files: str, **settings: Any) -> None:
         super().__init__(*files, **settings)
@@ -585,6 +640,8 @@ class Table(SourceFiles):
     """Fields of encoded images, which the transform gets as patches."""
     chat: Chat | None = None
     """In place of text: conversations."""
+    pair: Pair | None = None
+    """In place of text: pairs of answers, which are text unless `chat` renders them."""
 
     def __init__(self, /, *files: str, **settings: Any) -> None:
         super().__init__(*files, **settings)
@@ -615,6 +672,8 @@ class Source(SourceFiles):
     """Fields of encoded images, which the transform gets as patches."""
     chat: Chat | None = None
     """In place of text: conversations."""
+    pair: Pair | None = None
+    """In place of text: pairs of answers, which are text unless `chat` renders them."""
 
     def __init__(self, /, *files: str, **settings: Any) -> None:
         super().__init__(*files, **settings)
@@ -643,19 +702,28 @@ def _tokens_alone(source: Jsonl | Parquet) -> list[Problem]:
 
 
 def _chats_alone(source: Jsonl | Parquet | Table | Source) -> list[Problem]:
-    """A conversation is the whole record, and no part of one is a sample."""
-    if source.chat is None:
+    """A conversation or a pair is the whole record."""
+    given, chat, pair = source.model_fields_set, source.chat, source.pair
+    if chat is None and pair is None:
         return []
-    given = source.model_fields_set
+    what = "chat" if pair is None else "pair"
     problems = [
-        Problem((name,), f"give one of chat and {name}", of_key=True)
-        for name in ("text_field", "tokens_field", "transform", "images")
-        if name in given and getattr(source, name) is not None
+        Problem((name,), f"give one of {what} and {name}", of_key=True)
+        for name in ("text_field", "tokens_field", "transform", "images", "fim")
+        if name in given and getattr(source, name, None) is not None
     ]
-    if "long" in given and source.long is not Long.DROP:
+    if pair is not None and "long" in given and source.long is not Long.DROP:
         problems.append(
-            Problem(("long",), "a turn is never cut: chats longer than a row are dropped and counted; use drop")
+            Problem(("long",), "a pair is never cut: pairs longer than a row are dropped and counted; use drop")
         )
+    if pair is not None and chat is not None:
+        problems += [
+            Problem(("chat", name), f"the answers of a pair are learned; remove {name}", of_key=True)
+            for name in ("messages", "prompt", "completion", "learn")
+            if getattr(chat, name) != Chat.model_fields[name].default
+        ]
+    elif chat is not None and chat.learn == "last" and "long" in given and source.long is not Long.DROP:
+        problems.append(Problem(("long",), "only the last turn is learned, and cut chats lack it; use drop"))
     return problems
 
 
@@ -686,6 +754,7 @@ class _Unknown(SourceFiles):
     options: Any = None
     images: Any = None
     chat: Any = None
+    pair: Any = None
 
 
 def _of_its_format(value: object) -> object:

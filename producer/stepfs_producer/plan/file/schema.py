@@ -25,6 +25,7 @@ from stepfs_producer.plan.file.parts import (
     Column,
     Cost,
     Defaults,
+    Fim,
     Images,
     Jsonl,
     Megatron,
@@ -32,6 +33,7 @@ from stepfs_producer.plan.file.parts import (
     OnError,
     Output,
     Pack,
+    Pair,
     Parquet,
     Shuffle,
     Source,
@@ -69,9 +71,16 @@ def problems_of_plan(
     if "output" in fields:
         problems += problems_of_use(fields, fields["output"].columns)
     if {"tokenizer", "sources"} <= set(fields) and fields["tokenizer"].file is None:
-        what = "chats need a model's tokenizer; add tokenizer: {kind: huggingface, file: tokenizer.json}"
-        chats = [name for name, source in fields["sources"].items() if getattr(source, "chat", None) is not None]
-        problems += [Problem(("sources", name, "chat"), what, of_key=True) for name in chats]
+        problems += [
+            Problem(
+                ("sources", name, key),
+                f"{what} a model's tokenizer; add tokenizer: {{kind: huggingface, file: tokenizer.json}}",
+                of_key=True,
+            )
+            for name, source in fields["sources"].items()
+            for key, what in (("chat", "chats need"), ("fim", "fim needs"))
+            if getattr(source, key, None) is not None
+        ]
     if {"until", "defaults", "sources"} <= set(fields):
         problems += _ending(fields["until"], fields["defaults"], fields["sources"])
     return problems
@@ -119,6 +128,10 @@ def _mix(entries: Sequence[Mix]) -> Iterator[Problem]:
     steps: list[int] = []
     for number, entry in enumerate(entries):
         where = ("mix", number)
+        if entry.tokens and len(entries) > 1:
+            yield Problem(
+                (*where, "tokens"), "budgets hold for the whole plan; give weights where a mix changes", of_key=True
+            )
         if not any(entry.drawn.values()):
             yield Problem((*where, "weights"), "all weights are zero; give at least one source a positive weight")
         if entry.ramp_to is not None and entry.from_ is not None:
@@ -239,8 +252,8 @@ def _ending(until: Until, defaults: Defaults, sources: Mapping[str, Defaults]) -
 
 
 __all__ = [
-    "Balance", "Chat", "Column", "Cost", "Defaults", "Images", "Jsonl", "Megatron", "Mix", "OnError", "Output", "Pack", "Parquet",
-    "Plan", "Shuffle", "Source", "Stage", "Table", "Text", "Tokenizer", "Until",
+    "Balance", "Chat", "Column", "Cost", "Defaults", "Fim", "Images", "Jsonl", "Megatron", "Mix", "OnError", "Output", "Pack",
+    "Pair", "Parquet", "Plan", "Shuffle", "Source", "Stage", "Table", "Text", "Tokenizer", "Until",
 ]  # fmt: skip
 
 VERSION: Final = 1
@@ -249,7 +262,7 @@ VERSION: Final = 1
 def _entries(value: object) -> object:
     """`{code: 30}` is a mix of one entry."""
     if isinstance(value, Mapping):
-        is_entry = any(isinstance(value.get(key), Mapping) for key in ("weights", "sizes"))
+        is_entry = any(isinstance(value.get(key), Mapping) for key in ("weights", "sizes", "tokens"))
         is_entry = is_entry or bool({"from", "ramp_to"} & set(value))
         return (dict(value),) if is_entry else ({"weights": value},)
     return value
@@ -317,7 +330,9 @@ def _weighed(mix: object) -> list[list[str]]:
     if not isinstance(entries, list | tuple):
         return []
     weights = [
-        (entry.get("weights") or entry.get("sizes")) if isinstance(entry, Mapping) else getattr(entry, "drawn", {})
+        (entry.get("weights") or entry.get("sizes") or entry.get("tokens"))
+        if isinstance(entry, Mapping)
+        else getattr(entry, "drawn", {})
         for entry in entries
     ]
     return [[str(name) for name in names] if isinstance(names, Mapping) else [] for names in weights]

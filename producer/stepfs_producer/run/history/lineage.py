@@ -121,7 +121,7 @@ async def _found(
     def take(index: SliceIndex, spans: Spans) -> None:
         rank, micro = placed[index]
         for row in _rows(spans, 0 if of_one_each else wanted.micro, wanted.token):
-            number, start, tokens, source, epoch, file, record, first = spans.table[row].tolist()
+            number, start, tokens, source, epoch, file, record, first, *_ = spans.table[row].tolist()
             named = (spans.sources[source], epoch, file, None, record, first)
             found.append(ShownSpan(index, rank, micro + number, start, tokens, *named))
             if with_parts:

@@ -36,10 +36,10 @@ from stepfs_producer.run.history.positions import CommitBehind, Positions
 from stepfs_producer.run.history.texts import RESTORE
 from stepfs_producer.run.lake import frozen_listing, kept_libraries, libraries
 from stepfs_producer.run.load import LoadedSource
-from stepfs_producer.run.prepare import LocatedPlan, PreparedPlan, list_sources, prepare_plan
+from stepfs_producer.run.prepare import LocatedPlan, PreparedPlan, list_sources, prepare_plan, with_listings
 from stepfs_producer.run.results import PlanTotals, Progress, callbacks_of, show_nothing
 from stepfs_producer.run.workers.tasks import MadeStep, return_step
-from stepfs_producer.sources.listing import located
+from stepfs_producer.sources.listing import continued_at, located
 from stepfs_producer.transforms.images import library
 
 _SHOWN_MAX: Final = 100  # differences in words; all are counted
@@ -198,7 +198,7 @@ def _difference(mine: Spans, theirs: Spans) -> str:
 def _span(spans: Spans, row: int) -> str:
     if row >= len(spans.table):
         return "none"
-    found = dict(zip(COLUMNS, spans.table[row].tolist(), strict=True))
+    found = dict(zip(COLUMNS, spans.table[row].tolist(), strict=False))
     return (
         "source {name}, file #{file}, record {offset}, from its token {first} on (micro-batch {micro}, place {start}, "
         "{tokens} tokens, epoch {epoch})"
@@ -260,6 +260,11 @@ async def replay(options: ReplayOptions, reader: LineageReader, *, progress: Pro
     await run.carry_out(progress)
     run.result.seconds = time.monotonic() - begun_s
     return run.result
+
+
+def _made_of(state: State) -> tuple[str, Mapping[str, str]]:
+    """Plan and listings: another listing was accepted where it begins."""
+    return state.plan, {name: source.listing for name, source in state.sources.items()}
 
 
 class _Run:
@@ -338,7 +343,7 @@ class _Run:
         commits: list[CommitBehind] = []
         found: list[_Stretch] = []
         while commit is not None and commit.steps.start < wanted.stop:
-            if commits and commit.state.plan != commits[0].state.plan:
+            if commits and _made_of(commit.state) != _made_of(commits[0].state):
                 found.append(_Stretch(state, tuple(commits)))
                 state, commits = commits[-1].state, []
             commits.append(commit)
@@ -381,6 +386,14 @@ class _Run:
             frozen = await frozen_listing(store, lake_id, name, sources[name].listing)
             listings[name] = located(frozen, now[name], name, advice=RESTORE)
         prepared = await trio.to_thread.run_sync(prepare_plan, place, listings)
+        before = {} if stretch.before is None else stretch.before.sources
+        cursors = {}
+        for one in prepared.sources:
+            name = one.spec.name
+            if name in before and before[name].listing != sources[name].listing:
+                was = await frozen_listing(store, lake_id, name, before[name].listing)
+                cursors[name] = continued_at(one.spec, was, listings[name], before[name].cursor)
+        prepared = with_listings(prepared, {name: listings[name] for name in cursors}, cursors)
         then, here = stretch.behind.tokenizer, prepared.rules.tokenizer
         if then != here:
             raise RefusedError(

@@ -48,7 +48,7 @@ def record_texts(
             plan,
             directory,
             specs[name],
-            transform_spec(plan, source, tokenizer),
+            transform_spec(plan, name, source, tokenizer),
             listings[name],
             {part.file for part in parts if part.source == name},
         )

@@ -7,7 +7,8 @@ Workers import this module, so nothing here may need trio.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,12 +42,14 @@ class GroupHead:
     columns: Integers | None = None  # [records, columns]: rows that each has beside its tokens
     seconds: float = 0.0  # of the transform
     learned: int = 0  # tokens that the loss looks at
+    parts: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # record → tokens of its documents
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, GroupHead) and self._result() == other._result()
 
     def _result(self) -> tuple[object, ...]:
-        return self.lengths.tolist(), self.bad, None if self.columns is None else self.columns.tolist()
+        columns = None if self.columns is None else self.columns.tolist()
+        return self.lengths.tolist(), self.bad, columns, self.parts
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -65,10 +68,14 @@ def transform(
     made, seconds = timed_transform(spec, seed, epoch, name, records)
     bad = {index: (int(records.files[index]), int(records.offsets[index]), why) for index, why in made.bad.items()}
     begins = np.concatenate([[0], np.cumsum(np.maximum(made.lengths, 0))])
-    group = SampleGroup(begins, made.ids, made.mask, records.files, records.offsets, made.columns)
+    edges = [begins[record] + edge for record, parts in made.parts.items() for edge in accumulate(parts)]
+    cuts = np.array(edges, np.int64) if edges else None
+    pairs = spec.pair is not None
+    group = SampleGroup(begins, made.ids, made.mask, records.files, records.offsets, made.columns, cuts, pairs)
     columns = None if made.columns is None else made.columns.counts
     learned = len(made.ids) if made.mask is None else int(made.mask.sum())
-    return GroupHead(made.lengths, bad, columns, seconds, learned), group
+    parts = {} if pairs else made.parts  # the planner sees a pair as one
+    return GroupHead(made.lengths, bad, columns, seconds, learned, parts), group
 
 
 def record_place(block: Records, index: int) -> tuple[int, int]:
@@ -79,7 +86,7 @@ def make_step(
     spec: PayloadSpec, step: StepSpans, ranks: Sequence[int] | None, *groups: SampleGroup
 ) -> tuple[list[bytes], list[int]]:
     """The payloads of a step, or of some of its ranks; see `construct`."""
-    task = gathered(step, groups)
+    task = gathered(step, groups, pairs=spec.pairs)
     return construct(spec, task if ranks is None else cut_to(task, ranks))
 
 

@@ -1,0 +1,77 @@
+"""Fill in the middle: a document is cut at two places, and its middle comes last, behind tokens that name the parts.
+
+As in arXiv:2207.14255: prefix, suffix, middle; or, "spm", its second variant: suffix, then prefix and middle in one. Whether
+and where are drawn from the record's own key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Final, TypeVar
+
+import numpy as np
+
+from stepfs_producer.transforms.documents import FimSpec, Ids, Mask
+from stepfs_producer.transforms.tokenizer import Tokenizer
+
+_BITS: Final = 64  # of a number drawn
+_PURPOSE: Final = b"stepfs-fim-----1"
+_PARTS: Final = ("prefix", "middle", "suffix")
+_LEARNED: Final = np.ones((3, 1), np.uint8)
+A = TypeVar("A", Ids, Mask)
+
+
+class Fim:
+    """`UsageError` if the tokenizer lacks a token of it."""
+
+    def __init__(self, spec: FimSpec, tokenizer: Tokenizer) -> None:
+        self._spec, self._tokenizer = spec, tokenizer
+        ids = [tokenizer.id_of(f"fim {part}", name) for part, name in zip(_PARTS, spec.tokens, strict=True)]
+        self._names = np.array(ids, np.int32).reshape(3, 1)
+
+    def of_text(self, text: str, key: bytes) -> Ids | None:
+        """The ids of a text; None: it stays as it is."""
+        rate, order, *cuts = _drawn(key)
+        if not (text and _below(rate, self._spec.rate)):
+            return None
+        if self._spec.level == "tokens":
+            ids = self._tokenizer.encode_plain([text]).ids
+            return self._arranged(order, np.split(ids, _places(len(ids), cuts)), self._names)
+        first, last = _places(len(text), cuts)
+        plain = self._tokenizer.encode_plain([text[:first], text[first:last], text[last:]])
+        return self._arranged(order, np.split(plain.ids, np.cumsum(plain.lengths)[:-1]), self._names)
+
+    def of_ids(self, ids: Ids, mask: Mask | None, key: bytes) -> tuple[Ids, Mask | None]:
+        """Token ids and their mask; the tokens that name the parts are learned."""
+        rate, order, *cuts = _drawn(key)
+        if not (len(ids) and _below(rate, self._spec.rate)):
+            return ids, mask
+        begin = int(len(ids) > 0 and ids[0] == self._tokenizer.bos)  # they come to the ends again
+        end = len(ids) - int(len(ids) > begin and ids[-1] == self._tokenizer.eos)
+        places = [begin + place for place in _places(end - begin, cuts)]
+        found = self._arranged(order, np.split(ids[:end], places), self._names, begin)
+        return found, None if mask is None else self._arranged(order, np.split(mask[:end], places), _LEARNED, begin)
+
+    def _arranged(self, order: int, parts: Sequence[A], names: A, begin: int = 0) -> A:
+        prefix, middle, suffix = parts
+        before, between, behind = names
+        if _below(order, self._spec.spm):
+            return np.concatenate([before, behind, suffix, between, prefix[begin:], middle])
+        return np.concatenate([before, prefix[begin:], behind, suffix, between, middle])
+
+
+def _drawn(key: bytes) -> list[int]:
+    """Four numbers: for the rate, the order, and the two cuts."""
+    data = hashlib.blake2b(key, digest_size=4 * _BITS // 8, person=_PURPOSE).digest()
+    numbers: list[int] = np.frombuffer(data, "<u8").tolist()
+    return numbers
+
+
+def _below(drawn: int, share: Fraction) -> bool:
+    return drawn * share.denominator < share.numerator << _BITS
+
+
+def _places(length: int, drawn: Sequence[int]) -> list[int]:
+    return sorted(number * (length + 1) >> _BITS for number in drawn)

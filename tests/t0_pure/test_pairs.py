@@ -1,0 +1,248 @@
+"""Preference pairs: two documents of one record, whole, in one row; the answers are learned."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import chat_templates
+import model_files
+import numpy as np
+import planned
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load
+from tokenizers import Tokenizer
+from transformed import made, records_of
+from transformers import PreTrainedTokenizerFast
+
+from stepfs.errors import UsageError
+from stepfs.payload import PAIR, read_spans
+from stepfs_producer.payloads.files import construct
+from stepfs_producer.payloads.step import PayloadSpec, SampleGroup, StepSpans, cut_to, gathered
+from stepfs_producer.plan.file.digest import plan_digest, plan_of_text, plan_text
+from stepfs_producer.plan.file.schema import parsed_plan
+from stepfs_producer.plan.planner import Planner
+from stepfs_producer.plan.rules import SourceRule
+from stepfs_producer.plan.samples import Ahead, Long, Piece
+from stepfs_producer.plan.spans import Gathered, Span
+from stepfs_producer.plan.step import StepPlan
+from stepfs_producer.sources.record import Kind
+from stepfs_producer.transforms.documents import ChatSpec, PairSpec, TokenizerSpec, TransformSpec
+
+PAGE = (Path(__file__).resolve().parents[2] / "producer/PAYLOADS.md").read_text()
+TEMPLATE = chat_templates.with_blocks("chatml")
+ASK, GOOD, POOR = (
+    {"role": "user", "content": "the cat"},
+    {"role": "assistant", "content": "sat on the mat"},
+    {"role": "assistant", "content": "ran"},
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    model = Tokenizer.from_str(model_files.gpt2())
+    model.add_special_tokens(chat_templates.CONTROLS)
+    path = tmp_path_factory.mktemp("model") / "tokenizer.json"
+    model.save(str(path))
+    return str(path)
+
+
+def sides(record: Any, tokenizer: TokenizerSpec, *, chat: bool, **names: Any) -> list[tuple[list[int], list[int]]]:
+    """The ids and the mask of each side; an error of the record is raised."""
+    spec = TransformSpec(tokenizer, chat=ChatSpec(TEMPLATE) if chat else None, pair=PairSpec(**names))
+    found = made(spec, records_of(Kind.JSON, [json.dumps(record).encode()]))
+    if found.bad:
+        raise ValueError(found.bad[0])
+    first = found.parts[0][0]
+    assert sum(found.parts[0]) == found.lengths[0] == len(found.ids)
+    learned = np.ones(len(found.ids), np.uint8) if found.mask is None else found.mask
+    ids, mask = np.split(found.ids, [first]), np.split(learned, [first])
+    return [(one.tolist(), other.tolist()) for one, other in zip(ids, mask, strict=True)]
+
+
+def test_texts_are_tokenised_apart_and_closed(model: str) -> None:
+    tokenizer = TokenizerSpec(model, eos="</s>", bos="<s>")
+    theirs = Tokenizer.from_file(model)
+    both = sides({"prompt": "the cat", "chosen": " sat on the mat", "rejected": " ran"}, tokenizer, chat=False)
+    for (ids, mask), answer in zip(both, (" sat on the mat", " ran"), strict=True):
+        prompt = [theirs.token_to_id("<s>"), *theirs.encode("the cat", add_special_tokens=False).ids]
+        behind = [*theirs.encode(answer, add_special_tokens=False).ids, theirs.token_to_id("</s>")]
+        assert ids == prompt + behind
+        assert mask == [0] * len(prompt) + [1] * len(behind)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"prompt": [ASK], "chosen": [GOOD], "rejected": [POOR]},
+        {"chosen": [ASK, GOOD], "rejected": [ASK, POOR]},
+        {"prompt": "the cat", "chosen": "sat on the mat", "rejected": "ran"},
+        {"prompt": [ASK], "chosen": GOOD["content"], "rejected": [POOR]},
+    ],
+)
+def test_chats_are_those_of_transformers(record: Any, model: str) -> None:
+    theirs = PreTrainedTokenizerFast(tokenizer_file=model, bos_token="<s>", eos_token="</s>")
+    for (ids, mask), answer in zip(
+        sides(record, TokenizerSpec(model, eos="</s>"), chat=True), (GOOD, POOR), strict=True
+    ):
+        expected: Any = theirs.apply_chat_template(
+            [ASK, answer], chat_template=TEMPLATE, return_dict=True, return_assistant_tokens_mask=True
+        )
+        assert (ids, mask) == (expected["input_ids"], expected["assistant_masks"])
+
+
+@given(st.text("ab ", max_size=8), st.text("ab ", max_size=8), st.text("ab ", max_size=8))
+def test_answers_without_a_prompt_begin_alike(common: str, chosen: str, rejected: str) -> None:
+    """As `extract_prompt` of trl: the longest common beginning, without a space at its end."""
+    one, other = common + chosen, common + rejected
+    same = next(
+        (place for place, both in enumerate(zip(one, other, strict=False)) if both[0] != both[1]),
+        min(len(one), len(other)),
+    )
+    if one[same - 1 : same] == " ":
+        same -= 1
+    record = {"chosen": one, "rejected": other}
+    if same in (len(one), len(other)):
+        with pytest.raises(ValueError, match=r"nothing in '(chosen|rejected)' behind the prompt"):
+            sides(record, TokenizerSpec(eos="none"), chat=False)
+        return
+    for (ids, mask), text in zip(sides(record, TokenizerSpec(eos="none"), chat=False), (one, other), strict=True):
+        assert bytes(ids).decode() == text
+        assert mask == [0] * same + [1] * (len(text) - same)
+
+
+@pytest.mark.parametrize(
+    ("record", "names", "chat", "message"),
+    [
+        ({"prompt": "a", "chosen": "", "rejected": "b"}, {}, False, "nothing in 'chosen' behind the prompt"),
+        ({"prompt": "a", "chosen": "b", "rejected": ""}, {}, False, "nothing in 'rejected' behind the prompt"),
+        ({"prompt": "a", "chosen": "b"}, {}, False, "no answer or prompt in the field 'rejected'; it has 'prompt', 'chosen'"),
+        ({"chosen": "b", "rejected": "c"}, {"prompt": "ask"}, False, "no answer or prompt in the field 'ask'"),
+        ({"prompt": [ASK], "chosen": [GOOD], "rejected": [POOR]}, {}, False, "messages in the field 'prompt'; add chat: {}"),
+        ({"chosen": [ASK, GOOD], "rejected": "b"}, {}, True, "one answer is text and the other messages"),
+        ({"prompt": [ASK], "chosen": [ASK], "rejected": [POOR]}, {}, True, "no learned token in 'chosen'"),
+        ({"prompt": "\ud800", "chosen": "a", "rejected": "b"}, {}, False, "half a character"),
+        ([], {}, False, "no object with a chosen and a rejected answer"),
+    ],
+)  # fmt: skip
+def test_what_is_no_pair_is_named(record: Any, names: Any, chat: bool, message: str, model: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        sides(record, TokenizerSpec(model, eos="</s>"), chat=chat, **names)
+
+
+LENGTHS = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=60)
+
+
+@given(LENGTHS, st.integers(1, 4), st.integers(1, 3), st.booleans())
+@settings(max_examples=60)
+def test_no_pair_is_parted_or_cut(pairs: list[tuple[int, int]], ranks: int, micro: int, by_micro: bool) -> None:
+    rules = planned.rules(
+        {"pairs": 1}, lengths={0: 64}, ranks=ranks, micro_batches=micro, micro_batch_tokens=128,
+        pad_last=True, sources={"pairs": SourceRule("pairs-1", long=Long.DROP)},
+    )  # fmt: skip
+    tokens = np.array([sum(one) for one in pairs], np.int64)
+    begins = np.concatenate([[0], np.cumsum(tokens)])
+    cuts = begins[:-1] + [chosen for chosen, _ in pairs]
+    numbers = np.arange(len(pairs), dtype=np.int64)
+    ids = np.arange(begins[-1], dtype=np.int32)
+    group = SampleGroup(begins, ids, None, 0 * numbers, numbers, None, cuts, True)
+    planner = Planner(rules)
+    state = planner.begin()
+    spec = PayloadSpec(".safetensors", False, 0, 1 << 20, by_micro, pairs=True)
+    found: list[int] = []
+    whole = Ahead([Piece(0, 0, 0, len(pairs), 0, tokens, (1, 0, 0))], ended=True)
+    while True:
+        behind = state.sources["pairs"]
+        plan = planner.next(state, {"pairs": whole if not behind.epoch else Ahead(ended=True)})
+        if not isinstance(plan, StepPlan):
+            break
+        state = plan.after
+        table = np.column_stack(
+            [plan.spans[:, : Gathered.GROUP], 0 * plan.spans[:, 0], plan.spans[:, Span.RECORD : len(Span)]]
+        )
+        step = StepSpans(plan.shape, plan.sequence_length, plan.sources, table, np.zeros((len(table), 0), np.int64))
+        task = gathered(step, [group], pairs=True)
+        payloads, counts = construct(spec, task)
+        assert counts == spec.records(plan.spans, plan.shape)
+        for rank in range(ranks):
+            mine = payloads[rank * micro : (rank + 1) * micro] if by_micro else payloads[rank : rank + 1]
+            assert construct(spec, cut_to(task, [rank]))[0] == mine
+        for payload in payloads:
+            spans = read_spans(".safetensors", payload)
+            chosen, rejected = spans.table[::2], spans.table[1::2]
+            assert chosen[:, PAIR].tolist() == [1] * len(chosen)
+            assert rejected[:, PAIR].tolist() == [2] * len(rejected)
+            for span, (one, other) in enumerate(zip(chosen.tolist(), rejected.tolist(), strict=True)):
+                assert one[0] == other[0], "the same micro-batch"
+                assert (one[6], one[7], other[7]) == (other[6], 0, one[2]), "the same record"
+                assert (one[2], other[2]) == pairs[one[6]]
+                assert [*spans.ids_of(2 * span), *spans.ids_of(2 * span + 1)] == list(
+                    range(*begins[one[6] : one[6] + 2])
+                )
+                found.append(one[6])
+    assert sorted(found) == [number for number, one in enumerate(pairs) if sum(one) <= 64]
+
+
+def test_the_loss_of_the_page_is_that_of_each_pair_alone() -> None:
+    """By the formula of arXiv:2305.18290, with models that look at the token alone."""
+    pairs = [(5, 6), (3, 9), (20, 4)]
+    lengths = np.array([sum(one) for one in pairs], np.int64)
+    begins = np.concatenate([[0], np.cumsum(lengths)])
+    cuts = begins[:-1] + [chosen for chosen, _ in pairs]
+    ids = (np.arange(begins[-1]) % 11).astype(np.int32)
+    mask = (np.arange(begins[-1]) % 3 > 0).astype(np.uint8)
+    group = SampleGroup(begins, ids, mask, 0 * lengths, np.arange(3), None, cuts, True)
+    table = np.array(
+        [[0, 0, 0, 0, 11, 0, 0, 0, 0, 0], [0, 0, 0, 11, 12, 0, 0, 0, 1, 0], [0, 0, 1, 0, 24, 0, 0, 0, 2, 0]]
+    )
+    step = StepSpans((1, 1, 2), 32, ("pairs",), table, np.zeros((3, 0), np.int64))
+    spec = PayloadSpec(".safetensors", True, 0, 11, pairs=True)
+    batch = load(construct(spec, gathered(step, [group], pairs=True))[0][0])
+    scope: dict[str, Any] = {"torch": torch}
+    exec(re.findall(r"```python\n(def dpo_loss.*?)```", PAGE, re.DOTALL)[0], scope)
+    weights = [torch.from_numpy(np.random.default_rng(seed).normal(size=(11, 11))) for seed in (1, 2)]
+    models = [lambda given, one=one: one[given] for one in weights]
+    found = scope["dpo_loss"](*models, batch, 0)
+
+    def score(weight: torch.Tensor, first: int, last: int) -> float:
+        chances = torch.log_softmax(weight, dim=1)
+        return sum(float(chances[ids[at - 1], ids[at]]) for at in range(first + 1, last) if mask[at])
+
+    losses = []
+    for begin, (chosen, rejected) in zip(begins.tolist(), pairs, strict=False):
+        places = (begin, begin + chosen), (begin + chosen, begin + chosen + rejected)
+        one, other = (score(weights[0], *place) - score(weights[1], *place) for place in places)
+        losses.append(math.log1p(math.exp(-0.1 * (one - other))))
+    assert float(found) == pytest.approx(sum(losses) / 3, rel=1e-5)
+
+
+PLAN: dict[str, Any] = {"output": {"mesh": "dp=1", "sequence_length": 64}}
+
+
+@pytest.mark.parametrize(
+    ("source", "more", "message"),
+    [
+        ({"pair": {}, "long": "split"}, {}, "pairs longer than a row are dropped and counted; use drop"),
+        ({"pair": {}, "text_field": "a"}, {}, "give one of pair and text_field"),
+        ({"pair": {}, "chat": {"learn": "all"}}, {}, "the answers of a pair are learned; remove learn"),
+        ({"pair": {}}, {"pack": "concat"}, "concat cuts documents, and those of source 'a' are whole; use best_fit"),
+        ({"fim": {"tokens": ["a", "b"]}}, {}, "are no three tokens; write [<fim_prefix>, <fim_middle>, <fim_suffix>]"),
+        ({"fim": {"tokens": ["a", "b", "c"]}, "chat": {}}, {}, "give one of chat and fim"),
+    ],
+)
+def test_mistakes_of_a_plan(source: Any, more: Any, message: str) -> None:
+    known = {"tokenizer": {"kind": "huggingface", "file": "tokenizer.json"}}
+    with pytest.raises(UsageError, match=re.escape(message)):
+        parsed_plan(PLAN | known | more | {"sources": {"a": {"format": "jsonl", "files": "a.jsonl", **source}}})
+
+
+def test_a_kept_plan_with_pairs_is_read_again() -> None:
+    plan = parsed_plan(PLAN | {"sources": {"a": {"format": "jsonl", "files": "a.jsonl", "pair": {}}}})
+    assert plan_digest(plan_of_text(plan_text(plan))) == plan_digest(plan)
+    assert json.loads(plan_text(plan))["sources"]["a"]["long"] == "drop"
