@@ -19,6 +19,8 @@ from stepfs.format.ids import SEGMENT_STEPS
 from stepfs.lake.fleet import BEAT_S
 from stepfs.lake.log.index import SEGMENT_SHARE_BYTES
 from stepfs.lake.log.reader import _MISSES_PER_FLOOR_PROBE
+from stepfs.mount.handover import DRAIN_S
+from stepfs.mount.health.guardian import ATTEMPTS, DEATHS, PATIENCE_S, WITHIN_S
 from stepfs.mount.options import DEADLINE_S
 from stepfs.view.tree import AHEAD_STEPS_MAX
 
@@ -125,8 +127,17 @@ HELD_BY = {  # the promise: its tests, or files of them
         "test_nothing_is_left",
         "test_a_busy_mount_is_left_exactly_as_it_was",
         "test_a_mount_that_is_busy_for_a_moment_is_unmounted",
+        "test_a_mount_point_that_a_signal_has_left_is_closed_until_the_next_mount",
     ),
-    26: ("test_readers_of_a_killed_daemon_get_an_error_instead_of_hanging",),
+    26: (
+        "test_readers_of_all_kinds_notice_nothing",
+        "test_pages_that_are_cached_are_read_from_no_daemon",
+        "test_what_cannot_take_over_says_why_and_the_mount_is_as_it_was",
+        "test_everything_but_the_view_may_change_and_the_cache_is_kept",
+        "test_where_nobody_can_follow_readers_get_errors_and_the_next_mount_heals",
+        "test_contents_that_another_daemon_made_are_never_mixed_with_new_ones",
+        "test_readers_of_a_killed_daemon_get_an_error_instead_of_hanging",
+    ),
     27: ("test_a_hung_mount_is_left_alone_and_the_advice_frees_its_readers",),
     28: ("test_a_planted_cache_is_passed_over_for_a_fresh_one_beside_it",),
     29: ("test_a_file_of_step_numbers_and_the_end_of_it", "test_another_user_reads_and_may_not_say_what_comes_next"),
@@ -178,6 +189,9 @@ def test_every_promise_has_tests_and_they_exist():
         f"`--grace` ({'an hour' if GRACE == '1h' else GRACE}, by the store's clock)",
         f"or within {_MISSES_PER_FLOOR_PROBE * INTERVAL_S_MAX:g} s.",
         f"after {DEADLINE_S:g} s they fail with `ETIMEDOUT`",
+        f"gives up after {WORDS[DEATHS]} deaths within a minute, {WORDS[ATTEMPTS]} daemons in a row that did not serve, or"
+        f" {PATIENCE_S:g} s"[: None if WITHIN_S == 60 else 0],
+        f"Waits that last longer than {DRAIN_S:g} s begin anew",
         f"names of the next {AHEAD_STEPS_MAX} steps",
         f"and one every {IDENTITY_CHECK_S:g} s, which checks",
         f"one per poll interval, at most one per {'second' if INTERVAL_S == 1.0 else INTERVAL_S}",

@@ -56,6 +56,7 @@ def kill_then_unmount(mount):
     mount.kill(signal.SIGKILL)
     gone(mount.pid)
     with suppress(OSError):
+        mount.file(1, 0).read_bytes()  # training goes on, as above
         mount.pid = mount.config()["pid"]
     ENDINGS["stepfs unmount"](mount)
 

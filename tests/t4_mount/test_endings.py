@@ -209,6 +209,27 @@ def test_readers_of_a_killed_daemon_get_an_error_instead_of_hanging(lake, tmp_pa
         assert reader.wait(timeout=PATIENCE_S) != 0
 
 
+def test_a_mount_point_that_a_signal_has_left_is_closed_until_the_next_mount(lake, tmp_path):
+    """A late open is refused, and does not look as if the step were not committed."""
+    directory = tmp_path / "m"
+    for back in ("mount", "unmount"):
+        with mounted(lake, directory) as mount:
+            directory_is = stat.S_IMODE(0o755)
+            mount.kill(signal.SIGTERM)
+            gone(mount.pid)
+        assert stat.S_IMODE(directory.stat().st_mode) == 0
+        late = ["setpriv", "--reuid=54321", "--clear-groups", "cat", directory / "step-000000000/rank-00000.bin"]
+        assert "Permission denied" in ran(late).stderr
+        if back == "unmount":
+            assert stepfs("unmount", directory).returncode == 0
+            assert stepfs("unmount", directory).returncode == 3
+            assert stat.S_IMODE(directory.stat().st_mode) == directory_is
+        else:
+            with mounted(lake, directory) as mount:
+                assert stepfs("unmount", directory).returncode == 0
+            assert stat.S_IMODE(directory.stat().st_mode) == directory_is
+
+
 def test_foreground_serves_until_interrupted(lake, tmp_path):
     directory = tmp_path / "m"
     directory.mkdir()

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from finished import ran
-from realmount import PATIENCE_S, clear, mounted, payload, stepfs, until
+from realmount import PATIENCE_S, clear, mounted, needs_resend, payload, stepfs, until
 
 from stepfs_producer import Producer
 
@@ -103,6 +103,19 @@ def test_a_stuck_loop_is_shown_and_its_readers_fail_instead_of_hanging(lake, tmp
         assert serving.said("its connection was aborted")
         with mounted(lake, serving.directory) as again:  # what a supervisor's restart does
             assert again.file(0, 0).read_bytes() == payload(0, 0)
+
+
+@needs_resend
+def test_a_stuck_daemon_is_followed_by_one_that_serves(lake, tmp_path, monkeypatch):
+    monkeypatch.setenv("STEPFS_LOG_DIR", str(tmp_path / "logs"))
+    with Serving(lake, tmp_path, 600, "without the GIL", recover=True) as serving:
+        serving.process.send_signal(signal.SIGUSR2)
+        assert max(os.listdir(serving.directory)) == "step-000000002"
+        assert serving.process.wait(timeout=PATIENCE_S) == 1
+        assert serving.said("the next one serves")
+        status = json.loads((serving.directory / ".stepfs/status.json").read_text())
+        assert (status["follows"], status["recoveries"]) == (serving.process.pid, 1)
+        stepfs("unmount", serving.directory).check_returncode()
 
 
 def test_a_loop_that_comes_back_was_shown_and_serves_on(lake, tmp_path):

@@ -24,6 +24,7 @@ from realmount import (
     lake_with,
     make_lake,
     mounted,
+    needs_resend,
     payload,
     running,
     stepfs,
@@ -98,14 +99,6 @@ def kill(mount):
     assert mount.config()["follows"] == before
     gone(before)
     until(lambda: f"after pid {before} that died" in mount.log.read_text(), "it does not get ready")
-
-
-def resends() -> bool:
-    """Whether this kernel can send requests again; where not, a death cuts the connection as under `--no-recover`."""
-    return tuple(map(int, os.uname().release.split(".")[:2])) >= (6, 9)
-
-
-needs_resend = pytest.mark.skipif(not resends(), reason="this kernel sends no request again")
 
 
 def daemons_of(mount):
@@ -396,7 +389,7 @@ def test_everything_but_the_view_may_change_and_the_cache_is_kept(steady, tmp_pa
             lambda: "stepfs_handovers_total{" in scraped(second) or "stepfs_handovers_total 1.0" in scraped(second),
             "no metrics",
         )
-        if resends():
+        if not needs_resend.args[0]:
             kill(mount)
             assert Path(mount.config()["cache_dir"]) == mount.cache_dir
             assert "stepfs_recoveries_total 1.0" in (mount.directory / ".stepfs/metrics").read_text()
@@ -466,7 +459,7 @@ def test_a_user_without_rights_replaces_and_recovers_and_root_may_not(lake, tmp_
         assert (done.returncode, done.stderr) == (0, "")
         second = pid()
         assert second != first
-        if resends():
+        if not needs_resend.args[0]:
             os.kill(second, signal.SIGKILL)
             assert pid() not in {first, second}
         done = ran([*STEPFS, "mount", lake, str(directory), "--replace"], env=env | {"STEPFS_LOG_DIR": str(tmp_path)})

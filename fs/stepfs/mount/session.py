@@ -399,6 +399,9 @@ class _Session:
                         link.shelter = mount.slices.shelter
                         await self._answer(mount, link)
             finally:
+                left = machine.device and self._heir is None and mount_at(self._directory) is None
+                if left and self.ended_by == signal.SIGTERM:
+                    mount_points.close_behind(self._directory)
                 with trio.CancelScope(shield=True):
                     await mount.aclose()
                     if disk is not None:
@@ -657,6 +660,12 @@ class _Session:
         assert self._background is not None
         self._background.cancel()
 
+    def _end_stuck(self) -> None:
+        """Let another daemon try; but not after one that has died: it may be the requests that do it."""
+        if self._guardian.holds and self._options.recover and not (self._predecessor and self._predecessor.crashed):
+            watchdog.exit_stuck(b"the next one serves")
+        watchdog.abort_and_exit(self._abort_handle)
+
     def _watchdog(self, mount: MountParts, link: Link) -> watchdog.Watchdog:
         return watchdog.Watchdog(
             notify=self._notifier.notify,
@@ -664,7 +673,7 @@ class _Session:
             unanswered=lambda: watchdog.unanswered(link.mount),
             held=lambda: mount.meter.held,
             status=mount.reports.line,
-            on_stuck=lambda: watchdog.abort_and_exit(self._abort_handle),
+            on_stuck=self._end_stuck,
             timing=watchdog.TIMING.under(os.environ, os.getpid()),
         )
 

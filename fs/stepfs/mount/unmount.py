@@ -24,6 +24,7 @@ from stepfs.mount.host.mount_points import (
     mount_at,
     mounts,
     real_directory,
+    reopen,
     unmount,
 )
 
@@ -61,6 +62,8 @@ def unmount_and_wait(directory: Path) -> None:
     where = real_directory(directory)
     mounted = mount_at(where)
     if mounted is None:
+        if reopen(where):  # by a daemon that was told to end
+            return
         raise AbsentError(f"{directory}: nothing is mounted here")
     if mounted.fstype != FSTYPE:
         raise RefusedError(f"{directory}: a {mounted.fstype} file system is mounted here, not stepfs; use umount")

@@ -25,12 +25,13 @@ FENCED = 7
 UNREACHABLE = 6
 _REAP_S = 60.0  # one that reads a mount ends with its read, which may wait for the store's time-out (20 s)
 _SUPERVISED_PAUSE_S = 0.5
+# Where the kernel sends requests again, nobody who reads notices that a daemon was killed.
+_NOTICED = {MOUNT_LOST, -signal.SIGBUS} if tuple(map(int, os.uname().release.split(".")[:2])) < (6, 9) else set()
 TOLERATED = {
-    "producer": {UNREACHABLE}, "mount": {UNREACHABLE}, "reclaimer": {UNREACHABLE}, "reader": {MOUNT_LOST},
-    "sampler": {MOUNT_LOST},
+    "producer": {UNREACHABLE}, "mount": {UNREACHABLE}, "reclaimer": {UNREACHABLE}, "reader": _NOTICED,
+    "sampler": _NOTICED,
 }  # fmt: skip
 _MUTE_S = 180.0  # a sampler notes something every 5 s unless a file or a directory does not answer
-_BUS_ERROR_S = 60.0  # so long after its mount's daemon was killed a mapping may still run into that
 
 
 def _die_with_parent() -> None:
@@ -86,8 +87,6 @@ class Actor:
     faults: list[str] = field(default_factory=list)
     live_pid: int | None = None  # of the incarnation that last noted its start
     noted_at: float = 0.0
-    killed_at: float = float("-inf")
-    mount: Actor | None = None  # of a sampler: the one that serves it
     zombies_fenced: int = 0
 
     def __post_init__(self) -> None:
@@ -121,7 +120,6 @@ class Actor:
             self.frozen = None
         kill_group(self.process)
         self.endings["kill -9"] += 1
-        self.killed_at = now
         self.process, self.start_at = None, now + back_in_s
 
     def freeze(self, now: float, for_s: float) -> None:
@@ -152,13 +150,9 @@ class Actor:
             self.wanted = False  # it has done all there was to do
         elif self.wanted:
             self.endings[f"exit code {code}"] += 1
-            if code not in TOLERATED[self.kind] and not self._lost_its_mapping(code, now):
+            if code not in TOLERATED[self.kind]:
                 self.faults.append(f"{self.name} ended with exit code {code}: {self.last_words()}")
             self.start_at = now + _SUPERVISED_PAUSE_S
-
-    def _lost_its_mapping(self, code: int, now: float) -> bool:
-        killed_at = self.mount.killed_at if self.mount is not None else float("-inf")
-        return code == -signal.SIGBUS and now - killed_at < _BUS_ERROR_S
 
     def _tend_frozen(self, frozen: Frozen, now: float) -> None:
         zombie = frozen.process is not self.process

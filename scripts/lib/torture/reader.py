@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from torture.checkpoints import Checkpoints, Fault, Said, Watched
 from torture.records import SLICES, Journal, recognise
@@ -42,12 +42,11 @@ class Reader:
     end: Path
     every: int  # steps between checkpoints
     facts: bool  # whether to read what the mount says of each step, too
-    served_by: int = 0
 
     def run(self) -> None:
         kept = self.checkpoints.kept
         step = random.choice([*kept[-1:] * 2, *kept[:1]]) if kept else 0
-        self.served_by = self._find_mount()
+        self._find_mount()
         self.journal.note(resumed=step, kept=kept)
         while (total := self._total()) is None or step < total:
             if not self._committed(step):
@@ -68,13 +67,15 @@ class Reader:
         status: dict[str, Any] = json.loads((self.mount / ".stepfs/status.json").read_text())
         return status
 
-    def _find_mount(self) -> int:
+    def _find_mount(self) -> None:
         deadline = time.monotonic() + _MOUNT_WAIT_S
         while time.monotonic() < deadline:
             try:
-                return int(self._status()["pid"])
+                self._status()
             except OSError:
                 time.sleep(_GLANCE_S)
+            else:
+                return
         sys.exit(MOUNT_LOST)
 
     def _directory(self, step: int) -> Path:
@@ -85,28 +86,13 @@ class Reader:
             before = self._status()
             with os.scandir(self._directory(step)):
                 return True
-        except FileNotFoundError as error:
-            after = self._status_or_leave()
-            if after["pid"] != self.served_by:
-                self._leave(error)
+        except FileNotFoundError:
+            after = self._status()
             if before["next_step"] > step:
                 raise Fault(
                     f"step {step} is committed and needed, but not shown (first {after['first_step']})"
                 ) from None
             return False
-
-    def _status_or_leave(self) -> dict[str, Any]:
-        try:
-            return self._status()
-        except OSError as error:
-            self._leave(error)
-
-    def is_between_mounts(self) -> bool:
-        return bool(self._status_or_leave()["pid"] != self.served_by)
-
-    def _leave(self, error: OSError) -> NoReturn:
-        self.journal.note(mount_lost=errno.errorcode.get(error.errno or 0, "?"))
-        sys.exit(MOUNT_LOST)
 
     def _read(self, step: int) -> None:
         """Every byte of one step, recognised; what was seen goes to the journal."""
@@ -141,12 +127,12 @@ class Reader:
         return facts
 
 
-def exit_code(run: Callable[[], None], journal: Journal, *, between_mounts: Callable[[], bool] = lambda: False) -> int:
-    """What a reader ends with. Its faults go to the journal; `between_mounts` tells of an empty directory."""
+def exit_code(run: Callable[[], None], journal: Journal) -> int:
+    """What a reader ends with. Its faults go to the journal."""
     try:
         run()
     except OSError as error:
-        if error.errno in GONE or (error.errno == errno.ENOENT and between_mounts()):
+        if error.errno in GONE:
             journal.note(mount_lost=errno.errorcode.get(error.errno or 0, "?"))
             return MOUNT_LOST
         journal.note(fault=f"{errno.errorcode.get(error.errno or 0)} {error.filename}")
@@ -167,7 +153,7 @@ def main() -> int:
     else:
         checkpoints = Said(Path(order.pop("state")), order.pop("tell"), journal)
     reader = Reader(journal=journal, checkpoints=checkpoints, mount=mount, end=end, **order)
-    return exit_code(reader.run, journal, between_mounts=reader.is_between_mounts)
+    return exit_code(reader.run, journal)
 
 
 if __name__ == "__main__":

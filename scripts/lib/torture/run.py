@@ -26,6 +26,7 @@ _BACK_S = (0.0, 1.5)
 _SERVER_BACK_S = (0.0, 4.0)
 _GLANCE_S = 0.05
 _RECLAIMERS = 2
+_CONSTANTS = Path(__file__).parents[3] / "tests/support/changed_constants"
 _GRACE_S = 20  # more than a frozen mount and an absent store: until then an open file's bytes are there (SEMANTICS, 7)
 
 
@@ -100,8 +101,7 @@ def prepared_run(
         stepfs(environment, "init", lake, "--slices", str(SLICES), "--ext", ".bin")
         run.actors += [_producer(run, index, rate, environment) for index in range(producers)]
         for index in range(readers):
-            mount = _mount(run, index, environment)
-            run.actors += [mount, _reader(run, index, environment), _sampler(run, index, mount)]
+            run.actors += [part(run, index, environment) for part in (_mount, _reader, _sampler)]
         run.actors += [_reclaimer(run, index, environment) for index in range(_RECLAIMERS)]
         yield run
 
@@ -179,13 +179,18 @@ def _producer(run: Run, index: int, rate: float, environment: dict[str, str]) ->
 def _mount(run: Run, index: int, environment: dict[str, str]) -> Actor:
     directory = run.directory / "mnt" / f"node-{index}"
     directory.mkdir(parents=True)
-    words = [run.lake, str(directory), "--foreground", "--group", f"run-{index}"]
+    # Killed, it is followed by a daemon of its guardian, from which the next one takes over: readers notice neither.
+    words = [run.lake, str(directory), "--foreground", "--replace", "--group", f"run-{index}"]
     words += ["--cache-dir", str(run.cache), "--cache-size", "256M"]
     words += ["--wait", "1"] if index % 2 else []
     words += ["--no-prime"] if index % 3 == 2 else []
     words += ["--checkpoint-dir", str(_watched(run, index))] if index % 2 else []
     name = f"mount-{index}"
-    return Actor("mount", name, [str(BIN / "stepfs"), "mount", *words], _log(run, name), None, environment)
+    patient = {"PYTHONPATH": os.pathsep.join([str(_CONSTANTS), os.environ.get("PYTHONPATH", "")])}
+    patient["TESTS_CONSTANTS"] = json.dumps({"stepfs.mount.health.guardian:DEATHS": 1_000_000})
+    return Actor(
+        "mount", name, [str(BIN / "stepfs"), "mount", *words], _log(run, name), None, environment | patient,
+    )  # fmt: skip
 
 
 def _reader(run: Run, index: int, environment: dict[str, str]) -> Actor:
@@ -207,7 +212,7 @@ def _reader(run: Run, index: int, environment: dict[str, str]) -> Actor:
     )  # fmt: skip
 
 
-def _sampler(run: Run, index: int, mount: Actor) -> Actor:
+def _sampler(run: Run, index: int, environment: dict[str, str]) -> Actor:
     name = f"sampler-{index}"
     journal = run.directory / f"{name}.journal"
     order = {
@@ -217,7 +222,7 @@ def _sampler(run: Run, index: int, mount: Actor) -> Actor:
         "journal": str(journal),
     }
     command = python("torture.sampler", json.dumps(order))
-    return Actor("sampler", name, command, _log(run, name), journal, mount.environment, mount=mount)
+    return Actor("sampler", name, command, _log(run, name), journal, environment)
 
 
 def _watched(run: Run, index: int) -> Path:

@@ -150,7 +150,7 @@ def _detached_after(directory: Path, link: Link) -> Iterator[Link]:
     finally:
         # Detaching works by path, so only if our mount was not replaced by another one meanwhile.
         top = mount_at(directory)
-        if link.owner and top is not None and top.device == link.mount:
+        if link.owner and not link.has_ended and top is not None and top.device == link.mount:
             with suppress(OSError):  # somebody else was faster
                 unmount(directory, lazy=True)
         pyfuse3.close(unmount=False)

@@ -7,6 +7,7 @@ and an answer may come from any of them; but two must never read, and nobody may
 
 import contextlib
 import os
+import select
 import socket
 import struct
 from dataclasses import dataclass, field
@@ -68,6 +69,13 @@ class Link:
         """Whether the kernel can send requests again that a daemon has read and not answered."""
         flags = struct.unpack_from("<I", self.init, _FLAGS2)[0] if len(self.init) >= _FLAGS2 + 4 else 0
         return bool(flags & HAS_RESEND)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the mount is gone: another one may have its number by now."""
+        poll = select.poll()
+        poll.register(self.device, 0)
+        return bool(poll.poll(0))
 
     def record(self) -> None:
         """Take INIT, which the kernel has sent when it mounted."""

@@ -2,7 +2,7 @@
 
 beat    every `interval_s`: the loop runs; requests were answered or are held, or the kernel waits for none
 stuck   no beat for `stuck_s`: all threads' stacks go to stderr
-abort   no beat, or no answer, for `abort_s`: the FUSE connection is aborted and the process ends
+abort   no beat, or no answer, for `abort_s`: the process ends, and the next daemon serves; or the connection is aborted
 """
 
 from __future__ import annotations
@@ -170,11 +170,17 @@ def abort_and_exit(handle: int | None) -> NoReturn:
     `handle` comes from `abort_handle`. Without one the end of the process closes /dev/fuse, or makes the guardian
     abort the connection. The next mount cleans up.
     """
-    last_words = b"stepfs: the daemon is stuck; its connection was aborted, so that readers fail and do not hang\n"
     try:
         if handle is not None:
             os.write(handle, b"1")
-        write_aside(last_words).join(_LAST_WORDS_S)
+    finally:
+        exit_stuck(b"its connection was aborted, so that readers fail and do not hang")
+
+
+def exit_stuck(last_words: bytes) -> NoReturn:
+    """End the process like a killed one."""
+    try:
+        write_aside(b"stepfs: the daemon is stuck; %b\n" % last_words).join(_LAST_WORDS_S)
     finally:
         os._exit(1)
 

@@ -16,6 +16,7 @@ import shutil
 import stat
 import subprocess
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -253,6 +254,48 @@ def clear_dead(mounted: Mounted) -> None:
             raise
 
 
+_FORMER: Final = "user.stepfs.mode"  # of a closed mount point: its mode before
+
+
+def close_behind(directory: Path) -> None:
+    """Refuse opens below a mount point that was just left: EACCES, and not as if the step were not committed.
+
+    Until `reopen`. Root looks in nevertheless. Does nothing where the file system keeps no attributes of users.
+    """
+    with suppress(OSError):
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
+            os.fchmod(descriptor, 0)
+            try:
+                os.setxattr(descriptor, _FORMER, b"%o" % mode)
+            except OSError:
+                os.fchmod(descriptor, mode)
+        finally:
+            os.close(descriptor)
+
+
+def reopen(directory: Path) -> bool:
+    """Give a mount point that `close_behind` has closed its mode back; False for any other directory."""
+    with suppress(OSError):
+        descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        place = Path(f"/proc/self/fd/{descriptor}")
+        try:
+            if stat.S_IMODE(os.fstat(descriptor).st_mode) == 0:
+                place.chmod(0o700)  # to read the attribute
+                try:
+                    mode = int(os.getxattr(place, _FORMER), 8)
+                except OSError:
+                    place.chmod(0)
+                    raise
+                place.chmod(mode)
+                os.removexattr(place, _FORMER)
+                return True
+        finally:
+            os.close(descriptor)
+    return False
+
+
 _log = logging.getLogger("stepfs.mount")
 
 _CLAIM_S: Final = 20.0
@@ -266,6 +309,7 @@ def prepare(directory: Path) -> None:
     `AbsentError` if there is no such directory, `RefusedError` if it is in use, not empty or not a directory.
     """
     _clear_dead_mounts(directory)
+    reopen(directory)
     try:
         _check_directory(directory)
     except RefusedError:
