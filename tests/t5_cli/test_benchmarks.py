@@ -136,13 +136,9 @@ def bench(program, *arguments, out):
 
 @pytest.mark.slow
 def test_bench_read_prints_and_keeps_its_rows(tmp_path):
-    document, printed = bench("bench_read", "--only", "counts", out=tmp_path)
-    rows = {row["what"]: row for row in document["rows"]}
-    assert set(document["figures"]) == {"counts", "load before counts"}
-    # Counts are exact on any machine.
-    assert rows["bytes fetched / delivered"]["held"], rows
-    assert rows["requests / ⌈bytes / 8 MiB⌉"]["held"], rows
-    assert "bytes fetched / delivered" in printed
+    document, printed = bench("bench_read", "--only", "latency", out=tmp_path)
+    assert all(row["what"] in printed for row in document["rows"])
+    assert {"load before latency", "latency, commits 20 to 80 ms apart"} <= set(document["figures"])
 
 
 @pytest.mark.slow
