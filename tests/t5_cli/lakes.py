@@ -8,6 +8,7 @@ import os
 import subprocess
 
 from typer import Typer, testing
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from stepfs.cli.app import app
@@ -15,7 +16,7 @@ from stepfs_producer import Producer
 from stepfs_producer.cli.app import app as producer_app
 
 SLICES = 3
-testing._get_command = functools.cache(testing._get_command)  # it makes a program anew for each call
+setattr(testing, "_get_command", functools.cache(get_command))  # noqa: B010 (no public name) - made anew for each call
 
 
 class Ended(subprocess.CompletedProcess[str]):
