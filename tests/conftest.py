@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import os
@@ -24,10 +25,7 @@ from ownmounts import enter_own_mount_namespace
 from stubs3 import StubS3, stub_s3
 from trio.testing import MockClock
 
-# CI's examples are the same ones every time, so half of them lose little; other runs draw a hundred new ones.
 _CI = bool(os.environ.get("CI"))
-settings.register_profile("stepfs", deadline=None, derandomize=_CI, max_examples=50 if _CI else 100)
-settings.load_profile("stepfs")
 
 os.environ["STEPFS_GRACE"] = "0"  # a reclaim in a test deletes at once, unless the test is about second chances
 
@@ -38,8 +36,19 @@ os.environ["OMP_NUM_THREADS"] = "1"
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    """The examples of a push are the same ones every time, and few; at night, with the slow tests, many are new."""
+    short = "not slow" in config.getoption("markexpr")
+    examples = {"derandomize": True, "max_examples": 30} if _CI and short else {"max_examples": 100 if short else 300}
+    settings.register_profile("stepfs", deadline=None, print_blob=True, **examples)
+    settings.load_profile("stepfs")
     enter_own_mount_namespace()
+
+
+def pytest_collection_finish() -> None:
+    """What imports made is here to stay, a million objects: collections need not look at it each time."""
+    gc.collect()
+    gc.freeze()
 
 
 class _Unannounced(logging.Handler):

@@ -78,9 +78,7 @@ def lake_with(url: str, steps: int, *, slices: int = 2, ext: str = ".bin", size:
 
 def stepfs(*arguments: str | Path, timeout_s: float = PATIENCE_S) -> subprocess.CompletedProcess[str]:
     """Run the command line, in a process of its own."""
-    # A command that does not know a variable asks all others: 0.1 s of CPU.
-    known = {name: value for name, value in os.environ.items() if name != "STEPFS_GRACE" or arguments[0] == "reclaim"}
-    return forked.ran("stepfs", arguments, timeout=timeout_s, env=known)
+    return forked.ran("stepfs", arguments, timeout=timeout_s)
 
 
 def change_constants(patch: pytest.MonkeyPatch, constants: Mapping[str, float]) -> None:

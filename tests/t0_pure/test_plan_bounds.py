@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 
-from bench_plan.lengths import lognormal
+from bench_plan.lengths import Integers, lognormal
 from bench_plan.planned import rules, shares, slowdown, steps
 from stepfs_producer.plan.balance import Method, Over
-from stepfs_producer.plan.cost import CostModel
+from stepfs_producer.plan.cost import TOKENS, CostModel
 from stepfs_producer.plan.draw import MixEntry
 from stepfs_producer.plan.rules import Packing
 from stepfs_producer.plan.spans import Span
@@ -38,6 +40,75 @@ def test_balance_gains_what_attention_costs(length, gain):
     even = planned(64, length, cost=QUADRATIC, over=Over.MICRO_BATCHES)
     plain = planned(64, length, cost=QUADRATIC, packing=Packing.CONCAT, method=Method.NONE)
     assert mean_slowdown(plain, meet=True) >= gain * mean_slowdown(even, meet=True)
+
+
+PRICE = 8000  # of a patch of the encoder, beside 6 × 4096 of a token of the backbone
+PATCHES_A_TOKEN = 4
+
+
+def documents(images: bool, count: int) -> tuple[Integers, Integers]:
+    """Tokens, their end included, and patches: half of them have an image of a lognormal size in front of their text."""
+    if not images:
+        return lognormal(7, count) + 1, np.zeros(count, np.int64)
+    draw = np.random.default_rng(5)
+    text = np.exp(draw.normal(6, 1.2, count)).astype(np.int64) + 1
+    pixels = (np.exp(draw.normal(7, 0.9, count)) * (draw.random(count) < 0.5)).astype(np.int64)
+    patches = np.minimum(pixels, 4096) // PATCHES_A_TOKEN * PATCHES_A_TOKEN
+    return np.minimum(text, 4000) + patches // PATCHES_A_TOKEN + 1, patches
+
+
+def drawn_rows(length: int, cost: CostModel, documents: Iterator[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
+    """Tokens, and cost of backbone and encoder, of rows that a rank fills with documents as they come: one ends with
+    padding before the document that does not fit; a document longer than a row is cut, as plans do.
+    """
+    row: list[int] = []
+    encoder = 0
+    for tokens, patches in documents:
+        while tokens > (left := length - sum(row)):
+            taken = 0 if row else left
+            segments = np.array([*row, left])
+            yield sum(row) + taken, int(cost.of_tokens({"tokens": segments}).sum()), encoder
+            row, encoder, tokens = [], 0, tokens - taken  # noqa: PLW2901
+        row.append(tokens)
+        encoder += PRICE * patches
+
+
+def speed(tokens: int, costs: np.ndarray) -> float:
+    """Tokens by time of compute, from costs [loads, ranks, micro-batches]: at each of these ranks wait for the slowest,
+    of the backbone and of the encoder.
+    """
+    return tokens / costs.max(axis=1).sum()
+
+
+@pytest.mark.parametrize(
+    ("length", "cost", "images", "gain"),
+    [(16384, CHEAP, False, 1.1), (16384, QUADRATIC, False, 2), (4096, CHEAP, True, 1.3), (8192, CHEAP, True, 1.15)],
+)
+def test_a_planned_job_computes_faster_than_one_that_draws_its_documents_at_random(length, cost, images, gain):
+    """8 ranks, 8 micro-batches of one row. Padding is computed, too, as its own segment."""
+    ranks, count = 8, 10
+    tokens, patches = documents(images, ranks * ROWS * length * (count + 2) // 500)
+    more = {"columns": ("pixels",), "loads": (TOKENS, "pixels")} if images else {}
+    chosen = rules({"s": 1}, length, ranks, micro_batches=ROWS, micro_batch_tokens=length, cost=cost, **more)
+    ours = []
+    for plan in steps(chosen, {"s": tokens}, count, {"s": patches[:, None]} if images else {}):
+        place = plan.spans[:, Span.RANK] * ROWS + plan.spans[:, Span.MICRO]
+        padding = length - np.bincount(place, plan.spans[:, Span.TOKENS], ranks * ROWS).astype(np.int64)
+        backbone = plan.loads[TOKENS] if images else plan.costs
+        encoder = PRICE * plan.loads["pixels"] if images else np.zeros_like(backbone)
+        padded = backbone + cost.of_tokens({"tokens": padding}).reshape(backbone.shape)
+        ours.append(speed(plan.tokens, np.stack([padded, encoder])))
+    order = np.random.default_rng(1).permutation(len(tokens))
+    dealt = [
+        iter(zip(tokens[order[rank::ranks]].tolist(), patches[order[rank::ranks]].tolist(), strict=True))
+        for rank in range(ranks)
+    ]
+    filled = [drawn_rows(length, cost, one) for one in dealt]
+    theirs = []
+    for _ in range(count):
+        found = np.array([[next(rank) for _ in range(ROWS)] for rank in filled])
+        theirs.append(speed(found[:, :, 0].sum(), found[:, :, 1:].transpose(2, 0, 1)))
+    assert np.mean(ours) >= gain * np.mean(theirs)
 
 
 @pytest.mark.parametrize(("data", "bound"), [(16, 1.01), (32, 1.01), (64, 1.01), (128, 1.05)])

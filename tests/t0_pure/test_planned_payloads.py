@@ -103,16 +103,21 @@ def test_safetensors_of_any_step_are_read_by_the_library(drawn) -> None:
             assert loaded[name].tolist() == getattr(arrays, name).tolist()
 
 
-@pytest.mark.parametrize("ext", [".safetensors", ".npy", ".pt", ".tar", ".bin"])
-def test_another_process_makes_the_same_bytes(ext: str) -> None:
-    program = (
-        "import sys, hashlib; from step_tasks import EXAMPLE; from stepfs_producer.payloads.step import PayloadSpec;"
-        "from stepfs_producer.payloads.files import construct;"
-        f"print(hashlib.sha256(b''.join(construct(PayloadSpec({ext!r}, True, 0, 11), EXAMPLE)[0])).hexdigest())"
-    )
-    other = ran([sys.executable, "-c", program], check=True, cwd=Path(step_tasks.__file__).parent)
-    own = hashlib.sha256(b"".join(construct(spec(ext), TASK)[0])).hexdigest()
-    assert other.stdout.strip() == own
+ELSEWHERE = """\
+import hashlib, sys
+from step_tasks import EXAMPLE
+from stepfs_producer.payloads.files import construct
+from stepfs_producer.payloads.step import PayloadSpec
+for ext in sys.argv[1:]:
+    print(hashlib.sha256(b"".join(construct(PayloadSpec(ext, True, 0, 11), EXAMPLE)[0])).hexdigest())
+"""
+
+
+def test_another_process_makes_the_same_bytes() -> None:
+    kinds = [".safetensors", ".npy", ".pt", ".tar", ".bin"]
+    other = ran([sys.executable, "-c", ELSEWHERE, *kinds], check=True, cwd=Path(step_tasks.__file__).parent)
+    own = [hashlib.sha256(b"".join(construct(spec(ext), TASK)[0])).hexdigest() for ext in kinds]
+    assert dict(zip(kinds, other.stdout.split(), strict=True)) == dict(zip(kinds, own, strict=True))
 
 
 def test_other_extensions_name_those_there_are() -> None:

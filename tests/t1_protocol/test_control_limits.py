@@ -7,6 +7,7 @@ from contextlib import suppress
 import pytest
 import trio
 from controlled import control_keys
+from deterministic import scaled
 from doubles.trio_clock import TrioClock
 from lakework import list_groups
 from producer_world import World
@@ -84,21 +85,22 @@ async def test_an_advance_finds_room_in_the_fullest_record(world: World) -> None
     """Whatever groups record until they are refused: what gives steps or checkpoints up may always be written."""
     world.shared.watch = None
     await group(world, "run").add(Step(LAST))
-    many = sorted(range(1 << 40, (1 << 40) + 4096))
-    for number in range(200):
-        try:
-            await group(world, f"g{number}").replace(frozenset(map(Step, many)))
-        except RefusedError:
-            break
-    for power in range(12, -1, -1):  # as full as it gets
-        with suppress(RefusedError):
-            held = len((await group(world, "last").register()).kept)
-            await group(world, "last").replace(frozenset(map(Step, many[: held + (1 << power)])))
-    newest = control_keys(world.shared, world.identity)[-1]
-    assert RECORD_BYTES_MAX - len(world.shared.objects[newest]) < RESERVED_BYTES + 32
-    for step in range(NEED - 2, NEED + 2):
-        await group(world, "last").drop(Step(many[step]))
-    await group(world, "run").drop(Step(NEED))
-    assert (await clean(world)).first_live_step == LAST
-    await group(world, "g0").retire()
-    await group(world, "run").add(Step(LAST + 1))
+    many, bytes_max = sorted(range(1 << 40, (1 << 40) + 512)), RECORD_BYTES_MAX // 8
+    with scaled(RECORD_BYTES_MAX=bytes_max):
+        for number in range(200):
+            try:
+                await group(world, f"g{number}").replace(frozenset(map(Step, many)))
+            except RefusedError:
+                break
+        for power in range(9, -1, -1):  # as full as it gets
+            with suppress(RefusedError):
+                held = len((await group(world, "last").register()).kept)
+                await group(world, "last").replace(frozenset(map(Step, many[: held + (1 << power)])))
+        newest = control_keys(world.shared, world.identity)[-1]
+        assert bytes_max - len(world.shared.objects[newest]) < RESERVED_BYTES + 32
+        for step in range(NEED - 2, NEED + 2):
+            await group(world, "last").drop(Step(many[step]))
+        await group(world, "run").drop(Step(NEED))
+        assert (await clean(world)).first_live_step == LAST
+        await group(world, "g0").retire()
+        await group(world, "run").add(Step(LAST + 1))

@@ -155,9 +155,9 @@ async def fork_of(segments: int) -> tuple[int, int, int]:
 
 
 def test_a_fork_writes_each_segment_as_it_fills_and_reads_several_at_once() -> None:
-    held, read, most = virtually(partial(fork_of, 20))
+    held, read, most = virtually(partial(fork_of, 16))
     assert held <= 13 * SEGMENT_STEPS, "what is being written, and what the parent's reader keeps"
-    assert read <= 20 + 5, "a segment is read once, but for the edges of each group"
+    assert read <= 16 + 5, "a segment is read once, but for the edges of each group"
     assert 1 < most <= 5
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -15,9 +17,12 @@ from threadengine import use_threads
 
 @pytest.fixture(scope="session", autouse=True)
 def _threads() -> Iterator[None]:
-    """Workers of a run in this process are threads: a start of one takes a second. Runs as programs have processes."""
+    """Workers of a run in this process are threads: a start of one takes a second. Runs as programs have processes.
+    And versions of packages, which each run keeps, are parsed once.
+    """
     with pytest.MonkeyPatch.context() as patch:
         use_threads(patch)
+        patch.setattr("stepfs_producer.run.lake.version", functools.cache(version))
         yield
 
 

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import subprocess
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
@@ -91,13 +92,21 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in found]
 
 
-def test_a_part_that_nobody_knows_is_a_mistake_of_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    from bench_ingest.__main__ import parse  # noqa: PLC0415 - half a second
-
-    with pytest.raises(SystemExit):
-        parse(["--only", "growth,rabbit"])
-    assert "rabbit" in capsys.readouterr().err
-    assert "growth" in parse([]).only
+@pytest.mark.parametrize(
+    ("benchmark", "words", "known"), [
+        ("bench_ingest", ["--only", "growth,rabbit"], "latency"), ("bench_plan", ["--only", "rabbit"], "time, memory"),
+        ("bench_train", ["--peers", "--only", "stepfs,rabbit"], "mosaicml"),
+    ],
+)  # fmt: skip
+def test_a_part_that_nobody_knows_is_a_mistake_of_usage(benchmark, words, known, monkeypatch, capsys):
+    main = import_module(f"{benchmark}.__main__").main
+    monkeypatch.setattr("sys.argv", [benchmark, *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert "rabbit" in said
+    assert known in said
 
 
 @pytest.mark.slow
@@ -110,13 +119,6 @@ def test_a_quick_run_writes_table_and_json(tmp_path: Path) -> None:
     rows = [row["what"] for row in document["rows"]]
     assert len(rows) == 5
     assert all(row in done.stdout for row in rows)
-
-
-@pytest.mark.slow
-def test_an_unknown_part_is_named_with_the_known_ones() -> None:
-    done = tools.ran("bench_plan", "--only", "balanse")
-    assert done.returncode == 2
-    assert "--only balanse: choose from time, memory" in done.stderr
 
 
 def bench(program, *arguments, out):
@@ -136,13 +138,9 @@ def bench(program, *arguments, out):
 
 @pytest.mark.slow
 def test_bench_read_prints_and_keeps_its_rows(tmp_path):
-    document, printed = bench("bench_read", "--only", "counts", out=tmp_path)
-    rows = {row["what"]: row for row in document["rows"]}
-    assert set(document["figures"]) == {"counts", "load before counts"}
-    # Counts are exact on any machine.
-    assert rows["bytes fetched / delivered"]["held"], rows
-    assert rows["requests / ⌈bytes / 8 MiB⌉"]["held"], rows
-    assert "bytes fetched / delivered" in printed
+    document, printed = bench("bench_read", "--only", "latency", out=tmp_path)
+    assert all(row["what"] in printed for row in document["rows"])
+    assert {"load before latency", "latency, commits 20 to 80 ms apart"} <= set(document["figures"])
 
 
 @pytest.mark.slow
@@ -189,14 +187,6 @@ def test_a_quick_run_of_ours_resumes_exactly_and_fetches_what_it_delivers(
     page = (tmp_path / "bench_train_peers.md").read_text(encoding="utf-8")
     assert f"| {peer} |" in page
     assert {row["what"].partition(": ")[0] for row in document["rows"]} == {f"{kind}, {peer}"}
-
-
-@pytest.mark.slow
-def test_a_peer_that_nobody_knows_is_a_mistake_of_usage():
-    done = tools.ran("bench_train", "--peers", "--only", "stepfs,tensorflow")
-    assert done.returncode == 2
-    assert "tensorflow" in done.stderr
-    assert "mosaicml" in done.stderr
 
 
 ABSENT = "stepfs-has-no-such-package==0"

@@ -25,7 +25,6 @@ import trio
 
 from bench.machine import BIN, COMMAND_S, MIB, cpu_s, forget_variables, let_go, program, rss, run, until
 from bench.report import Report, at_least, median
-from stepfs.format.ids import BLOCK_BYTES
 from stepfs.lake.identity import create_lake
 from stepfs.store.opening import open_store
 from stepfs_producer import Producer
@@ -43,8 +42,6 @@ class Plan:
     workers: int = 8
     commits: int = 200
     long_steps: int = 1_000_000
-    worlds: tuple[int, ...] = (8, 64, 512)
-    slice_bytes: tuple[int, ...] = (4 << 10, 64 << 10)
     touch_bytes: int = 4 << 30
     urgent: bool = False  # readers go before everything else
 
@@ -53,7 +50,7 @@ class Plan:
         """Shows that everything works, and measures nothing that is worth quoting."""
         return cls(
             file_bytes=2 * MIB, rounds=2, small_steps=4, small_ranks=8, workers=2, commits=10, long_steps=20_000,
-            worlds=(8,), slice_bytes=(4 << 10,), touch_bytes=64 * MIB,
+            touch_bytes=64 * MIB,
         )  # fmt: skip
 
 
@@ -217,8 +214,3 @@ def encoded(kind: str, size: int, seed: int) -> bytes:
     from safetensors.torch import save  # noqa: PLC0415
 
     return bytes(save({"ids": torch.from_numpy(array)}))
-
-
-def blocks(size: int) -> int:
-    """⌈bytes / 8 MiB⌉."""
-    return -(-size // BLOCK_BYTES)

@@ -1,1 +1,1 @@
-"""scripts/bench_plan: what planning costs, and how even, full and true to its shares the planned steps are."""
+"""scripts/bench_plan: what planning costs, and a run of a plan."""

@@ -8,17 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.report import ROOT, Report
-from bench_plan import (
-    columns,
-    endtoend,
-    engines,
-    faults,
-    history,
-    memory,
-    throughput,
-    times,
-    work,
-)
+from bench_plan import columns, engines, faults, history, memory, throughput, times, work
 from stepfs.cli.failure import reported
 
 PARTS = {
@@ -30,11 +20,9 @@ PARTS = {
     "replay": history.replay,
     "cost": work.cost,
     "late": work.late,
-    "references": engines.references,
     "tickets": engines.tickets,
     "ray": engines.ray,
     "columns": columns.run,
-    "endtoend": endtoend.run,
 }
 
 

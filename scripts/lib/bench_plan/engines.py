@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import tempfile
@@ -21,27 +20,6 @@ _STEP_TOKENS = 1 << 17  # of a rank: a step of 6 MB
 _SHARE = 0.01
 _SLOWER = 1.25
 _NODE = "3"  # CPUs: two workers and a spare
-
-
-def references(report: Report, *, quick: bool) -> None:
-    """On Ray: pickles of tasks and answers, and bodies that Ray sends along with an answer."""
-    with tempfile.TemporaryDirectory(prefix="stepfs-bench-plan-") as name:
-        directory = Path(name)
-        words = command(_large_steps(directory), directory / "lake", 2, 30 if quick else 100)[1:]
-        given = ["run", *words[1:], "--engine", "ray"]
-        with cluster(_NODE) as (address, _):
-            done = subprocess.run(
-                [str(RAY_PYTHON), "-c", f"import ray_bodies; ray_bodies.main(*{given!r})"],
-                env={**os.environ, "RAY_ADDRESS": address},
-                stdout=subprocess.PIPE,
-                text=True,
-                check=True,
-            )
-        through = json.loads(done.stdout.splitlines()[-1])["through the command"]
-        share = through / _bytes_of(directory / "lake")
-    report.figures["references"] = {"share": share, "load": load()}
-    what = "Ray: bytes of tasks, answers and small bodies by those of the steps"
-    report.add(at_most(_SHARE, what, f"{share:.3%}", f"{through >> 10} KiB", share, ""))
 
 
 def tickets(report: Report, *, quick: bool) -> None:

@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,35 +77,32 @@ def run(report: Report, *, quick: bool) -> None:
 
 def _loaders(report: Report, directory: Path, *, steps: int) -> None:
     plan = write_plan(directory / "loaders", 4, ["{from: 0, weights: {s00: 1, s01: 2, s02: 3, s03: 4}}"])
-    lakes, killed = {}, 0
-    for name in ("undisturbed", "killed"):
-        with running(plan, directory / name, steps) as process:
+    disturbed(report, "loader killed with -9", plan, steps, _kill_one_worker, every_s=_KILL_EVERY_S, gap_s=GAP_S)
+
+
+def disturbed(
+    report: Report, what: str, plan: Path, steps: int, disturb: Callable[[int], int], *, every_s: float, gap_s: float
+) -> None:
+    """The longest gap between steps of a run to which something is done again and again; its steps are a calm run's."""
+    lakes, times = {}, 0
+    for name in ("undisturbed", "disturbed"):
+        with running(plan, plan.parent / name, steps) as process:
             while process.poll() is None:
                 with suppress(subprocess.TimeoutExpired):
-                    process.wait(_KILL_EVERY_S)
-                if name == "killed" and process.poll() is None:
-                    killed += _kill_one_worker(process.pid)
-        lakes[name] = read_lake(directory / name)
-    before, after = lakes["undisturbed"], lakes["killed"]
+                    process.wait(every_s)
+                if name == "disturbed" and process.poll() is None:
+                    times += disturb(process.pid)
+        lakes[name] = read_lake(plan.parent / name)
+    before, after = lakes["undisturbed"], lakes["disturbed"]
     if before.digests != after.digests:
-        raise SystemExit("bench_plan: a killed worker changed or lost a step")
-    longest, undisturbed = max(after.gaps_s()), max(before.gaps_s())
-    report.figures.setdefault("faults", {})["loaders"] = {
-        "kills": killed,
-        "gaps_s": after.gaps_s(),
-        "undisturbed_s": before.gaps_s(),
-        "load": load(),
-    }
-    report.add(
-        at_most(
-            GAP_S,
-            f"loader killed with -9, {killed} times: longest gap between steps",
-            f"{longest:.2f} s",
-            f"undisturbed {undisturbed:.2f} s; {len(after.digests)} steps equal",
-            longest,
-            "s",
-        )
-    )
+        raise SystemExit(f"bench_plan: {what}: a step changed or is lost")
+    longest = max(after.gaps_s())
+    report.figures[what] = {
+        "times": times, "gaps_s": after.gaps_s(), "undisturbed_s": before.gaps_s(), "load": load(),
+    }  # fmt: skip
+    text = f"undisturbed {max(before.gaps_s()):.2f} s; {len(after.digests)} steps equal"
+    row = f"{what}, {times} times: longest gap between steps"
+    report.add(at_most(gap_s, row, f"{longest:.2f} s", text, longest, "s"))
 
 
 def _command(report: Report, directory: Path, *, rounds: int) -> None:

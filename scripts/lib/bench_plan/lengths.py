@@ -14,6 +14,8 @@ import botocore
 import numpy as np
 from numpy.typing import NDArray
 
+from quickstart.corpus import documentation
+
 Integers = NDArray[np.int64]
 MEAN_TOKENS = 700
 SIGMA = 1.3
@@ -64,20 +66,8 @@ def prose_texts(services: int | None = None) -> Iterator[str]:
     """Botocore's documentation of that many services; None: of all."""
     files = sorted((Path(botocore.__file__).parent / "data").glob("*/*/service-2.json.gz"))
     for path in islice(files, services):
-        yield from _documentation(json.loads(gzip.decompress(path.read_bytes())))
+        yield from documentation(json.loads(gzip.decompress(path.read_bytes())))
 
 
 def _tokens(sizes: list[int]) -> Integers:
     return np.array([size // BYTES_PER_TOKEN + 1 for size in sizes if size], np.int64)
-
-
-def _documentation(value: object) -> Iterator[str]:
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            if name == "documentation" and isinstance(inner, str):
-                yield inner
-            else:
-                yield from _documentation(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _documentation(inner)

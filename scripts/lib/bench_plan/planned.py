@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
+from types import MappingProxyType
 from typing import Any
 
 from bench_plan.lengths import Integers
@@ -34,28 +35,33 @@ def rules(
     return Rules("bench", sources, mix, Stages({0: length}, {0: of_sources or {}}), ranks, **more)
 
 
-def ahead_of(source: SourceState, lengths: Integers, count: int) -> Ahead:
-    """`count` records behind the cursor; an epoch is one block of all lengths."""
+def ahead_of(source: SourceState, lengths: Integers, count: int, rows: Integers | None = None) -> Ahead:
+    """`count` records behind the cursor; an epoch is one block of all lengths, and of their `rows` [records, columns]."""
     pieces: list[Piece] = []
     epoch, taken = source.epoch, source.taken
     while count > 0:
         tokens = lengths[taken : taken + count]
-        pieces.append(Piece(epoch, 0, 0, len(lengths), taken, tokens, (epoch + 1, 0, 0)))
+        theirs = None if rows is None else rows[taken : taken + count]
+        pieces.append(Piece(epoch, 0, 0, len(lengths), taken, tokens, (epoch + 1, 0, 0), theirs))
         count -= len(tokens)
         epoch, taken = epoch + 1, 0
     return Ahead(tuple(pieces))
 
 
-def ahead(state: State, lengths: Mapping[str, Integers], known: Mapping[str, int]) -> dict[str, Ahead]:
-    return {name: ahead_of(state.sources[name], lengths[name], known[name]) for name in lengths}
+def ahead(
+    state: State, lengths: Mapping[str, Integers], known: Mapping[str, int], rows: Mapping[str, Integers]
+) -> dict[str, Ahead]:
+    return {name: ahead_of(state.sources[name], lengths[name], known[name], rows.get(name)) for name in lengths}
 
 
-def steps(chosen: Rules, lengths: Mapping[str, Integers], count: int) -> Iterator[StepPlan]:
+def steps(
+    chosen: Rules, lengths: Mapping[str, Integers], count: int, rows: Mapping[str, Integers] = MappingProxyType({})
+) -> Iterator[StepPlan]:
     planner = Planner(chosen)
     state = planner.begin()
     known = dict.fromkeys(lengths, 8)
     for _ in range(count):
-        while isinstance(planned := planner.next(state, ahead(state, lengths, known)), Need):
+        while isinstance(planned := planner.next(state, ahead(state, lengths, known, rows)), Need):
             for name, samples in planned.samples.items():
                 known[name] = max(known[name], samples + samples // 4)
         assert not isinstance(planned, End)

@@ -74,7 +74,7 @@ def one_step(sources: int, turns: int) -> tuple[float, int]:
     )
     planner = Planner(chosen)
     state = planner.begin()
-    known = ahead(state, lengths, dict.fromkeys(lengths, 60_000 // sources + 100))
+    known = ahead(state, lengths, dict.fromkeys(lengths, 60_000 // sources + 100), {})
     took = []
     spans = 0
     for _ in range(turns):

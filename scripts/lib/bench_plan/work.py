@@ -15,15 +15,14 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from bench.report import Report, at_least, at_most, load
-from bench_plan.faults import Lake, read_lake
+from bench.report import Report, at_least, load
+from bench_plan.faults import Lake, disturbed, read_lake
 from quickstart.programs import BIN
 from torture.planned.command import workers_of
 
 FASTER = 3.5
 _GAP_S = 7.0
 _STOP_EVERY_S = 9.0  # longer than a late task and the start of a new spare
-_STEPS_PER_SECOND = 20
 _RECORD_BYTES = 700
 _MODULE = """\
 import time
@@ -75,40 +74,10 @@ def cost(report: Report, *, quick: bool) -> None:
 
 def late(report: Report, *, quick: bool) -> None:
     """A worker is stopped in the middle of whatever it does, again and again."""
-    steps = 400 if quick else 1200
     with tempfile.TemporaryDirectory(prefix="stepfs-bench-plan-") as name:
-        directory = Path(name)
-        plan = write_plan(directory, {"costly": COSTLY, "text": TEXT}, "costly: 5, text: 95", costly_s=0.02)
-        stops, lakes = 0, {}
-        for kind in ("undisturbed", "stopped"):
-            words = [
-                *command(plan, directory / kind, 2, steps),
-                "--steps-per-second",
-                str(_STEPS_PER_SECOND),
-            ]
-            with subprocess.Popen(words, stdout=subprocess.DEVNULL) as process:
-                while process.poll() is None:
-                    with suppress(subprocess.TimeoutExpired):
-                        process.wait(_STOP_EVERY_S)
-                    if kind == "stopped" and process.poll() is None:
-                        stops += _stop_one_worker(process.pid)
-            if process.returncode:
-                raise SystemExit(f"bench_plan: stepfs-produce run ended with exit code {process.returncode}")
-            lakes[kind] = read_lake(directory / kind)
-    if digest(lakes["undisturbed"]) != digest(lakes["stopped"]):
-        raise SystemExit("bench_plan: a stopped worker changed or lost a step")
-    longest, undisturbed = max(lakes["stopped"].gaps_s()), max(lakes["undisturbed"].gaps_s())
-    report.figures["late"] = {"stops": stops, "gaps_s": lakes["stopped"].gaps_s(), "load": load()}
-    report.add(
-        at_most(
-            _GAP_S,
-            f"a worker stopped, {stops} times: longest gap between steps",
-            f"{longest:.1f} s",
-            f"undisturbed {undisturbed:.1f} s; {steps} steps equal",
-            longest,
-            "s",
-        )
-    )
+        plan = write_plan(Path(name), {"costly": COSTLY, "text": TEXT}, "costly: 5, text: 95", costly_s=0.02)
+        steps = 400 if quick else 1200
+        disturbed(report, "a worker stopped", plan, steps, _stop_one_worker, every_s=_STOP_EVERY_S, gap_s=_GAP_S)
 
 
 def _stop_one_worker(pid: int) -> int:

@@ -15,13 +15,11 @@ from bench.machine import touch_memory
 from bench.report import ROOT, Report, Row, load
 from bench_read.peers import Peers
 from bench_read.rows.cold import Cold
-from bench_read.rows.counts import counts
 from bench_read.rows.cpu import cpu
 from bench_read.rows.large_files import Large
 from bench_read.rows.larger_than_memory import large as beyond
 from bench_read.rows.latency import latency
 from bench_read.rows.long_lake import long_lake
-from bench_read.rows.mapped import mapped
 from bench_read.rows.random_order import random_order
 from bench_read.rows.small_files import Small
 from bench_read.rows.soak import soak
@@ -37,9 +35,7 @@ STAGES = {
     "small": "thousands of small files through a DataLoader, beside peers",
     "readers": "8 ranks × 4 workers",
     "random": "steps in random order, beside plain ranged GETs",
-    "mapped": "steps beside files that are mapped and never touched",
     "large": "one slice larger than the memory budget; the daemon's CPU by thread",
-    "counts": "bytes and requests per byte delivered",
     "latency": "commit → readable",
     "long": "10⁶ steps (only with --long or --only long)",
     "soak": "under a memory limit (only with --soak or --only soak)",
@@ -117,9 +113,7 @@ def _stages(bed: Bed, options: argparse.Namespace) -> dict[str, Callable[[], Non
         "small": small.first_reads,
         "readers": small.many_readers,
         "random": lambda: random_order(bed),
-        "mapped": lambda: mapped(bed),
         "large": lambda: beyond(bed),
-        "counts": lambda: counts(bed),
         "latency": lambda: latency(bed),
         "long": lambda: long_lake(bed, options.long or None),
         "soak": lambda: soak(bed, options.soak or _SOAK_MINUTES),

@@ -55,8 +55,7 @@ def tell(story: Story, running: ExitStack) -> None:
     run("stepfs", "init", story.lake, "--slices", str(RANKS), "--ext", ".safetensors")
     mount = story.directory / "planned"
     story.mount(running, mount, "--steps", f"0:{STEPS}", "--group", "quickstart")
-    facts = (str(number) for number in (VOCABULARY, MICRO_BATCHES, TOKENS))
-    trainer = Trainer(story, running, "quickstart.train_plan", mount, *facts)
+    trainer = Trainer(story, running, mount, VOCABULARY, MICRO_BATCHES, TOKENS)
     story.until("the trainer's first read", trainer.waits)
     story.say("the trainer has started; no step is committed yet, its reads wait")
     story.producers = [start_run(story, running, plan)]

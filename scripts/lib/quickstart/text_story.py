@@ -45,7 +45,7 @@ def tell(story: Story, running: ExitStack) -> None:
     growing, fixed = (story.directory / name for name in ("run", "epoch"))
     story.mount(running, growing)
     story.mount(running, fixed, "--steps", f"0:{TRAINED_STEPS}")
-    trainer = Trainer(story, running, "quickstart.train", fixed)
+    trainer = Trainer(story, running, fixed, 258, 4, 128)  # bytes, and what the plan says
     story.until("the trainer's first read", trainer.waits)
     story.say("the trainer has started; no step is committed yet, its reads wait")
     story.producers = [start_producer(story, running, index) for index in range(PRODUCERS)]

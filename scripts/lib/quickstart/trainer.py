@@ -14,14 +14,14 @@ from quickstart.story import Story
 
 
 class Trainer:
-    """`python -m MODULE DIRECTORY FACT…`; `losses` are those in its lines."""
+    """`losses` are those in its lines."""
 
-    def __init__(self, story: Story, running: ExitStack, module: str, directory: Path, *facts: str) -> None:
+    def __init__(self, story: Story, running: ExitStack, directory: Path, *facts: int) -> None:
         self.losses: list[float] = []
         self.lines: list[str] = []
         self.first_at = self.last_at = 0.0
         self._story = story
-        self._process = start(running, ["python", "-m", module, str(directory), *facts])
+        self._process = start(running, ["python", "-m", "quickstart.train", str(directory), *map(str, facts)])
         self._directory = directory
         self._lines = threading.Thread(target=self._show, daemon=True)
         self._lines.start()

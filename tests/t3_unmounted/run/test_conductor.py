@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from functools import partial
+from functools import cache, partial
 from importlib import metadata
 from random import Random
 
@@ -93,6 +93,12 @@ async def test_a_number_of_workers_that_changes_does_not_show(corpus, monkeypatc
     assert engine.told == set(range(1, 7))
 
 
+@cache
+def steps_of_one(corpus, packing):
+    chosen = rules(MIX, packing=packing, micro_batch_tokens=256)
+    return trio.run(steps, HereEngine(0, workers=1), corpus, chosen)
+
+
 @settings(max_examples=15, deadline=None)
 @given(
     st.integers(0, 2**32),
@@ -105,7 +111,7 @@ def test_marks_groups_late_answers_and_lost_bodies_do_not_show(corpus, seed, wor
     """P2: each is drawn anew at every chance, and with spares every task that has not answered at once is late."""
     draw = Random(seed)
     chosen = rules(MIX, packing=packing, micro_batch_tokens=256)
-    expected = trio.run(steps, HereEngine(0, workers=1), corpus, chosen)
+    expected = steps_of_one(corpus, packing)
     engine = HereEngine(seed, workers=workers, deaths=0.1, losses=losses)
     engine.spares = max(spares, 1)
 
