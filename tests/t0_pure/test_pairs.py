@@ -31,7 +31,7 @@ from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import SourceRule
 from stepfs_producer.plan.samples import Ahead, Long, Piece
 from stepfs_producer.plan.spans import Gathered, Span
-from stepfs_producer.plan.step import StepPlan
+from stepfs_producer.plan.step import StepPlan, read_position
 from stepfs_producer.sources.record import Kind
 from stepfs_producer.transforms.documents import ChatSpec, PairSpec, TokenizerSpec, TransformSpec
 
@@ -187,6 +187,48 @@ def test_no_pair_is_parted_or_cut(pairs: list[tuple[int, int]], ranks: int, micr
                 )
                 found.append(one[6])
     assert sorted(found) == [number for number, one in enumerate(pairs) if sum(one) <= 64]
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 16), max_size=4), min_size=1, max_size=40),
+    st.lists(st.integers(0, 9), min_size=40, max_size=40),
+    st.integers(1, 9),
+)
+@settings(max_examples=60)
+def test_parts_of_a_record_are_drawn_one_by_one_wherever_a_step_ends(
+    parts: list[list[int]], tails: list[int], group: int
+) -> None:
+    """Records without a part are longer than a row, and dropped; what lies behind parts is lost."""
+    tokens = [sum(own) + tail if own else 17 + tail for own, tail in zip(parts, tails, strict=False)]
+    fixed = {number: tuple(own) for number, own in enumerate(parts) if own}
+    rules = planned.rules(
+        {"talks": 1}, lengths={0: 16}, ranks=2, micro_batch_tokens=16, pad_last=True,
+        sources={"talks": SourceRule("talks-1", long=Long.DROP)},
+    )  # fmt: skip
+    planner, found, lost = Planner(rules), [], 0
+    state = planner.begin()
+    while True:
+        first = state.sources["talks"].taken
+        pieces = [
+            Piece(0, 0, 0, len(tokens), at, np.array(tokens[at : at + group], np.int64), (1, 0, 0), None,
+                  {number - at: own for number, own in fixed.items() if at <= number < at + group})
+            for at in range(first, len(tokens), group)
+        ]  # fmt: skip
+        plan = planner.next(state, {"talks": Ahead([] if state.sources["talks"].epoch else pieces, ended=True)})
+        if not isinstance(plan, StepPlan):
+            break
+        state = planner.begin(read_position(plan.after.position()))
+        lost += plan.lost["talks"]
+        for row in plan.spans.tolist():
+            at = row[Span.FIRST]  # two parts in one row are one span
+            while at < row[Span.FIRST] + row[Span.TOKENS]:
+                edges = [sum(parts[row[Span.RECORD]][:count]) for count in range(len(parts[row[Span.RECORD]]) + 1)]
+                found.append((row[Span.RECORD], edges.index(at)))
+                at = edges[edges.index(at) + 1]
+            assert at == row[Span.FIRST] + row[Span.TOKENS], "cut between parts"
+    assert sorted(found) == [(number, part) for number, own in enumerate(parts) for part in range(len(own))]
+    last = max((number for number, own in enumerate(parts) if own), default=-1)
+    assert lost == sum(tokens[: last + 1]) - sum(map(sum, parts))
 
 
 def test_the_loss_of_the_page_is_that_of_each_pair_alone() -> None:

@@ -117,7 +117,7 @@ class Samples:
         if not kept:
             return 0
         record = int(self.record[kept - 1])
-        lost = int(self.lost[: record + 1].sum())
+        lost = int(self.lost[: record + bool(self.last[kept - 1])].sum())
         if cut is not None and self._truncated(kept - 1):
             lost += int(self.tokens[kept - 1]) - cut
         return lost
