@@ -45,7 +45,7 @@ FINAL = {
 # Directives of [Service] that leave the mount namespace alone. One that is missing here belongs here only after a look
 # at what it does to mounts: under a namespace of its own the daemon's mount would be seen by nobody.
 KEEPS_THE_NAMESPACE = {
-    "Type", "NotifyAccess", "Environment", "EnvironmentFile", "ExecStartPre", "ExecStart", "TimeoutStopSec", "KillMode", "WatchdogSec",
+    "Type", "NotifyAccess", "Environment", "EnvironmentFile", "ExecReload", "ExecStartPre", "ExecStart", "TimeoutStopSec", "KillMode", "WatchdogSec",
     "Restart", "RestartSec", "RestartPreventExitStatus", "MemoryMax", "LimitNOFILE", "LimitCORE", "UMask",
     "NoNewPrivileges", "CapabilityBoundingSet", "DevicePolicy", "DeviceAllow", "SystemCallFilter",
     "SystemCallErrorNumber", "SystemCallArchitectures", "RestrictAddressFamilies", "RestrictNamespaces",

@@ -178,7 +178,7 @@ def test_a_file_is_read_once_and_a_changed_one_is_noticed(tmp_path: Path) -> Non
 
 def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_tokenizer, "find_spec", lambda _: None)
-    with pytest.raises(UsageError, match=r"kind huggingface.*pip install 'stepfs\[text\]'"):
+    with pytest.raises(UsageError, match=r"kind huggingface.*pip install 'stepfs\[produce\]'"):
         of("qwen")
 
 

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stepfs.errors import AbsentError, RefusedError, UsageError
+from stepfs.errors import AbsentError, RefusedError, UsageError, command
 
 if TYPE_CHECKING:
     from stepfs.lake.lineage import LineageReader
@@ -22,10 +22,10 @@ def is_lake(argument: str) -> bool:
     return "://" in argument
 
 
-def check_order(lake: str, other: str, usage: str) -> None:
+def check_order(lake: str, other: str, *usage: str) -> None:
     """`UsageError` if a command got its lake and its other argument in the wrong order."""
     if not is_lake(lake) and is_lake(other):
-        raise UsageError(f"the lake is {other}: write `{usage}`")
+        raise UsageError(f"the lake is {other}: write `{command(*usage)}`")
 
 
 def lake_of(target: str, options: StoreOptions) -> tuple[str, StoreOptions]:

@@ -49,7 +49,7 @@ def _run(arguments: list[str], environment: dict[str, str]) -> dict[str, Any]:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return {"code": 6, "said": f"stepfs {arguments[0]} did not end within {_COMMAND_S:g} s"}
+        return {"code": 6, "said": f"{arguments[0]} did not end within {_COMMAND_S:g} s"}
     return {"code": done.returncode, "said": done.stderr.strip() or done.stdout.strip()}
 
 

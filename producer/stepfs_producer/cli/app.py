@@ -40,7 +40,7 @@ def run(
     from stepfs_producer.cli.reports import run_and_report
     from stepfs_producer.run.prepare import plan_at
 
-    check_order(lake, plan, f"stepfs-produce run {lake} {plan}")
+    check_order(lake, plan, "stepfs-produce", "run", lake, plan)
     options = RunOptions(lake, **values, store_options=StoreOptions(endpoint_url))
     if code := run_and_report(plan_at(Path(plan), held_out=holdout), options, as_json=as_json):
         raise typer.Exit(code)
@@ -95,7 +95,7 @@ def check(
     from stepfs_producer.cli.reports import check_plan
 
     if lake is not None:
-        check_order(lake, plan, f"stepfs-produce check {lake} {plan}")
+        check_order(lake, plan, "stepfs-produce", "check", lake, plan)
     if deep and no_sources:
         raise UsageError("--deep reads the sources; leave out --no-sources, or --deep")
     if lake is not None and no_sources:

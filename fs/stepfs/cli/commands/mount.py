@@ -30,7 +30,7 @@ def mount(
     """Mount a lake on a directory: one directory per committed step, one read-only file per rank."""
     from stepfs.mount.host.mount_points import real_directory
 
-    check_order(lake, directory, f"stepfs mount {directory} {lake}")
+    check_order(lake, directory, "stepfs", "mount", directory, lake)
     options = MountOptions(lake, real_directory(Path(directory)), **values)
     check_watching(options)
     warn_of_memory(options)
