@@ -18,6 +18,7 @@ from prometheus_client.core import (
     Metric,
 )
 from prometheus_client.exposition import generate_latest
+from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from stepfs.data.counters import HELP, DataCounts
@@ -141,9 +142,10 @@ def _family(name: str, text: str, label: str, histograms: Mapping[str, Histogram
 
 
 def registry_of(collector: MountCollector) -> CollectorRegistry:
-    """A registry with nothing but this mount in it."""
+    """A registry with this mount in it, and the memory, CPU and descriptors of its process, as `process_…`."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)
+    ProcessCollector(registry=registry)
     return registry
 
 
