@@ -45,7 +45,8 @@ FINAL = {
 # Directives of [Service] that leave the mount namespace alone. One that is missing here belongs here only after a look
 # at what it does to mounts: under a namespace of its own the daemon's mount would be seen by nobody.
 KEEPS_THE_NAMESPACE = {
-    "Type", "NotifyAccess", "Environment", "EnvironmentFile", "ExecReload", "ExecStartPre", "ExecStart", "TimeoutStopSec", "KillMode", "WatchdogSec",
+    "Type", "NotifyAccess", "Environment", "EnvironmentFile", "ExecReload", "ExecStartPre", "ExecStart",
+    "TimeoutStopSec", "KillMode", "WatchdogSec",
     "Restart", "RestartSec", "RestartPreventExitStatus", "MemoryMax", "LimitNOFILE", "LimitCORE", "UMask",
     "NoNewPrivileges", "CapabilityBoundingSet", "DevicePolicy", "DeviceAllow", "SystemCallFilter",
     "SystemCallErrorNumber", "SystemCallArchitectures", "RestrictAddressFamilies", "RestrictNamespaces",
@@ -89,6 +90,8 @@ def test_the_mounts_unit_keeps_the_namespace_and_is_not_restarted_in_vain():
     service = service_of(MOUNT)
     assert set(service) <= KEEPS_THE_NAMESPACE
     assert shlex.split(service["ExecStart"])[1:] == ["mount", "${STEPFS_LAKE}", "${STEPFS_DIR}", "--foreground"]
+    assert shlex.split(service["ExecReload"])[1:] == ["mount", "${STEPFS_LAKE}", "${STEPFS_DIR}", "--replace"]
+    assert service["NotifyAccess"] == "exec", "else the daemon that reload starts cannot say that it lives"
     assert {int(code) for code in service["RestartPreventExitStatus"].split()} == FINAL
     assert service_of(RECLAIM)["EnvironmentFile"] != service["EnvironmentFile"], "each has its own credentials"
 
