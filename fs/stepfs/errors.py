@@ -1,7 +1,7 @@
 """Errors between rooms: one tree; each class documents what the caller should do; commands in their messages.
 
 Normal outcomes of the protocol (a create that lost its race, a step that is not committed yet) are values,
-not exceptions; see `stepfs.store.api.Put` and `stepfs.lake.slots`. An exception of this module ends an operation.
+not exceptions; see `stepfs.store.api.Put` and `stepfs.lake.create_once`. An exception of this module ends an operation.
 Every class has the exit code that the command lines document, so the command lines need no table of their own.
 """
 

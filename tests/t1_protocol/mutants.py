@@ -14,6 +14,7 @@ from stepfs.format.keys import DataName
 from stepfs.format.snapshot import LogState, ProducerState
 from stepfs.lake import decisions as decisions_room
 from stepfs.lake.control import Control
+from stepfs.lake.create_once import Mine, SlotLost, SlotOutcome
 from stepfs.lake.decisions import Advance, Request, decide
 from stepfs.lake.log import reader as reader_room
 from stepfs.lake.log.reader import LogReader
@@ -21,7 +22,6 @@ from stepfs.lake.reclaim import run as run_room
 from stepfs.lake.reclaim import sweep as sweep_room
 from stepfs.lake.reclaim.run import CountingRemover
 from stepfs.lake.reclaim.sweep import Do, LastDead, Target, walk_doomed
-from stepfs.lake.slots import Mine, SlotLost, SlotOutcome
 from stepfs.store.api import Put, Store
 from stepfs_producer.commit import loop as commit_loop
 from stepfs_producer.commit.rebase import Durable, Incarnation, Refusal, Stamp, rebase

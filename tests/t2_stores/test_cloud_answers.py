@@ -6,7 +6,7 @@ import pytest
 from stubs3 import EMPTY_404, HTML_404, Answer, calls, stub_s3, xml_error
 
 from stepfs.errors import AbsentError, ArchivedError, RefusedError, StoreUnreachableError
-from stepfs.lake import slots
+from stepfs.lake import create_once
 from stepfs.store.api import Put
 from stepfs.store.opening import open_store
 
@@ -229,11 +229,11 @@ async def test_credentials_that_expire_are_waited_for_once_they_were_good(store,
     with pytest.raises(RefusedError, match="refuses these credentials"):
         await store.get("x/log/1")
     stub.answer = lambda _method, _path: Answer(200, headers=STORED)
-    assert await slots.take_slot(store, "x/log/1", b"x") == slots.Mine()
+    assert await create_once.take_slot(store, "x/log/1", b"x") == create_once.Mine()
     stub.answer = lambda _method, _path: refusal
     with pytest.raises(StoreUnreachableError, match="it was allowed before; renew the credentials"):
         await store.get("elsewhere/1")
-    assert isinstance(await slots.take_slot(store, "x/log/2", b"x"), slots.Unknown)
+    assert isinstance(await create_once.take_slot(store, "x/log/2", b"x"), create_once.Unknown)
 
 
 async def test_a_right_to_do_something_else_proves_nothing(store, stub):

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepfs.errors import AbsentError, RefusedError, StoreUnreachableError, UsageError
-from stepfs.lake import slots
+from stepfs.lake import create_once
 from stepfs.store.api import Put
 from stepfs.store.local import local_store
 from stepfs.store.local.local_store import LocalStore, explain, list_keys
@@ -280,15 +280,15 @@ async def test_a_name_that_a_crash_may_take_back_is_no_commit(store, monkeypatch
         real(directory)
 
     monkeypatch.setattr(local_store, "sync_directory", sync)
-    monkeypatch.setattr(slots, "_RETRY_S", (0.0, 0.0))
-    unsettled = await slots.take_slot(store, "log/1", b"mine")
-    assert isinstance(unsettled, slots.Unknown)
+    monkeypatch.setattr(create_once, "_RETRY_S", (0.0, 0.0))
+    unsettled = await create_once.take_slot(store, "log/1", b"mine")
+    assert isinstance(unsettled, create_once.Unknown)
     assert "input/output error" in unsettled.why
-    assert isinstance(await slots.take_slot(store, "log/1", b"mine"), slots.Unknown)
+    assert isinstance(await create_once.take_slot(store, "log/1", b"mine"), create_once.Unknown)
     failing.clear()
     synced = []
     monkeypatch.setattr(local_store, "sync_directory", lambda directory: (synced.append(directory), real(directory)))
-    assert await slots.take_slot(store, "log/1", b"mine") == slots.Mine()
+    assert await create_once.take_slot(store, "log/1", b"mine") == create_once.Mine()
     assert store.root / where in synced
 
 
@@ -302,7 +302,7 @@ async def test_a_link_that_may_have_happened_is_synced_before_it_counts(store, m
 
     monkeypatch.setattr("stepfs.store.local.local_store.os.link", broken)
     monkeypatch.setattr(local_store, "sync_directory", lambda directory: (synced.append(directory), real(directory)))
-    assert await slots.take_slot(store, "log/1", b"mine") == slots.Mine()
+    assert await create_once.take_slot(store, "log/1", b"mine") == create_once.Mine()
     assert synced == [store.root / "log"]
 
 

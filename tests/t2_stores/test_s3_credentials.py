@@ -18,7 +18,7 @@ from stubs3 import ABSENT, EMPTY_404, HTML_404, XHTML_404, Answer, StubS3, calls
 
 from stepfs.doctor.lakes import check_lake
 from stepfs.errors import ArchivedError, RefusedError, StepfsError, StoreUnreachableError
-from stepfs.lake import slots
+from stepfs.lake import create_once
 from stepfs.lake.origins import OriginStores
 from stepfs.store.api import Put, StoreOptions
 from stepfs.store.opening import open_store
@@ -365,10 +365,10 @@ async def test_credentials_that_cannot_be_renewed_just_now_are_waited_for(stubbe
 
 async def test_a_slot_that_was_refused_for_a_moment_is_undecided_not_given_up(stubbed, stub):
     stub.answer = well
-    assert await slots.take_slot(stubbed, "x/log/1", b"x") == slots.Mine()
+    assert await create_once.take_slot(stubbed, "x/log/1", b"x") == create_once.Mine()
     stub.answer = lambda _method, _path: EXPIRED
-    outcome = await slots.take_slot(stubbed, "x/log/2", b"x")
-    assert isinstance(outcome, slots.Unknown)
+    outcome = await create_once.take_slot(stubbed, "x/log/2", b"x")
+    assert isinstance(outcome, create_once.Unknown)
     assert "ExpiredToken" in outcome.why
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from stepfs.errors import AbsentError, RefusedError, UsageError, command
 
 if TYPE_CHECKING:
-    from stepfs.lake.lineage import LineageReader
+    from stepfs.lake.kept_plans import LineageReader
     from stepfs.lake.log.reader import LogReader
     from stepfs.lake.origins import OriginStores
     from stepfs.store.api import Store, StoreOptions
@@ -116,7 +116,7 @@ async def origin_stores(store: Store, options: StoreOptions) -> AsyncIterator[Or
 
 @asynccontextmanager
 async def opened_lineage(lake: str, options: StoreOptions) -> AsyncIterator[LineageReader]:
-    from stepfs.lake.lineage import LineageReader
+    from stepfs.lake.kept_plans import LineageReader
 
     async with opened_log(lake, options, reads_only=True) as log, origin_stores(log.store, options) as origins:
         yield LineageReader(log, origins)

@@ -29,8 +29,8 @@ from stepfs.format.control import (
 from stepfs.format.ids import Step, Version
 from stepfs.format.keys import control_prefix, numbered
 from stepfs.format.records import LakeIdentity, check_id
+from stepfs.lake.create_once import STRAY_GAP, Mine, Unknown, last_dense_number, last_number, listed_slots, take_slot
 from stepfs.lake.decisions import Add, Advance, Drop, Register, Request, Resume, Retire, Revise, decide, successor
-from stepfs.lake.slots import STRAY_GAP, Mine, Unknown, last_dense_number, last_number, listed_slots, take_slot
 from stepfs.store.api import Store
 
 _log = logging.getLogger("stepfs.lake")

@@ -22,6 +22,7 @@ from stepfs.format.control import RECORD_ID_BYTES, ControlRecord, encode_control
 from stepfs.format.ids import INTEGER_MAX, SEGMENT_STEPS, SegmentIndex, Step, Version
 from stepfs.format.records import LakeIdentity
 from stepfs.lake.control import Group
+from stepfs.lake.create_once import create_own, listed_slots
 from stepfs.lake.identity import create_lake, open_lake, refuse_existing
 from stepfs.lake.log.append import ownerless
 from stepfs.lake.log.apply import producer_after, read_commit, read_versions, rehearsed
@@ -29,7 +30,6 @@ from stepfs.lake.log.index import segment_bytes
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.origins import OriginStores
 from stepfs.lake.several import at_once, in_order, pages
-from stepfs.lake.slots import create_own, listed_slots
 from stepfs.store.api import Entry, Store
 
 _log = logging.getLogger("stepfs.lake.fork")

@@ -6,7 +6,7 @@ from stepfs.format.grid import Grid
 from stepfs.format.ids import SLICES_MAX
 from stepfs.format.keys import LAKE, new_lake_id
 from stepfs.format.records import CHECKED_EXTENSIONS, LakeIdentity, check_ext, decode_lake, encode_lake, is_checkable
-from stepfs.lake.slots import SlotLost, settled, take_slot
+from stepfs.lake.create_once import SlotLost, settled, take_slot
 from stepfs.store.api import Store
 from stepfs.store.probe import probe_store
 

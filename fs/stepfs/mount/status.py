@@ -25,7 +25,7 @@ from stepfs.format.planned import read_plan_position
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import LogState, StepEntry
 from stepfs.lake.fleet import BEAT_S, remove_node, write_node
-from stepfs.lake.lineage import commit_of
+from stepfs.lake.kept_plans import commit_of
 from stepfs.mount.host.kernel import process_start
 from stepfs.mount.redact import redact_url, shown_path
 from stepfs.store.api import Store

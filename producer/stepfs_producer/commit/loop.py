@@ -21,12 +21,12 @@ from stepfs.format.ids import Step, Version
 from stepfs.format.keys import log_prefix, numbered
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import LogState, ProducerState
+from stepfs.lake.create_once import Mine, SlotLost, Unknown, take_slot
 from stepfs.lake.identity import check_identity, open_lake
 from stepfs.lake.log.append import Waiting
 from stepfs.lake.log.apply import rehearsed
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.log.snapshots import snapshot_due, write_snapshot
-from stepfs.lake.slots import Mine, SlotLost, Unknown, take_slot
 from stepfs.store.api import Store
 from stepfs.store.probe import probe_store
 from stepfs_producer.backoff import Backoff
@@ -66,7 +66,7 @@ class Undecided:
     """The result is unknown. The attempt is kept and must be decided before any other."""
 
     version: Version
-    why: str  # see `stepfs.lake.slots.Unknown`
+    why: str  # see `stepfs.lake.create_once.Unknown`
 
 
 CommitOutcome = Committed | CommitLost | Undecided | Refusal

@@ -22,10 +22,10 @@ from stepfs.format.ids import Epoch
 from stepfs.format.keys import LAKE, libraries_key, source_listing_key
 from stepfs.format.planned import Listing
 from stepfs.format.records import LakeIdentity
+from stepfs.lake.create_once import Mine, Unknown, take_slot
 from stepfs.lake.identity import create_lake, open_lake
-from stepfs.lake.lineage import kept_listing
+from stepfs.lake.kept_plans import kept_listing
 from stepfs.lake.log.reader import LogReader
-from stepfs.lake.slots import Mine, Unknown, take_slot
 from stepfs.store import silence
 from stepfs.store.api import Store
 from stepfs_producer.commit.uploads import unpack_position

@@ -21,7 +21,7 @@ from stepfs.format.keys import plan_key
 from stepfs.format.planned import Listing
 from stepfs.format.records import LakeIdentity
 from stepfs.lake.identity import open_lake
-from stepfs.lake.lineage import kept_listing, kept_plan
+from stepfs.lake.kept_plans import kept_listing, kept_plan
 from stepfs.lake.log.reader import LogReader
 from stepfs.store.api import Store
 from stepfs.store.opening import open_store

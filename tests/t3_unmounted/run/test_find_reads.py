@@ -20,7 +20,7 @@ from stepfs.format.ids import SEGMENT_STEPS, Epoch, Step, Version
 from stepfs.format.keys import log_prefix, number_of, plan_key, plans_prefix, source_listing_key
 from stepfs.format.snapshot import StepEntry
 from stepfs.format.tgb import Descriptor, SliceRef, pack_slices
-from stepfs.lake.lineage import LineageReader
+from stepfs.lake.kept_plans import LineageReader
 from stepfs_producer.commit.uploads import pack_position
 from stepfs_producer.plan.file.digest import plan_digest, plan_text
 from stepfs_producer.plan.file.schema import parsed_plan

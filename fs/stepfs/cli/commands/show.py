@@ -22,7 +22,7 @@ from stepfs.errors import AbsentError, CorruptError, RefusedError, UsageError
 from stepfs.store.api import StoreOptions
 
 if TYPE_CHECKING:
-    from stepfs.lake.lineage import LineageReader
+    from stepfs.lake.kept_plans import LineageReader
     from stepfs.view.mounted import View
 
 _VALUES: Final = 8

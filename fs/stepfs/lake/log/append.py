@@ -20,10 +20,10 @@ from stepfs.format.ids import Epoch, Version
 from stepfs.format.keys import log_prefix, numbered
 from stepfs.format.snapshot import LogState
 from stepfs.lake.control import Control
+from stepfs.lake.create_once import SlotLost, settled, take_slot
 from stepfs.lake.decisions import AskForPause
 from stepfs.lake.log.apply import rehearsed
 from stepfs.lake.log.reader import LogReader
-from stepfs.lake.slots import SlotLost, settled, take_slot
 
 _log = logging.getLogger("stepfs.lake.log")
 

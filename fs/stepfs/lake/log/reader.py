@@ -20,11 +20,11 @@ from stepfs.format.keys import log_prefix, numbered
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import LogState, Segment, StepEntry
 from stepfs.lake.control import Control
+from stepfs.lake.create_once import STRAY_GAP
 from stepfs.lake.identity import check_identity
 from stepfs.lake.log.apply import ChainError, LogDamage, apply, list_versions, read_commit, read_versions
 from stepfs.lake.log.index import LoneEntries, Segments
 from stepfs.lake.log.snapshots import PassedOver, log_contains, newest_snapshot, rebuilt_segment
-from stepfs.lake.slots import STRAY_GAP
 from stepfs.store.api import Store
 
 _log = logging.getLogger("stepfs.lake.log")

@@ -17,9 +17,9 @@ from stepfs.format.keys import extent, index_prefix, log_prefix, numbered, snaps
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import LogState, Segment, decode_snapshot, encode_segment, encode_snapshot, genesis
 from stepfs.lake.control import Control
+from stepfs.lake.create_once import SlotLost, last_number, listed_slots, settled, take_slot
 from stepfs.lake.log.apply import ChainError, apply, read_commit, read_versions
 from stepfs.lake.log.index import Segments
-from stepfs.lake.slots import SlotLost, last_number, listed_slots, settled, take_slot
 from stepfs.store.api import Store
 
 _log = logging.getLogger("stepfs.lake.log")

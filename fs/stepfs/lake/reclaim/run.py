@@ -23,13 +23,13 @@ from stepfs.format.keys import control_prefix
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import LogState
 from stepfs.lake.control import Control
+from stepfs.lake.create_once import listed_slots
 from stepfs.lake.decisions import Advance, least_need
 from stepfs.lake.fork import release_origins
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.log.snapshots import confirmed_snapshots, write_snapshot
 from stepfs.lake.origins import OriginStores
 from stepfs.lake.reclaim.sweep import LastDead, Target, live_entries, walk_doomed, walk_orphans
-from stepfs.lake.slots import listed_slots
 from stepfs.store.api import Entry, Store
 
 _log = logging.getLogger("stepfs.lake.reclaim")

@@ -13,9 +13,9 @@ from stepfs.format.keys import control_prefix, extent, index_prefix, log_prefix,
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import decode_segment, decode_snapshot
 from stepfs.lake.control import Control
+from stepfs.lake.create_once import STRAY_GAP
 from stepfs.lake.log.apply import read_versions
 from stepfs.lake.several import at_once, in_order, pages
-from stepfs.lake.slots import STRAY_GAP
 from stepfs.lake.verify.lake import STRAY, Damage
 from stepfs.store.api import Entry, Store
 

@@ -12,13 +12,13 @@ from stepfs.format.ids import FIRST_STEP, SEGMENT_STEPS, SegmentIndex, Step, Ver
 from stepfs.format.keys import data_prefix, log_prefix
 from stepfs.format.records import LakeIdentity
 from stepfs.lake.control import Control
+from stepfs.lake.create_once import listed_slots
 from stepfs.lake.decisions import successor
 from stepfs.lake.fork import group_in_parent
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.log.snapshots import confirmed_snapshots
 from stepfs.lake.origins import OriginStores
 from stepfs.lake.several import pages
-from stepfs.lake.slots import listed_slots
 from stepfs.store.api import Store
 
 

@@ -1,6 +1,6 @@
 """Google's and Azure's stores, by obstore.
 
-object_store resends a 307 by itself, and 409 and 412 may answer its own first attempt: `lake/slots` reads the slot.
+object_store resends a 307 by itself, and 409 and 412 may answer its own first attempt: `lake/create_once` reads the slot.
 Cancellation abandons all but `create`; an abandoned thread touches no memory of the caller.
 """
 

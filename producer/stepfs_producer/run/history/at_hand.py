@@ -11,7 +11,7 @@ from collections.abc import Collection
 from pathlib import PurePosixPath
 
 from stepfs.errors import AbsentError
-from stepfs.lake.lineage import kept_plan
+from stepfs.lake.kept_plans import kept_plan
 from stepfs.lake.log.reader import LogReader
 from stepfs_producer.plan.file.digest import plan_of_text
 from stepfs_producer.plan.file.schema import Plan

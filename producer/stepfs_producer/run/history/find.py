@@ -17,7 +17,7 @@ from stepfs.errors import AbsentError, RefusedError, StepfsError, UsageError
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.format.keys import plans_prefix
 from stepfs.format.planned import Listing
-from stepfs.lake.lineage import LineageReader
+from stepfs.lake.kept_plans import LineageReader
 from stepfs.lake.log.reader import LogReader
 from stepfs.payload import COLUMNS, Spans
 from stepfs_producer.engine.worker import find_modules_in

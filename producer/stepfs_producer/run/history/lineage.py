@@ -14,7 +14,7 @@ from stepfs.format.grid import Grid
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.format.planned import Listing, PlanStanding, read_plan_position
 from stepfs.format.snapshot import StepEntry
-from stepfs.lake.lineage import LineageReader, commit_of, kept_listing
+from stepfs.lake.kept_plans import LineageReader, commit_of, kept_listing
 from stepfs.lake.log.reader import LogReader
 from stepfs.payload import Spans
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from stepfs.errors import AbsentError
 from stepfs.format.ids import SEGMENT_STEPS, Epoch, Step, Version
-from stepfs.lake.lineage import commit_of
+from stepfs.lake.kept_plans import commit_of
 from stepfs.lake.log.reader import LogReader
 from stepfs_producer.commit.uploads import unpack_position
 from stepfs_producer.plan.step import State, read_position

@@ -22,7 +22,7 @@ from stepfs.errors import AbsentError, RefusedError, StepfsError, UsageError
 from stepfs.format.ids import Epoch, SliceIndex, Step
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import StepEntry
-from stepfs.lake.lineage import LineageReader
+from stepfs.lake.kept_plans import LineageReader
 from stepfs.payload import COLUMNS, Spans, UnreadablePayloadError, read_spans
 from stepfs.view.names import step_name
 from stepfs.view.ranks import names_of
