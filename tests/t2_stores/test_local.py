@@ -247,7 +247,7 @@ async def test_a_dead_disk_is_unreachable(store, monkeypatch):
 @pytest.mark.parametrize(
     ("url", "message"), [
         ("/lake", "has no scheme"), ("lake", "has no scheme"),
-        ("http://host/lake", "unknown scheme 'http'"), ("file://lake", "is not absolute"),
+        ("ftp://host/lake", "unknown scheme 'ftp'"), ("file://lake", "is not absolute"),
         ("file://host/lake", "is not absolute"),
         ("file:///a/../b", "does not name a directory"), ("s3://", "is not a bucket name"),
         ("s3://UPPER/x", "is not a bucket name"),
