@@ -33,20 +33,20 @@ FEATURES = {
     "producers": "--producer-id --shard",
     "lead": "--max-lead --max-live-bytes",
     "rollback": "verify:--repair",  # of the store, to a copy
-    "kill": "--cache-dir --cache-size --foreground",  # kill -9, restarts, unmounting
+    "kill": "--cache-dir --cache-size --foreground --replace --recover",  # kill -9, restarts, unmounting, other daemons
     "replaced": "",  # another lake under the URL, of a lake or of a fork's parent
     "namespaces": "--allow-other",  # bind mounts, pods, other users
 }
 
 # why an option is of no feature → the options
 APART = {
-    "it says the same in another form": "--json --watch --bundle --schema --metrics-port --metrics-address --text",
-    "it says how a store or a machine is reached": "--endpoint-url --engine --ray-address --workers",
+    "it says the same in another form": "--json --watch --bundle --schema --keys --metrics-port --metrics-address --text",
+    "it says how a store or a machine is reached": "--endpoint-url --engine --ray-address --workers --wait-for-lake",
     "it bounds resources, and changes no byte": "--memory-size --memory --prefetch --prime --poll --steps-per-second",
     "it chooses what one command looks at": "--step --source --file --record --plan-dir --content --compare --to "
     "--no-sources --deep simulate:--steps replay:--steps replay:--ranks",
     "it is written into the lake or plan once, and compared": "--ext --check-payload "
-    "--accept-changes --input --seq-len --batch-size --tokenizer-file",
+    "--accept-changes --input --seq-len --batch-size --tokenizer-file --eos",
     "it ends a run earlier": "--limit-steps",
 }
 

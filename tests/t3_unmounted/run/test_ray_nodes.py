@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -63,7 +64,7 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     found, calls = Cluster(), ModuleType("stepfs_producer.engine.ray_calls")
     names = ("start", "end", "where", "run_in", "run_at")
     parts: dict[str, object] = {name: getattr(found, name) for name in names}
@@ -75,7 +76,8 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     monkeypatch.setitem(sys.modules, "stepfs_producer.engine.ray_calls", calls)
     monkeypatch.setattr("stepfs_producer.engine.ray_calls", calls, raising=False)
     monkeypatch.delitem(sys.modules, "stepfs_producer.engine.ray", raising=False)
-    return found
+    yield found
+    sys.modules.pop("stepfs_producer.engine.ray", None)  # it was imported with these calls
 
 
 def engine_of(nursery: trio.Nursery, said: list[str], workers: int = 2) -> Any:
