@@ -252,10 +252,15 @@ def _open_log(log: Path, *, start_over: bool) -> int:
 
 
 def _remove_old_logs(log: Path) -> None:
-    """Remove the logs beside `log` that were not written for 30 days and whose mount points are not in use."""
-    used = {log_file(Path(mounted.directory)) for mounted in mount_points.mounts()} | {log}
+    """Remove the logs beside `log` that were not written for 30 days and whose mount points are not in use.
+
+    Not in a directory that STEPFS_LOG_DIR names: others may keep files there, and `app-20261031.log` has such a name.
+    """
+    if os.environ.get("STEPFS_LOG_DIR"):
+        return
+    used = {log_file(Path(mounted.directory)).name for mounted in mount_points.mounts()} | {log.name}
     for path in log.parent.iterdir():
-        if _LOG_NAME.fullmatch(path.name) and path.with_name(path.name.removesuffix(".1")) not in used:
+        if _LOG_NAME.fullmatch(path.name) and path.name.removesuffix(".1") not in used:
             with suppress(OSError):  # of another user, or gone meanwhile
                 status = path.lstat()
                 if status.st_uid == os.geteuid() and time.time() - status.st_mtime > _LOG_KEPT_S:

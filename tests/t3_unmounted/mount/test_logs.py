@@ -302,13 +302,17 @@ for _ in range(9):
 
 
 def test_logs_of_mount_points_that_were_not_used_for_a_month_go(tmp_path, monkeypatch):
-    monkeypatch.setenv("STEPFS_LOG_DIR", str(tmp_path))
+    monkeypatch.delenv("STEPFS_LOG_DIR", raising=False)
     monkeypatch.setattr("stepfs.mount.host.mount_points.mounts", lambda: [SimpleNamespace(directory="/mnt/lives")])
-    lives, mine = (daemon.log_file(Path(name)) for name in ("/mnt/lives", "/mnt/mine"))
+    lives, mine = (tmp_path / daemon.log_file(Path(name)).name for name in ("/mnt/lives", "/mnt/mine"))
     others = [tmp_path / name for name in ("run-0123abcd.log", "run-0123abcd.log.1", "run-99999999.log", "notes.log")]
     for path in (lives, mine, *others):
         path.touch()
         if path != others[2]:
             os.utime(path, (0, 0))
+    monkeypatch.setenv("STEPFS_LOG_DIR", str(tmp_path))
+    daemon._remove_old_logs(mine)
+    assert len(list(tmp_path.iterdir())) == 6, "a directory that others may share"
+    monkeypatch.delenv("STEPFS_LOG_DIR")
     daemon._remove_old_logs(mine)
     assert sorted(tmp_path.iterdir()) == sorted([lives, mine, *others[2:]])

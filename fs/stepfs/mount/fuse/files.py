@@ -8,6 +8,7 @@ import base64
 import errno
 import logging
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Protocol, TypeVar
@@ -219,13 +220,13 @@ _FAILED_FOR_S: Final = 2.0
 HELD_BACK_S: Final = 1.0  # umount2(2) follows the question at once
 
 
-class OpenFile:
+class OpenFile(ABC):
     """The object behind a file handle."""
 
-    async def read(self, offset: int, size: int) -> bytes | memoryview:
-        raise NotImplementedError
+    @abstractmethod
+    async def read(self, offset: int, size: int) -> bytes | memoryview: ...
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most hold nothing
         """Let go of what is held, if anything is."""
 
 
