@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 import subprocess
 import sys
@@ -315,6 +316,43 @@ def test_the_memory_of_a_longest_text_is_what_a_worker_takes_for_it(tmp_path: Pa
     said = check(tmp_path / "plan.yaml", "--json").document
     of_worker = (said["memory_bytes_longest"] - said["memory_bytes"]) / usable_cpus()
     words = [sys.executable, "-c", WORKER, tmp_path / "web.jsonl", *tokenizer]
+    took = int(subprocess.run(words, check=True, capture_output=True, text=True, timeout=120).stdout)
+    assert of_worker / 2 < took < of_worker * 1.25
+
+
+PAGE = """
+import sys
+from pathlib import Path
+from stepfs_producer.engine.worker import preload
+from stepfs_producer.run.workers.tasks import read
+from stepfs_producer.sources.listing import Layout, list_corpus
+from stepfs_producer.sources.record import BlockAddress, SourceSpec
+def peak():
+    return next(int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line)
+preload(".")
+import pyarrow.parquet
+spec = SourceSpec("pictures", "parquet", (sys.argv[1],), whole_records=True)
+task = Layout(spec, list_corpus(spec)).task(BlockAddress(0, 0, 0))
+before = peak()
+assert read(spec, task)[1]
+print(peak() - before << 10)
+"""
+
+
+def test_the_memory_of_a_largest_page_is_what_a_worker_takes_to_read_it(tmp_path: Path) -> None:
+    pictures = pa.array([os.urandom(1 << 20) for _ in range(96)], pa.binary())
+    pq.write_table(
+        pa.table({"picture": pictures}), tmp_path / "p.parquet", data_page_size=1 << 30, use_dictionary=False
+    )
+    plan = {
+        "output": {"mesh": "dp=1", "sequence_length": 64},
+        "sources": {"pictures": {"format": "parquet", "files": "p.parquet", "transform": "own:of"}},
+    }
+    (tmp_path / "own.py").write_text("def of(record):\n    return [1, 2, 3]\n")
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan))
+    said = check(tmp_path / "plan.yaml", "--json").document
+    of_worker = (said["memory_bytes_longest"] - said["memory_bytes"]) / usable_cpus()
+    words = [sys.executable, "-c", PAGE, tmp_path / "p.parquet"]
     took = int(subprocess.run(words, check=True, capture_output=True, text=True, timeout=120).stdout)
     assert of_worker / 2 < took < of_worker * 1.25
 

@@ -35,7 +35,7 @@ from stepfs_producer.run.check import Inspection, PlanEstimate, SourceFacts, est
 from stepfs_producer.run.conductor import EndReason
 from stepfs_producer.run.history.find import Absence, Found, NotSearched, Occurrence, RecordQuery, find_record
 from stepfs_producer.run.history.replay import Replay, ReplayOptions, replay
-from stepfs_producer.run.memory import least_bytes, longest_text_bytes
+from stepfs_producer.run.memory import PAGE_COPIES, least_bytes, longest_text_bytes
 from stepfs_producer.run.options import RunOptions
 from stepfs_producer.run.prepare import LocatedPlan, compare_with_lake, grid_of, plan_at, plan_file_at
 from stepfs_producer.run.results import PlanTotals, RunResult, Show, SimulationResult
@@ -163,7 +163,7 @@ class _Report:
         memory = self._memory()
         if memory is not None:
             longest = size_text(self._memory_longest() or 0)
-            yield f"memory     {size_text(memory)} at least, with one worker per core; {longest} while all have a longest text"
+            yield f"memory     {size_text(memory)} at least, with one worker per core; {longest} while all have a longest text or page"
         if self.lake is not None:
             fits = "the plan fits it" if self.lake["exists"] else "not there yet; a run creates it"
             yield f"lake       {printable(self.lake['url'])}: {fits}"
@@ -191,7 +191,7 @@ class _Report:
             if facts.page_bytes > _PAGE_BYTES_MAX:
                 yield (
                     f"source {name}: a page of its Parquet files may have {size_text(facts.page_bytes)}, and a worker that reads "
-                    f"it takes {size_text(3 * facts.page_bytes)}; write row groups of fewer rows if that is too much"
+                    f"it takes {size_text(PAGE_COPIES * facts.page_bytes)}; write row groups of fewer rows if that is too much"
                 )
             if facts.unread:
                 yield f"source {name}: nothing of {facts.unread[0]} can be read" + _and_more(len(facts.unread) - 1)
@@ -248,13 +248,14 @@ class _Report:
         return least_bytes(blocks, self.estimate.step_tokens, usable_cpus())
 
     def _memory_longest(self) -> int | None:
-        """The same, while every worker makes tokens of a text as long as one may be."""
+        """The same, while every worker makes tokens of a text as long as one may be, or reads as large a page."""
         least = self._memory()
         if self.facts is None or least is None:
             return None
         tokens = max((facts.tokens_at_once for facts in self.facts.values()), default=0)
         of_model = self.plan.tokenizer.file is not None
-        return least + usable_cpus() * longest_text_bytes(tokens, of_model=of_model)
+        page = max((facts.page_bytes for facts in self.facts.values()), default=0)
+        return least + usable_cpus() * max(longest_text_bytes(tokens, of_model=of_model), PAGE_COPIES * page)
 
     def _text_bytes(self) -> int:
         """The longest text that becomes tokens."""

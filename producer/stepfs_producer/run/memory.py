@@ -32,6 +32,7 @@ _MODEL_TOKEN_BYTES: Final = (
     490  # of a token in the results of the library: 430 and 490 measured, of texts of 1 and 4 MiB
 )
 _BYTE_TOKEN_BYTES: Final = 13  # of a token that is a byte: 12 measured
+PAGE_COPIES: Final = 3  # of a page of Parquet while it is read: compressed or copied, decoded, as rows
 _GROUP_SHARE: Final = 4  # a group is at most a quarter of its block
 
 
