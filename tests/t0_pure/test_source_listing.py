@@ -25,7 +25,7 @@ from stepfs.format.planned import CorpusFile, Listing, from_shards, shard_count
 from stepfs_producer.sources import files as opened
 from stepfs_producer.sources.files import _matches
 from stepfs_producer.sources.formats import lines_between, split_lines
-from stepfs_producer.sources.listing import Layout, list_corpus, located, located_files, range_bytes
+from stepfs_producer.sources.listing import Layout, accepted, list_corpus, located, located_files, range_bytes
 from stepfs_producer.sources.reading import read_block, read_record
 from stepfs_producer.sources.record import BlockAddress, SourceSpec, identity_of
 
@@ -72,6 +72,24 @@ def test_a_corpus_that_moved_is_the_same(root, tmp_path) -> None:
     assert after.digest == before.digest
     assert len(before.digest) == 32
     assert located(before, after, "code").files == after.files
+
+
+def test_an_entry_put_in_front_or_left_out_leaves_the_files_of_the_others(tmp_path) -> None:
+    for entry in "zabc":
+        (tmp_path / entry).mkdir()
+        (tmp_path / entry / "part-0.jsonl").write_bytes(LINE + entry.encode() * 9 + b"\n")
+    before = list_corpus(source(*(tmp_path / entry for entry in "abc")))
+    more = source(*(tmp_path / entry for entry in "zabc"))
+    assert [file.location for file in located(before, list_corpus(more), "web").files] == [
+        file.location for file in before.files
+    ]
+    assert located_files(more, before, [1], advice="").files[1].location == before.files[1].location
+    fewer = list_corpus(source(tmp_path / "a", tmp_path / "c"))
+    with pytest.raises(RefusedError, match=r"the file 1/part-0\.jsonl is gone"):
+        located(before, fewer, "web")
+    listing, lines = accepted(before, fewer)
+    assert [file.location for file in listing.files if file.size] == [file.location for file in fewer.files]
+    assert lines == ["1/part-0.jsonl is gone: it gives nothing from here on"]
 
 
 @pytest.mark.parametrize(

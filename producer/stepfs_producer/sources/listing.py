@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from contextlib import closing
 from dataclasses import replace
 from functools import lru_cache
@@ -30,21 +30,21 @@ def located(listing: Listing, now: Listing, source: str, *, advice: str = _ADVIC
 
     Files that `now` has in addition are not part of it; they come with the next epoch.
     """
-    present = {file.name: file for file in now.files}
-    return Listing(tuple(_located(file, present.get(file.name), source, advice) for file in listing.files))
+    present = _Present(now.files, listing.files)
+    return Listing(tuple(_located(file, present.now(file), source, advice) for file in listing.files))
 
 
 def accepted(listing: Listing, now: Listing) -> tuple[Listing, list[str]]:
     """`listing` with the files of `now` in place of those that were replaced, and without those that are gone: and of each
     of these a line.
     """
-    present = {file.name: file for file in now.files}
+    present = _Present(now.files, listing.files)
     found, lines = [], []
     for file in listing.files:
         try:
-            found.append(_located(file, present.get(file.name), "", ""))
+            found.append(_located(file, present.now(file), "", ""))
         except RefusedError:
-            new = present.get(file.name, CorpusFile(file.name, 0, "", "", ()))
+            new = present.now(file) or CorpusFile(file.name, 0, "", "", ())
             found.append(replace(new, laid_out=file.layout))
             rest = "is gone: it gives nothing from here on" if not new.size else "is another: it is read as it is now"
             lines.append(f"{file.name} {rest}")
@@ -67,11 +67,12 @@ def located_files(spec: SourceSpec, listing: Listing, numbers: Collection[int], 
     """`listing` with the locations of some of its files, and of those beside them; only these are opened. As `located`."""
     names = {listing.files[number].name for number in numbers}
     names |= {format_of(spec).beside(name) for name in names}
-    found = {file.name: _inspected(spec, file) for file in _found(spec) if file.name in names}
+    paths = set(map(_path, names))
+    there = (_inspected(spec, file) for file in _found(spec) if _path(file.name) in paths)
+    found = _Present(there, listing.files)
     return Listing(
         tuple(
-            _located(file, found.get(file.name), spec.name, advice) if file.name in names else file
-            for file in listing.files
+            _located(file, found.now(file), spec.name, advice) if file.name in names else file for file in listing.files
         )
     )
 
@@ -112,12 +113,37 @@ def _inspected(spec: SourceSpec, found: FoundFile) -> CorpusFile:
     return CorpusFile(found.name, found.size, found.etag, head, parts, found.location)
 
 
+class _Present:
+    """The files that are there now. A plan whose `files` got or lost an entry numbers the others anew: they are the same."""
+
+    def __init__(self, files: Iterable[CorpusFile], listed: Iterable[CorpusFile]) -> None:
+        self._named = {file.name: file for file in files}
+        self._alike = {_content(file): file for file in self._named.values()}
+        self._listed = set(map(_content, listed))
+
+    def now(self, file: CorpusFile) -> CorpusFile | None:
+        """The file itself, another one in its place, or None."""
+        named, content = self._named.get(file.name), _content(file)
+        if named is None or _content(named) == content:
+            return named or self._alike.get(content)
+        return self._alike.get(content, None if _content(named) in self._listed else named)
+
+
+def _path(name: str) -> str:
+    """Below the entry, without the entry's number."""
+    return name.partition("/")[2]
+
+
+def _content(file: CorpusFile) -> tuple[object, ...]:
+    return _path(file.name), file.size, file.etag, file.head, file.parts
+
+
 def _located(file: CorpusFile, now: CorpusFile | None, source: str, advice: str) -> CorpusFile:
     if file.is_gone:
         return file
     if now is None:
         raise RefusedError(f"source {source}: the file {file.name} is gone; {advice}")
-    if now.frozen == replace(file, laid_out=None).frozen:
+    if _content(now) == _content(file):
         return replace(file, location=now.location)
     if now.size != file.size:
         changed = f"is {'shorter' if now.size < file.size else 'longer'} than when this plan began"
