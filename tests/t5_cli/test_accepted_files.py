@@ -91,6 +91,8 @@ def test_the_counts_add_up(plan: Path, file_url: str) -> None:
     assert accepted.code == 0, accepted.err
     assert f"0/b{kind} is gone: it gives nothing from here on" in accepted.err
     assert f"0/c{kind} is another: it is read as it is now" in accepted.err
+    left_out = "source web: the rest of the block that was begun, at most " in accepted.err
+    assert left_out == (kind == ".parquet"), "with jsonl it was another file's"
     for steps in ("0:5", "20:25"):
         replayed = produce("replay", file_url, "--steps", steps, "--plan-dir", plan.parent, "--workers", 1)
         assert (replayed.code, "restore it" in replayed.err) == (4, True), replayed.err

@@ -52,7 +52,7 @@ from stepfs_producer.plan.step import State, position_bytes_max, read_position
 from stepfs_producer.run.lake import committed_positions, keep, keep_listing
 from stepfs_producer.run.load import LoadedSource
 from stepfs_producer.run.options import RunOptions
-from stepfs_producer.sources.listing import RULE, Layout, accepted, continued_at, list_corpus, located
+from stepfs_producer.sources.listing import RULE, Layout, accepted, begun_block, continued_at, list_corpus, located
 from stepfs_producer.sources.record import SourceSpec, identity_of
 from stepfs_producer.transforms.documents import ChatSpec, FimSpec, ImagesSpec, PairSpec, TokenizerSpec, TransformSpec
 from stepfs_producer.transforms.fim import Fim
@@ -423,6 +423,14 @@ async def fit_plan(
                 say(f"warning: source {name}: {line}")
             if lines:
                 cursors[name] = continued_at(specs[name], then, frozen[name], known[name].cursor)
+                block = begun_block(specs[name], then, known[name].cursor)
+                if block is not None and cursors[name] != known[name].cursor:
+                    rest = sum(fragment.end - fragment.begin for fragment in block.fragments)
+                    files = sorted({then.files[fragment.file].name for fragment in block.fragments})
+                    say(
+                        f"warning: source {name}: the rest of the block that was begun, at most {rest} bytes of "
+                        f"{', '.join(files[:5])}{', …' * (len(files) > 5)}, is left out"
+                    )
     found = await trio.to_thread.run_sync(with_listings, prepared, frozen, cursors, abandon_on_cancel=True)
     _refuse_large_position(Planner(found.rules).begin(state), found.rules)
     return found

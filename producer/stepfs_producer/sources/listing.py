@@ -55,12 +55,16 @@ def continued_at(spec: SourceSpec, before: Listing, now: Listing, cursor: tuple[
     """The cursor (epoch, fragment, block, taken, into) in an accepted listing: behind a block that was begun, and of which a
     file is another.
     """
-    layout, place = Layout(spec, before), BlockAddress(*cursor[:3])
-    task = layout.task(place) if any(cursor[2:]) else None
+    task = begun_block(spec, before, cursor)
     files = () if task is None else {one.file for one in task.fragments}
     if task is None or all(before.files[number].frozen == now.files[number].frozen for number in files):
         return cursor
     return (*task.next_fragment, 0, 0)
+
+
+def begun_block(spec: SourceSpec, listing: Listing, cursor: tuple[int, ...]) -> BlockTask | None:
+    """The block of which a part was taken."""
+    return Layout(spec, listing).task(BlockAddress(*cursor[:3])) if any(cursor[2:]) else None
 
 
 def located_files(spec: SourceSpec, listing: Listing, numbers: Collection[int], *, advice: str) -> Listing:
