@@ -230,6 +230,11 @@ class RangeCheck:
         self._sum = 0
         self._problem: str | None = None
 
+    @property
+    def landed(self) -> int:
+        """Bytes so far."""
+        return self._landed
+
     def update(self, stop: int) -> None:
         """Bytes up to `stop` are in the buffer now. One thread at a time."""
         while self._piece < len(self._range.pieces):

@@ -1,4 +1,4 @@
-"""Which block is fetched next, how many at a time, and how: from the disk cache, else by GETs from the store.
+"""Which block is fetched next, how many at a time, and how: from the disk cache, a nearer place, else the store.
 
 Demands of open files come first, those nearest to their reader, and keep a quarter of the connections; then the requests
 for later steps, planned as late as possible so that neighbours are joined in one GET.
@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import fmean
 from typing import Final
 
@@ -19,6 +20,7 @@ from stepfs.data.buffers import Buffer, Pool
 from stepfs.data.cache import Cache
 from stepfs.data.counters import DataCounts
 from stepfs.data.disk import WriteBehind
+from stepfs.data.near import Answer, Near
 from stepfs.data.tuning import TUNING
 from stepfs.errors import AbsentError, CorruptError, StepfsError, StoreUnreachableError
 from stepfs.format.ids import SliceIndex, SliceKey, Step
@@ -196,6 +198,7 @@ class Throttle:
 _log = logging.getLogger("stepfs.data")
 
 Lease = Callable[[], Buffer | None]
+Again = Callable[[Buffer], Awaitable[Answer]]
 StoreOf = Callable[[Descriptor], Awaitable[Store]]  # a fork's origin is looked at first: by a request that may fail
 
 
@@ -230,14 +233,23 @@ class Fetcher:
             yield
             self._nursery.cancel_scope.cancel()
 
-    async def fetch(self, entry: StepEntry, range_: Range, buffer: Buffer, lease: Lease) -> Buffer:
-        """The verified bytes of a range, in `buffer` or in another from `lease`; consumes `buffer` in any case.
+    def start_soon(self, call: Callable[..., Awaitable[None]], *arguments: object) -> None:
+        """Among the attempts: outlives whoever starts it."""
+        assert self._nursery is not None
+        self._nursery.start_soon(call, *arguments)
+
+    async def fetch(
+        self, entry: StepEntry, range_: Range, buffer: Buffer | None, lease: Lease, again: Again | None = None
+    ) -> Buffer:
+        """The verified bytes of a range, in `buffer` or in another from `lease`; consumes `buffer` in any case. Where the
+        store does not answer, `again` is asked before the next attempt.
 
         `CorruptError`, `AbsentError`; `StoreUnreachableError` at the deadline.
         """
         deadline = trio.current_time() + self.deadline_s
         mismatches = 0
-        attempt: Buffer | None = buffer
+        attempt = buffer or lease()
+        error: StepfsError | None = None
         while True:
             if attempt is not None:
                 race = await self._race(entry, range_, attempt, lease)
@@ -253,6 +265,12 @@ class Fetcher:
                 _log.info("%s; trying again", error)
                 self.counts.retries += 1
             attempt = lease()
+            if attempt is not None and again is not None and isinstance(error, StoreUnreachableError):
+                answer = await again(attempt)
+                if answer is Answer.BYTES:
+                    return attempt
+                if answer is Answer.LATE:
+                    attempt = lease()
             if attempt is None:
                 await trio.sleep(TUNING.memory_poll_s)
 
@@ -456,6 +474,7 @@ class BlockLoader:
     fetcher: Fetcher
     concurrency: ConcurrencyLimit  # of the loads under way
     loaded: Callable[[Block], None]  # called for each block that became READY
+    near: Near | None = None
     readers_waiting: int = 0  # blocked on a block
 
     def __post_init__(self) -> None:
@@ -533,9 +552,48 @@ class BlockLoader:
         """The verified bytes, in `buffer` or in another one in its place. Any exception consumes `buffer`."""
         if self.cache.copied(block) and await self._load_copy(block, buffer):
             return buffer
-        return await self.fetcher.fetch(
-            block.entry, block.range, buffer, lambda: self.cache.lease(block.range.size, block)
-        )
+        left: Buffer | None = buffer
+        again: Again | None = None
+        if self.near is not None:
+            answer = await self._load_near(self.near, block, buffer)
+            if answer is Answer.BYTES:
+                return buffer
+            left = None if answer is Answer.LATE else buffer
+            again = partial(self.near.load, block, insists=True)
+        lease = partial(self.cache.lease, block.range.size, block)
+        return await self.fetcher.fetch(block.entry, block.range, left, lease, again)
+
+    async def _load_near(self, near: Near, block: Block, buffer: Buffer) -> Answer:
+        """From the nearer place. A block that nobody opened yet waits there for its copy, which is made after the commit."""
+        until_s = trio.current_time() + TUNING.near_absent_s
+        pause_s = TUNING.near_look_s
+
+        def waits() -> bool:
+            return block.state is State.FETCHING and not block.pinned and near.may_come(block.step)
+
+        while True:
+            answer = await self._ask_near(near, block, buffer)
+            if answer is not Answer.ABSENT:
+                return answer
+            look_s = min(trio.current_time() + pause_s, until_s)
+            while waits() and trio.current_time() < look_s:
+                with trio.move_on_at(look_s):
+                    await self._wake.wait()  # somebody may have opened it
+            if not waits() or trio.current_time() >= until_s:
+                return answer
+            pause_s *= 2
+
+    async def _ask_near(self, near: Near, block: Block, buffer: Buffer) -> Answer:
+        """One request, from which the limit of connections learns."""
+        began_s, started = trio.current_time(), self.concurrency.start()
+        took_s: float | None = None
+        try:
+            answer = await near.load(block, buffer)
+            if answer is Answer.BYTES:
+                took_s = trio.current_time() - began_s
+            return answer
+        finally:
+            self.concurrency.end(started, block.range.size, took_s)
 
     async def _load_copy(self, block: Block, buffer: Buffer) -> bool:
         """Load a block from disk into `buffer`; False for a damaged file, which is removed."""

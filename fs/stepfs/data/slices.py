@@ -20,6 +20,7 @@ from stepfs.data.cache import Cache, OpenSlices, ReadingOrder
 from stepfs.data.counters import DataCounts
 from stepfs.data.disk import DiskCache, WriteBehind
 from stepfs.data.fetch import BlockLoader, ConcurrencyLimit, Fetcher, FetchQueue, PrefetchRequest, StoreOf
+from stepfs.data.near import Near
 from stepfs.errors import StepfsError, StoreUnreachableError
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex, SliceKey, Step
 from stepfs.format.snapshot import StepEntry
@@ -102,11 +103,12 @@ class Slices:
         origin_store: StoreOf | None = None,
         opened_are_kept: bool = False,
         peers: int = 1,
+        near: Store | None = None,
     ) -> None:
         """`memory_bytes`: the one budget for bytes in memory. `disk`: a second layer behind it. `concurrency` bounds the
         GETs under way. `origin_store` opens the store of a fork's parent (descriptors with `origin` > 0). `opened_are_kept`:
         the store keeps the objects of steps from `forget_below` upwards, so open files without readers may leave memory.
-        `peers`: how many readers open each slice, one behind the other.
+        `peers`: how many readers open each slice, one behind the other. `near`: asked for bytes before `store`.
         """
         self.counts = DataCounts()
         self.disk_copies = WriteBehind(disk, self.counts, self._written, self._is_pinned, self._is_last_copy)
@@ -129,8 +131,9 @@ class Slices:
         self._fetcher = Fetcher(
             self.cache.pool, self.counts, self._store_of, deadline_s=deadline_s, concurrency=concurrency
         )
+        self.near = None if near is None else Near(near, self.cache.pool, self.counts, self._fetcher.start_soon)
         self._loader = BlockLoader(
-            self.cache, self._queue, self.disk_copies, self.counts, self._fetcher, concurrency, self._loaded
+            self.cache, self._queue, self.disk_copies, self.counts, self._fetcher, concurrency, self._loaded, self.near
         )
         self._copies = 1  # in memory, of a slice fetched ahead: priming without a disk keeps a second one
 

@@ -30,6 +30,12 @@ class Tuning:
     failed_rest_s: float = 10.0  # a block that failed is fetched ahead again after so long; a reader never waits for it
     in_order_first: int = 4  # blocks of one open slice at a time, at first
     in_order_growth: float = 1.5  # so GETs on a full link take no longer than a second one waits
+    near_silence_s: float = 2.0  # without a byte from the nearer place: then the lake's store is asked
+    near_most_s: float = 10.0  # for one request there, however steadily its bytes come
+    near_rest_s: float = 5.0  # of a place that answers nobody; doubled each time
+    near_rest_max_s: float = 60.0  # a place that is back is noticed so soon
+    near_absent_s: float = 10.0  # that a block which nobody opened waits for who copies it: reading ahead is faster
+    near_look_s: float = 0.25  # before the place is asked again for it; doubled each time
     memory_poll_s: float = 0.05  # memory that a reader or a thread still sees returns without a signal
     reach_shift_max: int = 8  # a reader in order may displace blocks up to 2 to this power ahead
     unsaved_share: float = 0.5  # of memory for blocks not on disk yet: beyond, fetching runs ahead of the disk

@@ -14,7 +14,7 @@ from stepfs.data.fetch import CONNECTIONS_MAX, ConcurrencyLimit
 from stepfs.data.memory import MemoryGovernor
 from stepfs.data.prefetch import Prefetcher
 from stepfs.data.slices import Slices
-from stepfs.errors import StepfsError
+from stepfs.errors import StepfsError, UsageError
 from stepfs.follow.follower import Changes, Follower, Spacing
 from stepfs.follow.waits import HasPendingSignal, Waits
 from stepfs.format.control import GroupRecord
@@ -137,6 +137,8 @@ class ServeOptions(Protocol):
     @property
     def wait_s(self) -> float | None: ...
     @property
+    def near(self) -> str | None: ...
+    @property
     def prefetch_steps(self) -> int | None: ...
     @property
     def poll_s(self) -> float: ...
@@ -167,8 +169,8 @@ class LakeParts:
         list_latest: bool = False,
         has_signal: HasPendingSignal | None = None,
     ) -> None:
-        """`open_origin`: the store of a lake that this one was forked from. `mounts`: of the run, as far as is known. The
-        others as the parts take them.
+        """`open_origin`: the store of a lake that this one was forked from, or of a nearer place. `mounts`: of the run, as far as
+        is known. The others as the parts take them.
         """
         self.store = store
         self.log = log
@@ -186,6 +188,7 @@ class LakeParts:
             origin_store=self._origin_store,
             opened_are_kept=opened_are_kept,
             peers=peers,
+            near=self._near_store(options.near, open_origin),
         )
         self.prefetcher = Prefetcher(
             self.slices, self.tree, log, window=options.prefetch_steps, hinted=hinted, start=start, guesses=guesses
@@ -215,6 +218,14 @@ class LakeParts:
         governor = MemoryGovernor(self.slices)
         for part in (self.waits, self.slices, governor, self.prefetcher, self.follower):
             await background.start(part.run)
+        if self.slices.near is not None:
+            background.start_soon(self.slices.near.look, self.log.identity.lake_id)
+
+    async def close_stores(self) -> None:
+        """All but the lake's own, which belongs to the caller."""
+        await self.origins.aclose()
+        if self.slices.near is not None:
+            await self.slices.near.store.aclose()
 
     def changed(self) -> None:
         """The view has changed: steps came, or left."""
@@ -243,6 +254,14 @@ class LakeParts:
             order_needs_from=self.prefetcher.hints.needed_from,
             on_retired=self.slices.keep_opened,
         )
+
+    def _near_store(self, url: str | None, opener: Opener) -> Store | None:
+        if url is None:
+            return None
+        near = opener(url)
+        if near.url == self.store.url:
+            raise UsageError(f"near is {url}, the lake itself; name a place that is nearer, or leave it out")
+        return near
 
     async def _origin_store(self, tgb: Descriptor) -> Store:
         return await self.origins.of(tgb, self.log.state)

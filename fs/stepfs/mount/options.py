@@ -116,6 +116,10 @@ class MountOptions:
             parse=parse_size,
         ),
     ] = None
+    near: Annotated[
+        str | None,
+        Opt("--near", "Read slices from here first: a replica, or any place with the lake's objects.", "PLACE"),
+    ] = None
     prefetch_steps: Annotated[
         int | None, Opt("--prefetch", "Steps to fetch ahead; 0 fetches nothing ahead.", "STEPS", least=0)
     ] = None

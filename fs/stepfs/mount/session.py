@@ -214,7 +214,7 @@ class MountParts(LakeParts):
     async def aclose(self) -> None:
         """Close all that this mount opened; the lake's own store belongs to the caller."""
         self.files.close_all()
-        await self.origins.aclose()
+        await self.close_stores()
 
     def _is_own(self, pid: int) -> bool:
         """Whether a request comes from the primer: `pid` of a FUSE request is the calling thread's id."""

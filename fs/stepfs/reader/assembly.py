@@ -107,7 +107,7 @@ class ReaderParts(LakeParts):
                 background.cancel_scope.cancel()
         finally:
             with trio.CancelScope(shield=True):
-                await self.origins.aclose()
+                await self.close_stores()
 
     async def read(self, step: Step, index: SliceIndex, *, waits: bool = False) -> memoryview:
         """The bytes of a slice, verified. With `waits`, wait for its commit even if the options do not.

@@ -147,6 +147,7 @@ class Lake:
         memory: str | int | None = None,
         deadline_s: float = DEADLINE_S,
         poll: str | float = 0.1,
+        near: str | None = None,
         endpoint_url: str | None = None,
     ) -> None:
         """Open a lake. The words have the meaning of `stepfs mount`'s options (fs/OPERATIONS.md).
@@ -157,8 +158,9 @@ class Lake:
         waited for. `wait`: seconds that a step beyond the newest is waited for; without it, it is a `NoSuchStepError` at
         once. `group`: the training run whose checkpoints keep steps, registered here. `prefetch_steps`: a fixed number of steps
         to fetch ahead (0: none). `memory`: of this reader, as `"2G"` or in bytes; by default a part of the available memory.
-        `deadline_s`: of every read and wait. `poll`: the shortest interval between looks for new steps. `endpoint_url`: an
-        S3-compatible server; else `STEPFS_ENDPOINT_URL`, then AWS's own variables.
+        `deadline_s`: of every read and wait. `poll`: the shortest interval between looks for new steps. `near`: the URL of
+        a replica, or of any place with the lake's objects, from which bytes are read first; else `STEPFS_NEAR`. `endpoint_url`:
+        an S3-compatible server; else `STEPFS_ENDPOINT_URL`, then AWS's own variables.
 
         `UsageError`, `AbsentError`, `RefusedError`, `StoreUnreachableError` as `stepfs mount`.
         """

@@ -110,6 +110,7 @@ class LakeOptions:
     wait_s: Annotated[float | None, Param("wait", _seconds("wait"))] = None
     group: Annotated[str | None, Param("group", _text("group", "pretrain"))] = None
     memory_bytes: Annotated[int | None, Param("memory", _memory)] = None
+    near: Annotated[str | None, Param("near", _text("near", "file:///directory"))] = None
     prefetch_steps: Annotated[int | None, Param("prefetch_steps", _prefetch)] = None
     poll_s: Annotated[float, Param("poll", _poll)] = 0.1
     deadline_s: Annotated[float, Param("deadline_s", _deadline)] = DEADLINE_S
@@ -119,8 +120,9 @@ class LakeOptions:
     @classmethod
     def of(cls, url: str, words: Mapping[str, Any]) -> LakeOptions:
         """The options that the words of `Lake` give; None leaves the default. `UsageError` as `stepfs mount` refuses."""
-        endpoint_url = words.get("endpoint_url") or os.environ.get("STEPFS_ENDPOINT_URL") or None
-        every = {**words, "endpoint_url": endpoint_url}
+        every = dict(words)
+        for word in ("endpoint_url", "near"):
+            every[word] = words.get(word) or os.environ.get(f"STEPFS_{word.upper()}") or None
         given = {"url": url} | {word: value for word, value in every.items() if value is not None}
         return cls(
             **{

@@ -63,6 +63,7 @@ def explained(root: Path, doing: str) -> Iterator[None]:
 
 STALE_TEMPORARY_S: Final = 24 * 3600
 _VECTORS_MAX: Final = 1024  # IOV_MAX
+_PIECE_BYTES: Final = 1 << 20  # read between two reports of progress
 
 
 def links(path: Path) -> int:
@@ -74,16 +75,17 @@ def links(path: Path) -> int:
         os.close(handle)
 
 
-def fill(handle: int, offset: int, buffer: memoryview) -> int:
+def fill(handle: int, offset: int, buffer: memoryview, landed: Progress = ignore_progress) -> int:
     """Read into `buffer` from byte `offset`; returns the number of bytes, fewer than the buffer's at the end of the
     file.
     """
     done = 0
     while done < len(buffer):
-        got = os.preadv(handle, [buffer[done:]], offset + done)
+        got = os.preadv(handle, [buffer[done : done + _PIECE_BYTES]], offset + done)
         if got == 0:
             break
         done += got
+        landed(done)
     return done
 
 
@@ -277,9 +279,7 @@ class LocalStore:
         with explained(self.root, f"read {key}"), self._opened(key) as handle:
             if handle is None:
                 return None
-            got = fill(handle, offset, buffer)
-            landed(got)
-            return got
+            return fill(handle, offset, buffer, landed)
 
     @contextmanager
     def _opened(self, key: str) -> Iterator[int | None]:
