@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import inspect
 import pickle
+import shutil
 import signal
 import subprocess
 import threading
@@ -14,7 +15,7 @@ from typing import get_type_hints
 
 import pytest
 from beside import WAIT_S, background_threads, in_thread, is_waiting, until
-from shelf import SMALL, commit_on_disk, lake_on_disk, payload, seal_on_disk
+from shelf import SMALL, commit_on_disk, lake_of, lake_on_disk, payload, seal_on_disk
 
 from stepfs import CheckpointHook, Lake, StreamState, background
 from stepfs.errors import (
@@ -45,6 +46,30 @@ def test_steps_and_ranks(still):
         assert f"{step:09d}" == "000000002"
         assert step[0] == lake[2][0] == payload(2, 0, SMALL)
         assert pickle.loads(pickle.dumps(step)).__class__ is int
+
+
+def test_bytes_come_from_a_copy_of_the_objects_although_the_lake_lost_them(tmp_path, monkeypatch):
+    url = lake_of(tmp_path, 3)
+    home = tmp_path / "lake"
+    (data,) = home.glob("*/data")
+    shutil.copytree(data, tmp_path / "place" / data.relative_to(home))
+    shutil.rmtree(data)
+    monkeypatch.setenv("STEPFS_NEAR", f"file://{tmp_path}/place")  # as with an option of `stepfs mount`
+    with Lake(url) as lake:
+        assert [lake[step][1] for step in range(3)] == [payload(step, 1, SMALL) for step in range(3)]
+    with Lake(url, near=f"file://{tmp_path}/place") as lake:
+        assert lake[2][0] == payload(2, 0, SMALL)
+
+
+@pytest.mark.logs("has no data of this lake")
+def test_a_near_place_without_the_lake_changes_nothing_and_the_lake_itself_is_none(tmp_path):
+    url = lake_of(tmp_path, 2)
+    with Lake(url, near=f"file://{tmp_path}/nothing") as lake:
+        assert lake[1][0] == payload(1, 0, SMALL)
+    with pytest.raises(UsageError, match="the lake itself; name a place that is nearer, or leave it out"):
+        Lake(url, near=url + "/")
+    with pytest.raises(UsageError, match="unknown scheme"):
+        Lake(url, near="ftp://host/x")
 
 
 def test_what_is_not_there_says_so(still):
