@@ -52,6 +52,12 @@ def test_the_screen_of_a_mount_at_work():
     ]
 
 
+def test_a_nearer_place_has_a_line_once_it_was_asked():
+    near = {"near_hits": 120, "near_bytes": 8 << 20, "near_absent": 3, "near_corrupt": 0, "near_failed": 1}
+    lines = list(mount_lines({**LATER, "data": LATER["data"] | near}, EARLIER))
+    assert lines[6] == "near     4.00 MiB/s in 120 blocks; 3 absent, 0 corrupt, 1 failed"
+
+
 def test_the_first_look_and_a_restarted_daemon_have_the_rates_since_the_start():
     for before in ({}, {**EARLIER, "pid": 1}):
         lines = list(mount_lines(LATER, before))

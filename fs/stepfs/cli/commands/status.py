@@ -316,6 +316,12 @@ def mount_lines(now: Mapping[str, object], before: Mapping[str, object]) -> Iter
     )
     yield f"reading  {size('bytes_read')} through the daemon, {size('data', 'primed')} primed, {hits}"
     yield f"fetched  {size('data', 'bytes_fetched')} in {rate('data', 'requests'):.1f}/s GETs{trouble}"
+    near = {name: _number(data, f"near_{name}") for name in ("hits", "absent", "corrupt", "failed")}
+    if any(near.values()):
+        yield (
+            f"near     {size('data', 'near_bytes')} in {near['hits']:.0f} blocks; {near['absent']:.0f} absent, "
+            f"{near['corrupt']:.0f} corrupt, {near['failed']:.0f} failed"
+        )
     yield f"cache    {held[0]} in memory, {held[1]} on disk"
     yield f"store    {answers}, {rate('store', 'requests'):.1f}/s requests; trouble: {store.get('trouble')}"
 
