@@ -58,15 +58,21 @@ class Near:
     _newest: Step | None = None  # that was found here; None: nothing was
 
     async def look(self, lake_id: str) -> None:
-        """Warn of a place without data of this lake."""
-        try:
-            if await self.store.list(f"{lake_id}/data/", limit=1):
+        """Look until the place has data of this lake; warn of one that has none."""
+        told = False
+        while self._newest is None:
+            try:
+                found = await self.store.list(f"{lake_id}/data/", limit=1)
+                reason = "has no data of this lake"
+            except StepfsError as error:
+                found, reason = [], f"cannot be read ({error})"
+            if found:
                 self._newest = self._newest or Step(0)
                 return
-            reason = "has no data of this lake"
-        except StepfsError as error:
-            reason = f"cannot be read ({error})"
-        _log.warning("%s %s: until it has, and answers, the lake's own store is read", self.store.url, reason)
+            if not told:
+                _log.warning("%s %s: until it has, and answers, the lake's own store is read", self.store.url, reason)
+            told = True
+            await trio.sleep(TUNING.near_absent_s)
 
     def may_come(self, step: Step) -> bool:
         """Whether absent data of the step may be on its way: a step behind it has come already, or nothing ever did."""

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 import trio
+import trio.testing
 from at_work import at_work
 from data_doubles import LAKE_ID, HeldStore, World, read_all, world_of, world_with
 
@@ -50,7 +51,8 @@ def away(_number: int, _offset: int, _size: int) -> float:
 async def started(nursery: trio.Nursery, world: World, place: Place, memory: int = 64 * MIB) -> Slices:
     slices = await at_work(nursery, Slices(world.store, memory_bytes=memory, near=place))
     assert slices.near is not None
-    await slices.near.look(LAKE_ID)
+    nursery.start_soon(slices.near.look, LAKE_ID)
+    await trio.testing.wait_all_tasks_blocked()
     return slices
 
 
@@ -245,6 +247,23 @@ async def test_it_waits_only_for_what_may_come(nursery, autojump_clock, reason):
     assert gone
 
 
+@pytest.mark.logs("has no data of this lake")
+async def test_a_copy_that_begins_later_is_waited_for_soon(nursery, autojump_clock):
+    world = world_of(2, MIB)
+    place = Place(world)
+    first, later = (place.objects.pop(entry.tgb.key) for entry in world.entries)
+    slices = await started(nursery, world, place)
+    await read(slices, world, 0)
+    place.objects[world.entries[0].tgb.key] = first
+    await trio.sleep(TUNING.near_absent_s + 1)
+    slices.request([(world.entries[1], [SliceIndex(0)])])
+    await trio.sleep(3)
+    place.objects[world.entries[1].tgb.key] = later
+    await trio.sleep(TUNING.near_absent_s)
+    assert slices.holds(world.entries[1].step, SliceIndex(0))
+    assert len(world.store.requests) == 1
+
+
 @pytest.mark.logs("until it has, and answers")
 @pytest.mark.parametrize("problem", ["absent", "refused"])
 async def test_a_place_without_data_of_the_lake_is_told_once(nursery, autojump_clock, caplog, problem):
@@ -259,6 +278,7 @@ async def test_a_place_without_data_of_the_lake_is_told_once(nursery, autojump_c
     if problem == "refused":
         place.list = refuse  # type: ignore[method-assign]
     slices = await started(nursery, world, place)
+    await trio.sleep(5 * TUNING.near_absent_s)
     said = "has no data of this lake" if problem == "absent" else "cannot be read (no credentials can be used)"
     (record,) = caplog.records
     assert record.getMessage() == (f"memory://place {said}: until it has, and answers, the lake's own store is read")
