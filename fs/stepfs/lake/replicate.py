@@ -181,7 +181,8 @@ class Copier:
 
     home: Store
     store: Store
-    memory_bytes: int
+    memory_bytes: int = 1 << 30
+    note: Callable[[Copier, int], None] = lambda _copier, _step: None  # called for each copied object
     copied: int = 0  # objects
     copied_bytes: int = 0
     _buffers: _Buffers = field(init=False)
@@ -225,6 +226,7 @@ class Copier:
             await self.store.put(tgb.key, [body])
         self.copied += 1
         self.copied_bytes += tgb.size
+        self.note(self, step)
 
 
 @dataclass(eq=False, slots=True)
@@ -274,21 +276,23 @@ class Replica:
         """Follow the lake up to the first step that the replica shall have, which may lie behind the base of its log."""
         await self._check_history()
         while self.log.state.next_step < self.log.first_live_step:
-            if not await self.follow():
+            before = self.log.state.version
+            await self.follow()
+            if self.log.state.version == before:
                 await self._check_history()
                 raise StoreUnreachableError(f"{self.home.store.url} does not show its newest steps; {_AGAIN}")
 
     async def round(self) -> bool:
         """Copy what is new, or the first `_VERSIONS_MAX` versions of it, and look at both lakes when it is time. False if
-        nothing was new.
+        there is no more.
         """
-        moved = await self.follow()
+        more = await self.follow()
         now_s = trio.current_time()
         if now_s >= self._look_at_s:
             await self.look()
         elif now_s >= self._keep_at_s:
             await self.keep()
-        return moved
+        return more
 
     async def look(self) -> None:
         """Look whether the lake is what it was, then `keep`; and copy what a run keeps after its start."""
@@ -311,16 +315,18 @@ class Replica:
             )
 
     async def follow(self) -> bool:
-        """Copy the versions behind the replica's head, at most `_VERSIONS_MAX`. False if there are none."""
-        home, lake_id, first = self.home.store, self.home.identity.lake_id, Version(self.log.head.version + 1)
-        found = await read_commit(home, lake_id, first)
-        if found is None:
-            return False
-        commits = [found]
-        versions, _ = await list_versions(home, lake_id, Version(first + 1), _VERSIONS_MAX - 1)
-        async with aclosing(read_versions(home, lake_id, versions)) as bodies:
-            async for key, body in bodies:
-                commits.append((decode_commit(body, key), body))
+        """Copy the versions behind the replica's head, at most `_VERSIONS_MAX`. False if there are no more."""
+        home, lake_id, first = self.home.store, self.home.identity.lake_id, self.log.head.version + 1
+        commits: list[tuple[Commit, bytes]] = []
+        for version in (first, first + 1):
+            if (found := await read_commit(home, lake_id, Version(version))) is None:
+                break
+            commits.append(found)
+        else:
+            versions, _ = await list_versions(home, lake_id, Version(first + 2), _VERSIONS_MAX - 2)
+            async with aclosing(read_versions(home, lake_id, versions)) as bodies:
+                async for key, body in bodies:
+                    commits.append((decode_commit(body, key), body))
         try:
             await self.copier.in_order(
                 [(self._named(commit), (commit, body)) for commit, body in commits], self._publish
@@ -332,7 +338,7 @@ class Replica:
         except ChainError:
             await self._check_history()  # another one is no damage
             raise
-        return True
+        return len(commits) > 1
 
     def _named(self, commit: Commit) -> Named:
         named = [(Step(commit.first_step + number), tgb) for number, tgb in enumerate(commit.tgbs)]

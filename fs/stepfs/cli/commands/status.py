@@ -222,11 +222,12 @@ def _lake_lines(log: LogReader, groups: Mapping[str, GroupRecord]) -> Iterator[s
     )
     yield f"lake      {state.lake_id}  ({log.identity.grid}, {log.identity.ext}{', sealed' if state.sealed else ''})"
     if log.identity.replica_of is not None:
-        yield f"replica   of {log.identity.replica_of}"
+        yield f"copy of   {log.identity.replica_of}  (a replica)"
     for origin in _origins(log):
         yield f"fork of   {origin['url']}  (lake {origin['lake_id']}, the same below step {origin['cut']})"
     yield f"steps     {span}  ({live} live, {state.next_step} committed)"
-    yield f"head      version {state.version}  ({time_text(state.time_ms)}), digest {state.digest.hex()}"
+    yield f"head      version {state.version}  ({time_text(state.time_ms)})"
+    yield f"digest    {state.digest.hex()}"
     yield f"payload   {size_text(state.total_bytes)}, {state.total_records} records in all steps; {size_text(_live_bytes(log))} live"
     yield from producer_lines(_producers(state), SystemClock().now_ms())
     if groups:
