@@ -503,6 +503,18 @@ async def test_somebody_wrote_into_the_replica(world: World) -> None:
         await pair.opened("next")
 
 
+@scenario(small, on=grow)
+async def test_a_sealed_lake_is_copied_to_its_end(world: World) -> None:
+    """And is sealed there, so that all uploads that no step names are orphans: none of them is a step's."""
+    pair = Pair(world)
+    await pair.replicated("it")
+    await grows(world, 2)
+    await seal(await LogReader.open(process(world, "operator"), world.identity), TrioClock())
+    await pair.replicated("again")
+    assert await pair.reclaimed_there() == 0
+    assert (await pair.equals_home()).state.sealed
+
+
 @pytest.mark.parametrize("first", [5, NEED, 12, STEPS, 10_000])
 @scenario(small, on=grow)
 async def test_a_replica_may_begin_at_any_step(world: World, first: int) -> None:

@@ -96,8 +96,8 @@ def _show(replica: Replica, *, as_json: bool) -> None:
         facts = {"lake_id": state.lake_id, "home": home, "copy": copy, **steps, "copied": copied}
         typer.echo(json_text(facts, indent=None))
         return
-    span = f"steps {first} to {state.next_step - 1}" if state.next_step > first else f"no step before {first}"
-    typer.echo(f"{copy} has {span} of {home}; copied {copier.copied} objects ({size_text(copier.copied_bytes)})")
+    span = f"steps {first} to {state.next_step - 1} of {home}" if state.next_step > first else f"no step of {home} yet"
+    typer.echo(f"{copy} has {span}; copied {copier.copied} objects ({size_text(copier.copied_bytes)})")
 
 
 @contextmanager
