@@ -473,6 +473,20 @@ async def test_a_damaged_object_ends_it_behind_all_that_came_before(world: World
 
 
 @scenario(small, on=grow)
+async def test_a_damaged_commit_ends_it_behind_all_that_came_before(world: World) -> None:
+    pair = Pair(world)
+    replica = await pair.replicated("it")
+    await grows(world, 4)
+    bad = numbered(log_prefix(world.identity.lake_id), replica.log.state.version + 4)
+    flipped(world, bad)
+    with pytest.raises(CorruptError, match=bad):
+        await pair.replicated("again")
+    reader = await pair.is_sound()
+    assert reader is not None
+    assert reader.state.version == replica.log.state.version + 3
+
+
+@scenario(small, on=grow)
 async def test_an_answer_that_was_wrong_once_is_read_again(world: World) -> None:
     pair = Pair(world)
     copier = pair.copier("it")

@@ -20,7 +20,15 @@ import trio
 
 from stepfs import entropy
 from stepfs.clock import Clock, SystemClock
-from stepfs.errors import AbsentError, CorruptError, RefusedError, StepfsError, StoreUnreachableError, WithdrawnError
+from stepfs.errors import (
+    AbsentError,
+    CorruptError,
+    NewerFormatError,
+    RefusedError,
+    StepfsError,
+    StoreUnreachableError,
+    WithdrawnError,
+)
 from stepfs.errors import command as shell_command
 from stepfs.format.commit import Commit, CommitKind, decode_commit
 from stepfs.format.control import RECORD_ID_BYTES, ControlRecord, GroupRecord, encode_control
@@ -316,17 +324,12 @@ class Replica:
 
     async def follow(self) -> bool:
         """Copy the versions behind the replica's head, at most `_VERSIONS_MAX`. False if there are no more."""
-        home, lake_id, first = self.home.store, self.home.identity.lake_id, self.log.head.version + 1
         commits: list[tuple[Commit, bytes]] = []
-        for version in (first, first + 1):
-            if (found := await read_commit(home, lake_id, Version(version))) is None:
-                break
-            commits.append(found)
-        else:
-            versions, _ = await list_versions(home, lake_id, Version(first + 2), _VERSIONS_MAX - 2)
-            async with aclosing(read_versions(home, lake_id, versions)) as bodies:
-                async for key, body in bodies:
-                    commits.append((decode_commit(body, key), body))
+        try:
+            await self._read(Version(self.log.head.version + 1), commits)
+        except (CorruptError, NewerFormatError):
+            if not commits:  # else what comes before it goes first
+                raise
         try:
             await self.copier.in_order(
                 [(self._named(commit), (commit, body)) for commit, body in commits], self._publish
@@ -339,6 +342,18 @@ class Replica:
             await self._check_history()  # another one is no damage
             raise
         return len(commits) > 1
+
+    async def _read(self, first: Version, into: list[tuple[Commit, bytes]]) -> None:
+        """The lake's next commits, with a LIST only if there are several."""
+        home, lake_id = self.home.store, self.home.identity.lake_id
+        for version in (first, first + 1):
+            if (found := await read_commit(home, lake_id, Version(version))) is None:
+                return
+            into.append(found)
+        versions, _ = await list_versions(home, lake_id, Version(first + 2), _VERSIONS_MAX - 2)
+        async with aclosing(read_versions(home, lake_id, versions)) as bodies:
+            async for key, body in bodies:
+                into.append((decode_commit(body, key), body))
 
     def _named(self, commit: Commit) -> Named:
         named = [(Step(commit.first_step + number), tgb) for number, tgb in enumerate(commit.tgbs)]
