@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from doubles.faulty_store import Event, ObjectMap
 from doubles.trio_clock import TrioClock
@@ -22,6 +23,15 @@ from stepfs.lake.replicate import Copier, Replica
 from stepfs.lake.verify.lake import TgbCheck
 
 COPY = "memory://the copy"
+
+
+async def copied(copier: Copier, **options: Any) -> Replica:
+    """As `stepfs replicate` without --every."""
+    replica = await Replica.open(copier, clock=TrioClock(), **options)
+    while await replica.round():
+        pass
+    await replica.look()
+    return replica
 
 
 @dataclass
@@ -49,16 +59,11 @@ class Pair:
         store.url = COPY
         return Copier(home, store)
 
-    async def opened(self, name: str, **options: object) -> Replica:
-        return await Replica.open(self.copier(name), clock=TrioClock(), **options)  # type: ignore[arg-type]
+    async def opened(self, name: str) -> Replica:
+        return await Replica.open(self.copier(name), clock=TrioClock())
 
-    async def replicated(self, name: str, **options: object) -> Replica:
-        """As `stepfs replicate` without --every."""
-        replica = await self.opened(name, **options)
-        while await replica.round():
-            pass
-        await replica.look()
-        return replica
+    async def replicated(self, name: str, **options: Any) -> Replica:
+        return await copied(self.copier(name), **options)
 
     @property
     def store(self) -> ProcessStore:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 import pytest
 import trio
@@ -15,7 +16,7 @@ from fork_stores import CUT, Stores, reclaimed
 from lakework import list_groups, reclaim
 from process_store import ProcessStore
 from producer_world import World, append, feed, simulate
-from replica_stores import COPY, Pair
+from replica_stores import COPY, Pair, copied
 from scenarios import scenario
 from small_world import NEED, PAUSES_MAX, STEPS, checkpoint, clean, flipped, group, grow, move_on, process, small
 
@@ -42,24 +43,21 @@ async def grows(world: World, steps: int = 1) -> None:
             await feed(producer, (producer.position or 0) + steps)
 
 
-async def killed_life(pair: Pair, name: str, kill_at: int, meanwhile_at: int = 0, **options: object) -> bool:
+async def killed_life(pair: Pair, name: str, kill_at: int, meanwhile_at: int = 0, **options: Any) -> bool:
     """One life of `stepfs replicate`, killed at that await of either store; whether it came to its end."""
     copier = pair.copier(name)
-    home: ProcessStore = copier.home  # type: ignore[assignment]
+    home: ProcessStore = copier.home
     with trio.CancelScope() as scope:
 
         def kill() -> None:
             scope.cancel()
-            home.dead = copier.store.dead = True  # type: ignore[attr-defined]  # after kill -9 no clean-up code runs
+            home.dead = copier.store.dead = True  # after kill -9 no clean-up code runs
 
         home.kill_at, home.kill = kill_at, kill
         if meanwhile_at:
             home.inside[meanwhile_at] = partial(grows, pair.world)
         with suppress(StoreUnreachableError):
-            replica = await Replica.open(copier, clock=TrioClock(), **options)  # type: ignore[arg-type]
-            while await replica.round():
-                pass
-            await replica.look()
+            await copied(copier, **options)
     return not home.dead
 
 
@@ -133,11 +131,9 @@ async def test_stores_that_answer_ambiguously_give_one_replica(world: World, fau
     pair = Pair(world)
     for attempt in range(40):
         copier = pair.copier(f"try {attempt}")
-        copier.store.plan = Weighted({fault: 0.2})  # type: ignore[attr-defined,dict-item]
+        copier.store.plan = Weighted({fault: 0.2})
         with suppress(StoreUnreachableError):
-            replica = await Replica.open(copier, clock=TrioClock())
-            while await replica.round():
-                pass
+            await copied(copier)
             break
         await pair.is_sound()
     await pair.equals_home()
@@ -149,16 +145,14 @@ def test_two_first_copies_are_one_replica() -> None:
     async def one(at: int, world: World) -> bool:
         pair = Pair(world)
         copier = pair.copier("first")
-        home: ProcessStore = copier.home  # type: ignore[assignment]
+        home: ProcessStore = copier.home
 
         async def other() -> None:
             await grows(world, 4)
             await pair.replicated("second")
 
         home.inside[at] = other
-        replica = await Replica.open(copier, clock=TrioClock())
-        while await replica.round():
-            pass
+        await copied(copier)
         await pair.equals_home()
         return not home.inside
 
@@ -282,16 +276,14 @@ def test_a_reclaim_of_the_replica_deletes_nothing_that_its_log_will_name() -> No
         await pair.replicated("it")
         await grows(world, 3)
         copier = pair.copier("slow")
-        home: ProcessStore = copier.home  # type: ignore[assignment]
+        home: ProcessStore = copier.home
 
         async def cleaned() -> None:
             await Group.of(pair.store, world.identity, "home", TrioClock()).add(Step(NEED), keep=1)
             await pair.reclaimed_there()
 
         home.inside[at] = cleaned
-        replica = await Replica.open(copier, clock=TrioClock())
-        while await replica.round():
-            pass
+        await copied(copier)
         await pair.equals_home()
         return not home.inside
 
@@ -320,9 +312,7 @@ async def test_a_replica_of_a_fork_begins_behind_what_the_fork_shares(world: Wor
         await Replica.open(copier, clock=TrioClock())
     assert LAKE not in copies.objects
     await grows_alone(twin, 3)
-    replica = await Replica.open(copier, first=Step(12), clock=TrioClock())
-    while await replica.round():
-        pass
+    await copied(copier, first=Step(12))
     reader = await LogReader.open(copy, await open_lake(copy))
     assert (reader.first_live_step, reader.state.next_step) == (12, 15)
     for step in range(12, 15):
@@ -343,9 +333,7 @@ async def test_a_reclaim_of_the_replica_of_a_fork_releases_nothing_in_the_parent
     twin, stores, _ = await forked(world)
     await grows_alone(twin, 3)
     copy = ProcessStore(ObjectMap(), actor="copy")
-    replica = await Replica.open(Copier(stores.child, copy), first=Step(12), clock=TrioClock())
-    while await replica.round():
-        pass
+    await copied(Copier(stores.child, copy), first=Step(12))
     copy.url = stores.child.url
     held = await group(world, group_name(twin.identity.lake_id)).read()
     asked: list[str] = []
@@ -361,7 +349,7 @@ async def test_a_reclaim_of_the_replica_of_a_fork_releases_nothing_in_the_parent
     assert await group(world, group_name(twin.identity.lake_id)).read() == held
 
 
-async def home_hold(world: World) -> object:
+async def home_hold(world: World):
     return (await list_groups(process(world, "operator"), world.identity)).get(HOLD)
 
 
@@ -374,10 +362,8 @@ async def test_the_replica_gives_up_what_the_lake_gave_up_and_no_group_stays_the
     async def looks() -> None:
         seen.append(await home_hold(world))
 
-    copier.home.inside[30] = looks  # type: ignore[attr-defined]
-    replica = await Replica.open(copier, clock=TrioClock())
-    while await replica.round():
-        pass
+    copier.home.inside[30] = looks
+    replica = await copied(copier)
     assert seen[0] is not None, "it holds the lake's steps while it copies for the first time"
     assert await home_hold(world) is None
     assert await pair.reclaimed_there() == 0
@@ -397,19 +383,19 @@ async def test_runs_that_read_the_replica_hold_the_lake_and_its_producers(world:
     await run.register()
     await run.add(Step(4), keep=1)
 
-    async def looked() -> object:
+    async def looked():
         await trio.sleep(1)
         await replica.round()
         return await home_hold(world)
 
     held = await looked()
-    assert (held.need, held.fork) == (4, "")  # type: ignore[attr-defined]
+    assert (held.need, held.fork) == (4, "")
     await clean(world)
     assert world.ledger.first_live_step == 4
     await run.add(Step(6), keep=1)
-    assert (await looked()).need == 6  # type: ignore[attr-defined]
+    assert (await looked()).need == 6
     await run.add(Step(10_000), keep=1)  # a mistake there is none here
-    assert (await looked()).need == STEPS  # type: ignore[attr-defined]
+    assert (await looked()).need == STEPS
     await run.retire()
     assert await looked() is None
 
@@ -419,11 +405,11 @@ async def test_an_archive_holds_what_is_not_copied_and_no_producer_counts_it(wor
     pair = Pair(world)
     replica = await pair.replicated("it", keeps_all=True)
     held = await home_hold(world)
-    assert (held.need <= STEPS, held.fork) == (True, COPY)  # type: ignore[attr-defined]
+    assert (held.need <= STEPS, held.fork) == (True, COPY)
     await grows(world, 2)
     await checkpoint(world, "run", STEPS + 3)
     await clean(world)
-    assert world.ledger.first_live_step == held.need, "what is behind was not copied yet"  # type: ignore[attr-defined]
+    assert world.ledger.first_live_step == held.need, "what is behind was not copied yet"
     async with world.producer("a", max_lead=3) as producer:  # counted from the run, not from the archive
         with trio.fail_after(20):
             await feed(producer, (producer.position or 0) + 1)
@@ -431,7 +417,7 @@ async def test_an_archive_holds_what_is_not_copied_and_no_producer_counts_it(wor
         pass
     await trio.sleep(1)
     await replica.round()
-    assert (await home_hold(world)).need == STEPS + 5  # type: ignore[attr-defined]
+    assert (await home_hold(world)).need == STEPS + 5
     await clean(world)
     assert world.ledger.first_live_step == STEPS + 3
     await pair.reclaimed_there()
@@ -493,11 +479,11 @@ async def test_an_answer_that_was_wrong_once_is_read_again(world: World) -> None
     read, wrong = copier.home.read_into, iter([True])
 
     async def reads(key: str, offset: int, buffer: memoryview, *more: object) -> int | None:
-        got = await read(key, offset, buffer, *more)  # type: ignore[arg-type]
+        got = await read(key, offset, buffer, *more)
         buffer[100] ^= next(wrong, False)
         return got
 
-    copier.home.read_into = reads  # type: ignore[method-assign]
+    copier.home.read_into = reads
     await Replica.open(copier, clock=TrioClock())
     await pair.replicated("next")
     await pair.equals_home()
@@ -587,14 +573,15 @@ async def test_it_asks_seldom(world: World) -> None:
 @scenario(small, on=grow)
 async def test_memory_is_bounded_and_used_again(world: World) -> None:
     """Four objects at once where they fit, one where even that is more than the bound."""
-    for bytes_max, most in ((1 << 30, 4), (2 << 20, 2), (1, 1)):
+    size = world.ledger.steps[0].tgb.size
+    for bytes_max, most in ((1 << 30, 4), (2 * size, 2), (1, 1)):
         pair = Pair(world)
         copier = pair.copier(f"with {bytes_max}")
         copier = Copier(copier.home, copier.store, bytes_max)
         at_once, peak = 0, 0
         read = copier.home.read_into
 
-        async def reads(key: str, offset: int, buffer: memoryview, *more: object, read=read) -> int | None:  # type: ignore[no-untyped-def]
+        async def reads(key: str, offset: int, buffer: memoryview, *more: object, read=read) -> int | None:
             nonlocal at_once, peak
             at_once += 1
             peak = max(peak, at_once)
@@ -602,9 +589,9 @@ async def test_memory_is_bounded_and_used_again(world: World) -> None:
             at_once -= 1
             return got
 
-        copier.home.read_into = reads  # type: ignore[method-assign]
+        copier.home.read_into = reads
         await Replica.open(copier, clock=TrioClock())
         assert peak == most
-        assert copier._buffers._bytes <= max(bytes_max, 1 << 20)
+        assert copier._buffers.bytes <= max(bytes_max, size)
         await pair.replicated("next")
         await pair.equals_home()

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Final, Generic, TypeVar
+from typing import Final, TypeVar
 
 import trio
 
@@ -30,21 +30,10 @@ from stepfs.errors import (
     WithdrawnError,
 )
 from stepfs.errors import command as shell_command
+from stepfs.format import keys
 from stepfs.format.commit import Commit, CommitKind, decode_commit
 from stepfs.format.control import RECORD_ID_BYTES, ControlRecord, GroupRecord, encode_control
 from stepfs.format.ids import SegmentIndex, Step, Version
-from stepfs.format.keys import (
-    LAKE,
-    component,
-    control_prefix,
-    extent,
-    index_prefix,
-    log_prefix,
-    numbered,
-    plans_prefix,
-    snapshot_prefix,
-    sources_prefix,
-)
 from stepfs.format.records import LakeIdentity, encode_lake
 from stepfs.format.snapshot import Segment, StepEntry, encode_segment
 from stepfs.format.tgb import Descriptor
@@ -67,11 +56,9 @@ _COPIES: Final = 4  # at once
 _TRIES: Final = 2  # of an object that is wrong
 _KEEP_S: Final = 1.0  # between looks at the groups of both
 _LOOK_S: Final = 60.0  # between looks whether the lake is what it was
-_BUFFER_UNIT: Final = 1 << 20
 
 T = TypeVar("T")
 Named = list[tuple[Step, Descriptor]]  # the objects of one commit, or of one segment
-_Part = tuple[Named, T]
 
 
 class _GoneError(CorruptError):
@@ -87,100 +74,34 @@ class _Buffers:
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
-        self._bytes = 0  # of all buffers
+        self.bytes = 0  # of all buffers
         self._free: list[bytearray] = []
-        self._freed = trio.Condition()
+        self._freed = trio.Event()
 
     @asynccontextmanager
     async def leased(self, size: int) -> AsyncGenerator[memoryview]:
-        async with self._freed:
-            while (buffer := self._take(size)) is None:
-                await self._freed.wait()
-        is_free = False  # after an error a thread that was left alone may still write into it
+        while (buffer := self._taken(size)) is None:
+            await self._freed.wait()
         try:
             yield memoryview(buffer)[:size]
-            is_free = True
+            self._free.append(buffer)
+        except BaseException:
+            self.bytes -= len(buffer)  # a thread that was left alone may still write into it
+            raise
         finally:
-            with trio.CancelScope(shield=True):
-                async with self._freed:
-                    if is_free:
-                        self._free.append(buffer)
-                    else:
-                        self._bytes -= len(buffer)
-                    self._freed.notify_all()
+            self._freed.set()
+            self._freed = trio.Event()
 
-    def _take(self, size: int) -> bytearray | None:
-        fitting = [buffer for buffer in self._free if len(buffer) >= size]
-        if fitting:
-            best = min(fitting, key=len)
-            self._free = [buffer for buffer in self._free if buffer is not best]
-            return best
-        length = -(-size // _BUFFER_UNIT) * _BUFFER_UNIT
-        while self._free and self._bytes + length > self._bytes_max:
-            self._bytes -= len(self._free.pop())
-        if self._bytes and self._bytes + length > self._bytes_max:
+    def _taken(self, size: int) -> bytearray | None:
+        for number, buffer in enumerate(self._free):
+            if len(buffer) >= size:
+                return self._free.pop(number)
+        while self._free and self.bytes + size > self._bytes_max:
+            self.bytes -= len(self._free.pop())
+        if self.bytes and self.bytes + size > self._bytes_max:
             return None
-        self._bytes += length
-        return bytearray(length)
-
-
-class _InOrder(Generic[T]):
-    """See `Copier.in_order`."""
-
-    def __init__(
-        self,
-        parts: Sequence[_Part[T]],
-        publish: Callable[[list[T]], Awaitable[None]],
-        copy: Callable[[Step, Descriptor], Awaitable[None]],
-    ) -> None:
-        self._parts, self._publish, self._copy = parts, publish, copy
-        self._missing = [len(named) for named, _ in parts]
-        self._here = [trio.Event() for _ in parts]
-        self._failed: dict[int, StepfsError] = {}
-        self._slots = trio.Semaphore(_COPIES)
-
-    async def run(self) -> None:
-        problem: StepfsError | None = None
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._feed, nursery)
-            try:
-                await self._publish_all()
-            except StepfsError as error:  # raised below: a nursery would wrap it into a group
-                problem = error
-            nursery.cancel_scope.cancel()
-        if problem is not None:
-            raise problem
-
-    async def _feed(self, nursery: trio.Nursery) -> None:
-        for number, (named, _) in enumerate(self._parts):
-            if not named:
-                self._here[number].set()
-            for step, tgb in named:
-                await self._slots.acquire()  # here, since trio begins the tasks of one moment in any order
-                nursery.start_soon(self._one, number, step, tgb)
-
-    async def _one(self, number: int, step: Step, tgb: Descriptor) -> None:
-        try:
-            await self._copy(step, tgb)
-        except StepfsError as error:
-            self._failed.setdefault(number, error)
-        finally:
-            self._slots.release()
-        self._missing[number] -= 1
-        if not self._missing[number] or number in self._failed:
-            self._here[number].set()
-
-    async def _publish_all(self) -> None:
-        done = 0
-        while done < len(self._parts):
-            await self._here[done].wait()
-            end = done
-            while end < len(self._parts) and self._here[end].is_set() and end not in self._failed:
-                end += 1
-            if end == done:
-                raise self._failed[done]
-            await self._publish([item for _, item in self._parts[done:end]])
-            done = end
+        self.bytes += size
+        return bytearray(size)
 
 
 @dataclass(eq=False, slots=True)
@@ -199,20 +120,54 @@ class Copier:
         self._buffers = _Buffers(self.memory_bytes)
 
     async def in_order(
-        self, parts: Sequence[_Part[T]], publish: Callable[[list[T]], Awaitable[None]], *, again: bool = False
+        self, parts: Sequence[tuple[Named, T]], publish: Callable[[list[T]], Awaitable[None]], *, again: bool = False
     ) -> None:
         """Copy the objects of all parts, a few at once, begun in order. `publish` gets the parts whose objects are here, and
         all before, as soon as that is so. The first error in this order is raised behind what comes before it. `again`: not
         those that are here.
         """
-        await _InOrder(parts, publish, self._copy_missing if again else self.copy).run()
+        missing = [len(named) for named, _ in parts]
+        failed: dict[int, StepfsError] = {}
+        published = 0
+        slots, turn = trio.Semaphore(_COPIES), trio.Lock()
+
+        async def advance() -> None:
+            nonlocal published
+            async with turn:
+                begin = end = published
+                while end < len(parts) and not missing[end]:
+                    end += 1
+                if begin < end <= min(failed, default=end):
+                    published = end
+                    await publish([item for _, item in parts[begin:end]])
+
+        async def one(number: int, step: Step, tgb: Descriptor) -> None:
+            try:
+                try:
+                    await (self._copy_missing if again else self._copy)(step, tgb)
+                finally:
+                    slots.release()
+                missing[number] -= 1
+                await advance()
+            except StepfsError as error:  # raised below: a nursery would wrap it into a group
+                failed.setdefault(number, error)
+
+        async with trio.open_nursery() as nursery:
+            for number, step, tgb in [(n, *each) for n, (named, _) in enumerate(parts) for each in named]:
+                await slots.acquire()  # here, since trio begins the tasks of one moment in any order
+                if failed:
+                    break
+                nursery.start_soon(one, number, step, tgb)
+        await advance()
+        if failed:
+            raise failed[min(failed)]
 
     async def _copy_missing(self, step: Step, tgb: Descriptor) -> None:
         """A put is whole, and its bytes were verified."""
         if await self.store.read_into(tgb.key, tgb.size - 1, memoryview(bytearray(1))) != 1:
-            await self.copy(step, tgb)
+            await self._copy(step, tgb)
 
-    async def copy(self, step: Step, tgb: Descriptor) -> None:
+    async def _copy(self, step: Step, tgb: Descriptor) -> None:
         """`CorruptError` for an object that is damaged, or gone."""
         if tgb.origin:
             raise RefusedError(f"{self.home.url}: step {step} is in another lake: replicate from a step on (--from)")
@@ -224,8 +179,7 @@ class Copier:
                     raise _GoneError(f"{where}: the object is missing; restore it", step)
                 check = TgbCheck(tgb)
                 await trio.to_thread.run_sync(check.feed, body[:got])
-                problems = check.finish()
-                if not problems:
+                if not (problems := check.finish()):
                     break
             else:
                 raise CorruptError(
@@ -269,12 +223,10 @@ class Replica:
         try:
             _check_place(home, store, identity, await open_lake(store))
         except AbsentError:
-            await _group(lake, store).register(
-                store.url
-            )  # the first copy may take longer than the lake keeps its steps
+            await _group(lake, store).register(store.url)  # the lake might give steps up before they are copied
             await _begin(lake, copier, own, first)
             await (await opened()).reach_first_step()
-            settled(await take_slot(store, LAKE, encode_lake(own)), store, _AGAIN)
+            settled(await take_slot(store, keys.LAKE, encode_lake(own)), store, _AGAIN)
             _check_place(home, store, identity, await open_lake(store))
         replica = await opened()
         await replica.look()
@@ -369,7 +321,7 @@ class Replica:
         for commit, body in commits:
             before = self.log.head
             self.log.extend(commit, body)
-            key = numbered(log_prefix(lake_id), commit.version)
+            key = keys.numbered(keys.log_prefix(lake_id), commit.version)
             outcome = settled(await take_slot(store, key, body), store, _AGAIN)
             if outcome == SlotLost(taken=True):
                 raise RefusedError(
@@ -441,7 +393,7 @@ class Replica:
 
 def _group(home: Control, store: Store) -> Group:
     """The lake's group that holds what the replica in `store` needs of it."""
-    return Group.on(home, f"replica:{component(store.url)}")
+    return Group.on(home, f"replica:{keys.component(store.url)}")
 
 
 def _check_place(home: Store, store: Store, identity: LakeIdentity, there: LakeIdentity) -> None:
@@ -459,7 +411,7 @@ async def _begin(home: Control, copier: Copier, own: LakeIdentity, first: Step |
     """All but the identity of a replica as of the lake's newest snapshot. After a kill it is begun again; the first control
     record fixes where the log begins, for whoever does that.
     """
-    store, slot = copier.store, numbered(control_prefix(own.lake_id), 0)
+    store, slot = copier.store, keys.numbered(keys.control_prefix(own.lake_id), 0)
     await probe_store(store, thorough=True)
     while await store.get(slot) is None:
         try:
@@ -496,7 +448,7 @@ async def _copy_base_data(home: Control, copier: Copier, first: Step | None) -> 
     async def write(segments: list[Segment]) -> None:
         for segment in segments:
             body = encode_segment(identity.lake_id, identity.slices, segment)
-            await create_own(store, extent(index_prefix(identity.lake_id), segment.index), body, _AGAIN)
+            await create_own(store, keys.extent(keys.index_prefix(identity.lake_id), segment.index), body, _AGAIN)
 
     async def nothing(_: list[None]) -> None:
         pass
@@ -517,7 +469,7 @@ async def _copy_base_data(home: Control, copier: Copier, first: Step | None) -> 
 
 async def _copy_base(home: Store, store: Store, lake_id: str, version: Version) -> None:
     """The commit and the snapshot with which the replica's log begins."""
-    log_key, key = (numbered(prefix(lake_id), version) for prefix in (log_prefix, snapshot_prefix))
+    log_key, key = (keys.numbered(prefix(lake_id), version) for prefix in (keys.log_prefix, keys.snapshot_prefix))
     if await store.get(key) is not None:
         return
     body, snapshot = await home.get(log_key), await home.get(key)
@@ -531,7 +483,7 @@ async def _copy_base(home: Store, store: Store, lake_id: str, version: Version) 
 
 
 async def _copy_plans(home: Store, store: Store, lake_id: str) -> None:
-    for prefix in (plans_prefix(lake_id), sources_prefix(lake_id)):
+    for prefix in (keys.plans_prefix(lake_id), keys.sources_prefix(lake_id)):
         async with aclosing(pages(store, prefix)) as listed:
             there = {entry.key async for page in listed for entry in page}
         await copy_objects(home, prefix, store, prefix, there)
