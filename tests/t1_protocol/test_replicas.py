@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -43,7 +44,23 @@ async def grows(world: World, steps: int = 1) -> None:
             await feed(producer, (producer.position or 0) + steps)
 
 
-async def killed_life(pair: Pair, name: str, kill_at: int, meanwhile_at: int = 0, **options: Any) -> bool:
+async def happens(rng: random.Random, pair: Pair) -> None:
+    """The lake grows, or its run moves on and it is reclaimed, or the replica is."""
+    world, what = pair.world, rng.random()
+    if what < 0.5:
+        await grows(world, rng.randint(1, 3))
+    elif what < 0.8:
+        need = world.ledger.promises["run"]
+        await checkpoint(world, "run", min(world.ledger.state.next_step, need + rng.randint(0, 3)))
+        await clean(world)
+    elif LAKE in pair.place.objects:
+        await pair.reclaimed_there()
+        await pair.is_sound()
+
+
+async def killed_life(
+    pair: Pair, name: str, kill_at: int, meanwhile: dict[int, Callable[[], Awaitable[None]]], **options: Any
+) -> bool:
     """One life of `stepfs replicate`, killed at that await of either store; whether it came to its end."""
     copier = pair.copier(name)
     home: ProcessStore = copier.home
@@ -53,9 +70,7 @@ async def killed_life(pair: Pair, name: str, kill_at: int, meanwhile_at: int = 0
             scope.cancel()
             home.dead = copier.store.dead = True  # after kill -9 no clean-up code runs
 
-        home.kill_at, home.kill = kill_at, kill
-        if meanwhile_at:
-            home.inside[meanwhile_at] = partial(grows, pair.world)
+        home.kill_at, home.kill, home.inside = kill_at, kill, meanwhile
         with suppress(StoreUnreachableError):
             await copied(copier, **options)
     return not home.dead
@@ -68,7 +83,7 @@ def test_killed_at_any_await_it_names_nothing_that_is_not_there_and_the_next_goe
 
     async def one(kill_at: int, world: World) -> bool:
         pair = Pair(world)
-        through = await killed_life(pair, "victim", kill_at)
+        through = await killed_life(pair, "victim", kill_at, {})
         await pair.is_sound()
         await pair.replicated("next")
         await pair.equals_home()
@@ -90,16 +105,11 @@ async def life_of_both(seed: int, world: World) -> tuple[int, int]:
     try:
         for life in range(rng.randint(2, 6)):
             at = rng.randint(1, rng.choice([40, 90, 160]))
-            kills += not await killed_life(pair, f"life {life}", at, rng.randint(0, at), **options)
+            meanwhile = {rng.randint(1, at): partial(happens, rng, pair) for _ in range(rng.randint(0, 2))}
+            kills += not await killed_life(pair, f"life {life}", at, meanwhile, **options)
             await pair.is_sound()
             if rng.random() < 0.5:
-                await grows(world, rng.randint(1, 3))
-            if rng.random() < 0.3:
-                await checkpoint(world, "run", min(world.ledger.state.next_step, NEED + life + rng.randint(0, 6)))
-                await clean(world)
-            if LAKE in pair.place.objects and rng.random() < 0.3:
-                await pair.reclaimed_there()
-                await pair.is_sound()
+                await happens(rng, pair)
         await pair.replicated("last", **options)
     except RefusedError as error:
         if "has reclaimed" not in str(error):
@@ -114,6 +124,7 @@ async def life_of_both(seed: int, world: World) -> tuple[int, int]:
     return kills, 0
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("trials", [12, pytest.param(400, marks=pytest.mark.slow)])
 def test_killed_at_random_awaits_while_the_lake_lives(trials: int) -> None:
     """R1, R5, R6, R9: data first, whoever is killed, and both sides reclaim."""
