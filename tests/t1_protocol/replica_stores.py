@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import trio
 from doubles.faulty_store import Event, ObjectMap
 from doubles.trio_clock import TrioClock
 from lakework import reclaim
@@ -40,6 +41,7 @@ class Pair:
 
     world: World
     place: ObjectMap = field(default_factory=ObjectMap)
+    turn: trio.Lock = field(default_factory=trio.Lock)
     broken: list[str] = field(default_factory=list)
     logs: dict[str, bytes] = field(default_factory=dict)  # all that the lake's log has ever held
 

@@ -47,15 +47,16 @@ async def grows(world: World, steps: int = 1) -> None:
 async def happens(rng: random.Random, pair: Pair) -> None:
     """The lake grows, or its run moves on and it is reclaimed, or the replica is."""
     world, what = pair.world, rng.random()
-    if what < 0.5:
-        await grows(world, rng.randint(1, 3))
-    elif what < 0.8:
-        need = world.ledger.promises["run"]
-        await checkpoint(world, "run", min(world.ledger.state.next_step, need + rng.randint(0, 3)))
-        await clean(world)
-    elif LAKE in pair.place.objects:
-        await pair.reclaimed_there()
-        await pair.is_sound()
+    async with pair.turn:  # a process has several requests on their way
+        if what < 0.5:
+            await grows(world, rng.randint(1, 3))
+        elif what < 0.8:
+            need = world.ledger.promises["run"]
+            await checkpoint(world, "run", min(world.ledger.state.next_step, need + rng.randint(0, 3)))
+            await clean(world)
+        elif LAKE in pair.place.objects:
+            await pair.reclaimed_there()
+            await pair.is_sound()
 
 
 async def killed_life(
@@ -579,6 +580,19 @@ async def test_it_asks_seldom(world: World) -> None:
             assert not await replica.follow()
     assert (home.requests + copy.requests - before) / versions <= 5 + 2
     await pair.equals_home()
+
+
+async def test_memory_of_a_request_that_failed_is_not_used_again() -> None:
+    """A thread that was left alone may still write into it."""
+    buffers = Copier(ProcessStore(ObjectMap(), actor="home"), ProcessStore(ObjectMap(), actor="copy"), 100)._buffers
+    with suppress(StoreUnreachableError):
+        async with buffers.leased(90) as left:
+            raise StoreUnreachableError
+    async with buffers.leased(90) as second:
+        assert second.obj is not left.obj
+    async with buffers.leased(80) as third:
+        assert third.obj is second.obj
+    assert buffers.bytes == 90
 
 
 @scenario(small, on=grow)

@@ -169,8 +169,6 @@ class Copier:
 
     async def _copy(self, step: Step, tgb: Descriptor) -> None:
         """`CorruptError` for an object that is damaged, or gone."""
-        if tgb.origin:
-            raise RefusedError(f"{self.home.url}: step {step} is in another lake: replicate from a step on (--from)")
         where = f"{self.home.url}/{tgb.key}: step {step}"
         async with self._buffers.leased(tgb.size) as body:
             for _ in range(_TRIES):
