@@ -30,7 +30,7 @@ MANIFESTS = [
     DEPLOY / "ray.yaml",
     *(
         BASE / f"{name}.yaml"
-        for name in ("daemonset", "sidecar", "reclaim", "trainer", "accounts", "csi", "csi-volume")
+        for name in ("daemonset", "sidecar", "reclaim", "replicate", "trainer", "accounts", "csi", "csi-volume")
     ),
 ]
 MOUNT, RECLAIM, TIMER = "stepfs@.service", "stepfs-reclaim@.service", "stepfs-reclaim@.timer"
@@ -104,7 +104,9 @@ def test_parents_of_the_mount_point_are_for_everybody(tmp_path):
     assert directory.parent.stat().st_mode & 0o777 == directory.stat().st_mode & 0o777 == 0o755
 
 
-@pytest.mark.parametrize("name", ["ray", "daemonset", "sidecar", "reclaim", "trainer", "accounts", "csi", "csi-volume"])
+@pytest.mark.parametrize(
+    "name", ["ray", "daemonset", "sidecar", "reclaim", "replicate", "trainer", "accounts", "csi", "csi-volume"]
+)
 def test_kubernetes_accepts_a_manifest(name):
     found = [document for of, document in documents() if of == name]
     for document in found:

@@ -162,6 +162,14 @@ HELD_BY = {  # the promise: its tests, or files of them
         "test_a_group_is_registered_and_keeps_what_its_reader_needs",
         "test_of_a_loader_with_a_group_its_workers_ask_nothing_for_it",
     ),
+    37: (
+        "test_killed_at_any_await_it_names_nothing_that_is_not_there_and_the_next_goes_on",
+        "test_killed_at_random_awaits_while_the_lake_lives",
+        "test_nobody_else_commits_to_a_replica",
+        "test_a_replica_is_never_shortened_and_follows_no_other_history",
+        "test_runs_that_read_the_replica_hold_the_lake_and_its_producers",
+        "test_it_is_the_same_lake_and_says_of_whom",
+    ),
     NOT: (
         "test_every_change_is_refused_and_special_facts_are_not_there",
         "test_content_is_fixed_when_a_file_is_opened_and_never_cached_by_the_kernel",

@@ -22,6 +22,7 @@ from stepfs.store.opening import open_store
 
 POLICIES = Path(__file__).parents[2] / "scripts/deploy/policies"
 PREFIX = "team/run"  # what the policies allow is below it
+COPIES = "team/copies"  # where replicas are
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +48,13 @@ def keys(issuing):
         iam.put_user_policy(UserName=role, PolicyName=role, PolicyDocument=document)
         key = iam.create_access_key(UserName=role)["AccessKey"]
         made[role] = (key["AccessKeyId"], key["SecretAccessKey"])
+        if role == "replicator":  # of the lake it has the rights of another role, and its own at another place
+            copies = document.replace(PREFIX, COPIES)
+            lakes = (POLICIES / "mount-with-group.json").read_text().replace("BUCKET", servers.BUCKET)
+            iam.put_user_policy(UserName=role, PolicyName=role, PolicyDocument=copies)
+            iam.put_user_policy(
+                UserName=role, PolicyName="lakes", PolicyDocument=lakes.replace("PREFIX", f"{PREFIX}/*")
+            )
     iam.close()
     return made
 
@@ -133,6 +141,24 @@ def test_a_reader_cannot_produce_and_is_told_so(lake, become, tmp_path):
         assert (done.returncode, done.stderr.count("\n")) == (4, 1), done.stderr
     assert stepfs("verify", lake).returncode == 0
     assert stepfs("doctor", lake).returncode == 4  # it says that this key cannot create
+
+
+def test_a_replicator_adds_groups_to_the_lake_and_everything_to_the_replica(lake, become):
+    copy = lake.replace(PREFIX, COPIES)
+    become("replicator")
+    for steps in (6, 9):
+        done = stepfs("replicate", lake, copy, "--keep-all", "--json")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert f'"next_step": {steps}' in done.stdout
+        become("producer")
+        produce(lake, 3, producer=f"p{steps}")
+        become("mount-with-group")
+        assert stepfs("checkpoint", lake, "--group", "g", "--new-group", str(steps)).returncode == 0
+        become("replicator")
+    for command in (["seal", lake], ["reclaim", copy, "--grace", "0"], ["reclaim", lake, "--grace", "0"]):
+        done = stepfs(*command)
+        deletes_nothing = command[1] == copy and "deleted 0 objects" in done.stdout
+        assert done.returncode == 4 or deletes_nothing, done.stderr
 
 
 async def _asks_for_a_pause(url: str) -> int:

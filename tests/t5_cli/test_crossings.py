@@ -36,6 +36,7 @@ FEATURES = {
     "kill": "--cache-dir --cache-size --foreground --replace --recover",  # kill -9, restarts, unmounting, other daemons
     "replaced": "",  # another lake under the URL, of a lake or of a fork's parent
     "namespaces": "--allow-other",  # bind mounts, pods, other users
+    "replica": "--from --keep-all",
 }
 
 # why an option is of no feature → the options
@@ -60,6 +61,7 @@ SAME = {
     "PLACE": "a lake does not know where it is mounted",
     "WHOLE": "a step comes and goes with the files of all ranks",
     "TRIMS": "it trims a listing of the steps that are there, however they came to be",
+    "AS_HOME": "a replica is read as the lake itself: it has the same steps and bytes",
     "BYTES": "a record's side is a function of its bytes and the plan",
 }
 
@@ -78,6 +80,7 @@ fork × rollback: a fork reads its parent's objects and no log: what a copy lack
 fork × kill: t1_protocol/test_fork_kills.py::test_a_fork_killed_at_any_await_is_whole_or_no_lake_and_the_next_names_its_group
 fork × replaced: t5_cli/test_fork_lifecycle.py::test_it_is_named_and_nobody_advises_to_drop_the_history
 fork × namespaces: PLACE
+fork × replica: t1_protocol/test_replicas.py::test_a_replica_of_a_fork_begins_behind_what_the_fork_shares
 steps × show_last: t3_unmounted/view/test_tree.py::test_show_last_of_named_steps_counts_the_committed_ones
 steps × order: t4_mount/test_announced_order.py::test_the_mount_says_where_the_order_begins_and_ends
 steps × mesh: t4_mount/test_meshes.py::test_commands_that_take_a_mount_show_what_it_shows
@@ -91,6 +94,7 @@ steps × rollback: t1_protocol/test_reader_hazards.py::test_a_reader_of_a_store_
 steps × kill: t4_mount/test_steps.py::test_waiting_readers_die_within_half_a_second
 steps × replaced: ENDS
 steps × namespaces: PLACE
+steps × replica: AS_HOME
 show_last × order: t4_mount/test_announced_order.py::test_the_mount_says_where_the_order_begins_and_ends
 show_last × mesh: t4_mount/test_meshes.py::test_commands_that_take_a_mount_show_what_it_shows
 show_last × groups: t3_unmounted/view/test_tree.py::test_show_last_of_named_steps_counts_the_committed_ones
@@ -103,6 +107,7 @@ show_last × rollback: TROUBLE
 show_last × kill: TRIMS
 show_last × replaced: ENDS
 show_last × namespaces: PLACE
+show_last × replica: AS_HOME
 order × mesh: HERE
 order × groups: t4_mount/test_announced_order.py::test_a_checkpoint_inside_a_shuffled_epoch_keeps_its_first_step
 order × reclaim: a reclaim deletes what checkpoints released, and none inside an epoch does that (order × groups)
@@ -114,6 +119,7 @@ order × rollback: TROUBLE
 order × kill: t3_unmounted/reader/test_torchdata.py::test_a_shuffled_resume_fetches_ahead_and_keeps_its_first_step
 order × replaced: ENDS
 order × namespaces: t4_mount/test_announced_order.py::test_another_user_reads_and_may_not_say_what_comes_next
+order × replica: AS_HOME
 mesh × groups: t3_unmounted/reader/test_elastic.py::test_a_checkpoint_of_one_size_resumes_with_another
 mesh × reclaim: WHOLE
 mesh × seal: WHOLE
@@ -124,6 +130,7 @@ mesh × rollback: TROUBLE
 mesh × kill: t5_cli/test_elastic_training.py::test_a_mesh_with_peers_comes_back_with_half_and_twice_as_many_data_ranks
 mesh × replaced: ENDS
 mesh × namespaces: PLACE
+mesh × replica: AS_HOME
 groups × reclaim: t1_protocol/test_groups_and_reclaim.py::test_hazard_10_a_group_changes_inside_every_await_of_a_reclaim
 groups × seal: HERE
 groups × holdout: a group keeps steps, of whichever side they are
@@ -133,6 +140,7 @@ groups × rollback: t1_protocol/test_control_limits.py::test_a_checkpoint_beyond
 groups × kill: t1_protocol/test_reclaim_kills.py::test_a_group_writer_killed_at_any_await_never_loses_steps
 groups × replaced: t2_stores/test_torch_hook.py::test_a_lake_that_was_replaced_gets_no_checkpoint_of_the_former
 groups × namespaces: PLACE
+groups × replica: t1_protocol/test_replicas.py::test_runs_that_read_the_replica_hold_the_lake_and_its_producers
 reclaim × seal: t1_protocol/test_reclaim_kills.py::test_a_dry_run_on_a_sealed_lake
 reclaim × holdout: a reclaim deletes steps, of whichever side they are
 reclaim × producers: t2_stores/test_lifecycle.py::test_the_log_stays_short_and_producers_and_readers_go_on
@@ -141,6 +149,7 @@ reclaim × rollback: t1_protocol/test_reclaim_kills.py::test_a_reclaimer_under_w
 reclaim × kill: t1_protocol/test_reclaim_kills.py::test_a_reclaim_killed_at_any_await_is_finished_by_the_next
 reclaim × replaced: t1_protocol/test_reclaim_kills.py::test_who_knew_a_dropped_lake_does_nothing_to_the_one_that_was_made_in_its_place
 reclaim × namespaces: PLACE
+reclaim × replica: t1_protocol/test_replicas.py::test_a_reclaim_of_the_replica_deletes_nothing_that_its_log_will_name
 seal × holdout: each side has a lake of its own (holdout × producers)
 seal × producers: t1_protocol/test_producer_restart.py::test_a_sealed_lake_ends_producers_and_lets_no_new_ones_start
 seal × lead: a sealed lake takes no step that could be held
@@ -148,27 +157,35 @@ seal × rollback: TROUBLE
 seal × kill: t5_cli/test_produce_run.py::test_a_complete_plan_may_seal_its_lake
 seal × replaced: ENDS
 seal × namespaces: PLACE
+seal × replica: t1_protocol/test_replicas.py::test_a_sealed_lake_is_copied_to_its_end
 holdout × producers: t5_cli/test_produce_unfit.py::test_both_sides_of_a_holdout_do_not_share_a_lake
 holdout × lead: the lead counts steps, of whichever side they are
 holdout × rollback: BYTES
 holdout × kill: BYTES
 holdout × replaced: BYTES
 holdout × namespaces: SIDES
+holdout × replica: BYTES
 producers × lead: t1_protocol/test_lead.py::test_several_producers_exceed_the_bound_by_what_each_appends_between_its_looks
 producers × rollback: untested: what a producer does when an older copy of its store is put back under it
 producers × kill: t1_protocol/test_producer_restart.py::test_killed_at_any_await_and_restarted
 producers × replaced: t1_protocol/test_commit_hazards.py::test_hazard_07_a_recreated_lake_is_noticed_and_never_written_to
 producers × namespaces: SIDES
+producers × replica: t1_protocol/test_replicas.py::test_nobody_else_commits_to_a_replica
 lead × rollback: the lead is read from the log, which the producer follows (producers × rollback)
 lead × kill: a producer keeps nothing of its lead: a restart reads it from the log
 lead × replaced: a producer stops where the lake was replaced (producers × replaced)
 lead × namespaces: SIDES
+lead × replica: t1_protocol/test_replicas.py::test_an_archive_holds_what_is_not_copied_and_no_producer_counts_it
 rollback × kill: a restart reads the log that is there
 rollback × replaced: a copy that is put back has the lake's identity; another lake has not
 rollback × namespaces: PLACE
+rollback × replica: t1_protocol/test_replicas.py::test_a_replica_is_never_shortened_and_follows_no_other_history
 kill × replaced: t3_unmounted/mount/test_ground.py::test_a_dead_cache_of_another_lake_at_the_same_mount_point_goes_at_once
 kill × namespaces: t4_mount/test_endings.py::test_a_reader_in_another_mount_namespace_keeps_the_mount
+kill × replica: t1_protocol/test_replicas.py::test_killed_at_any_await_it_names_nothing_that_is_not_there_and_the_next_goes_on
 replaced × namespaces: PLACE
+replaced × replica: t1_protocol/test_replicas.py::test_another_lake_at_the_url_is_not_copied
+namespaces × replica: PLACE
 """
 
 CELLS = {pair: SAME.get(cell, cell) for pair, _, cell in (line.partition(": ") for line in TABLE.strip().splitlines())}

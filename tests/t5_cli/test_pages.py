@@ -182,6 +182,12 @@ PRINTED = {
         r"\d steps in .*, all committed",
         r"    It is \d+\.",
     ],
+    "One lake, two stores": [
+        "step-000000008",
+        r"created lake \w+ at file://\S+/new, a fork of file://\S+/copy at step 9, with 9 steps",
+        "group home is retired",
+        r"step 7: \[\d+, 256\](?s:.*)\nstep 11: ",
+    ],
     "Produce from a plan, A loss spike at step N": [
         "24 steps in .*, all committed",
         r"captions +webdataset",

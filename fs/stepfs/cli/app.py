@@ -21,6 +21,7 @@ SUMMARIES: Final = {
     "retire-producer": "Give up a producer that will not come back.",
     "seal": "Declare a lake complete.",
     "fork": "Start a new lake from a step of another.",
+    "replicate": "Keep the same lake in a second store.",
     "verify": "Read everything back and check it.",
     "doctor": "Find out why it does not work here.",
 }

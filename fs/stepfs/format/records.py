@@ -8,6 +8,7 @@ from typing import Final
 from stepfs.errors import CorruptError, UsageError
 from stepfs.format.arguments import check_text
 from stepfs.format.codec import Kind, decode, encode, readable
+from stepfs.format.commit import URL_BYTES_MAX
 from stepfs.format.grid import Grid, decode_grid
 from stepfs.format.ids import ID_BYTES_MAX, SLICES_MAX
 
@@ -91,6 +92,7 @@ class LakeIdentity:
     ext: str
     created_ms: int
     check_payload: bool = False  # slices are files of kind `ext`: producers and `verify --content` check it
+    replica_of: str | None = None  # URL of the lake whose commits are copied here; nobody else adds any
 
     @property
     def slices(self) -> int:
@@ -123,6 +125,8 @@ def encode_lake(identity: LakeIdentity) -> bytes:
     }
     if identity.check_payload:
         body["check_payload"] = True
+    if identity.replica_of is not None:
+        body["replica_of"] = identity.replica_of
     return readable(Kind.LAKE, encode(Kind.LAKE, body), identity, decode_lake)
 
 
@@ -135,4 +139,5 @@ def decode_lake(data: bytes, what: str) -> LakeIdentity:
     slices = fields.integer("slices", low=1, high=SLICES_MAX)
     grid = decode_grid(fields.map("grid"), slices, what)
     check_payload = "check_payload" in fields and fields.boolean("check_payload")
-    return LakeIdentity(lake_id, grid, ext, fields.integer("created"), check_payload)
+    replica_of = fields.text("replica_of", bytes_max=URL_BYTES_MAX) if "replica_of" in fields else None
+    return LakeIdentity(lake_id, grid, ext, fields.integer("created"), check_payload, replica_of)

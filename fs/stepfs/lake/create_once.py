@@ -121,10 +121,12 @@ async def last_number(store: Store, prefix: str, *, after: int = -1) -> int | No
     return number
 
 
-async def listed_slots(store: Store, prefix: str, *, after: int = -1, ages: bool = False) -> dict[int, Entry]:
+async def listed_slots(
+    store: Store, prefix: str, *, after: int = -1, ages: bool = False, limit: int | None = None
+) -> dict[int, Entry]:
     """The slots above number `after`, rising, as LIST shows them; other objects under `prefix` are left out."""
     behind = numbered(prefix, after) if after >= 0 else prefix
-    page = await store.list(prefix, after=behind, ages=ages)
+    page = await store.list(prefix, after=behind, ages=ages, limit=limit)
     return {number: entry for entry in page if (number := number_of(prefix, entry.key)) is not None}
 
 

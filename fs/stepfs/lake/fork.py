@@ -7,6 +7,7 @@ a half-made fork is no lake.
 import logging
 import re
 from collections.abc import AsyncIterator, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from typing import Final
@@ -18,7 +19,7 @@ from stepfs.clock import Clock
 from stepfs.errors import AbsentError, CorruptError, NewerFormatError, RefusedError, StepfsError, UsageError, command
 from stepfs.format import keys, snapshot
 from stepfs.format.commit import Commit, CommitKind, Origin, chain_digest, decode_commit
-from stepfs.format.control import RECORD_ID_BYTES, ControlRecord, encode_control
+from stepfs.format.control import RECORD_ID_BYTES, ControlRecord, GroupRecord, encode_control
 from stepfs.format.ids import INTEGER_MAX, SEGMENT_STEPS, SegmentIndex, Step, Version
 from stepfs.format.records import LakeIdentity
 from stepfs.lake.control import Group
@@ -41,9 +42,9 @@ def group_name(child_lake_id: str) -> str:
     return f"fork:{child_lake_id}"
 
 
-def is_fork_group(name: str) -> bool:
-    """Whether a group is a fork's: it keeps data, and no trainer behind it moves on."""
-    return _NAME.fullmatch(name) is not None
+def only_holds(name: str, group: GroupRecord) -> bool:
+    """Whether a group is a fork's, or a replica's that is copied: it keeps data, and no trainer behind it moves on."""
+    return bool(group.fork) or _NAME.fullmatch(name) is not None
 
 
 async def group_in_parent(reader: LogReader, origins: OriginStores, clock: Clock | None = None) -> Group | None:
@@ -51,7 +52,10 @@ async def group_in_parent(reader: LogReader, origins: OriginStores, clock: Clock
     `stepfs verify` reports the lost steps.
 
     Only in the nearest origin: that lake itself holds the data that it shares with its own parent, as long as we hold it.
+    A replica of a fork shares nothing.
     """
+    if reader.identity.replica_of is not None:
+        return None
     for parent in reader.state.origins[:1]:
         with suppress(AbsentError):
             store = origins.open(parent)
@@ -313,16 +317,19 @@ async def _write(
     for number in range(2):  # without any, the placeholders would count as steps: one may be lost, or damaged
         await _create(store, keys.numbered(keys.control_prefix(lake_id), number), encode_control(lake_id, record))
     for prefix in (keys.plans_prefix, keys.sources_prefix):
-        await _copy(parent.store, prefix(parent.identity.lake_id), store, prefix(lake_id))
+        await copy_objects(parent.store, prefix(parent.identity.lake_id), store, prefix(lake_id))
 
 
-async def _copy(parent: Store, old_prefix: str, store: Store, new_prefix: str) -> None:
-    """The parent's plans, and its listings of their sources: a planned run goes on in the fork as it does there."""
+async def copy_objects(
+    parent: Store, old_prefix: str, store: Store, new_prefix: str, but: AbstractSet[str] = frozenset()
+) -> None:
+    """The parent's plans, or its listings of their sources, `but` those: a planned run goes on in the copy as it does there."""
 
     async def copy(entry: Entry) -> None:
-        body = await parent.get(entry.key)
+        key = new_prefix + entry.key.removeprefix(old_prefix)
+        body = await parent.get(entry.key) if key not in but else None
         if body is not None:
-            await _create(store, new_prefix + entry.key.removeprefix(old_prefix), body)
+            await create_own(store, key, body, "run it again")
 
     async with aclosing(pages(parent, old_prefix)) as listed:
         async for page in listed:

@@ -71,6 +71,15 @@ async def open_lake(store: Store) -> LakeIdentity:
     return decode_lake(data, f"{store.url}/{LAKE}")
 
 
+def check_writable(identity: LakeIdentity, url: str) -> None:
+    """`RefusedError` for a replica, whose log is that of the lake it copies."""
+    if identity.replica_of is not None:
+        raise RefusedError(
+            f"{url} is a replica: produce to {identity.replica_of}; if that is lost for good: "
+            + command("stepfs", "fork", f"{url}@STEP", "NEW")
+        )
+
+
 async def check_identity(store: Store, identity: LakeIdentity) -> None:
     """Refuse to go on if the lake was dropped, or recreated, under the same URL (hazard 7)."""
     found = await open_lake(store)

@@ -16,7 +16,7 @@ from stepfs.errors import command
 from stepfs.format.ids import Step
 from stepfs.format.snapshot import LogState
 from stepfs.lake.control import Control
-from stepfs.lake.fork import is_fork_group
+from stepfs.lake.fork import only_holds
 from stepfs_producer.commit.uploads import CommitWindow
 
 _log = logging.getLogger("stepfs.producer")
@@ -30,9 +30,9 @@ TRUST_S: Final = 30.0  # an older need is read again: a group may have rolled ba
 
 
 class BackPressure:
-    """The bounds of one producer; None: no bound. `steps_max`: steps beyond the need. The groups of forks do not count: they
-    keep data, and wait for no step. `without_groups`: it holds, counted from the first live step, although no consumer
-    group is registered that could end a wait.
+    """The bounds of one producer; None: no bound. `steps_max`: steps beyond the need. Groups that only hold data do not count:
+    they wait for no step. `without_groups`: it holds, counted from the first live step, although no consumer group is
+    registered that could end a wait.
 
     `live_bytes_max`: payload bytes that are committed and not reclaimed, a fork's inherited ones too. It holds in any
     case, and takes no request while it is kept: each commit reads the control record that counts deleted bytes.
@@ -119,7 +119,7 @@ class BackPressure:
 
     def _slowest(self, *, forks: bool) -> tuple[str | None, Step]:
         """The group that needs the earliest step, and that step. Forks hold bytes, but no lead."""
-        groups = {name: group for name, group in self._control.groups.items() if forks or not is_fork_group(name)}
+        groups = {name: group for name, group in self._control.groups.items() if forks or not only_holds(name, group)}
         slowest = min(groups, key=lambda name: groups[name].need, default=None)
         return slowest, self._control.first_live_step if slowest is None else groups[slowest].need
 
@@ -165,7 +165,7 @@ class BackPressure:
         kept = len(self._control.groups[name].kept)
         which = f"has {kept} checkpoints, and the oldest resumes at" if kept > 1 else "needs all from"
         says = f"group {name!r} {which} step {need}, {max(0, head.next_step - need)} steps are committed since"
-        if is_fork_group(name):
+        if only_holds(name, self._control.groups[name]):
             return f"{says}{reclaims}"
         at = ("stepfs", "checkpoint", url, "--group", name)
         later = f"let it record a later checkpoint with `{command(*at, '…', '--keep', 1)}`"

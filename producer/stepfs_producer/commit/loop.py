@@ -22,7 +22,7 @@ from stepfs.format.keys import log_prefix, numbered
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import LogState, ProducerState
 from stepfs.lake.create_once import Mine, SlotLost, Unknown, take_slot
-from stepfs.lake.identity import check_identity, open_lake
+from stepfs.lake.identity import check_identity, check_writable, open_lake
 from stepfs.lake.log.append import Waiting
 from stepfs.lake.log.apply import rehearsed
 from stepfs.lake.log.reader import LogReader
@@ -212,10 +212,11 @@ async def start(store: Store, producer_id: str, *, clock: Clock, pacer: Pacer, b
     """Open the lake and become the one live incarnation of `producer_id`.
 
     `AbsentError` if there is no lake (it is never created here), `RefusedError` if the store's conditional creates
-    cannot be trusted or the lake can take no more ids, `SealedError` if no more steps may
-    come. Raced starts end with exactly one live.
+    cannot be trusted, the lake can take no more ids or is a replica, `SealedError` if no
+    more steps may come. Raced starts end with exactly one live.
     """
     identity = await backoff.run(lambda: open_lake(store))
+    check_writable(identity, store.url)
     await backoff.run(lambda: probe_store(store, thorough=False))
     committer = Committer(store, await backoff.run(lambda: LogReader.open(store, identity)), clock)
     incarnation = entropy.token(COMMIT_ID_BYTES)

@@ -20,7 +20,7 @@ from stepfs.format.ids import POSITION_BYTES_MAX
 from stepfs.format.keys import plan_key
 from stepfs.format.planned import Listing
 from stepfs.format.records import LakeIdentity
-from stepfs.lake.identity import open_lake
+from stepfs.lake.identity import check_writable, open_lake
 from stepfs.lake.kept_plans import kept_listing, kept_plan
 from stepfs.lake.log.reader import LogReader
 from stepfs.store.api import Store
@@ -485,6 +485,7 @@ async def refuse_unfit(
 
     `RefusedError` if the lake is not one for the plan.
     """
+    check_writable(identity, store.url)
     _refuse_other_files(identity, store.url, place)
     log = await LogReader.open(store, identity)
     positions = committed_positions(log)

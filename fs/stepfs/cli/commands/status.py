@@ -111,7 +111,9 @@ def lake_document(log: LogReader, groups: Mapping[str, GroupRecord], nodes: Sequ
         "slices": state.slices,
         "grid": log.identity.grid.document(),
         "ext": log.identity.ext,
+        "replica_of": log.identity.replica_of,
         "head": state.version,
+        "digest": state.digest.hex(),
         "time": state.time_ms / 1000 if state.version >= 0 else None,
         "first_step": log.first_live_step,
         "next_step": state.next_step,
@@ -219,10 +221,13 @@ def _lake_lines(log: LogReader, groups: Mapping[str, GroupRecord]) -> Iterator[s
         f"{log.first_live_step}…{state.next_step - 1}" if live else "all reclaimed" if state.next_step else "none yet"
     )
     yield f"lake      {state.lake_id}  ({log.identity.grid}, {log.identity.ext}{', sealed' if state.sealed else ''})"
+    if log.identity.replica_of is not None:
+        yield f"copy of   {log.identity.replica_of}  (a replica)"
     for origin in _origins(log):
         yield f"fork of   {origin['url']}  (lake {origin['lake_id']}, the same below step {origin['cut']})"
     yield f"steps     {span}  ({live} live, {state.next_step} committed)"
     yield f"head      version {state.version}  ({time_text(state.time_ms)})"
+    yield f"digest    {state.digest.hex()}"
     yield f"payload   {size_text(state.total_bytes)}, {state.total_records} records in all steps; {size_text(_live_bytes(log))} live"
     yield from producer_lines(_producers(state), SystemClock().now_ms())
     if groups:

@@ -22,6 +22,7 @@ from stepfs.format.snapshot import LogState
 from stepfs.lake.control import Control
 from stepfs.lake.create_once import SlotLost, settled, take_slot
 from stepfs.lake.decisions import AskForPause
+from stepfs.lake.identity import check_writable
 from stepfs.lake.log.apply import rehearsed
 from stepfs.lake.log.reader import LogReader
 
@@ -175,6 +176,7 @@ def ownerless(head: LogState, kind: CommitKind, clock: Clock) -> Commit:
 
 
 async def _append(reader: LogReader, make: Callable[[LogState], Commit | None], what: str) -> bool:
+    check_writable(reader.identity, reader.store.url)
     await reader.control.refresh()  # one that was opened to read only may have passed over a damaged record
     waiting, pauses = Waiting(f"{reader.store.url}: {what}"), Pauses()
     for attempt in itertools.count():

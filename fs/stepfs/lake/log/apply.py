@@ -18,13 +18,16 @@ from stepfs.lake.several import in_order
 from stepfs.store.api import Store
 
 
-async def list_versions(store: Store, lake_id: str, first: Version) -> tuple[list[Version], Version | None]:
-    """The versions from `first` up to the first gap, as LIST shows them; and the first version behind a gap, if any.
+async def list_versions(
+    store: Store, lake_id: str, first: Version, limit: int | None = None
+) -> tuple[list[Version], Version | None]:
+    """The versions from `first` up to the first gap, as LIST shows them; and the first version behind a gap, if any. `limit`:
+    of all that are listed.
 
     A gap may come from a LIST that lags, from a reclaim that is still deleting, or from a lost object.
     """
     versions: list[Version] = []
-    for number in await listed_slots(store, log_prefix(lake_id), after=first - 1):
+    for number in await listed_slots(store, log_prefix(lake_id), after=first - 1, limit=limit):
         if number != first + len(versions):
             return versions, Version(number)
         versions.append(Version(number))

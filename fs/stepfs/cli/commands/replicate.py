@@ -1,0 +1,115 @@
+"""`stepfs replicate`: the same lake in a second store, copied once or followed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from stepfs import interruption
+from stepfs.cli.columns import json_text, size_text
+from stepfs.cli.failure import say
+from stepfs.cli.options import EndpointUrl, Json, Lake, not_empty
+from stepfs.cli.target import opened_store
+from stepfs.declared_option import Opt
+from stepfs.errors import StoreUnreachableError
+from stepfs.format.arguments import parse_interval, parse_size
+from stepfs.store.api import StoreOptions
+
+if TYPE_CHECKING:
+    from stepfs.lake.replicate import Copier, Replica
+
+_AGAIN_S: Final = 1.0  # after an outage
+_SHOW_S: Final = 60.0  # between lines of one that goes on
+
+
+def replicate(
+    home: Lake,
+    copy: Annotated[
+        str, typer.Argument(metavar="COPY", help="URL of the replica, in another store.", callback=not_empty)
+    ],
+    every: Annotated[
+        float | None,
+        Opt("--every", "Go on, and look for new steps this often, such as 250ms.", "DURATION", parse=parse_interval),
+    ] = None,
+    first: Annotated[
+        int | None, Opt("--from", "A new replica begins at this step, or at the head.", "STEP", least=0)
+    ] = None,
+    keep_all: Annotated[
+        bool, Opt("--keep-all", "An archive: COPY gives up no step, and LAKE none before it is copied.")
+    ] = False,
+    memory: Annotated[int, Opt("--memory", "For objects on their way.", "SIZE", parse=parse_size, given="1G")] = 1
+    << 30,
+    as_json: Json = False,
+    endpoint_url: EndpointUrl = None,
+) -> None:
+    """Copy a lake to another store, and with --every all that is committed to it from now on.
+
+    COPY can be mounted and verified at any time; what it has given up is decided there, by `stepfs reclaim COPY`. Safe to
+    kill at any moment. If LAKE is lost for good, its producers go on in a fork: `stepfs fork COPY@STEP NEW`.
+    """
+    import trio
+
+    from stepfs.format.ids import Step
+    from stepfs.lake.replicate import Copier, Replica
+
+    options = StoreOptions(endpoint_url)
+
+    async def work() -> None:
+        async with opened_store(home, options) as source, opened_store(copy, options.for_origin()) as store:
+            with _progress(quiet=as_json or every is not None) as note:
+                copier, replica = Copier(source, store, memory, note), None
+                more, show_at_s = False, float("-inf")
+                while True:
+                    try:
+                        replica = replica or await Replica.open(
+                            copier, first=None if first is None else Step(first), keeps_all=keep_all
+                        )
+                        more = await replica.round()
+                        if every is None and not more:
+                            await replica.look()
+                            break
+                    except StoreUnreachableError as error:
+                        if every is None:
+                            raise
+                        say(f"stepfs: {error}; trying again")
+                        replica, more = None, False
+                    if every is not None and replica is not None and trio.current_time() >= show_at_s:
+                        _show(replica, as_json=as_json)
+                        show_at_s = trio.current_time() + _SHOW_S
+                    if not more:
+                        await trio.sleep(_AGAIN_S if replica is None else every or 0)
+        _show(replica, as_json=as_json)
+
+    interruption.run(work)
+
+
+def _show(replica: Replica, *, as_json: bool) -> None:
+    copier, state, first = replica.copier, replica.log.state, replica.log.first_live_step
+    home, copy = copier.home.url, copier.store.url
+    if as_json:
+        steps = {"head": state.version, "digest": state.digest.hex(), "first_step": first, "next_step": state.next_step}
+        copied = {"objects": copier.copied, "bytes": copier.copied_bytes}
+        facts = {"lake_id": state.lake_id, "home": home, "copy": copy, **steps, "copied": copied}
+        typer.echo(json_text(facts, indent=None))
+        return
+    span = f"steps {first} to {state.next_step - 1} of {home}" if state.next_step > first else f"no step of {home} yet"
+    typer.echo(f"{copy} has {span}; copied {copier.copied} objects ({size_text(copier.copied_bytes)})")
+
+
+@contextmanager
+def _progress(*, quiet: bool) -> Iterator[Callable[[Copier, int], None]]:
+    """Notes each copied object: on a terminal in a line of its own."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda _copier, _step: None
+        return
+    from rich.console import Console
+    from rich.status import Status
+
+    with Status("looking", console=Console(stderr=True)) as line:
+        yield lambda copier, step: line.update(
+            f"step {step}: copied {copier.copied} objects, {size_text(copier.copied_bytes)}"
+        )

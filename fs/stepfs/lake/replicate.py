@@ -1,0 +1,487 @@
+"""A replica: the same lake in another store. Log and data are equal byte for byte; control records are its own.
+
+*Data first.* What a log version names is there, and verified, before that version is. *Prefix.* The log is the lake's, from
+the replica's floor on, without a gap. So whoever reads the replica reads the lake as it was a moment ago, wherever this
+process is killed, and two of these processes write the same bytes.
+
+*One writer.* `lake.msgpack`, the last object of a new replica, says `replica_of`, and producers refuse it. If the lake is
+lost for good, a fork of the replica goes on. *Never shortened.* If the lake is another one, or an earlier one, or has given
+up steps before they were copied, the copying ends: a log with a gap, or with another end, would be another history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
+from typing import Final, TypeVar
+
+import trio
+
+from stepfs import entropy
+from stepfs.clock import Clock, SystemClock
+from stepfs.errors import (
+    AbsentError,
+    CorruptError,
+    NewerFormatError,
+    RefusedError,
+    StepfsError,
+    StoreUnreachableError,
+    WithdrawnError,
+)
+from stepfs.errors import command as shell_command
+from stepfs.format import keys
+from stepfs.format.commit import Commit, CommitKind, decode_commit
+from stepfs.format.control import RECORD_ID_BYTES, ControlRecord, GroupRecord, encode_control
+from stepfs.format.ids import SegmentIndex, Step, Version
+from stepfs.format.records import LakeIdentity, encode_lake
+from stepfs.format.snapshot import Segment, StepEntry, encode_segment
+from stepfs.format.tgb import Descriptor
+from stepfs.lake.control import Control, Group
+from stepfs.lake.create_once import SlotLost, create_own, settled, take_slot
+from stepfs.lake.fork import copy_objects, only_holds
+from stepfs.lake.identity import check_identity, open_lake
+from stepfs.lake.log.apply import ChainError, list_versions, read_commit, read_versions
+from stepfs.lake.log.reader import LogReader
+from stepfs.lake.log.snapshots import log_contains, newest_snapshot, snapshot_due, write_snapshot
+from stepfs.lake.several import pages
+from stepfs.lake.verify.lake import TgbCheck
+from stepfs.store.api import Store
+from stepfs.store.probe import probe_store
+
+HOME: Final = "home"  # the group of a replica that needs what the lake itself still has
+_AGAIN: Final = "replicate again"
+_VERSIONS_MAX: Final = 64  # read ahead of what is copied
+_COPIES: Final = 4  # at once
+_TRIES: Final = 2  # of an object that is wrong
+_KEEP_S: Final = 1.0  # between looks at the groups of both
+_LOOK_S: Final = 60.0  # between looks whether the lake is what it was
+
+T = TypeVar("T")
+Named = list[tuple[Step, Descriptor]]  # the objects of one commit, or of one segment
+
+
+class _GoneError(CorruptError):
+    """An object that the log names is not there. No damage if the lake has given up the step meanwhile."""
+
+    def __init__(self, message: str, step: Step) -> None:
+        super().__init__(message)
+        self.step = step
+
+
+class _Buffers:
+    """Memory for objects on their way, `bytes_max` or one object, used again for what fits into it."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self.bytes = 0  # of all buffers
+        self._free: list[bytearray] = []
+        self._freed = trio.Event()
+
+    @asynccontextmanager
+    async def leased(self, size: int) -> AsyncGenerator[memoryview]:
+        while (buffer := self._taken(size)) is None:
+            await self._freed.wait()
+        try:
+            yield memoryview(buffer)[:size]
+            self._free.append(buffer)
+        except BaseException:
+            self.bytes -= len(buffer)  # a thread that was left alone may still write into it
+            raise
+        finally:
+            self._freed.set()
+            self._freed = trio.Event()
+
+    def _taken(self, size: int) -> bytearray | None:
+        for number, buffer in enumerate(self._free):
+            if len(buffer) >= size:
+                return self._free.pop(number)
+        while self._free and self.bytes + size > self._bytes_max:
+            self.bytes -= len(self._free.pop())
+        if self.bytes and self.bytes + size > self._bytes_max:
+            return None
+        self.bytes += size
+        return bytearray(size)
+
+
+@dataclass(eq=False, slots=True)
+class Copier:
+    """Copies data objects from one store to another, verified slice by slice: one read and one put each."""
+
+    home: Store
+    store: Store
+    memory_bytes: int = 1 << 30
+    note: Callable[[Copier, int], None] = lambda _copier, _step: None  # called for each copied object
+    copied: int = 0  # objects
+    copied_bytes: int = 0
+    _buffers: _Buffers = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._buffers = _Buffers(self.memory_bytes)
+
+    async def in_order(
+        self, parts: Sequence[tuple[Named, T]], publish: Callable[[list[T]], Awaitable[None]], *, again: bool = False
+    ) -> None:
+        """Copy the objects of all parts, a few at once, begun in order. `publish` gets the parts whose objects are here, and
+        all before, as soon as that is so. The first error in this order is raised behind what comes before it. `again`: not
+        those that are here.
+        """
+        missing = [len(named) for named, _ in parts]
+        failed: dict[int, StepfsError] = {}
+        published = 0
+        slots, turn = trio.Semaphore(_COPIES), trio.Lock()
+
+        async def advance() -> None:
+            nonlocal published
+            async with turn:
+                begin = end = published
+                while end < len(parts) and not missing[end]:
+                    end += 1
+                if begin < end <= min(failed, default=end):
+                    published = end
+                    await publish([item for _, item in parts[begin:end]])
+
+        async def one(number: int, step: Step, tgb: Descriptor) -> None:
+            try:
+                try:
+                    await (self._copy_missing if again else self._copy)(step, tgb)
+                finally:
+                    slots.release()
+                missing[number] -= 1
+                await advance()
+            except StepfsError as error:  # raised below: a nursery would wrap it into a group
+                failed.setdefault(number, error)
+
+        async with trio.open_nursery() as nursery:
+            for number, step, tgb in [(n, *each) for n, (named, _) in enumerate(parts) for each in named]:
+                await slots.acquire()  # here, since trio begins the tasks of one moment in any order
+                if failed:
+                    break
+                nursery.start_soon(one, number, step, tgb)
+        await advance()
+        if failed:
+            raise failed[min(failed)]
+
+    async def _copy_missing(self, step: Step, tgb: Descriptor) -> None:
+        """A put is whole, and its bytes were verified."""
+        if await self.store.read_into(tgb.key, tgb.size - 1, memoryview(bytearray(1))) != 1:
+            await self._copy(step, tgb)
+
+    async def _copy(self, step: Step, tgb: Descriptor) -> None:
+        """`CorruptError` for an object that is damaged, or gone."""
+        where = f"{self.home.url}/{tgb.key}: step {step}"
+        async with self._buffers.leased(tgb.size) as body:
+            for _ in range(_TRIES):
+                got = await self.home.read_into(tgb.key, 0, body)
+                if got is None:
+                    raise _GoneError(f"{where}: the object is missing; restore it", step)
+                check = TgbCheck(tgb)
+                await trio.to_thread.run_sync(check.feed, body[:got])
+                if not (problems := check.finish()):
+                    break
+            else:
+                raise CorruptError(
+                    f"{where}: {problems[0][1]}; restore the object, `stepfs verify` says what else to do"
+                )
+            await self.store.put(tgb.key, [body])
+        self.copied += 1
+        self.copied_bytes += tgb.size
+        self.note(self, step)
+
+
+@dataclass(eq=False, slots=True)
+class Replica:
+    """One replica and its lake, as one process keeps them together."""
+
+    home: Control  # the lake's
+    log: LogReader  # the replica's
+    copier: Copier
+    keeps_all: bool
+    _keep_at_s: float = float("-inf")
+    _look_at_s: float = float("-inf")
+
+    @classmethod
+    async def open(
+        cls, copier: Copier, *, first: Step | None = None, keeps_all: bool = False, clock: Clock | None = None
+    ) -> Replica:
+        """The replica in `copier.store`, made if there is none: it begins at step `first`, or at the lake's first live one.
+
+        `RefusedError` if the replica is of another lake or history, if another lake is there, or the lake itself.
+        """
+        home, store, clock = copier.home, copier.store, clock or SystemClock()
+        identity = await open_lake(home)
+        if identity.replica_of is not None:
+            raise RefusedError(f"{home.url} is itself a replica: replicate {identity.replica_of}")
+        lake, own = Control(home, identity, clock), replace(identity, replica_of=home.url)
+
+        async def opened() -> Replica:
+            log = await LogReader.open(store, own, control=Control(store, own, clock))
+            return cls(lake, log, copier, keeps_all)
+
+        try:
+            _check_place(home, store, identity, await open_lake(store))
+        except AbsentError:
+            await _group(lake, store).register(store.url)  # the lake might give steps up before they are copied
+            await _begin(lake, copier, own, first)
+            await (await opened()).reach_first_step()
+            settled(await take_slot(store, keys.LAKE, encode_lake(own)), store, _AGAIN)
+            _check_place(home, store, identity, await open_lake(store))
+        replica = await opened()
+        await replica.look()
+        return replica
+
+    async def reach_first_step(self) -> None:
+        """Follow the lake up to the first step that the replica shall have, which may lie behind the base of its log."""
+        await self._check_history()
+        while self.log.state.next_step < self.log.first_live_step:
+            before = self.log.state.version
+            await self.follow()
+            if self.log.state.version == before:
+                await self._check_history()
+                raise StoreUnreachableError(f"{self.home.store.url} does not show its newest steps; {_AGAIN}")
+
+    async def round(self) -> bool:
+        """Copy what is new, or the first `_VERSIONS_MAX` versions of it, and look at both lakes when it is time. False if
+        there is no more.
+        """
+        more = await self.follow()
+        now_s = trio.current_time()
+        if now_s >= self._look_at_s:
+            await self.look()
+        elif now_s >= self._keep_at_s:
+            await self.keep()
+        return more
+
+    async def look(self) -> None:
+        """Look whether the lake is what it was, then `keep`; and copy what a run keeps after its start."""
+        await self._check_history()
+        await _copy_plans(self.home.store, self.log.store, self.home.identity.lake_id)
+        self._look_at_s = trio.current_time() + _LOOK_S
+        await self.keep()
+
+    async def _check_history(self) -> None:
+        """`RefusedError` if the lake is another one by now, or without the end of the replica's log."""
+        home, state = self.home.store, self.log.state
+        await check_identity(home, self.home.identity)
+        await self.home.refresh()
+        self._check_gap()
+        if self.home.floor <= state.version and not await log_contains(home, self.home.identity, state):
+            raise RefusedError(
+                f"{home.url} does not have version {state.version} of its log as {self.log.store.url} has it: it was restored from"
+                " an earlier time, or somebody wrote into the replica. Go on from the one that is right: make a new replica in"
+                f" another place, or {shell_command('stepfs', 'fork', f'{self.log.store.url}@STEP', 'NEW')}"
+            )
+
+    async def follow(self) -> bool:
+        """Copy the versions behind the replica's head, at most `_VERSIONS_MAX`. False if there are no more."""
+        commits: list[tuple[Commit, bytes]] = []
+        try:
+            await self._read(Version(self.log.head.version + 1), commits)
+        except (CorruptError, NewerFormatError):
+            if not commits:  # else what comes before it goes first
+                raise
+        try:
+            await self.copier.in_order(
+                [(self._named(commit), (commit, body)) for commit, body in commits], self._publish
+            )
+        except _GoneError as error:
+            await self.home.refresh()
+            self._check_gap(error.step)
+            raise
+        except ChainError:
+            await self._check_history()  # another one is no damage
+            raise
+        return len(commits) > 1
+
+    async def _read(self, first: Version, into: list[tuple[Commit, bytes]]) -> None:
+        """The lake's next commits, with a LIST only if there are several."""
+        home, lake_id = self.home.store, self.home.identity.lake_id
+        for version in (first, first + 1):
+            if (found := await read_commit(home, lake_id, Version(version))) is None:
+                return
+            into.append(found)
+        versions, _ = await list_versions(home, lake_id, Version(first + 2), _VERSIONS_MAX - 2)
+        async with aclosing(read_versions(home, lake_id, versions)) as bodies:
+            async for key, body in bodies:
+                into.append((decode_commit(body, key), body))
+
+    def _named(self, commit: Commit) -> Named:
+        named = [(Step(commit.first_step + number), tgb) for number, tgb in enumerate(commit.tgbs)]
+        return [(step, tgb) for step, tgb in named if step >= self.log.first_live_step]
+
+    async def _publish(self, commits: list[tuple[Commit, bytes]]) -> None:
+        """Create the log versions whose data is here."""
+        store, lake_id, due = self.log.store, self.home.identity.lake_id, False
+        await self.home.refresh()
+        self._check_gap()  # a slot below the floor may be a reclaimed one that a sleeper took again
+        if any(commit.kind is CommitKind.EPOCH for commit, _ in commits):
+            await _copy_plans(self.home.store, store, lake_id)
+        for commit, body in commits:
+            before = self.log.head
+            self.log.extend(commit, body)
+            key = keys.numbered(keys.log_prefix(lake_id), commit.version)
+            outcome = settled(await take_slot(store, key, body), store, _AGAIN)
+            if outcome == SlotLost(taken=True):
+                raise RefusedError(
+                    f"{store.url}/{key} is not as at {self.home.store.url}: somebody wrote into the replica; make a new one in"
+                    " another place"
+                )
+            if outcome == SlotLost(taken=False):
+                raise StoreUnreachableError(
+                    f"{store.url}: the store calls {key} taken and shows nothing there; {_AGAIN}"
+                )
+            due |= snapshot_due(before, self.log.head)
+        if not await self.log.confirm():  # this process has slept while the replica was reclaimed
+            raise StoreUnreachableError(f"{store.url}: others were faster; {_AGAIN}")
+        if due:
+            await write_snapshot(store, self.log.identity, self.log.state, self.log.segments, self.log.control)
+
+    def _check_gap(self, gone: Step | None = None) -> None:
+        """`gone`: the step whose data is not there. A reclaim takes data long before the log versions that name it."""
+        state = self.log.state
+        lacks = gone is not None and self.home.first_live_step > gone
+        if lacks or self.home.floor > state.version + 1:
+            raise RefusedError(
+                f"{self.home.store.url} has reclaimed steps from {state.next_step} on that were not copied: make a new replica in"
+                f" another place, and delete {self.log.store.url}"
+            )
+
+    async def keep(self) -> None:
+        """Have the replica give up what the lake has given up, and the lake keep what runs that read the replica need; or
+        with `keeps_all` the replica everything, and the lake what is not copied.
+        """
+        self._keep_at_s = trio.current_time() + _KEEP_S
+        await self.home.refresh()
+        self._check_gap()
+        if not await self.log.confirm():
+            return
+        end, live = self.log.state.next_step, self.home.first_live_step
+        here = Group.on(self.log.control, HOME)
+        if not self.keeps_all and here.known is not None and here.known.need < min(live, end):
+            await here.replace(frozenset({Step(min(live, end))}))
+        hold = _group(self.home, self.log.store)
+        runs = [
+            group.need
+            for name, group in self.log.control.groups.items()
+            if name != HOME and not only_holds(name, group)
+        ]
+        others = [group.need for name, group in self.home.groups.items() if name != hold.name]
+        if runs:
+            await self._hold(hold, Step(min(*runs, end)), "")
+        elif self.keeps_all and others:  # without any, the lake keeps everything
+            known = hold.known
+            lags = known is None or known.need < min(*others, end)
+            await self._hold(hold, end if known is None or lags else known.need, self.log.store.url)
+        elif hold.known is not None:
+            with suppress(AbsentError):
+                await hold.retire()
+
+    async def _hold(self, hold: Group, need: Step, holder: str) -> None:
+        """`holder`: the replica's URL for data alone, which no producer's lead counts from (`only_holds`)."""
+        need = max(need, self.home.first_live_step)
+        if hold.known is not None and hold.known.fork != holder:
+            with suppress(AbsentError):
+                await hold.retire()
+        if hold.known is None:
+            await hold.register(holder)
+        if hold.known is not None and hold.known.need != need:
+            with suppress(WithdrawnError):  # reclaimed meanwhile: the next look says so, if it matters
+                await hold.replace(frozenset({need}))
+
+
+def _group(home: Control, store: Store) -> Group:
+    """The lake's group that holds what the replica in `store` needs of it."""
+    return Group.on(home, f"replica:{keys.component(store.url)}")
+
+
+def _check_place(home: Store, store: Store, identity: LakeIdentity, there: LakeIdentity) -> None:
+    if there.lake_id != identity.lake_id:
+        raise RefusedError(
+            f"{store.url} is lake {there.lake_id}, and {home.url} is {identity.lake_id}: replicate to another place"
+        )
+    if there.replica_of is None:
+        raise RefusedError(
+            f"{store.url} is {home.url} by another name, or a copy that is a lake of its own: replicate to another place"
+        )
+
+
+async def _begin(home: Control, copier: Copier, own: LakeIdentity, first: Step | None) -> None:
+    """All but the identity of a replica as of the lake's newest snapshot. After a kill it is begun again; the first control
+    record fixes where the log begins, for whoever does that.
+    """
+    store, slot = copier.store, keys.numbered(keys.control_prefix(own.lake_id), 0)
+    await probe_store(store, thorough=True)
+    while await store.get(slot) is None:
+        try:
+            record = await _copy_base_data(home, copier, first)
+        except _GoneError as error:
+            await home.refresh()
+            if home.first_live_step <= error.step:
+                raise
+            continue  # reclaimed in spite of the group, which is an old one: begin with what is left
+        settled(await take_slot(store, slot, encode_control(own.lake_id, record)), store, _AGAIN)
+    at = Control(store, own)
+    await at.refresh()
+    if at.floor > 0:  # by whichever process took the slot
+        await _copy_base(home.store, store, own.lake_id, at.floor)
+    await _copy_plans(home.store, store, own.lake_id)
+
+
+async def _copy_base_data(home: Control, copier: Copier, first: Step | None) -> ControlRecord:
+    """Copy what the lake's newest snapshot names. Returns the replica's first control record."""
+    identity, store = home.identity, copier.store
+    log = await LogReader.open(home.store, identity, control=home)
+    base = await newest_snapshot(home.store, identity, home)
+    live = Step(min(max(first or 0, home.first_live_step), max(log.state.next_step, base.next_step)))
+    inherited = base.origins[0].end if base.origins else Step(0)
+    if live < inherited:
+        raise RefusedError(
+            f"{home.store.url} is a fork, and its steps {live} to {inherited - 1} are in {base.origins[0].url}: "
+            f"begin behind them, with --from {inherited}"
+        )
+
+    def named(entries: Iterable[StepEntry]) -> Named:
+        return [(entry.step, entry.tgb) for entry in entries if entry.step >= live]
+
+    async def write(segments: list[Segment]) -> None:
+        for segment in segments:
+            body = encode_segment(identity.lake_id, identity.slices, segment)
+            await create_own(store, keys.extent(keys.index_prefix(identity.lake_id), segment.index), body, _AGAIN)
+
+    async def nothing(_: list[None]) -> None:
+        pass
+
+    for number in range(base.trimmed(live).first_segment, base.sealed_segments):
+        index = SegmentIndex(number)
+        segment = await log.segments.peek(index, base.segment_ref(index))
+        await copier.in_order([(named(segment.entries), segment)], write, again=True)
+    await copier.in_order([(named(base.tail), None)], nothing, again=True)
+    return ControlRecord(
+        record_id=entropy.token(RECORD_ID_BYTES),
+        time_ms=base.time_ms,
+        first_live_step=live,
+        floor=Version(max(base.version, 0)),
+        groups={HOME: GroupRecord(start=live)},
+    )
+
+
+async def _copy_base(home: Store, store: Store, lake_id: str, version: Version) -> None:
+    """The commit and the snapshot with which the replica's log begins."""
+    log_key, key = (keys.numbered(prefix(lake_id), version) for prefix in (keys.log_prefix, keys.snapshot_prefix))
+    if await store.get(key) is not None:
+        return
+    body, snapshot = await home.get(log_key), await home.get(key)
+    if body is None or snapshot is None:
+        raise RefusedError(
+            f"{store.url}: a replica was begun here at version {version}, which {home.url} has reclaimed since: delete what is"
+            " here, or name another place"
+        )
+    await create_own(store, log_key, body, _AGAIN)
+    await create_own(store, key, snapshot, _AGAIN)
+
+
+async def _copy_plans(home: Store, store: Store, lake_id: str) -> None:
+    for prefix in (keys.plans_prefix(lake_id), keys.sources_prefix(lake_id)):
+        async with aclosing(pages(store, prefix)) as listed:
+            there = {entry.key async for page in listed for entry in page}
+        await copy_objects(home, prefix, store, prefix, there)
