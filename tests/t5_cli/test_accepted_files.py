@@ -113,3 +113,13 @@ def test_the_counts_add_up(plan: Path, file_url: str) -> None:
     said = done.document["sources"]["web"]
     total = sum(one["records"] for one in (json.loads(accepted.stdout)["sources"]["web"], said))
     assert sum(after.values()) - sum(before.values()) in range(total - 2, total + 1)
+
+
+def test_a_file_that_came_later_is_not_read_and_that_is_said(plan: Path, file_url: str) -> None:
+    kind = "parquet" if "parquet" in plan.read_text() else "jsonl"
+    assert run(plan, file_url, "--limit-steps", 5).code == 0
+    written(plan.parent / f"web/0.{kind}", texts("0"))
+    done = run(plan, file_url)
+    assert done.code == 0, done.err
+    assert f"source web: 0/0.{kind} came after it began, and is not read; name such files in a source" in done.err
+    assert {name for name, _, _ in documents(file_url)} <= set("abcde")

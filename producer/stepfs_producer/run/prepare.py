@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
@@ -52,7 +52,16 @@ from stepfs_producer.plan.step import State, position_bytes_max, read_position
 from stepfs_producer.run.lake import committed_positions, keep, keep_listing
 from stepfs_producer.run.load import LoadedSource
 from stepfs_producer.run.options import RunOptions
-from stepfs_producer.sources.listing import RULE, Layout, accepted, begun_block, continued_at, list_corpus, located
+from stepfs_producer.sources.listing import (
+    RULE,
+    Layout,
+    accepted,
+    added,
+    begun_block,
+    continued_at,
+    list_corpus,
+    located,
+)
 from stepfs_producer.sources.record import SourceSpec, identity_of
 from stepfs_producer.transforms.documents import ChatSpec, FimSpec, ImagesSpec, PairSpec, TokenizerSpec, TransformSpec
 from stepfs_producer.transforms.fim import Fim
@@ -285,6 +294,7 @@ def _below(directory: str, name: str) -> str:
     return name if not directory or "://" in name else str(PurePosixPath(directory) / name)
 
 
+_NAMED_MAX: Final = 5  # files in a line
 _LISTED_AT_ONCE: Final = 16
 
 
@@ -415,6 +425,12 @@ async def fit_plan(
                     f"objects sources/{known[name].listing}/, or give the source a new name to begin it anew"
                 )
             frozen[name] = then
+            more = added(then, prepared.listings[name])
+            if more:
+                say(
+                    f"warning: source {name}: {_named(more)} came after it began, and {'is' if len(more) == 1 else 'are'} not "
+                    "read; name such files in a source of their own"
+                )
             if not accept_changes:
                 frozen[name] = located(then, prepared.listings[name], name)
                 continue
@@ -429,11 +445,15 @@ async def fit_plan(
                     files = sorted({then.files[fragment.file].name for fragment in block.fragments})
                     say(
                         f"warning: source {name}: the rest of the block that was begun, at most {rest} bytes of "
-                        f"{', '.join(files[:5])}{', …' * (len(files) > 5)}, is left out"
+                        f"{_named(files)}, is left out"
                     )
     found = await trio.to_thread.run_sync(with_listings, prepared, frozen, cursors, abandon_on_cancel=True)
     _refuse_large_position(Planner(found.rules).begin(state), found.rules)
     return found
+
+
+def _named(files: Sequence[str]) -> str:
+    return ", ".join(files[:_NAMED_MAX]) + f" and {len(files) - _NAMED_MAX} more" * (len(files) > _NAMED_MAX)
 
 
 def with_listings(

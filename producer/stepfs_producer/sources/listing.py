@@ -28,7 +28,7 @@ _ADVICE: Final = (
 def located(listing: Listing, now: Listing, source: str, *, advice: str = _ADVICE) -> Listing:
     """`listing` with the locations of `now`. `RefusedError` names the first file that is gone or changed.
 
-    Files that `now` has in addition are not part of it; they come with the next epoch.
+    Files that `now` has in addition (`added`) are no part of it: the order of records is that of the listed files.
     """
     present = _Present(now.files, listing.files)
     return Listing(tuple(_located(file, present.now(file), source, advice) for file in listing.files))
@@ -49,6 +49,13 @@ def accepted(listing: Listing, now: Listing) -> tuple[Listing, list[str]]:
             rest = "is gone: it gives nothing from here on" if not new.size else "is another: it is read as it is now"
             lines.append(f"{file.name} {rest}")
     return Listing(tuple(found)), lines
+
+
+def added(listing: Listing, now: Listing) -> list[str]:
+    """Names of the files that came after the source began, and that it does not read."""
+    present = _Present(now.files, listing.files)
+    found = {there.name for file in listing.files if (there := present.now(file)) is not None}
+    return [file.name for file in now.files if file.name not in found]
 
 
 def continued_at(spec: SourceSpec, before: Listing, now: Listing, cursor: tuple[int, ...]) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""scripts/quickstart: one of two stories, in a temporary directory of which nothing is left."""
+"""scripts/quickstart: one of three stories, in a temporary directory of which nothing is left."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from bench.machine import interrupt_once
-from quickstart import plan_story, text_story
+from quickstart import plan_story, replica_story, text_story
 from quickstart.story import Story, console, lake_url
 
 
@@ -19,7 +19,8 @@ def main() -> int:
         story = Story(directory, stack.enter_context(lake_url(directory)))
         story.say(f"lake [bold]{story.lake}[/bold]")
         with ExitStack() as running:
-            tell = plan_story.tell if "--plan" in sys.argv[1:] else text_story.tell
+            stories = {"--plan": plan_story.tell, "--replica": replica_story.tell}
+            tell = next((told for word, told in stories.items() if word in sys.argv[1:]), text_story.tell)
             tell(story, running)
         story.check_nothing_left()
     return story.report()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from safetensors import safe_open
 
-Record = tuple[str, int, int]  # source, number of the file in its listing, offset
+Record = tuple[str, int, int, int]  # source, epoch, number of the file in its listing, offset
 Pieces = dict[Record, list[tuple[int, list[int]]]]  # (first token, ids) of each span
 
 END = 256  # of a document, in byte tokens
@@ -34,7 +34,7 @@ def audit(mount: Path, corpus: list[str]) -> Audit:
     faults = [f"step {n} is missing" for n, name in enumerate(steps) if name != f"step-{n:09d}"][:1]
     ranks, pieces = pieces_in(mount)
     found: dict[int, list[tuple[int, bytes]]] = defaultdict(list)
-    for (_, file, offset), spans in pieces.items():
+    for (_, _, file, offset), spans in pieces.items():
         ids = joined(spans)
         if ids is None or ids[-1:] != [END]:
             faults.append(f"file {file} at byte {offset}: tokens missing or twice")
@@ -57,9 +57,9 @@ def pieces_in(mount: Path) -> tuple[int, Pieces]:
         with safe_open(rank, framework="np") as file:
             names = json.loads(file.metadata()["sources"])
             ids = file.get_tensor("input_ids")
-            for micro, start, tokens, source, _, number, offset, first in file.get_tensor("spans").tolist():
+            for micro, start, tokens, source, epoch, number, offset, first in file.get_tensor("spans").tolist():
                 span = ids[micro, start : start + tokens].tolist()
-                pieces[names[source], number, offset].append((first, span))
+                pieces[names[source], epoch, number, offset].append((first, span))
     return len(ranks), pieces
 
 

@@ -33,7 +33,7 @@ def audit_plan(mount: Path, corpus: Path) -> PlanAudit:
     tokenizer = Tokenizer.from_file(str(corpus / "tokenizer.json"))
     texts = {name: texts_in(corpus / f"{name}.jsonl") for name in ("code", "prose")}
     faults, whole, unfinished = [], Counter[str](), Counter[str]()
-    for (source, _, offset), found in pieces.items():
+    for (source, _, _, offset), found in pieces.items():
         expected = [*tokenizer.encode(texts[source][offset]).ids, tokenizer.token_to_id(EOS)]
         ids = joined(found)
         if ids == expected:

@@ -1,4 +1,4 @@
-"""What both stories of the quickstart share: where things are, what was checked, and the table at the end."""
+"""What the stories of the quickstart share: where things are, what was checked, and the table at the end."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ class Story:
         summary: dict[str, Any] = json.loads(output)
         return summary
 
-    def mount(self, running: ExitStack, directory: Path, *options: str) -> None:
+    def mount(self, running: ExitStack, directory: Path, *options: str, lake: str = "") -> None:
         """`stepfs mount` returns when the mount answers."""
         directory.mkdir()
         self.mounts.append(directory)
         caches = ["--cache-dir", str(self.directory / f"cache-{directory.name}")]
         running.callback(let_go, directory)
-        run("stepfs", "mount", self.lake, str(directory), *caches, *options)
+        run("stepfs", "mount", lake or self.lake, str(directory), *caches, *options)
         self.say(f"mounted on [bold]{directory}[/bold] {' '.join(options)}")
 
     def unmount(self, directory: Path, *options: str) -> None:
