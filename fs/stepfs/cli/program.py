@@ -20,7 +20,7 @@ from stepfs.cli.options import with_options
 
 _PREFIX: Final = "STEPFS_"
 _SETTINGS: Final = frozenset(  # variables that are no option: of the log, the stores, the systemd unit
-    f"{_PREFIX}{name}" for name in ("DEBUG", "DIR", "LAKE", "LOG_DIR", "LOG_FORMAT", "SSE", "SSE_KMS_KEY_ID")
+    f"{_PREFIX}{name}" for name in ("DEBUG", "DIR", "LAKE", "LOG_DIR", "SSE", "SSE_KMS_KEY_ID")
 )
 # Kubernetes sets these for a service called stepfs, or stepfs-something.
 _SERVICE: Final = re.compile(r"STEPFS_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)")

@@ -42,7 +42,7 @@ def mount(
         from stepfs.mount.handover import Predecessor
         from stepfs.mount.session import run
 
-        daemon.configure_log(options.directory)
+        daemon.configure_log(options)
         if run(options, predecessor=Predecessor.at(options) if replace else None) == signal.SIGINT:
             raise typer.Exit(EXIT_INTERRUPTED)
     else:
