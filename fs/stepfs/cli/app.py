@@ -22,6 +22,7 @@ SUMMARIES: Final = {
     "seal": "Declare a lake complete.",
     "fork": "Start a new lake from a step of another.",
     "verify": "Read everything back and check it.",
+    "help": "Show the manual.",
     "doctor": "Find out why it does not work here.",
 }
 

@@ -89,7 +89,7 @@ def unknown(names: Iterable[str], context: typer.Context) -> Iterator[str]:
     asked = {name for name in names if name.startswith(_PREFIX) and not _SERVICE.fullmatch(name)} - _SETTINGS
     if not asked or not (asked := asked - _variables(context.command, context, context.invoked_subcommand)):
         return
-    known = _SETTINGS.union(*(_variables(group, context) for group in _programs()))
+    known = _SETTINGS.union(*(_variables(group, context) for group in programs()))
     for name in sorted(asked - known):
         from difflib import get_close_matches
 
@@ -97,7 +97,7 @@ def unknown(names: Iterable[str], context: typer.Context) -> Iterator[str]:
         yield f"{name} is set and means nothing" + (f"; do you mean {near[0]}?" if near else "")
 
 
-def _programs() -> Iterator[Any]:
+def programs() -> Iterator[Any]:
     """The programs that are installed together, which read the same variables."""
     from importlib import metadata
 
