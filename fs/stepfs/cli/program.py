@@ -5,9 +5,11 @@ typer's parameters of them costs more than most commands take to run.
 """
 
 import importlib
+import logging
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Annotated, Any, Final
 
 import typer
@@ -26,6 +28,32 @@ _SETTINGS: Final = frozenset(  # variables that are no option: of the log, the s
 _SERVICE: Final = re.compile(r"STEPFS_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)")
 
 
+_CallError: Final[type[Any]] = typer.BadParameter.__mro__[1]  # of a wrong call, which typer does not export
+
+
+class Program(TyperGroup):
+    """A group of commands that says a wrong call in one line, as every other error."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        with _in_one_line() if args else nullcontext():  # without any it helps
+            return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _in_one_line():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _in_one_line() -> Iterator[None]:
+    try:
+        yield
+    except _CallError as error:
+        path = error.ctx.command_path if error.ctx else "stepfs"
+        what = " ".join(error.format_message().rstrip(".").split())
+        say(printable(f"{path.split()[0]}: {what}; see `{path} --help`"), logging.ERROR)
+        raise SystemExit(error.exit_code) from None
+
+
 def _print_version(context: typer.Context, wanted: bool) -> None:
     if wanted:
         typer.echo(f"{context.command.name} {__version__}")
@@ -37,7 +65,7 @@ _Version = Annotated[
 ]
 
 
-def new_program(name: str, about: str, exit_codes: str, group: type[TyperGroup] = TyperGroup) -> typer.Typer:
+def new_program(name: str, about: str, exit_codes: str, group: type[TyperGroup] = Program) -> typer.Typer:
     app = typer.Typer(
         name=name,
         cls=group,
@@ -59,7 +87,7 @@ def new_program(name: str, about: str, exit_codes: str, group: type[TyperGroup] 
 def lazy_group(package: str, summaries: Mapping[str, str]) -> type[TyperGroup]:
     """For `typer.Typer(cls=…)`. Command `some-name` is function `some_name` of module `PACKAGE.some_name`."""
 
-    class LazyGroup(TyperGroup):
+    class LazyGroup(Program):
         def __init__(self, **settings: Any) -> None:
             super().__init__(**settings)
             self.commands: dict[str, Any] = dict.fromkeys(summaries)  # each made at the first look at it
