@@ -92,11 +92,23 @@ class Node:
 
 
 @pytest.fixture
-def node(tmp_path, monkeypatch):
+def other_node(tmp_path, monkeypatch):
+    """A function that makes a node, which is ended with the test."""
     monkeypatch.setenv("STEPFS_LOG_DIR", str(tmp_path / "log"))
-    made = Node(tmp_path)
-    yield made
-    made.end()
+    made = []
+
+    def make(*before: str, **variables: str | None) -> Node:
+        made.append(Node(tmp_path, *before, **variables))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.end()
+
+
+@pytest.fixture
+def node(other_node):
+    return other_node()
 
 
 @pytest.fixture
@@ -225,21 +237,6 @@ def ended_with(node: Node, code: grpc.StatusCode, words: str, **fields: object) 
     usual = {"volume_id": "v", "target_path": str(node.directory / "target"), "volume_capability": READ_ONLY_MANY}
     node.refused(code, words, "NodePublishVolume", **(usual | fields))
     assert mounted_below(node.directory) == []
-
-
-@pytest.fixture
-def other_node(tmp_path, monkeypatch):
-    """A function that makes a node, which is ended with the test."""
-    monkeypatch.setenv("STEPFS_LOG_DIR", str(tmp_path / "log"))
-    made = []
-
-    def make(*before: str, **variables: str | None) -> Node:
-        made.append(Node(tmp_path, *before, **variables))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.end()
 
 
 def test_a_secret_that_is_absent_or_of_no_use_is_told(other_node, s3_url, tmp_path):

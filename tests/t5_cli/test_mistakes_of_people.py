@@ -66,11 +66,25 @@ checkpoint file://~/lake --group known 77: 2 only 5 steps are committed; is the 
 checkpoint file://~/lake --group known 4 --drop: 3 keeps no checkpoint with next step 4
 reclaim ~/empty: 2 a lake is a URL, such as file://~/empty
 reclaim file://~/lake --grace 1d: 2 write seconds, or a number with ms, s, m or h
+reclaim file://~/lake --every 0s: 2 use at least 0.1s, better 60s
+reclaim file://~/lake --every 1ms: 2 use at least 0.1s, better 60s
 reclaim file://~/lake --every 0: 2 use at least 0.1s, better 60s
 retire-producer file://~/lake nobody: 3 `stepfs status` lists those
 seal file://~/nolake: 3 create one with `stepfs init
 init file://~/lake --slices 3: 4 is a lake already (3 slices, .safetensors); use it, or choose another prefix
 init file://~/new: 2 give --slices N
+init ftp://host/x --slices 1: 2 unknown scheme 'ftp'; write file:///directory, s3://bucket/prefix
+init http://host:9000/b/x --slices 1: 2 write s3://b/x, and the server as --endpoint-url http://host:9000
+init relative/dir --slices 1: 2 a lake is a URL, such as file:///
+init s3://no/ --slices 1: 2 is not a bucket name; write s3://bucket/prefix
+init s3://key:secret@bucket/x --slices 1: 2 credentials and options do not belong
+init file:///tmp/x --slices 0: 2 --slices 0: use 1 to 16384
+init file:///tmp/x --slices many: 2 is not a valid int; see `stepfs init --help`
+init file:///tmp/x --ranks 4 --slices 4: 2 give --slices N
+init file:///tmp/x --slices 4 --cp 2: 2 give --slices N
+init file:///tmp/x --slices 16385: 2 --slices 16385: use 1 to 16384
+init file:///tmp/x --ranks 64 --micro-batches 257: 2 at most 16384 files, not 16448
+init file:///tmp/x --ranks -2 --cp -2: 2 use 1 or more of each
 init file://~/new --slices 2 --ext npy: 2 use a dot and letters or digits, such as .safetensors
 fork file://~/lake file://~/new: 2 write the parent as LAKE@STEP
 fork file://~/lake@99 file://~/new: 2 a live step: 0 to 5, not 99
@@ -88,8 +102,10 @@ produce run ~/plan.yaml file://~/lake: 4 name another lake, or set output.mesh t
 produce run ~/plan.yaml file://~/new --memory 1M: 2 Give more with --memory
 produce run ~/plan.yaml file://~/new --workers 4:2: 2 use N or MIN:MAX
 produce run ~/plan.yaml file://~/new --engine dask: 2 use local or ray
+produce run ~/plan.yaml file://~/new --ray-address 10.0.0.4:6379: 2 needs --engine ray
 produce run ~/plan.yaml: 2 Missing argument 'LAKE'; see `stepfs-produce run --help`
 produce check ~/none.yaml: 3 name the YAML file of a plan
+produce check ~: 4 Is a directory; name a readable YAML file
 produce check: 2 name its YAML file, or give --keys
 produce simulate ~/plan.yaml --steps 0: 2 is not in the range x>=1; see `stepfs-produce simulate --help`
 produce text file://~/new --slices 2: 2 Missing option '--input' / '-i' (env var: 'STEPFS_INPUT'); see
@@ -118,7 +134,8 @@ def here(tmp_path_factory):
     plan = (here / "plan.yaml", f"file://{here}/sealed", "--workers", 1, "--limit-steps", 1)
     assert produce("run", *plan).code == 0
     assert stepfs("seal", f"file://{here}/sealed").code == 0
-    return here
+    yield here
+    assert not (here / "new").exists(), "a mistake made a lake"
 
 
 @pytest.mark.parametrize("row", MISTAKES.strip().splitlines(), ids=lambda row: re.split(r": \d ", row)[0])
@@ -134,3 +151,4 @@ def test_a_mistake_is_one_line_with_the_next_step(row, here):
     assert done.err.startswith("stepfs-produce: " if program == "produce" else "stepfs: ")
     assert says in done.err
     assert "unexpected" not in done.err
+    assert "secret" not in done.err
