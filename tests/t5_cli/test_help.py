@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[2]
         ([], "readme\n", "  Upgrade and removal\n"),
         (["semantics"], "# Promises of a mounted lake", "28. "),
         (["mount"], "Usage: stepfs mount [OPTIONS]", "--wait-for-lake"),
+        (["simulate"], "Usage: stepfs-produce simulate [OPTIONS] {PLAN}", "--steps"),
         (["Upgrade", "and"], "## Upgrade and removal", "rm -r /opt/stepfs"),
         (["repair"], "### Repair", "stepfs verify LAKE --repair"),
     ],

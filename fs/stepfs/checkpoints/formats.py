@@ -114,7 +114,7 @@ class Found:
 
     complete: frozenset[int]
     barred: frozenset[int]  # counters of entries that this user may not read
-    entry: str = ""  # the name of one entry of the directory, if there is any
+    entry: str = ""  # the name of one entry that is not hidden, if there is any
 
     def unknown_layout(self, place: Place) -> str:
         """What to say of a directory that holds something and no checkpoint; '' of any other."""
@@ -155,7 +155,9 @@ def look(place: Place) -> Found:
             if error.errno not in _BARRED:
                 raise
             barred.add(counter)
-    return Found(frozenset(complete), frozenset(barred - complete), min(names, default=""))
+    return Found(
+        frozenset(complete), frozenset(barred - complete), min((name for name in names if name[0] != "."), default="")
+    )
 
 
 def _candidates(place: Place, names: Sequence[str]) -> Iterator[Candidate]:

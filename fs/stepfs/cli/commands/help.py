@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
@@ -25,7 +25,6 @@ _HEADING: Final = re.compile(r"^(#{2,3}) (.+)$", re.MULTILINE)
 
 
 def help(  # noqa: A001 - the command's name
-    context: typer.Context,
     topic: Annotated[
         list[str] | None,
         typer.Argument(metavar="[TOPIC]...", help="A command, a page, or words of a heading.", show_default=False),
@@ -43,7 +42,7 @@ def help(  # noqa: A001 - the command's name
             typer.echo("\n".join([page, *(f"  {title}" for _, title in _HEADING.findall(text))]))
     elif words in texts:
         typer.echo(texts[words])
-    elif command := _command(context, words):
+    elif command := _command(words):
         typer.echo(command)
     elif found:
         typer.echo("\n\n".join(found))
@@ -69,12 +68,14 @@ def _sections(texts: dict[str, str], words: str) -> Iterator[str]:
                 yield text[heading.start() : next(later, None)].strip()
 
 
-def _command(context: typer.Context, name: str) -> str:
-    """The help of a command; '' if there is none of that name."""
-    assert context.parent is not None
-    group: Any = context.parent.command
-    command = group.get_command(context.parent, name)
-    return "" if command is None else command.get_help(typer.Context(command, info_name=name, parent=context.parent))
+def _command(name: str) -> str:
+    """The help of a command of either program; '' if there is none of that name."""
+    for group in programs():
+        outer = typer.Context(group, info_name=group.name)
+        command = group.get_command(outer, name)
+        if command is not None:
+            return str(command.get_help(typer.Context(command, info_name=name, parent=outer)))
+    return ""
 
 
 def manual() -> Iterator[str]:
