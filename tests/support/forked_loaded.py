@@ -1,5 +1,7 @@
 """What the server of `forked` has imported and read before it forks a command: nearly all that commands need."""
 
+import os
+
 import boto3  # noqa: F401
 import forked  # noqa: F401
 import numpy as np  # noqa: F401
@@ -12,4 +14,5 @@ import stepfs_producer.run.history.lineage
 import stepfs_producer.run.session  # noqa: F401
 from stepfs.store.s3.clients import choose
 
+os.environ.pop("AWS_PROFILE", None)  # of the test that happens to be the first; each command has its own environment
 choose(None, None).session.client("s3", "us-east-1").close()  # botocore's description of S3 stays

@@ -33,12 +33,14 @@ class Directory:
         self.barred: set[int] = set()
         self.error: OSError | None = None
 
+        self.entry = ""
+
     def look(self) -> Found:
         if self.error is not None:
             raise self.error
         if self.counters is None:
             raise AbsentError("away")
-        return Found(frozenset(self.counters), frozenset(self.barred))
+        return Found(frozenset(self.counters), frozenset(self.barred), self.entry)
 
 
 async def group_of(name: str = "run") -> Group:
@@ -70,6 +72,26 @@ async def test_keep_last_k_and_a_rollback_are_followed(patient_clock: MockClock)
         directory.counters = counters
         await watch.look_once()
         assert await kept(group) == expected
+
+
+@pytest.mark.logs("nothing is recorded: /unused holds 'epoch7.bin' and no complete checkpoint")
+async def test_a_layout_that_nobody_knows_is_told_once(patient_clock: MockClock, nursery, caplog) -> None:
+    group, directory = await group_of(), Directory()
+    watch = watch_of(group, directory)
+    nursery.start_soon(watch.run)
+    await trio.sleep(300)
+    directory.entry = "epoch7.bin"
+    await trio.sleep(50)
+    assert not caplog.records, "an empty directory, and one that has not held other things for long"
+    await trio.sleep(300)
+    directory.counters = {7}
+    await trio.sleep(2)
+    directory.counters = set()
+    await trio.sleep(300)
+    assert [record.levelname for record in caplog.records if "no complete checkpoint" in record.message] == ["WARNING"]
+    late = watch_of(group, directory)
+    assert not await late.last_look()
+    assert "no complete checkpoint" in caplog.records[-1].message, "a trainer that has ended saves no more"
 
 
 async def test_a_first_empty_look_drops_nothing(patient_clock: MockClock) -> None:

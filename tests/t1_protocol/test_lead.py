@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import trio
@@ -19,6 +21,7 @@ from stepfs.lake.fork import Cut, fork
 from stepfs.lake.log.reader import LogReader
 from stepfs_producer import AsyncProducer
 from stepfs_producer.commit.backpressure import LOOK_JITTER, LOOK_S_MAX, LOOK_S_MIN, SAY_AFTER_S, SAY_EVERY_S, TRUST_S
+from stepfs_producer.run.session import _pace
 
 pytestmark = pytest.mark.logs("held back by max_l")
 LEAD = 10
@@ -78,6 +81,22 @@ async def test_a_checkpoint_releases_a_producer_that_was_held_for_long(world: Wo
             await append(producer, 2 * LEAD)
         assert producer.next_seq == 2 * LEAD
         assert looks(world) >= before + 2, "short pauses again"
+
+
+@scenario(simulate)
+async def test_the_line_of_a_run_says_how_far_it_is_ahead_of_the_slowest_group(world: World) -> None:
+    conductor: Any = SimpleNamespace(bottleneck=lambda _: None)
+    async with world.producer("p", max_lead=LEAD) as producer:
+        await append(producer, 0)
+        assert not _pace(conductor, producer), "there is no group"
+        fast, slow = await groups(world, 2)
+        await fast.replace(frozenset({Step(5)}))
+        await slow.replace(frozenset({Step(2)}))
+        await trio.sleep(2 * TRUST_S)
+        for number in range(1, 7):
+            await append(producer, number)
+        await producer.flush()
+        assert _pace(conductor, producer) == "; lead 5 steps"
 
 
 @pytest.mark.parametrize(("seconds", "times"), [(SAY_AFTER_S - 2, 0), (SAY_AFTER_S + 2, 1), (SAY_AFTER_S + 182, 4)])

@@ -38,7 +38,7 @@ from stepfs_producer import AsyncProducer
         ("az://my-account/container", "'my-account' is not an account name"),
         ("gs://user:secret@bucket/a", "credentials and options do not belong into a URL"),
         ("az://account/container?sig=secret", "do not belong into a URL; check AZURE_STORAGE_ACCOUNT_KEY"),
-        ("azure://account/container", "unknown scheme 'azure'; write file:///directory, s3://.*or az://"),
+        ("azure://account/container", "unknown scheme 'azure'; do you mean az://account/container"),
     ],
 )
 def test_bad_urls_are_refused_before_anything_is_touched(url, message):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import boto3
@@ -25,6 +27,28 @@ from stepfs.store.opening import open_store
 from stepfs.store.s3 import clients
 from stepfs.store.s3.clients import Clients, choose, profile_of
 from stepfs.store.s3.s3_store import S3Store
+
+
+def test_keys_in_a_file_are_taken_anew_as_the_manual_has_it(monkeypatch, tmp_path):
+    page = (Path(__file__).parents[2] / "fs/OPERATIONS.md").read_text()
+    lines = re.search(r"^/keys/config +(.*)\n +(.*)\n/keys/current.json +(.*)$", page, re.MULTILINE).groups()
+    *config, keys = (line.replace("/keys", str(tmp_path)) for line in lines)
+    (tmp_path / "config").write_text("\n".join(config))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+
+    def renew(key):
+        soon = datetime.now(UTC) + timedelta(minutes=14)
+        (tmp_path / "current.json").write_text(
+            json.dumps(json.loads(keys) | {"AccessKeyId": key, "Expiration": f"{soon}"})
+        )
+
+    renew("first")
+    found = clients.credentials_of(choose(None, None).session, lambda: choose(None, None).session)
+    assert found.get_frozen_credentials().access_key == "first"
+    renew("second")
+    assert found.get_frozen_credentials().access_key == "second", "a quarter of an hour before the first expires"
 
 
 @pytest.mark.parametrize(

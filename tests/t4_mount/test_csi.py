@@ -6,12 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import grpc
 import pytest
-from realmount import PATIENCE_S, lake_with, payload, until
+from realmount import PATIENCE_S, lake_with, needs_resend, payload, until
 
 from stepfs.csi.messages import MESSAGES
 from stepfs.mount.host import mount_points
@@ -22,8 +23,10 @@ READ_ONLY_MANY = {"mount": {}, "access_mode": {"mode": 3}}
 class Node:
     """A node with the driver's pod: a holder and a plugin."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    def __init__(self, directory: Path, *before: str, **variables: str | None) -> None:
+        """`before`: what the holder is started by; `variables`: of its environment, None: it has none."""
+        self.directory, self.before = directory, before
+        self.environment = {name: value for name, value in (os.environ | variables).items() if value is not None}
         self.base, self.socket = directory / "base", directory / "csi.sock"
         self.holder, self.plugin = self._start("holder"), self._start("plugin")
         self.channel = grpc.insecure_channel(f"unix://{self.socket}")
@@ -42,8 +45,15 @@ class Node:
             "n1",
         ]
         with (self.directory / f"{role}.log").open("ab") as log:
-            command = [sys.executable, "-m", "stepfs.csi", role, *map(str, words)]
-            return subprocess.Popen(command, stderr=log, stdout=log)
+            command = [
+                *(self.before if role == "holder" else ()),
+                sys.executable,
+                "-m",
+                "stepfs.csi",
+                role,
+                *map(str, words),
+            ]
+            return subprocess.Popen(command, stderr=log, stdout=log, env=self.environment)
 
     def restart_plugin(self) -> None:
         self.plugin.send_signal(signal.SIGKILL)
@@ -82,11 +92,23 @@ class Node:
 
 
 @pytest.fixture
-def node(tmp_path, monkeypatch):
+def other_node(tmp_path, monkeypatch):
+    """A function that makes a node, which is ended with the test."""
     monkeypatch.setenv("STEPFS_LOG_DIR", str(tmp_path / "log"))
-    made = Node(tmp_path)
-    yield made
-    made.end()
+    made = []
+
+    def make(*before: str, **variables: str | None) -> Node:
+        made.append(Node(tmp_path, *before, **variables))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.end()
+
+
+@pytest.fixture
+def node(other_node):
+    return other_node()
 
 
 @pytest.fixture
@@ -153,6 +175,109 @@ def test_readers_do_not_see_that_the_plugin_is_killed(node, lake, tmp_path):
         node.publish("v1", target, volume_context={"lake": lake})  # kubelet asks again
     node.unpublish("v1", target)
     assert mounted_below(tmp_path) == []
+
+
+class Reader(threading.Thread):
+    """Reads every file of a lake of two steps again and again, each opened anew and one that is held."""
+
+    def __init__(self, target: Path) -> None:
+        super().__init__(daemon=True)
+        self.target, self.ended, self.rounds, self.trouble = target, threading.Event(), 0, ""
+        self.start()
+
+    def run(self) -> None:
+        try:
+            with (self.target / "step-000000000/rank-00000.bin").open("rb", buffering=0) as held:
+                while not self.ended.is_set():
+                    for step, rank in ((0, 0), (0, 1), (1, 0), (1, 1)):
+                        descriptor = os.open(
+                            self.target / f"step-{step:09d}/rank-{rank:05d}.bin", os.O_RDONLY | os.O_DIRECT
+                        )
+                        with os.fdopen(descriptor, "rb") as file:
+                            assert file.read() == payload(step, rank)
+                    held.seek(0)
+                    assert held.read() == payload(0, 0)
+                    assert len(os.listdir(self.target)) == 3
+                    self.rounds += 1
+        except (OSError, AssertionError) as error:
+            self.trouble = repr(error)
+
+    def goes_on(self) -> None:
+        rounds = self.rounds
+        until(lambda: bool(self.trouble) or self.rounds > rounds + 2, "the reader goes on")
+        assert not self.trouble
+
+
+@needs_resend
+def test_readers_do_not_see_that_the_daemon_of_a_volume_is_killed(node, lake, tmp_path):
+    killed, other = tmp_path / "pod/killed", tmp_path / "pod/other"
+    for volume, target in (("v1", killed), ("v2", other)):
+        node.publish(volume, target, volume_context={"lake": lake})
+    readers = [Reader(killed), Reader(other)]
+    for reader in readers:
+        reader.goes_on()
+    before, untouched = daemon_of(killed), daemon_of(other)
+    os.kill(before, signal.SIGKILL)
+    for reader in readers:
+        reader.goes_on()
+    assert (daemon_of(killed) != before, daemon_of(other)) == (True, untouched)
+    node.publish("v1", killed, volume_context={"lake": lake})  # kubelet asks again: it is the same mount
+    assert node.call("NodeGetVolumeStats", volume_id="v1", volume_path=str(killed)).volume_condition.abnormal is False
+    for reader in readers:
+        reader.goes_on()
+        reader.ended.set()
+        reader.join()
+    for volume, target in (("v1", killed), ("v2", other)):
+        node.unpublish(volume, target)
+    assert mounted_below(tmp_path) == []
+
+
+def ended_with(node: Node, code: grpc.StatusCode, words: str, **fields: object) -> None:
+    """A publish is refused, and leaves no mount."""
+    usual = {"volume_id": "v", "target_path": str(node.directory / "target"), "volume_capability": READ_ONLY_MANY}
+    node.refused(code, words, "NodePublishVolume", **(usual | fields))
+    assert mounted_below(node.directory) == []
+
+
+def test_a_secret_that_is_absent_or_of_no_use_is_told(other_node, s3_url, tmp_path):
+    lake_with(s3_url, 2)
+    keys = {name: os.environ[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
+    absent = {
+        "AWS_SHARED_CREDENTIALS_FILE": "/nowhere",
+        "AWS_CONFIG_FILE": "/nowhere",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+    node = other_node(**dict.fromkeys(keys), **absent)
+    context = {"lake": s3_url}
+    ended_with(node, grpc.StatusCode.FAILED_PRECONDITION, "AWS_ACCESS_KEY_ID", volume_context=context)
+    wrong = keys | {"AWS_SECRET_ACCESS_KEY": "expired"}
+    ended_with(
+        node, grpc.StatusCode.FAILED_PRECONDITION, "AWS_SECRET_ACCESS_KEY", volume_context=context, secrets=wrong
+    )
+    node.publish("v", tmp_path / "target", volume_context=context, secrets=keys)
+    assert (tmp_path / "target/step-000000001/rank-00000.bin").read_bytes() == payload(1, 0)
+
+
+def test_an_attribute_that_is_given_twice_is_the_later_one():
+    """As protobuf has it; kubectl refuses such a volume before."""
+    wire = bytes.fromhex("42060a016c120175" * 2 + "42060a016c120177")
+    assert dict(MESSAGES["NodePublishVolumeRequest"].FromString(wire).volume_context) == {"l": "w"}
+
+
+def test_a_node_without_the_device_says_so(other_node, lake):
+    hidden = 'mount -t tmpfs none /dev && mknod -m 666 /dev/null c 1 3 && mknod -m 666 /dev/urandom c 1 9 && exec "$@"'
+    node = other_node("unshare", "--mount", "sh", "-c", hidden, "sh")
+    ended_with(
+        node, grpc.StatusCode.FAILED_PRECONDITION, "give the container the device", volume_context={"lake": lake}
+    )
+
+
+def test_an_image_without_the_extra_names_it(other_node, tmp_path):
+    (tmp_path / "without").mkdir()
+    (tmp_path / "without/obstore.py").write_text("raise ModuleNotFoundError('no obstore', name='obstore')\n")
+    node = other_node(PYTHONPATH=str(tmp_path / "without"))
+    context = {"lake": "gs://bucket/run"}
+    ended_with(node, grpc.StatusCode.INVALID_ARGUMENT, "pip install 'stepfs[gcs]'", volume_context=context)
 
 
 def test_a_volume_whose_holder_died_is_served_again_at_the_next_publish(node, lake, tmp_path):

@@ -242,21 +242,6 @@ def test_compressed_files_have_an_unknown_number_of_tokens(plan):
     assert re.search(r"^notes +text .* \? +≈ 100.0% +-$", done.stdout, re.MULTILINE)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "reason"),
-    [
-        ([], 2, "no plan was named"),
-        (["nowhere.yaml"], 3, "nowhere.yaml: no such file; name the YAML file of a plan"),
-        (["/"], 4, "/: Is a directory; name a readable YAML file"),
-    ],
-)
-def test_without_a_plan_it_is_one_line(arguments, code, reason):
-    done = check(*arguments)
-    assert done.returncode == code
-    assert done.stderr.count("\n") == 1
-    assert reason in done.stderr
-
-
 def test_nothing_is_written(plan):
     before = sorted(plan.parent.rglob("*"))
     assert check(plan).returncode == 0

@@ -8,7 +8,6 @@ import re
 import time
 
 import crc32c
-import pytest
 import trio
 from lakes import SLICES, payloads, stepfs
 
@@ -79,34 +78,6 @@ class TestInit:
         assert stepfs("ls", f"{file_url}-fork", "--json").document["grid"] == grid
         again = stepfs("init", file_url, "--slices", 12)
         assert "12 slices (ranks 2 × micro-batches 3 × cp 2)" in again.err
-
-    @pytest.mark.parametrize(
-        ("arguments", "reason"),
-        [
-            (["ftp://host/x", "--slices", "1"], "unknown scheme 'ftp'"),
-            (
-                ["http://host:9000/b/x", "--slices", "1"],
-                "write s3://b/x, and the server as --endpoint-url http://host:9000",
-            ),
-            (["relative/dir", "--slices", "1"], "file:///"),
-            (["s3://no/", "--slices", "1"], "is not a bucket name"),
-            (["s3://key:secret@bucket/x", "--slices", "1"], "credentials and options do not belong"),
-            (["file:///tmp/x", "--slices", "0"], "--slices 0"),
-            (["file:///tmp/x", "--slices", "many"], "--slices"),
-            (["file:///tmp/x"], "give --slices N"),
-            (["file:///tmp/x", "--ranks", "4", "--slices", "4"], "give --slices N"),
-            (["file:///tmp/x", "--slices", "4", "--cp", "2"], "give --slices N"),
-            (["file:///tmp/x", "--slices", "16385"], "--slices 16385: use 1 to 16384"),
-            (["file:///tmp/x", "--ranks", "64", "--micro-batches", "257"], "at most 16384 files, not 16448"),
-            (["file:///tmp/x", "--ranks", "-2", "--cp", "-2"], "use 1 or more of each"),
-            (["file:///tmp/x", "--slices", "1", "--ext", "pt"], "extension"),
-        ],
-    )
-    def test_bad_input_is_a_usage_error_that_names_it(self, arguments, reason):
-        ended = stepfs("init", *arguments)
-        assert ended.code == 2
-        assert reason in ended.err
-        assert "secret" not in ended.err
 
     def test_a_directory_without_rights_or_a_file_in_the_way_is_one_line(self, tmp_path):
         (tmp_path / "file").write_bytes(b"")

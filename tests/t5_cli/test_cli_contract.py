@@ -47,12 +47,6 @@ def test_every_option_has_its_environment_variable_and_is_explained(command):
         assert parameter.envvar == expected, option
 
 
-def test_an_unknown_option_is_a_usage_error():
-    ended = stepfs("ls", "--no-such-option")
-    assert ended.code == 2
-    assert "--no-such-option" in ended.err
-
-
 @pytest.mark.parametrize("command", sorted(COMMANDS))
 def test_an_empty_word_is_never_a_name(command):
     """A variable that is not set would otherwise be the current directory."""

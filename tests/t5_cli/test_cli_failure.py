@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 import trio
 import typer
@@ -162,6 +164,14 @@ def test_a_stream_that_takes_nothing_leaves_the_exit_code(redirection):
     )
     done = subprocess.run(["bash", "-c", f'"$0" -c "$1" {redirection}', sys.executable, script], check=False)
     assert done.returncode == 7
+
+
+def test_a_mount_in_a_container_says_all_in_json(tmp_path):
+    options = ["--foreground", "--log-format", "json", "--group", "g", "--checkpoint-dir", tmp_path / "none"]
+    done = forked.ran("stepfs", ["mount", "file:///nowhere", tmp_path, *options])
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert (done.returncode, [line["level"] for line in lines]) == (3, ["INFO", "ERROR"])
+    assert "does not exist (yet)" in lines[0]["message"]
 
 
 def test_closed_streams_are_not_the_next_file_that_is_opened(tmp_path):

@@ -41,7 +41,8 @@ FEATURES = {
 
 # why an option is of no feature → the options
 APART = {
-    "it says the same in another form": "--json --watch --bundle --schema --keys --metrics-port --metrics-address --text",
+    "it says the same in another form": "--json --watch --bundle --schema --keys --metrics-port --metrics-address --text "
+    "--log-format --man",
     "it says how a store or a machine is reached": "--endpoint-url --near --engine --ray-address --workers --wait-for-lake",
     "it bounds resources, and changes no byte": "--memory-size --memory --prefetch --prime --poll --steps-per-second",
     "it chooses what one command looks at": "--step --source --file --record --plan-dir --content --compare --to "

@@ -107,20 +107,6 @@ def test_an_engine_names_its_extra_before_there_is_a_lake(hidden, produce, tmp_p
     assert not (tmp_path / "none").exists()
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--engine", "spark"], "--engine spark: use local or ray"),
-        (["--ray-address", "10.0.0.4:6379"], "--ray-address 10.0.0.4:6379 needs --engine ray"),
-        (["--workers", "4:2"], "--workers 4:2: use N or MIN:MAX"),
-    ],
-)
-def test_wrong_options_of_engines_are_refused_in_one_line(produce, options, words):
-    ended = produce("run", "plan.yaml", "LAKE", *options)
-    assert (ended.exit_code, ended.stderr.count("\n")) == (2, 1), ended.stderr
-    assert words in ended.stderr
-
-
 def test_torch_dump_names_the_extra(hidden):
     hidden("torch")
     from stepfs.torch import dump  # noqa: PLC0415

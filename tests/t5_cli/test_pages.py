@@ -4,6 +4,7 @@ shadows a module.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -93,6 +94,26 @@ def test_every_block_runs(reader):
     assert count >= 8
     mounted = Path("/proc/self/mountinfo").read_text()
     assert str(directory) not in mounted, "the pages unmount what they mount"
+
+
+SECOND_SCREEN = README.partition("## Your bucket, your corpus, your loop\n")[2].partition("\n## ")[0]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_bucket_a_corpus_and_a_loop_of_ones_own(reader):
+    """The second screen of the README, word for word: it ends with a checkpoint in the lake and nothing on the node."""
+    directory, environment = reader
+    (block,) = blocks_of("README.md", SECOND_SCREEN)
+    assert len(re.search(r"<<'END'\n(.*\n)END", block.text, re.DOTALL)[1].splitlines()) <= 20
+    done = ran(block.command, cwd=directory, env=environment, timeout=300, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert str(directory) not in Path("/proc/self/mountinfo").read_text()
+    mount = "stepfs mount s3://training/run node --group pretrain --steps 0:10"
+    again = f"mkdir -p node; {mount}; python train.py; stepfs unmount node; stepfs status s3://training/run --json"
+    status = ran(["bash", "-euc", again], cwd=directory, env=environment, timeout=300, stdin=subprocess.DEVNULL)
+    assert status.returncode == 0, status.stderr
+    assert json.loads(status.stdout)["groups"]["pretrain"]["kept"] == [10], "the loop went on at its end"
 
 
 def test_no_block_escapes_being_run():

@@ -82,12 +82,6 @@ def test_status_of_a_mount_that_does_not_answer(tmp_path, monkeypatch):
     os.close(os.open(status, os.O_WRONLY))  # lets the thread go
 
 
-def test_reclaim_without_a_pause_is_refused(file_url):
-    for pause in ("0", "0s", "1ms"):
-        ended = stepfs("reclaim", file_url, "--every", pause)
-        assert (ended.code, ended.err.count("\n")) == (2, 1)
-
-
 # SIGINT comes at the import of a module, as from a hurried hand.
 INTERRUPTED = """
 import signal, sys

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -216,6 +217,19 @@ def test_metrics_name_every_source_until_a_signal_ends_it(plan: Path, file_url: 
         for name in ("source_tokens_total", "source_wanted_tokens_total", "source_ahead_tokens"):
             assert f'stepfs_produce_{name}{{source="{source}"}}' in text
     assert "stepfs_produce_planning_seconds_total" in text
+
+
+def test_lines_are_objects_if_asked(plan: Path, file_url: str, monkeypatch) -> None:
+    monkeypatch.setattr("stepfs_producer.cli.reports._LINE_EVERY_S", 0.0)
+    done = run(plan, file_url, "--limit-steps", 2, "--log-format", "json")
+    assert done.returncode == 0
+    *_, line = map(json.loads, done.err.splitlines())
+    assert (line["level"], line["logger"], line["message"][:14]) == ("INFO", "stepfs-produce", "plan: 2 steps,")
+    assert line["time"].endswith("Z")
+    refused = run(plan, file_url, "--producer-id", "p" * 300, "--log-format", "json")
+    (line,) = map(json.loads, refused.err.splitlines())
+    assert (refused.returncode, line["level"]) == (2, "ERROR")
+    assert run(plan, file_url, "--log-format", "xml").err == "stepfs-produce: log format 'xml': write text or json\n"
 
 
 def test_skipped_records_are_told_and_listed(plan: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import tarfile
@@ -32,6 +33,10 @@ def checkout(tmp_path):
     (root / "fs/schemas").mkdir()
     (root / "fs/schemas/ls.json").write_text("{}")
     (root / "scripts").mkdir()
+    for page in ("fs/GUIDE.md", "fs/JSON.md", "fs/OPERATIONS.md", "fs/SEMANTICS.md"):
+        (root / page).write_text("a page\n")
+    for page in ("producer/PAYLOADS.md", "producer/PLANNING.md"):
+        (root / page).write_text("a page\n")
     (root / "scripts/setup").write_text("#!/bin/sh\n")
     (root / "scripts/setup").chmod(0o755)
     for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore", "constraints.lock.txt", "scripts/release"):
@@ -67,7 +72,7 @@ def test_two_checkouts_and_the_sdist_give_equal_bytes(checkout, tmp_path):
     subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=checkout / "dist", check=True)
     with zipfile.ZipFile(checkout / "dist/stepfs-1.2.3-py3-none-any.whl") as archive:
         assert {info.date_time[0] for info in archive.infolist()} == {2023}
-        packages = {name for name in archive.namelist() if ".dist-info/" not in name}
+        packages = {name for name in archive.namelist() if not re.search(r"\.dist-info/|^stepfs/pages/", name)}
     assert packages == {"stepfs/__init__.py", "stepfs/schemas/ls.json", "stepfs_producer/__init__.py"}
 
     with tarfile.open(checkout / "dist/stepfs-1.2.3.tar.gz") as archive:

@@ -114,6 +114,17 @@ class Found:
 
     complete: frozenset[int]
     barred: frozenset[int]  # counters of entries that this user may not read
+    entry: str = ""  # the name of one entry that is not hidden, if there is any
+
+    def unknown_layout(self, place: Place) -> str:
+        """What to say of a directory that holds something and no checkpoint; '' of any other."""
+        if self.complete or self.barred or not self.entry:
+            return ""
+        known = "torch DCP, Hugging Face, Lightning, Megatron" if place.pattern is None else place.pattern
+        return (
+            f"{place.directory} holds {self.entry!r} and no complete checkpoint ({known}); of another layout give the path of a "
+            f"file that it writes last, as --checkpoint-dir '{place.directory}/run-{_PLACE}/DONE'"
+        )
 
 
 def look(place: Place) -> Found:
@@ -144,7 +155,9 @@ def look(place: Place) -> Found:
             if error.errno not in _BARRED:
                 raise
             barred.add(counter)
-    return Found(frozenset(complete), frozenset(barred - complete))
+    return Found(
+        frozenset(complete), frozenset(barred - complete), min((name for name in names if name[0] != "."), default="")
+    )
 
 
 def _candidates(place: Place, names: Sequence[str]) -> Iterator[Candidate]:

@@ -24,6 +24,7 @@ _log = logging.getLogger("stepfs.checkpoints")
 POLL_S: Final = 1.0
 _FAILURES_TOLD: Final = 60
 _COMMIT_S: Final = 30.0  # this mount may see a commit later than the trainer that has read it elsewhere
+_UNKNOWN_S: Final = 60.0  # something else than checkpoints may come first
 _FIRST_READ_S: Final = 900.0  # a trainer may load its model for so long before it reads
 
 Changed = Callable[[GroupRecord | None], None]
@@ -74,6 +75,8 @@ class Watch:
         self._seen: frozenset[Step] | None = None  # by the last look; None until one found something
         self._told_late: frozenset[Step] = frozenset()
         self._told_counters: set[int] = set()  # they give no step
+        self._unknown_since = float("inf")  # the directory holds other things
+        self._told_unknown = False
         self._doubted_since: dict[Step, float] = {}
         self._told_doubts: set[Step] = set()
         self._out_of_order: dict[Step, str] = {}  # reasons, which the end of the epoch does not change
@@ -121,11 +124,21 @@ class Watch:
             # The trainer deletes an old one meanwhile, or a network file system fails briefly. Repeat the whole look:
             # a look without the unreadable entries would drop a checkpoint that exists.
             raise StoreUnreachableError(f"cannot read the checkpoints: {error}") from error
+        self._note_layout(found, at_the_end=at_the_end)
         complete, barred = self._steps(found.complete, told=True), self._steps(found.barred)
         try:
             await self._record(complete, barred, at_the_end=at_the_end)
         except WithdrawnError:  # the lake is known better now: once more without what comes too late
             await self._record(complete, barred, at_the_end=at_the_end)
+
+    def _note_layout(self, found: Found, *, at_the_end: bool) -> None:
+        """Say once that the directory holds other things than checkpoints."""
+        now = trio.current_time()
+        why = found.unknown_layout(self.place)
+        self._unknown_since = min(self._unknown_since, now) if why else float("inf")
+        if why and not self._told_unknown and (at_the_end or now - self._unknown_since >= _UNKNOWN_S):
+            self._told_unknown = True
+            _log.warning("nothing is recorded: %s", why)
 
     async def _record(self, complete: frozenset[Step], barred: frozenset[Step], *, at_the_end: bool) -> None:
         seen, record = self._seen, self.group.known

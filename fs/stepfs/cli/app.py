@@ -23,6 +23,7 @@ SUMMARIES: Final = {
     "fork": "Start a new lake from a step of another.",
     "replicate": "Keep the same lake in a second store.",
     "verify": "Read everything back and check it.",
+    "help": "Show the manual.",
     "doctor": "Find out why it does not work here.",
 }
 

@@ -23,6 +23,7 @@ EXIT_FAILURE: Final = 1
 EXIT_INTERRUPTED: Final = 130
 EXIT_PIPE: Final = 141
 _running = "stepfs"
+_as_json: logging.Formatter | None = None
 _STDOUT: Final = 1
 _STDERR: Final = 2
 _CONTROL_FLOW: Final = (typer.Exit, typer.Abort, typer.BadParameter)
@@ -31,8 +32,8 @@ _CONTROL_FLOW: Final = (typer.Exit, typer.Abort, typer.BadParameter)
 @contextmanager
 def reported(program: str = "stepfs") -> Iterator[None]:
     """Turn any exception into its line on stderr and `SystemExit(code)`. Use as decorator or context manager."""
-    global _running  # noqa: PLW0603 - a process is one program
-    _running = program
+    global _running, _as_json
+    _running, _as_json = program, None
     try:
         listen()
         yield
@@ -77,6 +78,22 @@ def log_to_stderr() -> None:
     logging.getLogger("stepfs").setLevel(level)
 
 
+def log_as_json() -> None:
+    """Make each line on stderr a JSON object from now on, as in the log of a mount."""
+    from stepfs.mount.daemon import Json
+
+    global _as_json  # noqa: PLW0603
+    _as_json = Json()
+    for handler in logging.root.handlers:
+        if isinstance(handler, logging.StreamHandler) and handler.stream is sys.stderr:
+            handler.setFormatter(_as_json)
+
+
+def is_a_log() -> bool:
+    """Whether stderr is read later, line by line."""
+    return _as_json is not None or not sys.stderr.isatty()
+
+
 def explain(error: BaseException) -> tuple[int, str]:
     """An exception, or a group of them → (exit code, the line or lines for stderr; empty if no reader is left)."""
     found = leaves(error)
@@ -99,22 +116,25 @@ def explain(error: BaseException) -> tuple[int, str]:
     return EXIT_FAILURE, reason if first_leaf.filename is None else f"{first_leaf.filename}: {reason}"
 
 
-def announce(line: str) -> None:
+def announce(line: str, level: int = logging.INFO) -> None:
     """Print on stderr, prefixed with the program's name, the reason of the wait."""
-    say(f"{_running}: {line}")
+    say(line if _as_json else f"{_running}: {line}", level)
 
 
-def say(line: str) -> None:
-    """Print a line on stderr if possible: a closed stderr must not change how a program ends."""
+def say(line: str, level: int = logging.INFO) -> None:
+    """Print a line on stderr if possible: a closed stderr must not change how a program ends. `level` is for JSON."""
+    if _as_json is not None:
+        line = _as_json.format(logging.LogRecord(_running, level, "", 0, line, None, None))
     with suppress(OSError, RuntimeError):  # RuntimeError: a signal's handler in the middle of another line
         sys.stderr.write(f"{line}\n")
 
 
 def _say(program: str, error: Exception, code: int, line: str) -> None:
     if os.environ.get("STEPFS_DEBUG") == "1":
-        say("".join(traceback.format_exception(error)).rstrip())
+        say("".join(traceback.format_exception(error)).rstrip(), logging.DEBUG)
     if line:
-        say(f"{program}: " + "\n".join(map(printable, line.split("\n"))))
+        line = "\n".join(map(printable, line.split("\n")))
+        say(line if _as_json else f"{program}: {line}", logging.ERROR)
     if code == EXIT_PIPE:
         _discard(sys.stdout)
 

@@ -5,9 +5,11 @@ typer's parameters of them costs more than most commands take to run.
 """
 
 import importlib
+import logging
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Annotated, Any, Final
 
 import typer
@@ -20,10 +22,36 @@ from stepfs.cli.options import with_options
 
 _PREFIX: Final = "STEPFS_"
 _SETTINGS: Final = frozenset(  # variables that are no option: of the log, the stores, the systemd unit
-    f"{_PREFIX}{name}" for name in ("DEBUG", "DIR", "LAKE", "LOG_DIR", "LOG_FORMAT", "SSE", "SSE_KMS_KEY_ID")
+    f"{_PREFIX}{name}" for name in ("DEBUG", "DIR", "LAKE", "LOG_DIR", "SSE", "SSE_KMS_KEY_ID")
 )
 # Kubernetes sets these for a service called stepfs, or stepfs-something.
 _SERVICE: Final = re.compile(r"STEPFS_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)")
+
+
+_CallError: Final[type[Any]] = typer.BadParameter.__mro__[1]  # of a wrong call, which typer does not export
+
+
+class Program(TyperGroup):
+    """A group of commands that says a wrong call in one line, as every other error."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        with _in_one_line() if args else nullcontext():  # without any it helps
+            return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _in_one_line():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _in_one_line() -> Iterator[None]:
+    try:
+        yield
+    except _CallError as error:
+        path = error.ctx.command_path if error.ctx else "stepfs"
+        what = " ".join(error.format_message().rstrip(".").split())
+        say(printable(f"{path.split()[0]}: {what}; see `{path} --help`"), logging.ERROR)
+        raise SystemExit(error.exit_code) from None
 
 
 def _print_version(context: typer.Context, wanted: bool) -> None:
@@ -37,7 +65,7 @@ _Version = Annotated[
 ]
 
 
-def new_program(name: str, about: str, exit_codes: str, group: type[TyperGroup] = TyperGroup) -> typer.Typer:
+def new_program(name: str, about: str, exit_codes: str, group: type[TyperGroup] = Program) -> typer.Typer:
     app = typer.Typer(
         name=name,
         cls=group,
@@ -59,7 +87,7 @@ def new_program(name: str, about: str, exit_codes: str, group: type[TyperGroup] 
 def lazy_group(package: str, summaries: Mapping[str, str]) -> type[TyperGroup]:
     """For `typer.Typer(cls=…)`. Command `some-name` is function `some_name` of module `PACKAGE.some_name`."""
 
-    class LazyGroup(TyperGroup):
+    class LazyGroup(Program):
         def __init__(self, **settings: Any) -> None:
             super().__init__(**settings)
             self.commands: dict[str, Any] = dict.fromkeys(summaries)  # each made at the first look at it
@@ -89,7 +117,7 @@ def unknown(names: Iterable[str], context: typer.Context) -> Iterator[str]:
     asked = {name for name in names if name.startswith(_PREFIX) and not _SERVICE.fullmatch(name)} - _SETTINGS
     if not asked or not (asked := asked - _variables(context.command, context, context.invoked_subcommand)):
         return
-    known = _SETTINGS.union(*(_variables(group, context) for group in _programs()))
+    known = _SETTINGS.union(*(_variables(group, context) for group in programs()))
     for name in sorted(asked - known):
         from difflib import get_close_matches
 
@@ -97,7 +125,7 @@ def unknown(names: Iterable[str], context: typer.Context) -> Iterator[str]:
         yield f"{name} is set and means nothing" + (f"; do you mean {near[0]}?" if near else "")
 
 
-def _programs() -> Iterator[Any]:
+def programs() -> Iterator[Any]:
     """The programs that are installed together, which read the same variables."""
     from importlib import metadata
 

@@ -35,13 +35,14 @@ def lake_of(target: str, options: StoreOptions) -> tuple[str, StoreOptions]:
     """
     if is_lake(target):
         return target, options
+    from stepfs.store.opening import meant_url
     from stepfs.view.mounted import mounted_lake
 
     try:
         mounted = mounted_lake(Path(target))
     except AbsentError:
         raise UsageError(
-            f"{target!r} is neither a lake nor a mount of one; a lake is a URL, such as {Path(target).absolute().as_uri()}"
+            f"{target!r} is neither a lake nor a mount of one; a lake is a URL, such as {meant_url(target)}"
         ) from None
     return mounted.lake, options.at_endpoint(mounted.endpoint_url)
 

@@ -16,12 +16,14 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from stepfs import __version__
-from stepfs.control_files import ANSWER_S, read_status
-from stepfs.errors import StepfsError, command
+from stepfs.checkpoints.formats import Place, look
+from stepfs.control_files import ANSWER_S, answer_within, read_config, read_status
+from stepfs.errors import AbsentError, StepfsError, command
 from stepfs.limits import cgroup_limit
 from stepfs.mount.daemon import log_file
 from stepfs.mount.host.abort import CAP_SYS_ADMIN, capabilities
@@ -263,11 +265,24 @@ def _at_work(subject: str, directory: Path) -> Finding:
     """What a mount that answers says of its lake."""
     try:
         store = read_status(directory)["store"]
+        options: Any = read_config(directory)["options"]
     except (StepfsError, KeyError) as error:
         return note(subject, f"alive, but its status cannot be read: {error}", "look at its log")
     if isinstance(store, dict) and (trouble := store.get("trouble")):
         return fail(subject, f"alive, but cannot follow its lake: {trouble}", "see the message")
+    if watched := options["checkpoint_dir"]:
+        why = answer_within(partial(_why_nothing_is_recorded, watched))
+        if isinstance(why, str) and why:
+            return note(subject, "alive, but no checkpoint can be recorded", why)
     return ok(subject, "alive")
+
+
+def _why_nothing_is_recorded(watched: str) -> str:
+    place = Place.parse(watched)
+    try:
+        return look(place).unknown_layout(place)
+    except AbsentError as error:
+        return str(error)
 
 
 def check_directory(directory: Path) -> Finding:

@@ -34,6 +34,13 @@ def check_integer(value: object, what: str) -> int:
     return number
 
 
+def parse_log_format(text: str) -> str:
+    """`text` or `json`."""
+    if text not in {"text", "json"}:
+        raise UsageError(f"log format {text!r}: write text or json")
+    return text
+
+
 def parse_size(text: str) -> int:
     """`8G` → bytes; K, M, G, T are powers of 1024."""
     match = _SIZE.fullmatch(text.strip())

@@ -27,7 +27,7 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
 
-from stepfs.errors import RefusedError, StepfsError, UsageError, leaves
+from stepfs.errors import RefusedError, StepfsError, leaves
 from stepfs.mount.host import mount_points
 from stepfs.mount.host.mount_points import mount_at, real_directory
 from stepfs.mount.options import MountOptions
@@ -45,13 +45,13 @@ _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # a lake's texts
 _REPLY_UNWANTED: Final = f"fuse_reply_* failed with {os.strerror(errno.ENOENT)}"
 
 
-def configure_log(mount: Path, handler: logging.Handler | None = None) -> None:
-    """Send all logs of this process to stderr, or to `handler`, in the format that STEPFS_LOG_FORMAT chooses. `UsageError`.
+def configure_log(options: MountOptions, handler: logging.Handler | None = None) -> None:
+    """Send all logs of this process to stderr, or to `handler`, in the format that the options choose.
 
     Facts come as `extra={"step": …}` of a log call; only those of `FIELDS` are used. JSON lines contain the mount point: a
     collector mixes the lines of several daemons. Text that looks like a credential is removed from the finished line.
     """
-    formatter = Json(mount) if chosen_format() == "json" else Text(_TEXT)
+    formatter = Json(options.directory) if options.log_format == "json" else Text(_TEXT)
     handler = handler or logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter)
     handler.addFilter(_asked_for)
@@ -94,14 +94,6 @@ class Repeats(logging.Filter):
         return admitted
 
 
-def chosen_format() -> str:
-    """`text` or `json`."""
-    name = os.environ.get("STEPFS_LOG_FORMAT") or "text"
-    if name not in {"text", "json"}:
-        raise UsageError(f"STEPFS_LOG_FORMAT={name}: write text or json")
-    return name
-
-
 class Text(logging.Formatter):
     """One line with its facts; a traceback below it."""
 
@@ -114,11 +106,11 @@ class Text(logging.Formatter):
 
 
 class Json(logging.Formatter):
-    """One object per line, for any message."""
+    """One object per line, for any message, of the daemon of `mount` or of a command."""
 
-    def __init__(self, mount: Path) -> None:
+    def __init__(self, mount: Path | None = None) -> None:
         super().__init__()
-        self._mount = str(mount)
+        self._mount = {} if mount is None else {"mount": str(mount)}
 
     def format(self, record: logging.LogRecord) -> str:
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
@@ -126,7 +118,7 @@ class Json(logging.Formatter):
             "time": time.replace("+00:00", "Z"),
             "level": record.levelname,
             "logger": record.name,
-            "mount": self._mount,
+            **self._mount,
             "message": redacted(record.getMessage()),
             **{name: redacted(v) if isinstance(v, str) else v for name, v in facts_of(record).items()},
         }
@@ -187,7 +179,6 @@ def start(options: MountOptions, say: Say = lambda _: None, *, replace: bool = F
     Returns the new daemon's pid once its mount answers a listing, else `DaemonError`.
     `say` is called with a line when the daemon waits for a silent store; it gives up in bounded time.
     """
-    chosen_format()  # here, where a wrong format can still be reported
     directory = real_directory(options.directory)
     descriptor = mount_points.descriptor_of(directory)
     handed_over = () if descriptor is None else (descriptor,)
@@ -332,7 +323,7 @@ def main(arguments: list[str]) -> int:
     if how != "follow":
         os.close(int(arguments[0]))
     options = MountOptions.from_json(json.loads(given)["options"] if how == "follow" else given)
-    configure_log(options.directory)
+    configure_log(options)
     answered = False
 
     def say(body: dict[str, object]) -> None:
@@ -360,7 +351,7 @@ def main(arguments: list[str]) -> int:
             before = Predecessor.of_dead(int(arguments[0]), json.loads(given)["facts"])
 
         def ready() -> None:
-            configure_log(options.directory, BoundedLog(log_file(Path(arguments[1])), LOG_BYTES_MAX))
+            configure_log(options, BoundedLog(log_file(Path(arguments[1])), LOG_BYTES_MAX))
             say({"pid": os.getpid()})
 
         run(options, ready, wait, tell, before)

@@ -42,6 +42,10 @@ GAUGES: Final[Mapping[str, tuple[str, Callable[[Facts], float]]]] = {
         "When the newest commit was made, by its producer's clock",
         lambda facts: facts["time"] or 0,
     ),
+    "live_bytes": (
+        "Payload bytes of the steps that are committed and not reclaimed",
+        lambda facts: facts["live_bytes"],
+    ),
     "poll_interval_seconds": (
         "Current interval between looks for new steps",
         lambda facts: facts["store"]["poll_interval_s"],
@@ -96,6 +100,12 @@ class MountCollector(Collector):
         )
         for name, (text, level) in GAUGES.items():
             yield GaugeMetricFamily(f"stepfs_{name}", text, value=float(level(facts)))
+        held = GaugeMetricFamily(
+            "stepfs_held_steps", "Steps since the need of the group that holds data longest", labels=["holder"]
+        )
+        if facts["holder"] is not None:
+            held.add_metric([facts["holder"]], facts["held_steps"])
+        yield held
         yield GaugeMetricFamily("stepfs_start_timestamp_seconds", "When the mount started", value=self.meter.started_at)
 
     def _requests(self) -> Iterator[Metric]:

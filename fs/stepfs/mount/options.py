@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Final
 
 from stepfs.declared_option import Opt
-from stepfs.format.arguments import parse_duration, parse_interval, parse_size
+from stepfs.format.arguments import parse_duration, parse_interval, parse_log_format, parse_size
 from stepfs.mount.redact import redact_url
 from stepfs.view.ranks import parse_ranks, parse_steps
 
@@ -137,6 +137,10 @@ class MountOptions:
     recover: Annotated[
         bool, Opt("--recover/--no-recover", "Serve on after the daemon was killed; else readers get errors.")
     ] = True
+    log_format: Annotated[
+        str,
+        Opt("--log-format", "text, or json: one object a line, with step, slice, rank.", "FORMAT", parse_log_format),
+    ] = "text"
     allow_other: Annotated[bool, Opt("--allow-other", "Let other users read, too.")] = False
     endpoint_url: Annotated[
         str | None,

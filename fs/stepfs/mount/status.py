@@ -183,7 +183,8 @@ class Reports:
 
     def facts(self) -> dict[str, Any]:
         """The facts that status.json shares with the metrics and the fleet view. Any thread may ask for them."""
-        state, follower = self.lake.log.state, self.lake.follower
+        state, follower, control = self.lake.log.state, self.lake.follower, self.lake.log.control.record
+        holder = min(control.groups, key=lambda name: control.groups[name].need, default=None)
         return {
             "lake": redact_url(self.options.lake),
             "lake_id": state.lake_id,
@@ -193,6 +194,9 @@ class Reports:
             "sealed": state.sealed,
             "time": state.time_ms / 1000 if state.version >= 0 else None,
             "group": self.options.group,
+            "live_bytes": self.lake.log.live_bytes,
+            "holder": holder,
+            "held_steps": 0 if holder is None else max(0, state.next_step - control.groups[holder].need),
             "store": {
                 "trouble": follower.trouble,
                 "poll_interval_s": round(follower.interval_s, 3),

@@ -64,7 +64,7 @@ def unmount_and_wait(directory: Path) -> None:
     if mounted is None:
         if reopen(where):  # by a daemon that was told to end
             return
-        raise AbsentError(f"{directory}: nothing is mounted here")
+        raise AbsentError(f"{directory}: nothing is mounted here; `stepfs doctor` lists the mounts of this machine")
     if mounted.fstype != FSTYPE:
         raise RefusedError(f"{directory}: a {mounted.fstype} file system is mounted here, not stepfs; use umount")
     if is_dead(mounted):  # left by a killed daemon: there is no process to wait for

@@ -1,6 +1,7 @@
 """From a lake's URL to its store: parsing and checks only; nothing here touches a disk or a network."""
 
 import re
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
@@ -12,7 +13,8 @@ from stepfs.store.local.local_store import LocalStore
 from stepfs.store.settings import AZURE, GOOGLE, S3
 from stepfs.store.silence import Silence
 
-_FORMS: Final = "file:///directory, s3://bucket/prefix, gs://bucket/prefix or az://account/container/prefix"
+_REMOTE: Final = "s3://bucket/prefix, gs://bucket/prefix or az://account/container/prefix"
+_NEARLY: Final = re.compile(r"(file|s3|gs|az)(?::/*|//+)([^/].*)", re.IGNORECASE)
 _ACCOUNT: Final = re.compile(r"[a-z0-9]{3,24}")
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _OF_GOOGLE: Final = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
@@ -29,7 +31,7 @@ def open_store(
     options = (options or StoreOptions()).at_endpoint(endpoint_url)
     scheme, separator, rest = check_text(url, "the lake", "file:///directory").partition("://")
     if not separator:
-        raise UsageError(f"{url!r} has no scheme; write {_FORMS}")
+        raise UsageError(f"{url!r} has no scheme; do you mean {meant_url(url)}?")
     if scheme == "file":
         return LocalStore(_local_root(url, rest))
     if scheme in {"http", "https"}:
@@ -39,7 +41,9 @@ def open_store(
             f" --endpoint-url {scheme}://{host}"
         )
     if scheme not in _SERVERS:
-        raise UsageError(f"{url!r}: unknown scheme {scheme!r}; write {_FORMS}")
+        near = get_close_matches(scheme.lower(), ["file", *_SERVERS], n=1, cutoff=0.5)
+        meant = f"do you mean {near[0]}://{rest}?" if near else f"write file:///directory, {_REMOTE}"
+        raise UsageError(f"{url!r}: unknown scheme {scheme!r}; {meant}")
     words, name = _SERVERS[scheme]
     if "@" in rest or "?" in rest:
         raise UsageError(f"credentials and options do not belong into a URL; {words.check_keys}")
@@ -72,10 +76,18 @@ def open_store(
     return CloudStore(place, data_threads=options.connections, silence=silence)
 
 
+def meant_url(text: str) -> str:
+    """The URL that a text without a scheme may mean: `s3:/bucket`, or a path."""
+    near = _NEARLY.fullmatch(text)
+    if near is None:
+        return Path(text).absolute().as_uri()
+    return ("file:///" if near[1].lower() == "file" else f"{near[1].lower()}://") + near[2]
+
+
 def _local_root(url: str, rest: str) -> Path:
     host, slash, path = rest.partition("/")
     if host not in {"", "localhost"} or not slash:
-        raise UsageError(f"{url!r} is not absolute; write file:///directory")
+        raise UsageError(f'{url!r} is not absolute; write "file://$PWD/{rest}", or file:///directory')
     root = Path(unquote(f"/{path}"))
     if "\0" in str(root) or ".." in root.parts:
         raise UsageError(f"{url!r} does not name a directory; write file:///directory")

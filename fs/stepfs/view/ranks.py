@@ -185,7 +185,9 @@ def hinted_slices(
 ) -> tuple[SliceIndex, ...]:
     """The slices that these ranks (ascending) read: of these files, by default of all."""
     if hinted and hinted[-1] >= ranks.world:
-        raise UsageError(f"there is no rank {hinted[-1]}: here are {ranks.world} ranks (0 to {ranks.world - 1})")
+        raise UsageError(
+            f"there is no rank {hinted[-1]}: here are {ranks.world} ranks; name some of 0-{ranks.world - 1}"
+        )
     return tuple(sorted({index for rank in hinted for index in ranks.slices_of(rank, files)}))
 
 

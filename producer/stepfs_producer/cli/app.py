@@ -8,12 +8,13 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from stepfs.cli.failure import reported
+from stepfs.cli.failure import log_as_json, reported
 from stepfs.cli.options import EndpointUrl, Json, Lake, PlanDirectory, not_empty, with_options
 from stepfs.cli.program import new_program
 from stepfs.cli.target import check_order, is_lake
 from stepfs.declared_option import Opt
 from stepfs.errors import AbsentError, UsageError
+from stepfs.format.arguments import parse_log_format
 from stepfs.store.api import StoreOptions
 from stepfs_producer.plan.packages import plan_packages
 from stepfs_producer.run.options import RunOptions, TextOptions
@@ -34,12 +35,17 @@ def run(
     holdout: Holdout = False,
     endpoint_url: EndpointUrl = None,
     as_json: Json = False,
+    log_format: Annotated[
+        str, Opt("--log-format", "Of the lines on stderr: text, or json, one object each.", "FORMAT", parse_log_format)
+    ] = "text",
     values: Annotated[dict[str, Any], RunOptions],
 ) -> None:
     """Run PLAN into LAKE, created when absent; run again after any ending, it continues exactly."""
     from stepfs_producer.cli.reports import run_and_report
     from stepfs_producer.run.prepare import plan_at
 
+    if log_format == "json":
+        log_as_json()
     check_order(lake, plan, "stepfs-produce", "run", lake, plan)
     options = RunOptions(lake, **values, store_options=StoreOptions(endpoint_url))
     if code := run_and_report(plan_at(Path(plan), held_out=holdout), options, as_json=as_json):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
+import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ import typer
 
 from stepfs import interruption
 from stepfs.cli.columns import printable, size_text, table
-from stepfs.cli.failure import announce, say
+from stepfs.cli.failure import announce, is_a_log, say
 from stepfs.cli.target import opened_lineage
 from stepfs.errors import AbsentError, StepfsError
 from stepfs.format.ids import JSON_SCHEMA, POSITION_BYTES_MAX
@@ -346,8 +346,8 @@ def _find_lines(found: Sequence[Found]) -> Iterator[str]:
             yield printable(one.line())
 
 
-def _warn(line: str) -> None:
-    announce(printable(line))
+def _warn(line: str, level: int = logging.WARNING) -> None:
+    announce(printable(line), level)
 
 
 def run_and_report(place: LocatedPlan, options: RunOptions, *, as_json: bool = False) -> int:
@@ -392,7 +392,7 @@ def _run_line(result: RunResult) -> str:
 @contextmanager
 def showing_plan(name: str, steps_max: int | None) -> Iterator[Show]:
     """A callable (totals, tokens held ahead by source) that keeps the bar current; without a terminal, a line a minute."""
-    if not sys.stderr.isatty():
+    if is_a_log():
         yield _MinuteLines(name).show
         return
     from rich.console import Console
@@ -435,7 +435,7 @@ class _MinuteLines:
             return
         shares = ", ".join(f"{printable(name)} {one['share']:.2%}" for name, one in totals.sources().items())
         rate = (totals.steps - self._steps) / passed_s
-        _warn(f"{self._name}: {totals.state.step} steps, {rate:.2f}/s; {shares}{totals.pace()}")
+        _warn(f"{self._name}: {totals.state.step} steps, {rate:.2f}/s; {shares}{totals.pace()}", logging.INFO)
         self._told_s, self._steps = now_s, totals.steps
 
 

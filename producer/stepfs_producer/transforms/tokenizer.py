@@ -234,7 +234,7 @@ def _content(file: str) -> bytes:
     try:
         return Path(file).read_bytes()
     except FileNotFoundError as error:
-        raise AbsentError(f"{file}: no such tokenizer file") from error
+        raise AbsentError(f"{file}: no such tokenizer file; name the tokenizer.json of the model") from error
     except OSError as error:
         raise UsageError(f"{file}: {error.strerror or error}; the tokenizer could not be read") from error
 

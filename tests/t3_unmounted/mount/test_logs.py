@@ -20,7 +20,7 @@ import trio.testing
 from fakemount import Caller, fails, mounted
 from finished import ran
 
-from stepfs.errors import CorruptError, StepfsError, UsageError
+from stepfs.errors import CorruptError, StepfsError
 from stepfs.mount import daemon
 from stepfs.mount.health import watchdog
 from stepfs.mount.redact import redacted
@@ -72,24 +72,19 @@ def test_credentials_are_struck_out(monkeypatch, text, kept):
     assert json.loads(daemon.Json(Path("/m")).format(record("%s", text)))["message"] == kept
 
 
-def test_an_unknown_format_is_refused(monkeypatch):
-    monkeypatch.setenv("STEPFS_LOG_FORMAT", "xml")
-    with pytest.raises(UsageError, match="write text or json"):
-        daemon.chosen_format()
-
-
 def test_every_logger_of_the_process_is_configured():
     code = """
 import logging, os
 from pathlib import Path
 from types import SimpleNamespace
 from stepfs.mount import daemon
-daemon.configure_log(Path("/m"))
+from stepfs.mount.options import MountOptions
+daemon.configure_log(MountOptions("file:///lake", Path("/m"), log_format="json"))
 logging.getLogger("stepfs.data").info("fetched", extra={"step": 3})
 logging.getLogger("botocore").info("not ours")
 logging.getLogger("botocore").warning("ours all the same")
 """
-    done = ran([sys.executable, "-c", code], env={"STEPFS_LOG_FORMAT": "json"}, check=True)
+    done = ran([sys.executable, "-c", code], env={}, check=True)
     lines = [json.loads(line) for line in done.stderr.splitlines()]
     assert [(line["message"], line.get("step")) for line in lines] == [("fetched", 3), ("ours all the same", None)]
 
@@ -238,7 +233,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from stepfs.mount import daemon
 from stepfs.mount.daemon import BoundedLog
-daemon.configure_log(Path("/m"), BoundedLog(Path(sys.argv[1]), 10_000))
+from stepfs.mount.options import MountOptions
+daemon.configure_log(MountOptions("file:///lake", Path("/m")), BoundedLog(Path(sys.argv[1]), 10_000))
 for number in range(1000):
     logging.getLogger("stepfs.mount").warning("line %d", number)
 os.write(2, b"from faulthandler\\n")

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from stepfs.cli.columns import size_text
-from stepfs.cli.failure import say
+from stepfs.cli.failure import log_as_json, say
 from stepfs.cli.options import Directory, Lake
 from stepfs.cli.target import check_order
 from stepfs.declared_option import Opt
@@ -32,6 +32,8 @@ def mount(
 
     check_order(lake, directory, "stepfs", "mount", directory, lake)
     options = MountOptions(lake, real_directory(Path(directory)), **values)
+    if foreground and options.log_format == "json":
+        log_as_json()
     check_watching(options)
     warn_of_memory(options)
     if foreground:
@@ -42,7 +44,7 @@ def mount(
         from stepfs.mount.handover import Predecessor
         from stepfs.mount.session import run
 
-        daemon.configure_log(options.directory)
+        daemon.configure_log(options)
         if run(options, predecessor=Predecessor.at(options) if replace else None) == signal.SIGINT:
             raise typer.Exit(EXIT_INTERRUPTED)
     else:
@@ -77,6 +79,4 @@ def check_watching(options: MountOptions) -> None:
         raise UsageError("--checkpoint-dir needs --group: whose checkpoints are these?")
     place = Place.parse(options.checkpoint_dir)
     if not place.directory.is_dir():
-        typer.echo(
-            f"checkpoint directory {place.directory} does not exist (yet): nothing is recorded until it does", err=True
-        )
+        say(f"checkpoint directory {place.directory} does not exist (yet): nothing is recorded until it does")

@@ -121,7 +121,7 @@ def lake_document(log: LogReader, groups: Mapping[str, GroupRecord], nodes: Sequ
         "sealed": state.sealed,
         "total_bytes": state.total_bytes,
         "total_records": state.total_records,
-        "live_bytes": _live_bytes(log),
+        "live_bytes": log.live_bytes,
         "producers": _producers(state),
         "groups": {
             name: {"need": record.need, "kept": list(record.kept), "held_bytes": _held_bytes(log, record)}
@@ -153,16 +153,11 @@ def _origins(log: LogReader) -> list[dict[str, object]]:
     return [{"url": one.url, "lake_id": one.lake_id, "cut": cuts[one.lake_id]} for one in log.state.origins]
 
 
-def _live_bytes(log: LogReader) -> int:
-    """Payload bytes of the steps that are committed and not reclaimed."""
-    return max(0, log.state.total_bytes - log.control.record.deleted_bytes)
-
-
 def _held_bytes(log: LogReader, record: GroupRecord) -> int:
     """Payload bytes of the steps from the group's need on, by the mean of the live steps."""
     first, end = log.first_live_step, log.state.next_step
     held = end - max(first, min(record.need, end))
-    return _live_bytes(log) * held // max(1, end - first)
+    return log.live_bytes * held // max(1, end - first)
 
 
 def _node_document(record: NodeRecord) -> dict[str, object]:
@@ -228,7 +223,7 @@ def _lake_lines(log: LogReader, groups: Mapping[str, GroupRecord]) -> Iterator[s
     yield f"steps     {span}  ({live} live, {state.next_step} committed)"
     yield f"head      version {state.version}  ({time_text(state.time_ms)})"
     yield f"digest    {state.digest.hex()}"
-    yield f"payload   {size_text(state.total_bytes)}, {state.total_records} records in all steps; {size_text(_live_bytes(log))} live"
+    yield f"payload   {size_text(state.total_bytes)}, {state.total_records} records in all steps; {size_text(log.live_bytes)} live"
     yield from producer_lines(_producers(state), SystemClock().now_ms())
     if groups:
         yield ""

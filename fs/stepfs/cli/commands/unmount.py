@@ -5,9 +5,9 @@ from typing import Annotated
 
 from stepfs import interruption
 from stepfs.cli.options import Directory
-from stepfs.cli.target import opened_log
+from stepfs.cli.target import is_lake, opened_log
 from stepfs.declared_option import Opt
-from stepfs.errors import RefusedError, StepfsError, command
+from stepfs.errors import RefusedError, StepfsError, UsageError, command
 from stepfs.store.api import StoreOptions
 
 
@@ -28,6 +28,10 @@ def unmount(
     from stepfs.mount.unmount import unmount_and_wait
     from stepfs.view.mounted import mounted_lake
 
+    if is_lake(directory):
+        raise UsageError(
+            f"{directory} is a lake; name the directory that it is mounted on, as `stepfs doctor` lists it"
+        )
     if checkpoint is None:
         unmount_and_wait(Path(directory))
         return

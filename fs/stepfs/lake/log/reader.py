@@ -105,6 +105,11 @@ class LogReader:
         """The published state, which names the newest control record known here, for `continued` in another process."""
         return replace(self.state, control=max(self.state.control, self.control.number))
 
+    @property
+    def live_bytes(self) -> int:
+        """Payload bytes of the steps that are committed and not reclaimed. Any thread may ask."""
+        return max(0, self.state.total_bytes - self.control.record.deleted_bytes)
+
     async def poll(self, published: Callable[[], None] = lambda: None) -> bool:
         """Look once for new commits; one request if there are none. True if `state` or `first_live_step` changed.
 
