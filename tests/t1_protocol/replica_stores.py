@@ -81,6 +81,10 @@ class Pair:
     def _watch(self, event: Event) -> None:
         """What a log version names is there before it, whoever looks and whenever."""
         prefix = log_prefix(self.world.identity.lake_id)
+        if event.keys[0] == LAKE and event.outcome == "created":
+            newest = max((key for key in self.place.objects if key.startswith(prefix)), default=None)
+            if newest and decode_commit(self.place.objects[newest], newest).next_step < self.first_live():
+                self.broken.append("it is a lake before its log reaches its first step")
         for key in event.keys:
             if event.verb != "create" or event.outcome != "created" or number_of(prefix, key) is None:
                 continue

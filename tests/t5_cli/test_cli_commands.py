@@ -152,8 +152,8 @@ class TestStatus:
         register_group(lake, "train", 2, 4)
         document = stepfs("status", lake, "--json").document
         assert list(document) == [
-            "schema", "lake_id", "slices", "grid", "ext", "head", "time", "first_step", "next_step", "frontier",
-            "sealed", "total_bytes", "total_records", "live_bytes", "producers", "groups", "nodes",
+            "schema", "lake_id", "slices", "grid", "ext", "replica_of", "head", "digest", "time", "first_step", "next_step",
+            "frontier", "sealed", "total_bytes", "total_records", "live_bytes", "producers", "groups", "nodes",
             "origins", "problems",
         ]  # fmt: skip
         assert (document["schema"], document["slices"], document["ext"]) == (1, SLICES, ".safetensors")

@@ -411,14 +411,15 @@ async def _begin(home: Control, copier: Copier, own: LakeIdentity, first: Step |
     """
     store, slot = copier.store, keys.numbered(keys.control_prefix(own.lake_id), 0)
     await probe_store(store, thorough=True)
-    while await store.get(slot) is None:
+    if await store.get(slot) is None:
+        began = home.first_live_step
         try:
             record = await _copy_base_data(home, copier, first)
-        except _GoneError as error:
+        except CorruptError as error:
             await home.refresh()
-            if home.first_live_step <= error.step:
+            if home.first_live_step == began:
                 raise
-            continue  # reclaimed in spite of the group, which is an old one: begin with what is left
+            raise RefusedError(f"{home.store.url} has reclaimed steps before they were copied; {_AGAIN}") from error
         settled(await take_slot(store, slot, encode_control(own.lake_id, record)), store, _AGAIN)
     at = Control(store, own)
     await at.refresh()
