@@ -170,6 +170,13 @@ HELD_BY = {  # the promise: its tests, or files of them
         "test_runs_that_read_the_replica_hold_the_lake_and_its_producers",
         "test_it_is_the_same_lake_and_says_of_whom",
     ),
+    38: (
+        "test_absent_and_damaged_objects_alone_come_from_the_lake",
+        "test_a_late_answer_costs_two_seconds_once_and_its_bytes_go_nowhere",
+        "test_where_the_lake_does_not_answer_a_resting_place_is_asked_again",
+        "test_a_block_that_nobody_opened_waits_for_its_copy",
+        "test_rests_grow_and_end_with_the_first_answer",
+    ),
     NOT: (
         "test_every_change_is_refused_and_special_facts_are_not_there",
         "test_content_is_fixed_when_a_file_is_opened_and_never_cached_by_the_kernel",
