@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from realmount import (
     until,
 )
 
+from stepfs.announce import announce_steps
 from stepfs.mount import handover
 from stepfs.mount.fuse.link import HAS_RESEND
 from stepfs.mount.host.mount_points import mount_at
@@ -110,6 +112,31 @@ def daemons_of(mount):
                 if b"stepfs.mount.daemon" in words and os.fsencode(mount.directory) in words:
                     found.append(int(process.name))
     return found
+
+
+@needs_resend
+def test_the_daemon_that_follows_a_dead_one_knows_what_is_announced_and_primed(steady, tmp_path):
+    options = ("--ranks", "0-1", "--group", "run")
+    with mounted(steady, tmp_path / "m", *options) as mount:
+        assert announce_steps(mount.directory, range(STEPS - 1, 2, -1))
+        for step in (STEPS - 1, STEPS - 2):
+            mount.file(step, 0).read_bytes()
+        until(lambda: [at for _, at in estate_of(mount)["orders"]] == [2], "it writes no place down")
+        until(lambda: len(estate_of(mount)["primed"]) > STEPS, "it writes nothing down")
+        primed = {(step, index) for step, index, *_ in estate_of(mount)["primed"]}
+        kill(mount)
+        assert estate_of(mount)["orders"][0][1] == 2
+        assert mount.status()["order_needs_from"] == 3
+        others = {(step, rank) for step in range(STEPS) for rank in range(SLICES)} - primed
+        assert mount.status()["data"]["bytes_fetched"] <= sum(len(payload(*other, SIZE)) for other in others)
+
+
+def estate_of(mount):
+    """What a daemon has written for the next one."""
+    for descriptor in Path(f"/proc/{mount.pid}/fd").iterdir():
+        if "stepfs-papers" in os.readlink(descriptor):
+            return json.loads(descriptor.read_bytes().split(b"\n")[1])
+    return None
 
 
 @contextmanager
@@ -476,11 +503,14 @@ def test_a_user_without_rights_replaces_and_recovers_and_root_may_not(lake, tmp_
     assert mount_at(directory) is None
 
 
-def test_only_the_users_own_directory_takes_a_socket(tmp_path, monkeypatch):
+def test_only_the_users_own_directory_takes_a_socket_and_those_of_killed_daemons_go(tmp_path, monkeypatch):
     monkeypatch.setattr(handover, "_ROOTS", tmp_path / "own")
-    with handover.listening("0:99") as first:
+    with handover.listening("0:99") as first, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as dead:
         assert first is not None
         assert stat.S_IMODE((tmp_path / "own").stat().st_mode) == 0o700
+        dead.bind(str(tmp_path / "own/0-7.sock"))
+        with handover.listening("0:98"):
+            assert sorted(path.name for path in (tmp_path / "own").iterdir()) == ["0-98.sock", "0-99.sock"]
         with handover.listening("0:99"):  # the next daemon's
             pass
         assert not any((tmp_path / "own").iterdir())
