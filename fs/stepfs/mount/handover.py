@@ -45,14 +45,11 @@ _log = logging.getLogger("stepfs.mount")
 
 PROTOCOL: Final = 1
 ANSWER_S: Final = 10.0  # for each answer of the other side
-DRAIN_S: Final = (
-    5.0  # what a daemon that was replaced has not answered by then is sent to the next one, where that can be
-)
+DRAIN_S: Final = 5.0  # what a daemon that was replaced has not answered by then is sent to the next one, if that can be
 _RESTART_S: Final = 5.0  # a daemon that was killed may be followed by another within that time
 COUNTS: Final = ("generation", "handovers", "recoveries")
 _KEPT: Final = ("stepfs-device", "stepfs-papers")
 _FIRST_KEPT: Final = 3  # descriptor, as systemd passes them
-_VIEW: Final = ("world", "mesh", "steps")  # what a name means depends on them
 _SUPERVISOR: Final = ("NOTIFY_SOCKET", "WATCHDOG_USEC")
 _ROOTS: Final = Path("/run/stepfs")
 
@@ -132,10 +129,11 @@ async def heard(peer: socket.socket, within_s: float = ANSWER_S) -> tuple[dict[s
     return {}, []
 
 
-def view_of(options: MountOptions) -> dict[str, Any]:
-    """The options that both daemons must have in common, as JSON has them."""
+def view_of(options: MountOptions) -> dict[str, str]:
+    """The options that both daemons must have in common."""
     steps = options.steps
-    return {"world": options.world, "mesh": options.mesh, "steps": None if steps is None else [steps.start, steps.stop]}
+    asked = {"world": options.world, "mesh": options.mesh, "steps": steps and f"{steps.start}:{steps.stop}"}
+    return {name: "(none)" if value is None else str(value) for name, value in asked.items()}
 
 
 def facts_of(link: Link, options: MountOptions, lake_id: str, **others: object) -> dict[str, Any]:
@@ -242,13 +240,12 @@ class Predecessor:
         found._check(directory, view_of(options))
         return found
 
-    def _check(self, directory: Path, asked: dict[str, Any]) -> None:
-        for name in _VIEW:
-            was, wanted = self.facts["view"][name], asked[name]
-            if was != wanted:
+    def _check(self, directory: Path, asked: dict[str, str]) -> None:
+        for name, was in self.facts["view"].items():
+            if was != asked[name]:
                 raise RefusedError(
-                    f"{directory}: mounted with --{name} {_shown(was)}, not {_shown(wanted)}: its readers' names would mean"
-                    f" other bytes; `{command('stepfs', 'unmount', directory)}` first"
+                    f"{directory}: mounted with --{name} {was}, not {asked[name]}: its readers' names would mean other"
+                    f" bytes; `{command('stepfs', 'unmount', directory)}` first"
                 )
 
     def check_lake(self, directory: Path, lake_id: str) -> None:
@@ -324,9 +321,3 @@ def _cannot(directory: Path, why: str) -> RefusedError:
     return RefusedError(
         f"{directory} cannot be taken over: {why}; `{command('stepfs', 'unmount', directory)}`, and mount again"
     )
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, list):
-        return ":".join(map(str, value))
-    return "(none)" if value is None else str(value)
