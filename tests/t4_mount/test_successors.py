@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import shutil
 import signal
@@ -132,12 +133,16 @@ def test_fifty_times_in_a_row(steady, tmp_path, monkeypatch, act):
 def test_pages_that_are_cached_are_read_from_no_daemon(steady, tmp_path):
     options = ("--no-prime", "--prefetch", "0", "--group", "run")
     with mounted(steady, tmp_path / "m", *options) as mount, mount.file(2, 0).open("rb") as held:
+        mapped = mmap.mmap(held.fileno(), 0, prot=mmap.PROT_READ)
         content = mount.file(1, 1).read_bytes() + held.read()
-        replace(mount, *options)
-        kill(mount)
-        held.seek(0)
-        assert mount.file(1, 1).read_bytes() + held.read() == content
-        assert mount.status()["data"]["bytes_fetched"] == 0
+        for act in (lambda: replace(mount, *options), lambda: kill(mount)):
+            act()
+            first, before = (mount.requests().get("read", 0) for _ in range(2))
+            held.seek(0)
+            assert mount.file(1, 1).read_bytes() + held.read() == content
+            assert content.endswith(mapped[:])
+            assert mount.requests()["read"] - before == before - first  # what asking costs
+            assert mount.status()["data"]["bytes_fetched"] == 0
 
 
 SLOW_READS = """
@@ -231,6 +236,10 @@ def test_where_nobody_can_follow_readers_get_errors_and_the_next_mount_heals(ste
     with mounted(steady, tmp_path / "m", allowed=["its guardian was killed"]) as again:
         assert again.config()["follows"] is None
         assert again.file(1, 0).read_bytes() == payload(1, 0, SIZE)
+
+
+def sockets_of(pid):
+    return sum(os.readlink(descriptor).startswith("socket:") for descriptor in Path(f"/proc/{pid}/fd").iterdir())
 
 
 def test_without_resend_a_mount_is_handed_over_and_a_death_cuts_it(steady, tmp_path, monkeypatch):

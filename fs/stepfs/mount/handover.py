@@ -300,14 +300,11 @@ def _connected(directory: Path, mounted: Mounted) -> socket.socket:
                 sock.connect(str(name))
             if not is_friend(sock):
                 raise PermissionError(0, "another user listens there")
-        except ConnectionRefusedError as error:  # killed; another one may be about to follow
+        except (ConnectionRefusedError, FileNotFoundError) as error:  # killed; another one may be about to follow
             sock.close()
             if time.monotonic() > until:
-                raise _cannot(directory, "its daemon is gone or does not listen") from error
+                raise _cannot(directory, "its daemon listens nowhere: it is gone, or of an older version") from error
             time.sleep(0.05)
-        except FileNotFoundError as error:
-            sock.close()
-            raise _cannot(directory, "its daemon listens nowhere, as one of an older version") from error
         except OSError as error:
             sock.close()
             raise RefusedError(
