@@ -46,7 +46,7 @@ FINAL = {
 # at what it does to mounts: under a namespace of its own the daemon's mount would be seen by nobody.
 KEEPS_THE_NAMESPACE = {
     "Type", "NotifyAccess", "Environment", "EnvironmentFile", "ExecReload", "ExecStartPre", "ExecStart",
-    "TimeoutStopSec", "KillMode", "WatchdogSec",
+    "TimeoutStopSec", "KillMode", "WatchdogSec", "FileDescriptorStoreMax",
     "Restart", "RestartSec", "RestartPreventExitStatus", "MemoryMax", "LimitNOFILE", "LimitCORE", "UMask",
     "NoNewPrivileges", "CapabilityBoundingSet", "DevicePolicy", "DeviceAllow", "SystemCallFilter",
     "SystemCallErrorNumber", "SystemCallArchitectures", "RestrictAddressFamilies", "RestrictNamespaces",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from realmount import lake_with
+from steady import steady_lake
 
 
 @pytest.fixture
@@ -11,3 +12,9 @@ def lake(file_url: str) -> str:
     """Three steps of two slices."""
     lake_with(file_url, 3)
     return file_url
+
+
+@pytest.fixture
+def steady(file_url, tmp_path):
+    """A lake, and its files beside it."""
+    return steady_lake(file_url, tmp_path)

@@ -20,7 +20,7 @@ import forked
 import pytest
 import servers
 import trio
-from endings import ENDINGS, assert_nothing_is_left, nodes_of, save
+from endings import ENDINGS, assert_nothing_is_left, nodes_of, processes_that_name, save
 from finished import ran
 from forked import Forked
 from lakework import list_groups
@@ -324,19 +324,6 @@ def listed_sockets():
     columns = {"tcp": 9, "tcp6": 9, "unix": 6}
     rows = {name: Path(f"/proc/net/{name}").read_text().splitlines()[1:] for name in columns}
     return {row.split()[columns[name]] for name in columns for row in rows[name]} - {"0"}
-
-
-def processes_that_name(directory):
-    """Command lines in which the directory occurs, but for those of tests."""
-    found = []
-    for process in Path("/proc").iterdir():
-        try:
-            line = (process / "cmdline").read_bytes() if process.name.isdigit() else b""
-        except OSError:
-            continue
-        if os.fsencode(directory) in line and b"pytest" not in line.split(b"\0")[0:4]:
-            found.append(line)
-    return found
 
 
 @pytest.mark.parametrize("ending", ENDINGS)

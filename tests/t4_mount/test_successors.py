@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import shutil
 import signal
+import socket
 import stat
 import subprocess
-import sys
 import tempfile
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -30,48 +31,13 @@ from realmount import (
     stepfs,
     until,
 )
+from steady import SIZE, SLICES, STEPS, daemons_of, steady_readers
 
+from stepfs.announce import announce_steps
 from stepfs.mount import handover
 from stepfs.mount.fuse.link import HAS_RESEND
 from stepfs.mount.host.mount_points import mount_at
 from stepfs_producer import Producer
-
-STEPS, SLICES, SIZE = 12, 2, 200_000
-READERS = Path(__file__).parents[1] / "support/steady_readers.py"
-
-
-@pytest.fixture
-def steady(file_url, tmp_path):
-    """A lake, and its files beside it."""
-    batches = lake_with(file_url, STEPS, slices=SLICES, size=SIZE)
-    for step, batch in enumerate(batches):
-        for rank, data in enumerate(batch):
-            path = tmp_path / f"expected/step-{step:09d}/rank-{rank:05d}.bin"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
-    return file_url
-
-
-@contextmanager
-def steady_readers(lake, mount):
-    """Readers of all kinds; on leaving, none of them has noticed anything."""
-    expected = mount.directory.parent / "expected"
-    readers = subprocess.Popen(
-        [sys.executable, READERS, mount.directory, expected, str(STEPS)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    try:
-        assert readers.stdout.readline() == "reading\n"
-        yield
-        with Producer(lake, producer_id="p0") as producer:
-            producer.append([payload(STEPS, rank) for rank in range(SLICES)], position=STEPS)
-        mount.wait_for(STEPS)  # before the readers end: one of them waits for it
-        said = json.loads(readers.communicate(timeout=PATIENCE_S)[0])
-    finally:
-        readers.kill()
-        readers.communicate()
-    assert readers.returncode == 0
-    assert all(reader["done"] and not reader["failed"] for reader in said.values()), said
 
 
 def replace(mount, *options, timeout_s=PATIENCE_S):
@@ -101,15 +67,29 @@ def kill(mount):
     until(lambda: f"after pid {before} that died" in mount.log.read_text(), "it does not get ready")
 
 
-def daemons_of(mount):
-    found = []
-    for process in Path("/proc").iterdir():
-        if process.name.isdigit():
-            with suppress(OSError):
-                words = (process / "cmdline").read_bytes().split(b"\0")
-                if b"stepfs.mount.daemon" in words and os.fsencode(mount.directory) in words:
-                    found.append(int(process.name))
-    return found
+@needs_resend
+def test_the_daemon_that_follows_a_dead_one_knows_what_is_announced_and_primed(steady, tmp_path):
+    options = ("--ranks", "0-1", "--group", "run")
+    with mounted(steady, tmp_path / "m", *options) as mount:
+        assert announce_steps(mount.directory, range(STEPS - 1, 2, -1))
+        for step in (STEPS - 1, STEPS - 2):
+            mount.file(step, 0).read_bytes()
+        until(lambda: [at for _, at in estate_of(mount)["orders"]] == [2], "it writes no place down")
+        until(lambda: len(estate_of(mount)["primed"]) > STEPS, "it writes nothing down")
+        primed = {(step, index) for step, index, *_ in estate_of(mount)["primed"]}
+        kill(mount)
+        assert estate_of(mount)["orders"][0][1] == 2
+        assert mount.status()["order_needs_from"] == 3
+        others = {(step, rank) for step in range(STEPS) for rank in range(SLICES)} - primed
+        assert mount.status()["data"]["bytes_fetched"] <= sum(len(payload(*other, SIZE)) for other in others)
+
+
+def estate_of(mount):
+    """What a daemon has written for the next one."""
+    for descriptor in Path(f"/proc/{mount.pid}/fd").iterdir():
+        if "stepfs-papers" in os.readlink(descriptor):
+            return json.loads(descriptor.read_bytes().split(b"\n")[1])
+    return None
 
 
 @contextmanager
@@ -153,12 +133,16 @@ def test_fifty_times_in_a_row(steady, tmp_path, monkeypatch, act):
 def test_pages_that_are_cached_are_read_from_no_daemon(steady, tmp_path):
     options = ("--no-prime", "--prefetch", "0", "--group", "run")
     with mounted(steady, tmp_path / "m", *options) as mount, mount.file(2, 0).open("rb") as held:
+        mapped = mmap.mmap(held.fileno(), 0, prot=mmap.PROT_READ)
         content = mount.file(1, 1).read_bytes() + held.read()
-        replace(mount, *options)
-        kill(mount)
-        held.seek(0)
-        assert mount.file(1, 1).read_bytes() + held.read() == content
-        assert mount.status()["data"]["bytes_fetched"] == 0
+        for act in (lambda: replace(mount, *options), lambda: kill(mount)):
+            act()
+            first, before = (mount.requests().get("read", 0) for _ in range(2))
+            held.seek(0)
+            assert mount.file(1, 1).read_bytes() + held.read() == content
+            assert content.endswith(mapped[:])
+            assert mount.requests()["read"] - before == before - first  # what asking costs
+            assert mount.status()["data"]["bytes_fetched"] == 0
 
 
 SLOW_READS = """
@@ -252,6 +236,10 @@ def test_where_nobody_can_follow_readers_get_errors_and_the_next_mount_heals(ste
     with mounted(steady, tmp_path / "m", allowed=["its guardian was killed"]) as again:
         assert again.config()["follows"] is None
         assert again.file(1, 0).read_bytes() == payload(1, 0, SIZE)
+
+
+def sockets_of(pid):
+    return sum(os.readlink(descriptor).startswith("socket:") for descriptor in Path(f"/proc/{pid}/fd").iterdir())
 
 
 def test_without_resend_a_mount_is_handed_over_and_a_death_cuts_it(steady, tmp_path, monkeypatch):
@@ -476,11 +464,14 @@ def test_a_user_without_rights_replaces_and_recovers_and_root_may_not(lake, tmp_
     assert mount_at(directory) is None
 
 
-def test_only_the_users_own_directory_takes_a_socket(tmp_path, monkeypatch):
+def test_only_the_users_own_directory_takes_a_socket_and_those_of_killed_daemons_go(tmp_path, monkeypatch):
     monkeypatch.setattr(handover, "_ROOTS", tmp_path / "own")
-    with handover.listening("0:99") as first:
+    with handover.listening("0:99") as first, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as dead:
         assert first is not None
         assert stat.S_IMODE((tmp_path / "own").stat().st_mode) == 0o700
+        dead.bind(str(tmp_path / "own/0-7.sock"))
+        with handover.listening("0:98"):
+            assert sorted(path.name for path in (tmp_path / "own").iterdir()) == ["0-98.sock", "0-99.sock"]
         with handover.listening("0:99"):  # the next daemon's
             pass
         assert not any((tmp_path / "own").iterdir())

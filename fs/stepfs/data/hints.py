@@ -175,6 +175,7 @@ class ListedOrder:
     def __init__(self, steps: Iterable[Step] = ()) -> None:
         self._steps = array("Q")
         self._places: dict[int, array[int]] = {}
+        self._names: tuple[int, list[str]] = (0, [])  # those of so many steps
         self.extend(steps)
 
     def extend(self, steps: Iterable[Step]) -> None:
@@ -187,6 +188,12 @@ class ListedOrder:
 
     def steps(self) -> list[Step]:
         return self.part(0, len(self))
+
+    def names(self) -> list[str]:
+        """Those that announce it; half a second for the longest list, once."""
+        if self._names[0] != len(self):
+            self._names = len(self), [*steps_names(self.steps())]
+        return self._names[1]
 
     def part(self, at: int, count: int) -> list[Step]:
         """The steps at these places, as far as the list goes."""
@@ -440,12 +447,7 @@ class HintedStreams:
     def estate(self) -> list[tuple[list[str], int]]:
         """The orders that names announced, and the places of their readers: for the next daemon."""
         return [
-            (
-                [shuffle_name(order, stream.front)]
-                if isinstance(order, ShuffledOrder)
-                else [*steps_names(order.steps())],
-                stream.front,
-            )
+            ([shuffle_name(order, stream.front)] if isinstance(order, ShuffledOrder) else order.names(), stream.front)
             for stream in self._streams
             if not isinstance(order := stream.order, StridedOrder)
         ]

@@ -348,7 +348,7 @@ def main(arguments: list[str]) -> int:
 
         before = Predecessor.at(options) if how == "replace" else None
         if how == "follow":
-            before = Predecessor.of_dead(int(arguments[0]), json.loads(given)["facts"])
+            before = Predecessor.of_dead(int(arguments[0]))
 
         def ready() -> None:
             configure_log(options, BoundedLog(log_file(Path(arguments[1])), LOG_BYTES_MAX))

@@ -1,17 +1,20 @@
 """One daemon takes a mount over from another, while its readers read.
 
     the next one                                          the one that serves
-    connects                                              → its facts, and the device; it serves on
+    connects                                              → the device, and its papers; it serves on
     opens the lake, introduces itself to its libfuse
-    → go                                                  stops reading; → yours, and its state
+    → go                                                  stops reading, writes its papers; → yours
     reads; a listing answers; → serving                   → given; answers what it had read; → done, ends
 
 If the next one fails before `serving`, the other reads on. If that one dies before `done`, the kernel sends again what it
-had not answered. After a death the guardian speaks for the dead one: there is no state, and nothing to give back.
+had not answered. After a death the guardian speaks for the dead one, or systemd, which says nothing.
+
+The papers are a file without a name: a line of facts, and the estate, which each daemon writes anew about each second.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import select
@@ -29,9 +32,9 @@ import trio
 
 from stepfs import __version__
 from stepfs.errors import RefusedError, command
-from stepfs.mount.fuse.link import Link
+from stepfs.mount.fuse.link import Link, has_ended
 from stepfs.mount.host.cache_directory import CachePlace
-from stepfs.mount.host.messages import read_document, receive, send
+from stepfs.mount.host.messages import receive, send
 from stepfs.mount.host.mount_points import FSTYPE, Mounted, is_dead, mount_at
 from stepfs.own_directory import home, make_own
 
@@ -42,11 +45,12 @@ _log = logging.getLogger("stepfs.mount")
 
 PROTOCOL: Final = 1
 ANSWER_S: Final = 10.0  # for each answer of the other side
-DRAIN_S: Final = (
-    5.0  # what a daemon that was replaced has not answered by then is sent to the next one, where that can be
-)
+DRAIN_S: Final = 5.0  # what a daemon that was replaced has not answered by then is sent to the next one, if that can be
 _RESTART_S: Final = 5.0  # a daemon that was killed may be followed by another within that time
-_VIEW: Final = ("world", "mesh", "steps")  # what a name means depends on them
+COUNTS: Final = ("generation", "handovers", "recoveries")
+_KEPT: Final = ("stepfs-device", "stepfs-papers")
+_FIRST_KEPT: Final = 3  # descriptor, as systemd passes them
+_SUPERVISOR: Final = ("NOTIFY_SOCKET", "WATCHDOG_USEC")
 _ROOTS: Final = Path("/run/stepfs")
 
 
@@ -81,6 +85,7 @@ def listening(mount: str) -> Iterator[socket.socket | None]:
                 sock.listen()
                 own = fresh.stat().st_ino
                 fresh.rename(name)
+                _remove_dead(name.parent)
         except OSError as error:
             _log.info("this daemon cannot be replaced while it serves: %s: %s", place(), error.strerror or error)
             yield None
@@ -91,6 +96,18 @@ def listening(mount: str) -> Iterator[socket.socket | None]:
             with suppress(OSError), _name_in(place(), mount) as name:
                 if name.stat().st_ino == own:  # else it is the next one's
                     name.unlink()
+
+
+def _remove_dead(directory: Path) -> None:
+    """Sockets of daemons that were killed, and that nobody followed."""
+    for name in directory.glob("*.sock"):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+            try:
+                sock.connect(str(name))
+            except ConnectionRefusedError:
+                name.unlink(missing_ok=True)
+            except OSError:
+                pass
 
 
 def is_friend(peer: socket.socket) -> bool:
@@ -112,18 +129,35 @@ async def heard(peer: socket.socket, within_s: float = ANSWER_S) -> tuple[dict[s
     return {}, []
 
 
-def view_of(options: MountOptions) -> dict[str, Any]:
-    """The options that both daemons must have in common, as JSON has them."""
+def view_of(options: MountOptions) -> dict[str, str]:
+    """The options that both daemons must have in common."""
     steps = options.steps
-    return {"world": options.world, "mesh": options.mesh, "steps": None if steps is None else [steps.start, steps.stop]}
+    asked = {"world": options.world, "mesh": options.mesh, "steps": steps and f"{steps.start}:{steps.stop}"}
+    return {name: "(none)" if value is None else str(value) for name, value in asked.items()}
 
 
 def facts_of(link: Link, options: MountOptions, lake_id: str, **others: object) -> dict[str, Any]:
-    """What every daemon of this mount knows of it, from the first on."""
+    """What a daemon tells the next one of itself and of the mount. How it is supervised, too: that one is, as well."""
     return {
         "protocol": PROTOCOL, "pid": os.getpid(), "version": __version__, "mount": link.mount,
-        "init": link.init.hex(), "reply": link.reply.hex(), "lake_id": lake_id, "view": view_of(options), **others,
+        "init": link.init.hex(), "reply": link.reply.hex(), "lake_id": lake_id, "view": view_of(options),
+        "supervisor": {name: os.environ[name] for name in _SUPERVISOR if name in os.environ}, **others,
     }  # fmt: skip
+
+
+def write_papers(descriptor: int, facts: dict[str, Any], estate: dict[str, Any]) -> None:
+    """Whoever is killed meanwhile leaves no estate, but the facts."""
+    body = b"%b\n%b" % (json.dumps(facts).encode(), json.dumps(estate).encode())
+    os.pwrite(descriptor, body, 0)
+    os.ftruncate(descriptor, len(body))
+
+
+def _read_papers(descriptor: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    facts, _, estate = os.pread(descriptor, os.fstat(descriptor).st_size, 0).partition(b"\n")
+    try:
+        return json.loads(facts), json.loads(estate)
+    except ValueError:
+        return json.loads(facts), {}
 
 
 def end(pid: int, thread: int) -> None:
@@ -143,23 +177,47 @@ def end(pid: int, thread: int) -> None:
 
 @dataclass(eq=False)
 class Predecessor:
-    """The daemon before this one, or the guardian in the place of a dead one."""
+    """The daemon before this one."""
 
-    sock: socket.socket
-    facts: dict[str, Any]
-    device: int
-    lock: int | None  # of its cache directory
+    sock: socket.socket | None  # to it, or to the guardian of a dead one
+    held: list[int]  # the device, the papers, and the lock of its cache directory
     crashed: bool = False
 
+    def __post_init__(self) -> None:
+        self.device, self.papers, *self.lock = self.held
+        self.facts, _ = _read_papers(self.papers)
+        os.environ.update(self.facts["supervisor"])
+
+    def succeeded(self) -> dict[str, int]:
+        """How many daemons there were, the next one's count."""
+        count = {name: self.facts[name] for name in COUNTS}
+        count["generation"] += 1
+        count["recoveries" if self.crashed else "handovers"] += 1
+        return count
+
     @classmethod
-    def of_dead(cls, number: int, facts: dict[str, Any]) -> Predecessor:
+    def of_dead(cls, number: int) -> Predecessor:
         """The guardian speaks over descriptor `number`."""
         sock = socket.socket(fileno=number)
-        said, (device, *lock) = receive(sock)
-        for name in ("generation", "recoveries"):
-            facts[name] += said["tries"]
-        facts["pid"] = said["dead"]
-        return cls(sock, facts, device, lock[0] if lock else None, crashed=True)
+        return cls(sock, receive(sock)[1], crashed=True)
+
+    @classmethod
+    def kept(cls, options: MountOptions) -> Predecessor | None:
+        """The dead one of this unit whose device and papers systemd has kept; None if they are of no use."""
+        names = os.environ.pop("LISTEN_FDNAMES", "").split(":")
+        if os.environ.pop("LISTEN_PID", "") != str(os.getpid()):
+            return None
+        held = {name: number for number, name in enumerate(names, _FIRST_KEPT)}
+        for number in held.values():
+            os.set_inheritable(number, False)
+        if {*_KEPT} <= {*held}:
+            found, at = cls(None, [held[name] for name in _KEPT], crashed=True), mount_at(options.directory)
+            is_here = at is not None and at.device == found.facts["mount"] and not has_ended(found.device)
+            if is_here and found.facts["view"] == view_of(options):
+                return found
+        for number in held.values():
+            os.close(number)
+        return None
 
     @classmethod
     def at(cls, options: MountOptions) -> Predecessor | None:
@@ -177,18 +235,17 @@ class Predecessor:
             said, descriptors = {}, []
         if said.get("protocol") != PROTOCOL or not descriptors:
             raise _cannot(directory, "its daemon's version gives a mount away in another manner, or is busy")
-        found = cls(sock, said, descriptors[0], descriptors[1] if len(descriptors) > 1 else None)
-        found._check(directory, view_of(options))
         sock.settimeout(None)
+        found = cls(sock, descriptors)
+        found._check(directory, view_of(options))
         return found
 
-    def _check(self, directory: Path, asked: dict[str, Any]) -> None:
-        for name in _VIEW:
-            was, wanted = self.facts["view"][name], asked[name]
-            if was != wanted:
+    def _check(self, directory: Path, asked: dict[str, str]) -> None:
+        for name, was in self.facts["view"].items():
+            if was != asked[name]:
                 raise RefusedError(
-                    f"{directory}: mounted with --{name} {_shown(was)}, not {_shown(wanted)}: its readers' names would mean"
-                    f" other bytes; `{command('stepfs', 'unmount', directory)}` first"
+                    f"{directory}: mounted with --{name} {was}, not {asked[name]}: its readers' names would mean other"
+                    f" bytes; `{command('stepfs', 'unmount', directory)}` first"
                 )
 
     def check_lake(self, directory: Path, lake_id: str) -> None:
@@ -206,26 +263,31 @@ class Predecessor:
 
     def cache(self, cache_dir: Path | None) -> CachePlace | None:
         """Its cache, if this daemon's is to be there, too."""
-        if self.facts["cache"] is None or self.lock is None or cache_dir is None:
+        if self.facts["cache"] is None or not self.lock or cache_dir is None:
             return None
         path, keep_base = Path(self.facts["cache"][0]), self.facts["cache"][1]
-        return CachePlace.inherited(path, self.lock, keep_base=keep_base) if path.is_relative_to(cache_dir) else None
+        return CachePlace.inherited(path, self.lock[0], keep_base=keep_base) if path.is_relative_to(cache_dir) else None
 
-    async def give(self, thread: int, descriptors: list[int]) -> tuple[dict[str, Any], bool, list[socket.socket]]:
-        """Ask for the mount: its state, whether the guardian watches `thread` from now on, and sockets to earlier daemons
-        that are still answering. `RefusedError`.
-        """
-        send(self.sock, {"go": True, "thread": thread}, descriptors)
-        said, given = await heard(self.sock)
+    async def give(self, thread: int, descriptors: list[int]) -> tuple[dict[str, Any], bool]:
+        """Ask for the mount: the estate, and whether the guardian watches `thread` from now on. `RefusedError`."""
+        said: dict[str, Any] = {"yours": True, "guarded": False}
+        if self.sock is not None:
+            send(self.sock, {"go": True, "thread": thread}, descriptors)
+            said, _ = await heard(self.sock)
         if "yours" not in said:
             why = said.get("refused", "its daemon does not give it away; look at its log")
             raise RefusedError(f"the mount is as it was: {why}")
-        return read_document(given[0]), said["guarded"], [socket.socket(fileno=number) for number in given[1:]]
+        return _read_papers(self.papers)[1], said["guarded"]
 
-    async def gave(self) -> bool:
-        """Tell that this daemon serves. False if the other one has died."""
-        send(self.sock, {"serving": True})
-        return bool((await heard(self.sock))[0])
+
+def keep(link: Link, papers: int) -> None:
+    """Have systemd keep what the next daemon of this unit needs, if it is systemd that watches this one."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock, suppress(OSError):
+        sock.connect(address.replace("@", "\0", 1))
+        for name, descriptor in zip(_KEPT, (link.device, papers), strict=True):
+            sock.send(b"FDSTOREREMOVE=1\nFDNAME=%b" % name.encode())
+            socket.send_fds(sock, [b"FDSTORE=1\nFDNAME=%b" % name.encode()], [descriptor])
 
 
 def _connected(directory: Path, mounted: Mounted) -> socket.socket:
@@ -238,14 +300,11 @@ def _connected(directory: Path, mounted: Mounted) -> socket.socket:
                 sock.connect(str(name))
             if not is_friend(sock):
                 raise PermissionError(0, "another user listens there")
-        except ConnectionRefusedError as error:  # killed; another one may be about to follow
+        except (ConnectionRefusedError, FileNotFoundError) as error:  # killed; another one may be about to follow
             sock.close()
             if time.monotonic() > until:
-                raise _cannot(directory, "its daemon is gone or does not listen") from error
+                raise _cannot(directory, "its daemon listens nowhere: it is gone, or of an older version") from error
             time.sleep(0.05)
-        except FileNotFoundError as error:
-            sock.close()
-            raise _cannot(directory, "its daemon listens nowhere, as one of an older version") from error
         except OSError as error:
             sock.close()
             raise RefusedError(
@@ -259,9 +318,3 @@ def _cannot(directory: Path, why: str) -> RefusedError:
     return RefusedError(
         f"{directory} cannot be taken over: {why}; `{command('stepfs', 'unmount', directory)}`, and mount again"
     )
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, list):
-        return ":".join(map(str, value))
-    return "(none)" if value is None else str(value)

@@ -13,8 +13,8 @@ import os
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, ExitStack
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
@@ -42,7 +42,7 @@ from stepfs.mount.fuse.guard import Meter
 from stepfs.mount.fuse.kernel import KernelPageCache, LookupCounts, Withdrawal, interrupted_reads
 from stepfs.mount.fuse.link import Link
 from stepfs.mount.fuse.operations import StepOperations
-from stepfs.mount.handover import ANSWER_S, DRAIN_S, Predecessor, credentials, facts_of, heard, is_friend, listening
+from stepfs.mount.handover import ANSWER_S, COUNTS, DRAIN_S, Predecessor, credentials, heard, is_friend, listening
 from stepfs.mount.health import watchdog
 from stepfs.mount.health.guardian import Guardian, idle_thread, may_cut, order
 from stepfs.mount.health.watchdog import RunningTime
@@ -50,7 +50,7 @@ from stepfs.mount.host import cache_directory, mount_points
 from stepfs.mount.host.abort import abort_handle
 from stepfs.mount.host.cache_directory import CachePlace
 from stepfs.mount.host.kernel import has_pending_signal, tune
-from stepfs.mount.host.messages import document, pair, receive, send
+from stepfs.mount.host.messages import pair, send
 from stepfs.mount.host.mount_points import mount_at, real_directory, wait_until_detached
 from stepfs.mount.options import MountOptions
 from stepfs.mount.status import Heartbeat, Machine, Reports
@@ -160,38 +160,39 @@ class MountParts(LakeParts):
         )
 
     def estate(self) -> dict[str, Any]:
-        """What the next daemon must know to go on where this one stops."""
+        """What the next daemon must know to go on where this one stops, also by a death."""
         return {
             "version": self.log.state.version,
             "first_visible": self.tree.first_visible(),
             "opened": self.meter.opened,
             "last_step": self.meter.last_step,
-            "open": self.files.estate(),
             "sizes": [*self.operations.sizes],
             "primed": [] if self.primer is None else self.primer.estate(),
             "orders": self.prefetcher.hints.estate(),
         }
 
-    async def inherit(self, estate: Mapping[str, Any]) -> None:
-        """Go on where the daemon before has stopped; after its death, with what can be known. Waits until all that it
-        showed is seen here.
-        """
+    def inherit(self, estate: Mapping[str, Any], *, crashed: bool) -> None:
+        """Before `start`: go on where the daemon before has stopped; after its death, from what it wrote shortly before."""
         first = estate.get("first_visible", self.log.first_live_step)
         self.known.add_range(Step(min(first, self.log.state.next_step)), self.log.state.next_step)
         self.withdrawal.note()
+        if crashed and self.options.steps is not None:
+            self.operations.sizes.doubt()
         if not estate:
-            if self.options.steps is not None:
-                self.operations.sizes.doubt()
             return
         if self.primer is not None:
             self.primer.inherit(estate["primed"])
         for inode in estate["sizes"]:
             self.operations.sizes.note(inode)
         self.prefetcher.hints.inherit(estate["orders"], trio.current_time())
-        self.operations.inherit(**estate["open"])
+        if not crashed:
+            self.operations.inherit(estate["open"])
         self.meter.opened, self.meter.last_step = estate["opened"], estate["last_step"]
+
+    async def seen(self, version: int) -> None:
+        """Return once all is seen here that the daemon before has shown."""
         with self.changes.listening():
-            while self.log.state.version < estate["version"]:
+            while self.log.state.version < version:
                 await self.changes.next_change.wait()
 
     async def start_group(self, background: trio.Nursery) -> None:
@@ -232,7 +233,11 @@ _PORT_S: Final = 2.0
 _PORT_RETRY_S: Final = 0.1
 _LAKE_POLL_S: Final = 1.0
 _DISK_BYTES: Final = 8 << 30
-_WITHOUT_CACHE: Final = 3  # descriptors that a daemon which takes over sends: its socket, its order, the device
+_WITHOUT_CACHE: Final = (
+    4  # descriptors that a daemon which takes over sends: its socket, its order, the device, the papers
+)
+_PAPERS_S: Final = 1.0
+_PAPERS_SHARE: Final = 0.01  # of the time goes at most into writing them
 _ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 Ready = Callable[[], None]
@@ -303,13 +308,17 @@ class _Session:
         self._place: CachePlace | None = None
         self._has_cache = True  # it is this daemon that removes it
         self._giving = False
-        self._undone: list[socket.socket] = []  # to daemons before this one that are still answering
         self._heir: socket.socket | None = None
-        before = {} if predecessor is None else predecessor.facts
-        replaced = predecessor is not None and not predecessor.crashed
-        self._past = {name: before.get(name, 0) for name in ("generation", "handovers", "recoveries")}
-        self._past["generation"] += replaced
-        self._past["handovers"] += replaced
+        self._draining: socket.socket | None = None  # to the daemon before, as long as it answers what it had read
+        self._drained = trio.Event()
+        if predecessor is None:
+            self._papers = os.memfd_create("stepfs-papers")
+            self._counts = dict.fromkeys(COUNTS, 0)
+        else:
+            self._papers = predecessor.papers
+            self._counts = predecessor.succeeded()
+        self._writing = trio.Lock()
+        self._facts: dict[str, Any] = {}
 
     async def end_on(self, signals: AsyncIterator[int]) -> None:
         async for number in signals:
@@ -329,6 +338,7 @@ class _Session:
             finally:
                 with trio.CancelScope(shield=True):
                     await store.aclose()
+                os.close(self._papers)
 
     async def _identity(self, store: Store) -> LakeIdentity:
         """The lake's, which is waited for as long as the options say if it does not exist yet."""
@@ -362,7 +372,7 @@ class _Session:
         ) as self._place:
             cache = cache_directory.NOWHERE if self._place is None else self._place.path
             machine = Machine(
-                cache, *budgets(options), handovers=self._past["handovers"], recoveries=self._past["recoveries"],
+                cache, *budgets(options), handovers=self._counts["handovers"], recoveries=self._counts["recoveries"],
                 follows=None if before is None else before.facts["pid"],
             )  # fmt: skip
             disk = None
@@ -372,7 +382,7 @@ class _Session:
                     lambda: DiskCache(cache, identity.lake_id, limit=machine.disk_bytes, shared=shared)
                 )
             mount = MountParts(options, store, reader, machine, disk)
-            mount.files.follow(self._past["generation"])
+            mount.files.follow(self._counts["generation"])
             if (line := await mount.register()) is not None:
                 _log.info("%s", line)
                 self._tell(line)
@@ -433,11 +443,12 @@ class _Session:
             try:
                 async with trio.open_nursery() as background:
                     self._background = background.cancel_scope
-                    await mount.start(background)  # before the first request: handlers need these tasks
                     if self._descriptor is None:
                         await link.introduce()
-                        await self._take(mount, link)
+                        await self._take(mount, background, link)
                         background.start_soon(_until_detached, background.cancel_scope, link.mount)
+                    else:
+                        await mount.start(background)  # before the first request: handlers need these tasks
                     answering.start_soon(self._answer_until_unmounted, link, background.cancel_scope)
                     await self._start(mount, background, link)
             finally:
@@ -455,45 +466,32 @@ class _Session:
         finally:
             background.cancel()
 
-    async def _take(self, mount: MountParts, link: Link) -> None:
-        """Attach libfuse to the kernel, once the daemon before reads no more."""
-        before = self._predecessor
+    async def _take(self, mount: MountParts, background: trio.Nursery, link: Link) -> None:
+        """Attach libfuse to the kernel, once no other daemon reads."""
+        before, estate = self._predecessor, dict[str, Any]()
+        self._facts = self._own_facts(mount, link)
+        if before is not None:
+            ours, theirs = pair()
+            with theirs, self._order() as order:
+                estate, guarded = await before.give(idle_thread(), [theirs.fileno(), order, *self._held(link)])
+            if guarded:
+                self._guardian.adopt(ours)
+            else:
+                ours.close()
+            mount.inherit(estate, crashed=before.crashed)
+        await mount.start(background)  # before the first request: handlers need these tasks
+        with trio.fail_after(ANSWER_S):
+            await mount.seen(estate.get("version", 0))
+        link.attach()
         if before is None:
-            link.attach()
+            if self._options.recover and link.has_resend:
+                handover.keep(link, self._papers)
         elif before.crashed:
-            self._guardian.adopt(before.sock)
-            send(before.sock, {"thread": idle_thread()})
-            if "yours" not in (await heard(before.sock))[0]:
-                raise RefusedError(f"{self._directory}: the guardian has given up")
-            await mount.inherit({})
-            link.attach()
             link.resend()
         else:
-            await self._take_over(before, mount, link)
-
-    async def _take_over(self, before: Predecessor, mount: MountParts, link: Link) -> None:
-        ours, theirs = pair()
-        order = self._order(mount, link)
-        try:
-            with theirs:
-                estate, guarded, self._undone = await before.give(
-                    idle_thread(), [theirs.fileno(), order, *self._held(link)]
-                )
-        finally:
-            os.close(order)
-        if guarded:
-            self._guardian.adopt(ours)
-        else:
-            ours.close()
-        os.environ.update(estate["environment"])
-        with trio.fail_after(ANSWER_S):
-            await mount.inherit(estate)
-        link.attach()
-        _log.info(
-            "nobody read the requests of %s for %.1f ms",
-            self._directory,
-            1e3 * (time.monotonic() - estate["stopped_s"]),
-        )
+            gap_ms = 1e3 * (time.monotonic() - estate["stopped_s"])
+            _log.info("nobody read the requests of %s for %.1f ms", self._directory, gap_ms)
+        handover.write_papers(self._papers, self._facts, mount.estate())
 
     async def _start(self, mount: MountParts, background: trio.Nursery, link: Link) -> None:
         before = self._predecessor
@@ -508,6 +506,7 @@ class _Session:
             await self._look()
             mount.machine.kernel = tune(link.mount)
             background.start_soon(self._await_heirs, mount, link)
+            background.start_soon(self._keep_papers, mount)
         await background.start(self._watchdog(mount, link).run)
         state = mount.log.state
         facts = {"lake_id": state.lake_id, "version": state.version, "group": self._options.group}
@@ -528,44 +527,50 @@ class _Session:
     async def _settle(self, before: Predecessor, mount: MountParts, background: trio.Nursery, link: Link) -> None:
         """The mount is this daemon's for good once it answers."""
         await self._look()
-        alive = before.crashed or await before.gave()
         link.owner = self._has_cache = True
-        if not alive and link.has_resend:
-            await link.read_on()
-        elif not before.crashed:
-            self._undone.append(before.sock)
-        for sock in self._undone:
-            background.start_soon(self._until_done, sock, link)
+        if before.sock is not None and not before.crashed:
+            send(before.sock, {"serving": True})
+            await heard(before.sock)  # that it has given
+            if link.has_resend:
+                self._draining = before.sock
+                background.start_soon(self._until_drained, before.sock, link)
         try:
             await self._serve_metrics(mount)
         except RefusedError as error:
             _log.warning("no metrics: %s", error)
 
-    async def _until_done(self, sock: socket.socket, link: Link) -> None:
-        """If a daemon before ends with requests unanswered, they are sent again. While another one takes over, that one
-        listens.
-        """
-        await trio.lowlevel.wait_readable(sock)
-        while self._giving:  # noqa: ASYNC110 (mostly not at all)
-            await trio.sleep(_PORT_RETRY_S)
-        self._undone.remove(sock)
-        said, _ = receive(sock)
-        sock.close()
-        if "done" not in said and link.has_resend:
+    async def _until_drained(self, sock: socket.socket, link: Link) -> None:
+        """If the daemon before ends with requests unanswered, they are sent again."""
+        said, _ = await heard(sock, float("inf"))
+        if "done" not in said:
             await link.read_on()
+        self._draining = None
+        self._drained.set()
 
     def _held(self, link: Link) -> list[int]:
-        return [link.device, *([] if self._place is None else [self._place.lock])]
+        return [link.device, self._papers, *([] if self._place is None else [self._place.lock])]
 
-    def _facts(self, mount: MountParts, link: Link) -> dict[str, Any]:
-        place = self._place
-        cache = None if place is None else [str(place.path), place.keep_base]
-        return facts_of(link, self._options, mount.log.identity.lake_id, cache=cache, **self._past)
+    def _own_facts(self, mount: MountParts, link: Link) -> dict[str, Any]:
+        cache = None if self._place is None else [str(self._place.path), self._place.keep_base]
+        lake_id = mount.log.identity.lake_id
+        return handover.facts_of(link, self._options, lake_id, cache=cache, **self._counts)
 
-    def _order(self, mount: MountParts, link: Link) -> int:
-        # A supervisor starts the daemon itself, and ends what is left of the one that died.
-        recover = self._options.recover and "NOTIFY_SOCKET" not in os.environ
-        return order(self._directory, self._options.to_json(), self._facts(mount, link), recover=recover)
+    async def _keep_papers(self, mount: MountParts) -> None:
+        """What the next daemon gets if this one is killed. Not while another one takes over."""
+        while True:
+            began = time.perf_counter()
+            async with self._writing:
+                estate = mount.estate()
+                await trio.to_thread.run_sync(handover.write_papers, self._papers, self._facts, estate)
+            await trio.sleep(max(_PAPERS_S, (time.perf_counter() - began) / _PAPERS_SHARE))
+
+    @contextmanager
+    def _order(self) -> Iterator[int]:
+        number = order(self._directory, self._options.to_json(), recover=self._options.recover)
+        try:
+            yield number
+        finally:
+            os.close(number)
 
     async def _guard(self, mount: MountParts, background: trio.Nursery, link: Link) -> None:
         """Start a guardian; without one no thread of this process may call into its own mount."""
@@ -575,9 +580,8 @@ class _Session:
         elif at is None:
             guarded = False
         elif link.has_resend:
-            file = self._order(mount, link)
-            guarded = await self._guardian.start(at.mount_id, self._abort_handle, [file, *self._held(link)])
-            os.close(file)
+            with self._order() as order:
+                guarded = await self._guardian.start(at.mount_id, self._abort_handle, [order, *self._held(link)])
         else:
             guarded = await self._guardian.start(at.mount_id, self._abort_handle, [])
         if not guarded:
@@ -611,7 +615,7 @@ class _Session:
         with peer:
             if not is_friend(peer):
                 return
-            send(peer, self._facts(mount, link), self._held(link))
+            send(peer, {"protocol": handover.PROTOCOL}, self._held(link))
             said, descriptors = await heard(peer, float("inf"))
             try:
                 if "go" not in said:
@@ -620,7 +624,10 @@ class _Session:
                     send(peer, {"refused": "another daemon takes it over, or it is about to be unmounted"})
                     return
                 self._giving = True
-                async with AsyncExitStack() as quiet:
+                if self._draining is not None:
+                    send(self._draining, {"hurry": True})
+                    await self._drained.wait()
+                async with self._writing, AsyncExitStack() as quiet:
                     if mount.primer is not None:
                         await quiet.enter_async_context(mount.primer.turn)
                     await self._give(mount, link, peer, said["thread"], descriptors)
@@ -636,13 +643,14 @@ class _Session:
         pid, _ = credentials(peer)
         guarded = self._guardian.join(thread, descriptors)
         await link.stop()
-        environment = {name: os.environ[name] for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC") if name in os.environ}
-        estate = document({**mount.estate(), "environment": environment, "stopped_s": time.monotonic()})
-        send(peer, {"yours": True, "guarded": guarded}, [estate, *(sock.fileno() for sock in self._undone)])
-        os.close(estate)
+        self._facts["generation"] += 1  # of the one after that one, too, if that one fails
+        estate = {**mount.estate(), "open": mount.files.estate(), "stopped_s": time.monotonic()}
+        handover.write_papers(self._papers, self._facts, estate)
+        send(peer, {"yours": True, "guarded": guarded})
         if "serving" not in (await heard(peer))[0]:
             _log.warning("pid %d did not serve %s: it is served as before", pid, self._directory)
             await trio.to_thread.run_sync(handover.end, pid, thread)
+            handover.write_papers(self._papers, self._facts, mount.estate())
             await link.read_on()
             return
         self._heir, self._why = peer, f"handed over to pid {pid}"
@@ -656,7 +664,9 @@ class _Session:
         link.leave()
         mount.slices.request(())
         mount.slices.set_memory(0)
-        await trio.sleep(DRAIN_S if link.has_resend else float("inf"))
+        if not link.has_resend:
+            await trio.sleep_forever()
+        await heard(peer, DRAIN_S)  # or until it hurries
         assert self._background is not None
         self._background.cancel()
 

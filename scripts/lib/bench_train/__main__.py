@@ -9,7 +9,7 @@ from pathlib import Path
 from bench.bed import Bed, Plan
 from bench.machine import touch_memory
 from bench.report import ROOT, Report
-from bench_train.accelerator import Pace, accelerator
+from bench_train.accelerator import Pace, accelerator, disturbed
 from bench_train.peers import command, job
 from bench_train.peers.catalogue import CATALOGUE
 
@@ -17,6 +17,7 @@ from bench_train.peers.catalogue import CATALOGUE
 def main() -> None:
     parser = argparse.ArgumentParser(prog="bench_train", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="show that it works; measures nothing")
+    parser.add_argument("--disturbed", action="store_true", help="beside a hand-over, and a kill, a minute: 15 minutes")
     parser.add_argument("--peers", action="store_true", help="one job beside what people use today, instead")
     parser.add_argument("--only", nargs="+", default=[], metavar="PEER", help=f"with --peers: {', '.join(CATALOGUE)}")
     parser.add_argument("--kinds", nargs="+", choices=job.KINDS, default=job.KINDS, help="with --peers")
@@ -36,7 +37,10 @@ def main() -> None:
     with ExitStack() as stack:
         bed = Bed(report, plan, stack)
         touch_memory(plan.touch_bytes)
-        accelerator(bed, pace)
+        if options.disturbed:
+            disturbed(bed, Pace(steps=640, bandwidths=(10e6,)))
+        else:
+            accelerator(bed, pace)
     report.finish(options.out)
 
 

@@ -9,16 +9,21 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import random
-from collections.abc import Sequence
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-from bench.bed import Bed
-from bench.machine import MIB, program, run
+from bench.bed import Bed, Mount
+from bench.machine import BIN, MIB, program, run
 from bench.report import Row, at_most, busy_share, cpu_ticks, load, median
 from bench.slowed import slowed
 
 STALL_PERCENT_MAX = 1.0
+_DISTURBED_S = 60.0
 LATENCY_S = 0.02
 _DISTINCT = 3
 
@@ -64,16 +69,13 @@ def judge(waits: Sequence[float], copies: Sequence[float], *, period_s: float, b
 
 def accelerator(bed: Bed, pace: Pace) -> None:
     """Two rows per bandwidth: the stall after the beginning, and the cost of the beginning."""
-    draw = random.Random(9)
-    bodies = [draw.randbytes(pace.step_bytes) for _ in range(_DISTINCT)]
-    bed.report.say(f"accelerator: {pace.steps} steps of {pace.step_bytes / MIB:g} MiB")
-    url = bed.lake("sleeper", 1, ([body] for body in itertools.islice(itertools.cycle(bodies), pace.steps)))
+    url = _lake(bed, pace)
     for bandwidth in pace.bandwidths:
         period_s = pace.step_bytes / (pace.share * bandwidth)
         runs, busy = [], []
         for _ in range(pace.rounds):
             ticks = cpu_ticks()
-            waits, copies = _train(bed, url, pace, bandwidth, period_s)
+            waits, copies, _ = _train(bed, url, pace, bandwidth, period_s)
             busy.append(busy_share(ticks, cpu_ticks()))
             runs.append(judge(waits, copies, period_s=period_s, beginning=pace.beginning))
             bed.report.figures[f"accelerator, {bandwidth / 1e6:g} MB/s, {len(runs)}"] = {
@@ -86,20 +88,66 @@ def accelerator(bed: Bed, pace: Pace) -> None:
         _rows(bed, pace, bandwidth, runs, median(busy))
 
 
-def _train(bed: Bed, url: str, pace: Pace, bandwidth: float, period_s: float) -> tuple[list[float], list[float]]:
-    with (
-        slowed(bed.server.endpoint_url, bandwidth, LATENCY_S) as store,
-        bed.mounted(url, "--endpoint-url", store.url, "--memory-size", "1G") as mount,
-    ):
-        order = {
-            "paths": [[str(mount.path(step, 0))] for step in range(pace.steps)],
-            "step_bytes": pace.step_bytes,
-            "period_s": period_s,
-            "copy_s": pace.step_bytes / 2e9,
-        }
-        done = run(program("bench_train.sleeping_loop", json.dumps(order)))
+def disturbed(bed: Bed, pace: Pace) -> None:
+    """The same trainer beside nothing, a hand-over a minute, and a kill a minute: rows of what these cost it."""
+    url, bandwidth, alone = _lake(bed, pace), pace.bandwidths[0], (0.0, 0)
+    period_s = pace.step_bytes / (pace.share * bandwidth)
+    for what in ("nothing", "hand-overs", "kills"):
+        waits, copies, sent = _train(bed, url, pace, bandwidth, period_s, what)
+        waited = judge(waits, copies, period_s=period_s, beginning=pace.beginning)
+        bed.report.figures[what] = {"waits": [round(value, 5) for value in waits], "sent bytes": sent}
+        alone = (waited.stall, sent) if what == "nothing" else alone
+        stall, more = f"{waited.stall:.2%}", 100 * (waited.stall - alone[0])
+        text = f"longest wait {1e3 * waited.longest_s:.0f} ms"
+        bed.report.add(at_most(0.2, f"stall beside {what}, one a minute", stall, text, more, "points more"))
+        bed.report.add(at_most(1.02, "  bytes fetched", f"{sent / 1e6:,.0f} MB", "", sent / alone[1]))
+
+
+@contextmanager
+def _beside(mount: Mount, what: str, replace: list[str], logs: str) -> Iterator[None]:
+    over = threading.Event()
+
+    def disturb() -> None:
+        while not over.wait(_DISTURBED_S):
+            if what == "kills":
+                os.kill(json.loads((mount.directory / ".stepfs/config.json").read_text())["pid"], signal.SIGKILL)
+            elif what == "hand-overs":
+                run(replace, env=os.environ | {"STEPFS_LOG_DIR": logs})
+
+    thread = threading.Thread(target=disturb)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _lake(bed: Bed, pace: Pace) -> str:
+    draw = random.Random(9)
+    bodies = [draw.randbytes(pace.step_bytes) for _ in range(_DISTINCT)]
+    bed.report.say(f"accelerator: {pace.steps} steps of {pace.step_bytes / MIB:g} MiB")
+    return bed.lake("sleeper", 1, ([body] for body in itertools.islice(itertools.cycle(bodies), pace.steps)))
+
+
+def _train(
+    bed: Bed, url: str, pace: Pace, bandwidth: float, period_s: float, beside: str = "nothing"
+) -> tuple[list[float], list[float], int]:
+    with slowed(bed.server.endpoint_url, bandwidth, LATENCY_S) as store:
+        options = ("--endpoint-url", store.url, "--memory-size", "1G")
+        with bed.mounted(url, *options) as mount:
+            order = {
+                "paths": [[str(mount.path(step, 0))] for step in range(pace.steps)],
+                "step_bytes": pace.step_bytes,
+                "period_s": period_s,
+                "copy_s": pace.step_bytes / 2e9,
+            }
+            replace = [str(BIN / "stepfs"), "mount", url, str(mount.directory), "--replace", *options]
+            with _beside(mount, beside, replace, str(bed.directory / "logs")):
+                done = run(program("bench_train.sleeping_loop", json.dumps(order)))
+            sent = store.sent_bytes()
     found = json.loads(done.stdout)
-    return found["waits"], found["copies"]
+    return found["waits"], found["copies"], sent
 
 
 def _rows(bed: Bed, pace: Pace, bandwidth: float, runs: list[Waited], busy: float) -> None:

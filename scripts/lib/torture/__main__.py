@@ -103,6 +103,7 @@ def _settle(run: Run) -> int:
     if run.server is not None:
         run.server.be_honest()
     run.tend_until("waking what was frozen", lambda: all(actor.frozen is None for actor in run.actors), _SETTLE_S)
+    run.tend_until("handing mounts over", lambda: not any(actor.replaced for actor in run.actors), _SETTLE_S)
     run.stop.touch()
     _finish(run, "producer")
     environment = run.actors[0].environment
@@ -152,6 +153,7 @@ def _report(found: Session, run: Run, outcome: Outcome) -> None:
         "held": not outcome.faults,
         "kills": {kind: run.injected[kind] for kind in (*COUNTED, "reader", "sampler")},
         "frozen": {kind: run.injected[f"frozen {kind}"] for kind in ("producer", "reclaimer", "mount")},
+        "replaced_mounts": [run.injected["replaced mount"], sum(a.endings["handed over"] for a in run.actors)],
         "fenced_zombies": sum(actor.zombies_fenced for actor in run.actors),
         "steps": audit.steps,
         "records": audit.records,

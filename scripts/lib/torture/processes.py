@@ -21,6 +21,7 @@ from torture.reader import MOUNT_LOST
 from torture.records import Tail
 
 _PR_SET_PDEATHSIG = 1
+REFUSED = 4  # to take a mount over whose daemon is killed at that moment, or replaced by another
 FENCED = 7
 UNREACHABLE = 6
 _REAP_S = 60.0  # one that reads a mount ends with its read, which may wait for the store's time-out (20 s)
@@ -28,7 +29,7 @@ _SUPERVISED_PAUSE_S = 0.5
 # Where the kernel sends requests again, nobody who reads notices that a daemon was killed.
 _NOTICED = {MOUNT_LOST, -signal.SIGBUS} if tuple(map(int, os.uname().release.split(".")[:2])) < (6, 9) else set()
 TOLERATED = {
-    "producer": {UNREACHABLE}, "mount": {UNREACHABLE}, "reclaimer": {UNREACHABLE}, "reader": _NOTICED,
+    "producer": {UNREACHABLE}, "mount": {UNREACHABLE, REFUSED}, "reclaimer": {UNREACHABLE}, "reader": _NOTICED,
     "sampler": _NOTICED,
 }  # fmt: skip
 _MUTE_S = 180.0  # a sampler notes something every 5 s unless a file or a directory does not answer
@@ -88,6 +89,7 @@ class Actor:
     live_pid: int | None = None  # of the incarnation that last noted its start
     noted_at: float = 0.0
     zombies_fenced: int = 0
+    replaced: list[subprocess.Popen[bytes]] = field(default_factory=list)  # that serve until the next one does
 
     def __post_init__(self) -> None:
         self._tail = Tail(self.journal) if self.journal else None
@@ -105,6 +107,11 @@ class Actor:
                 self.live_pid = note["pid"]
         if self.process is not None and self.process.poll() is not None:
             self._ended(self.process.returncode, now)
+        for old in [old for old in self.replaced if old.poll() is not None]:
+            self.replaced.remove(old)
+            self.endings["handed over" if old.returncode == 0 else f"replaced: exit code {old.returncode}"] += 1
+            if old.returncode not in {0, *TOLERATED[self.kind]}:
+                self.faults.append(f"{self.name} handed over and ended with exit code {old.returncode}")
         if self.process is None and self.wanted and self.start_at is not None and now >= self.start_at:
             self.process = spawn(self.command, self.log, **self.environment)
             self.started_at, self.start_at = now, None
@@ -121,6 +128,17 @@ class Actor:
         kill_group(self.process)
         self.endings["kill -9"] += 1
         self.process, self.start_at = None, now + back_in_s
+
+    def replace(self, now: float) -> None:
+        """The same command once more takes over what the process serves, which ends then."""
+        assert self.process is not None
+        assert self.frozen is None
+        self.replaced.append(self.process)
+        self.process, self.start_at = None, now
+
+    def kill_replaced(self) -> None:
+        kill_group(self.replaced.pop())
+        self.endings["kill -9"] += 1
 
     def freeze(self, now: float, for_s: float) -> None:
         """SIGSTOP. A producer gets a successor at once; others just sleep."""
@@ -140,7 +158,7 @@ class Actor:
     def end(self) -> None:
         """Whatever is left of it."""
         self.wanted = False
-        for process in (self.process, self.frozen.process if self.frozen else None):
+        for process in (self.process, self.frozen.process if self.frozen else None, *self.replaced):
             if process is not None and process.poll() is None:
                 kill_group(process)
 

@@ -21,6 +21,7 @@ from torture.server import Server
 KILLED_KINDS = {"producer": 34, "mount": 24, "reclaimer": 24, "server": 8, "reader": 10, "sampler": 6}
 COUNTED = ("producer", "mount", "reclaimer", "server")  # what --kills counts; those who read come on top
 _FREEZE_SHARE = 0.12  # of all faults
+_REPLACE_SHARE = 0.15
 _FROZEN_S = (1.0, 8.0)
 _BACK_S = (0.0, 1.5)
 _SERVER_BACK_S = (0.0, 4.0)
@@ -126,6 +127,12 @@ def _inject_one(run: Run, draw: random.Random, now: float) -> None:
             draw.choice(able).freeze(now, draw.uniform(*_FROZEN_S))
             run.injected[f"frozen {kind}"] += 1
         return
+    if draw.random() < _REPLACE_SHARE:
+        able = [actor for actor in run.of("mount") if actor.may_freeze()]
+        if able:
+            draw.choice(able).replace(now)
+            run.injected["replaced mount"] += 1
+        return
     kind = draw.choices(list(KILLED_KINDS), list(KILLED_KINDS.values()))[0]
     if kind == "server":
         if run.server is not None and run.server.may_be_killed():
@@ -136,7 +143,11 @@ def _inject_one(run: Run, draw: random.Random, now: float) -> None:
     if able:
         # Mostly those that have been at work for a while; those that are just starting get their share.
         ages = [0.5 + now - actor.started_at for actor in able]
-        draw.choices(able, ages)[0].kill(now, draw.uniform(*_BACK_S))
+        actor = draw.choices(able, ages)[0]
+        if actor.replaced and draw.random() < 0.5:
+            actor.kill_replaced()
+        else:
+            actor.kill(now, draw.uniform(*_BACK_S))
         run.injected[kind] += 1
 
 

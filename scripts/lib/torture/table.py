@@ -23,6 +23,8 @@ def print_table(figures: dict[str, object]) -> None:
         row(f"  kill -9 of a {kind}", count)
     for kind, count in dict(figures["frozen"]).items():  # type: ignore[call-overload]
         row(f"  SIGSTOP … SIGCONT of a {kind}", count)
+    asked, handed_over = map(int, figures["replaced_mounts"])  # type: ignore[call-overload]
+    row("mounts handed over of asked for, others by a kill", f"{handed_over} of {asked}")
     zombies = dict(figures["frozen"])["producer"]  # type: ignore[call-overload]
     fenced = figures["fenced_zombies"]
     row("zombie producers fenced (exit code 7)", f"{fenced} of {zombies}", bad=fenced != zombies)

@@ -108,7 +108,7 @@ async def test_contents_that_another_daemon_made_are_never_mixed_with_new_ones()
         assert bytes(await new.ops.read(fh, 5, 100)) == b"2\n"
 
 
-async def test_a_daemon_that_takes_over_has_contents_listings_and_files_as_they_were():
+async def test_a_daemon_that_takes_over_has_contents_and_files_as_they_were_and_goes_on_with_listings():
     async with mounted() as old, mounted() as new:
         old.commit(5)
         new.commit(9)
@@ -119,10 +119,10 @@ async def test_a_daemon_that_takes_over_has_contents_listings_and_files_as_they_
         root = await old.ops.opendir(ROOT, Caller())
         await old.ops.readdir(root, 0, None)
         last = old.listed[-1][2]
-        new.ops.inherit(**old.files.estate())
+        new.ops.inherit(old.files.estate())
         assert bytes(await new.ops.read(status, 0, 100)) == b"next 5\n"
         await new.ops.readdir(root, last, None)
-        assert [name for name, _, _ in new.listed] == [b"step-%09d" % n for n in range(2, 5)]
+        assert [name for name, _, _ in new.listed] == [b"step-%09d" % n for n in range(2, 9)]
         assert (len(new.files), new.slices.open_handles) == (3, 2)
         for fh in (*slices, status):
             await new.ops.release(fh)
@@ -216,6 +216,18 @@ async def test_after_a_death_each_file_may_be_one_that_the_kernel_takes_for_empt
     assert told == [(1, 7, b"x")]
     sizes.forget(1)  # and it looks the name up again, whose size is known now: once more does no harm
     assert sizes.has(1)
+
+
+async def test_an_open_that_waits_is_counted_by_the_daemon_that_answers_it():
+    """The kernel has the next one answer it, if this one does not: counted here, too, it would never be closed."""
+    async with mounted(steps=range(5)) as m:
+        inode = (await m.lookup("step-000000003", "rank-00000.pt")).st_ino
+        m.commit(5)
+        seen = []
+        m.ops.sizes._store = lambda *_: seen.extend(m.files.estate())
+        fh = (await m.ops.open(inode, os.O_RDONLY, Caller())).fh
+        assert seen == []
+        assert m.files.estate() == [(fh, 1, None)]
 
 
 def test_announced_orders_are_handed_on_with_the_places_of_their_readers():

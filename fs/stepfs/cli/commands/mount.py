@@ -45,7 +45,8 @@ def mount(
         from stepfs.mount.session import run
 
         daemon.configure_log(options)
-        if run(options, predecessor=Predecessor.at(options) if replace else None) == signal.SIGINT:
+        before = Predecessor.kept(options) or (Predecessor.at(options) if replace else None)
+        if run(options, predecessor=before) == signal.SIGINT:
             raise typer.Exit(EXIT_INTERRUPTED)
     else:
         from stepfs.cli.failure import announce

@@ -11,7 +11,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 import pyfuse3
 import trio
@@ -392,23 +392,13 @@ class FileTable(Handles[OpenFile]):
         """So many daemons served this mount before."""
         self.generation = self.directories.generation = generation
 
-    def estate(self) -> dict[str, list[list[Any]]]:
-        """What is open, and how often, for the next daemon: contents and listings as they are, and names of slices."""
-        files = [
-            [
-                handle,
-                len(opened),
-                base64.b64encode(opened[-1].content).decode() if isinstance(opened[-1], OpenContent) else None,
-            ]
+    def estate(self) -> list[tuple[int, int, str | None]]:
+        """What is open, and how often, for the next daemon; contents as they are. Directories are opened again."""
+        return [
+            (handle, len(opened), base64.b64encode(file.content).decode() if isinstance(file, OpenContent) else None)
             for handle, opened in self.opened.items()
-            if handle & _MADE or not handle & 1
+            if not isinstance(file := opened[-1], OpenUnread)
         ]
-        listings = [
-            [handle, len(opened), [opened[-1].shown.start, opened[-1].shown.stop]]
-            for handle, opened in self.directories.opened.items()
-            if isinstance(opened[-1], OpenRoot | OpenStepFiles) and opened[-1].shown is not None
-        ]
-        return {"files": files, "listings": listings}
 
     def entry_of(self, step: Step, index: SliceIndex) -> StepEntry | None:
         """The entry of a slice that is open here, even if it has left the log."""

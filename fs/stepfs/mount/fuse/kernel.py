@@ -23,7 +23,7 @@ import trio
 from stepfs.errors import RefusedError
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.mount.fuse.guard import Meter
-from stepfs.mount.fuse.link import Link, descriptor_of_libfuse, held
+from stepfs.mount.fuse.link import Link, descriptor_of_libfuse, has_ended, held
 from stepfs.mount.host.mount_points import FSTYPE, descriptor_of, mount_at, source_of, unmount
 from stepfs.view.names import Fixed, step_name
 from stepfs.view.ranks import FileNames
@@ -150,7 +150,7 @@ def _detached_after(directory: Path, link: Link) -> Iterator[Link]:
     finally:
         # Detaching works by path, so only if our mount was not replaced by another one meanwhile.
         top = mount_at(directory)
-        if link.owner and not link.has_ended and top is not None and top.device == link.mount:
+        if link.owner and not has_ended(link.device) and top is not None and top.device == link.mount:
             with suppress(OSError):  # somebody else was faster
                 unmount(directory, lazy=True)
         pyfuse3.close(unmount=False)

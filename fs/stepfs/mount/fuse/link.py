@@ -46,6 +46,13 @@ def held() -> frozenset[int]:
     return frozenset(found)
 
 
+def has_ended(device: int) -> bool:
+    """Whether the mount is gone: another one may have its number by now."""
+    poll = select.poll()
+    poll.register(device, 0)
+    return bool(poll.poll(0))
+
+
 @dataclass(eq=False)
 class Link:
     """The kernel's end of one mount. Close the device when libfuse's own descriptor is closed."""
@@ -69,13 +76,6 @@ class Link:
         """Whether the kernel can send requests again that a daemon has read and not answered."""
         flags = struct.unpack_from("<I", self.init, _FLAGS2)[0] if len(self.init) >= _FLAGS2 + 4 else 0
         return bool(flags & HAS_RESEND)
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether the mount is gone: another one may have its number by now."""
-        poll = select.poll()
-        poll.register(self.device, 0)
-        return bool(poll.poll(0))
 
     def record(self) -> None:
         """Take INIT, which the kernel has sent when it mounted."""

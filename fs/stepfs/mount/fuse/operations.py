@@ -10,10 +10,10 @@ import base64
 import errno
 import logging
 import os
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import pyfuse3
 import trio
@@ -32,7 +32,6 @@ from stepfs.mount.fuse.files import (
     OpenRoot,
     OpenSlice,
     OpenStep,
-    OpenStepFiles,
     OpenUnread,
     ReaddirReply,
     Replies,
@@ -292,7 +291,7 @@ class StepOperations(pyfuse3.Operations):
         node = node_of(inode)
         directory: OpenDirectory | None
         if node is Fixed.ROOT:
-            directory = self._open_root()
+            directory = OpenRoot(self.reader, self.tree, self.control.directory, self.known)
         elif isinstance(node, StepDirectory):
             directory = await self._open_step_directory(node.step, pid)
         else:
@@ -330,17 +329,17 @@ class StepOperations(pyfuse3.Operations):
             if self.files.closing and not own:  # its own look would keep the mount busy
                 with self.slices.shelter.wait():
                     await self.files.pass_door()
-            file = self._open_slice(entry, node, own=own)
-            handle, size = self.files.add(inode, file, own=own), entry.tgb.length(node.index)
+            file, size = self._open_slice(entry, node, own=own), entry.tgb.length(node.index)
             if self.sizes.has(inode):
                 try:
                     with self.slices.shelter.wait():
                         await self.sizes.settle(inode, size, lambda: file.read(size - 1, 1))
                 except BaseException:
-                    self.files.release(handle)
+                    file.close()
                     raise
-            # direct_io would break MAP_SHARED: np.memmap, safetensors.
-            return pyfuse3.FileInfo(fh=handle, keep_cache=True)
+            # Counted only now: while it waits, the kernel may have another daemon answer it. direct_io would break
+            # MAP_SHARED: np.memmap, safetensors.
+            return pyfuse3.FileInfo(fh=self.files.add(inode, file, own=own), keep_cache=True)
         with self.slices.shelter.wait():
             if isinstance(node, StepFile):
                 opened = await self.control.open_step(await self._entry(node.step, ctx.pid))
@@ -386,7 +385,7 @@ class StepOperations(pyfuse3.Operations):
             file.close()
         return kept
 
-    def inherit(self, files: list[list[Any]], listings: list[list[Any]]) -> None:
+    def inherit(self, files: Iterable[tuple[int, int, str | None]]) -> None:
         """Open what the daemon before had open, as far as the index is in memory; the rest when it is used."""
         for handle, times, content in files:
             node = node_of(inode_of(handle))
@@ -395,14 +394,6 @@ class StepOperations(pyfuse3.Operations):
             elif isinstance(node, SliceFile) and (entry := self.reader.entry_if_loaded(node.step)) is not None:
                 for _ in range(times):
                     self.files.put(handle, self._open_slice(entry, node, own=False))
-        for handle, _, (start, stop) in listings:
-            node = node_of(inode_of(handle))
-            opened = self._open_root() if node is Fixed.ROOT else OpenStepFiles(self.reader, self.tree)
-            opened.shown = range(start, stop)
-            self.files.directories.put(handle, opened)
-
-    def _open_root(self) -> OpenRoot:
-        return OpenRoot(self.reader, self.tree, self.control.directory, self.known)
 
     async def _loaded(self, step: Step) -> StepEntry:
         found = self.reader.entry_if_loaded(step) or await self.waits.for_entry(step, 0)

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import trio
 
@@ -42,29 +42,20 @@ def idle_thread() -> int:
     return thread.native_id
 
 
-def order(directory: Path, options: str, facts: dict[str, Any], *, recover: bool) -> int:
+def order(directory: Path, options: str, *, recover: bool) -> int:
     """What the guardian needs to start the next daemon, as a descriptor. Credentials are in it: it has no name."""
     return document(
         {
             "command": [sys.executable, "-m", "stepfs.mount.daemon"],
-            "environment": {name: value for name, value in os.environ.items() if name not in _OF_THIS_PROCESS},
+            "environment": {name: value for name, value in os.environ.items() if name != "WATCHDOG_PID"},
             "directory": str(directory),
             "options": options,
-            "facts": facts,
+            "pid": os.getpid(),
             "recover": recover,
+            "supervised": "NOTIFY_SOCKET" in os.environ,
             "limits": {"attempts": ATTEMPTS, "deaths": DEATHS, "within_s": WITHIN_S, "patience_s": PATIENCE_S},
         }
     )
-
-
-_OF_THIS_PROCESS: Final = {
-    "NOTIFY_SOCKET",
-    "WATCHDOG_USEC",
-    "WATCHDOG_PID",
-    "LISTEN_FDS",
-    "LISTEN_PID",
-    "LISTEN_FDNAMES",
-}
 
 
 def may_cut(handle: int | None) -> bool:
@@ -111,7 +102,7 @@ class Guardian:
 
     def join(self, thread: int, descriptors: Sequence[int]) -> bool:
         """Let it watch the daemon that takes over, too: its socket, its order, and what the guardian holds."""
-        return self._control is not None and send(self._control, {"thread": thread, "join": True}, descriptors)
+        return self._control is not None and send(self._control, {"go": True, "thread": thread}, descriptors)
 
     def adopt(self, control: socket.socket) -> None:
         """Be watched by the guardian of the daemon before."""

@@ -4,9 +4,9 @@ Where the kernel sends unanswered requests again, one guardian lives as long as 
 that started it; it holds the device, and watches a thread of each daemon that does nothing: it ends at once, also if
 others hang in the mount itself. What a daemon says:
 
-    {"thread"}         of the first and of a follower that was started here: watch it
-    {"thread", "join"} by the one that is replaced, of the one that takes over, with its socket and its order
-    {"bye"}            the mount ends. The end of the socket without it is a death, or has given the mount away
+    {"thread"}   of the first, with its order: watch it
+    {"go"}       of a follower, or by the one that is replaced of the one that takes over, with its socket and its order
+    {"bye"}      the mount ends. The end of the socket without it is a death, or has given the mount away
 
 Elsewhere stdin is a pipe, whose end means that no guardian is needed, and PR_SET_PDEATHSIG tells of the death of the
 *thread* that started this process. stdout: one line as soon as the guardian watches.
@@ -32,6 +32,7 @@ from stepfs.mount.host.messages import pair, read_document, receive, send
 _PR_SET_PDEATHSIG = 1
 _DEATH = signal.SIGUSR1
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # meant for the daemon; it ends this process itself
+_SUPERVISED_S = 2.0
 _WORDS = b"stepfs: the daemon died; its connection was aborted, so that readers fail and do not hang\n"
 
 
@@ -75,7 +76,7 @@ def hold(first: socket.socket, cut: Callable[[], object]) -> None:
     keeper.take(first)
     os.write(1, b"watching\n")
     deaths: list[float] = []
-    while not keeper.watch() and keeper.order:
+    while not keeper.watch() and keeper.order and not (keeper.order["supervised"] and keeper.has_ended()):
         limits, now = keeper.order["limits"], time.monotonic()
         deaths = [at for at in deaths if now - at < limits["within_s"]] + [now]
         if not keeper.order["recover"] or len(deaths) >= limits["deaths"] or not keeper.recover():
@@ -89,10 +90,9 @@ class Keeper:
 
     def __init__(self) -> None:
         self.order: dict[str, Any] = {}
-        self._file = -1  # of the order: options and facts for the next daemon
-        self._held: list[int] = []  # the device, and the lock of the cache
-        self._tries = 0  # of following, under this order
-        self._served = 0  # the pid that served last
+        self._file = -1  # of the order: how to start the next daemon
+        self._held: list[int] = []  # the device, the papers, and the lock of the cache
+        self._served = -1  # a pidfd of the one that served last
         self._daemons: dict[socket.socket, int] = {}  # the idle threads' pidfds
 
     def take(self, daemon: socket.socket) -> None:
@@ -101,19 +101,16 @@ class Keeper:
         self._follow(daemon, said, descriptors)
 
     def _follow(self, daemon: socket.socket, said: dict[str, Any], descriptors: list[int]) -> None:
-        for old in (self._file, *self._held):
+        for old in (self._file, self._served, *self._held):
             if old >= 0:
                 os.close(old)
         if not said:
             return
         self._file, *self._held = descriptors
-        self.order, self._tries = read_document(os.dup(self._file)), 0
-        self._served = self.order["facts"]["pid"]
-        self._add(daemon, said["thread"])
-
-    def _add(self, daemon: socket.socket, thread: int) -> None:
+        self.order, self._served = read_document(os.dup(self._file)), -1
         with suppress(OSError):  # it has died
-            self._daemons[daemon] = os.pidfd_open(thread, os.O_EXCL)  # PIDFD_THREAD
+            self._served = os.pidfd_open(self.order["pid"])
+            self._daemons[daemon] = os.pidfd_open(said["thread"], os.O_EXCL)  # PIDFD_THREAD
 
     def _remove(self, daemon: socket.socket) -> None:
         os.close(self._daemons.pop(daemon))
@@ -128,7 +125,7 @@ class Keeper:
             for daemon, thread in list(self._daemons.items()):
                 if daemon in ready:
                     said, descriptors = receive(daemon)
-                    if "join" in said:
+                    if "go" in said:
                         self._follow(socket.socket(fileno=descriptors[0]), said, descriptors[1:])
                         continue
                     ends = "bye" in said
@@ -138,6 +135,12 @@ class Keeper:
                     ends = False
                 self._remove(daemon)
         return ends
+
+    def has_ended(self) -> bool:
+        """Whether the process of the dead daemon ends by itself; not while a thread of it hangs in the mount. A supervisor
+        starts the next one then, and ends this process.
+        """
+        return self._served < 0 or bool(select.select([self._served], [], [], _SUPERVISED_S)[0])
 
     def is_over(self) -> bool:
         """Whether the connection has ended."""
@@ -155,7 +158,6 @@ class Keeper:
         return False
 
     def _start(self, patience_s: float) -> bool:
-        self._tries += 1
         ours, theirs = pair()
         os.set_inheritable(theirs.fileno(), True)
         os.lseek(self._file, 0, os.SEEK_SET)
@@ -169,29 +171,27 @@ class Keeper:
             setsigdef=[*_ENDING, signal.SIGCHLD, signal.SIGPIPE],
         )
         theirs.close()
-        told = send(ours, {"tries": self._tries, "dead": self._served}, self._held)
-        self._served = process
-        if told and self._serves(ours, patience_s):
-            return True
+        with ours:
+            if send(ours, {}, self._held) and self._serves(ours, patience_s):
+                return True
         with suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
-        if ours in self._daemons:
-            select.select([self._daemons[ours]], [], [])  # else two might read
-            self._remove(ours)
-        ours.close()
+        for daemon, thread in list(self._daemons.items()):
+            select.select([thread], [], [])  # else two might read
+            self._remove(daemon)
         return False
 
     def _serves(self, daemon: socket.socket, patience_s: float) -> bool:
         until = time.monotonic() + patience_s
         while True:
-            watched: list[Any] = [daemon, *([self._daemons[daemon]] if daemon in self._daemons else [])]
+            watched: list[Any] = [daemon, *self._daemons.values()]
             ready = select.select(watched, [], [], max(0.0, until - time.monotonic()))[0]
             if daemon not in ready:
                 return False  # in time; or it has died
-            said, _ = receive(daemon)
-            if "thread" in said:
-                self._add(daemon, said["thread"])
-                send(daemon, {"yours": True})
+            said, descriptors = receive(daemon)
+            if "go" in said:
+                self._follow(socket.socket(fileno=descriptors[0]), said, descriptors[1:])
+                send(daemon, {"yours": True, "guarded": True})
             elif "waiting" not in said:
                 return "pid" in said
 
