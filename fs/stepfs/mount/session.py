@@ -480,8 +480,9 @@ class _Session:
                 ours.close()
             mount.inherit(estate, crashed=before.crashed)
         await mount.start(background)  # before the first request: handlers need these tasks
-        with trio.fail_after(ANSWER_S):
-            await mount.seen(estate.get("version", 0))
+        if estate:
+            with trio.fail_after(ANSWER_S):
+                await mount.seen(estate["version"])
         link.attach()
         if before is None:
             if self._options.recover and link.has_resend:

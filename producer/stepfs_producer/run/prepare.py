@@ -424,17 +424,17 @@ async def fit_plan(
                     f"source {name}: its files are not those of before, and the list of those is not in the lake; restore the "
                     f"objects sources/{known[name].listing}/, or give the source a new name to begin it anew"
                 )
-            frozen[name] = then
+            lines: list[str] = []
+            if accept_changes:
+                frozen[name], lines = accepted(then, prepared.listings[name])
+            else:
+                frozen[name] = located(then, prepared.listings[name], name)
             more = added(then, prepared.listings[name])
             if more:
                 say(
                     f"warning: source {name}: {_named(more)} came after it began, and {'is' if len(more) == 1 else 'are'} not "
                     "read; name such files in a source of their own"
                 )
-            if not accept_changes:
-                frozen[name] = located(then, prepared.listings[name], name)
-                continue
-            frozen[name], lines = accepted(then, prepared.listings[name])
             for line in lines:
                 say(f"warning: source {name}: {line}")
             if lines:
