@@ -114,6 +114,6 @@ def test_a_signal_ends_a_script_between_two_steps(plan, tmp_path, number, code):
 @pytest.mark.slow  # its workers die until the run gives up
 def test_a_script_without_a_guard_is_told_so_and_runs_nothing_twice(plan, tmp_path):
     text = f"import json; print(json.dumps(plan.run('file://{tmp_path}/lake', workers=1, limit_steps=2)))\n"
-    out, err = script(plan.parent, text).communicate(timeout=100)
+    out, err = script(plan.parent, text).communicate(timeout=280)
     assert "if __name__ == '__main__':" in err
     assert not out or json.loads(out)["total"]["steps"] == 2
