@@ -111,6 +111,7 @@ async def life_of_both(seed: int, world: World) -> tuple[int, int]:
             await pair.is_sound()
             if rng.random() < 0.5:
                 await happens(rng, pair)
+        await world.settle()  # a commit of a life that was killed may still be on its way
         await pair.replicated("last", **options)
     except RefusedError as error:
         if "has reclaimed" not in str(error):
@@ -502,18 +503,19 @@ async def test_a_damaged_object_ends_it_behind_all_that_came_before(world: World
     await pair.equals_home()
 
 
+@pytest.mark.parametrize("sound", [0, 1, 3])
 @scenario(small, on=grow)
-async def test_a_damaged_commit_ends_it_behind_all_that_came_before(world: World) -> None:
+async def test_a_damaged_commit_ends_it_behind_all_that_came_before(world: World, sound: int) -> None:
     pair = Pair(world)
     replica = await pair.replicated("it")
     await grows(world, 4)
-    bad = numbered(log_prefix(world.identity.lake_id), replica.log.state.version + 4)
+    bad = numbered(log_prefix(world.identity.lake_id), replica.log.state.version + sound + 1)
     flipped(world, bad)
     with pytest.raises(CorruptError, match=bad):
         await pair.replicated("again")
     reader = await pair.is_sound()
     assert reader is not None
-    assert reader.state.version == replica.log.state.version + 3
+    assert reader.state.version == replica.log.state.version + sound
 
 
 @scenario(small, on=grow)

@@ -54,6 +54,7 @@ _AGAIN: Final = "replicate again"
 _VERSIONS_MAX: Final = 64  # read ahead of what is copied
 _COPIES: Final = 4  # at once
 _TRIES: Final = 2  # of an object that is wrong
+_IN_THREAD_BYTES: Final = 1 << 20  # below, a thread costs more than the sums of an object
 _KEEP_S: Final = 1.0  # between looks at the groups of both
 _LOOK_S: Final = 60.0  # between looks whether the lake is what it was
 
@@ -176,7 +177,10 @@ class Copier:
                 if got is None:
                     raise _GoneError(f"{where}: the object is missing; restore it", step)
                 check = TgbCheck(tgb)
-                await trio.to_thread.run_sync(check.feed, body[:got])
+                if got < _IN_THREAD_BYTES:
+                    check.feed(body[:got])
+                else:
+                    await trio.to_thread.run_sync(check.feed, body[:got])
                 if not (problems := check.finish()):
                     break
             else:
@@ -275,11 +279,13 @@ class Replica:
     async def follow(self) -> bool:
         """Copy the versions behind the replica's head, at most `_VERSIONS_MAX`. False if there are no more."""
         commits: list[tuple[Commit, bytes]] = []
+        damaged = False
         try:
             await self._read(Version(self.log.head.version + 1), commits)
         except (CorruptError, NewerFormatError):
-            if not commits:  # else what comes before it goes first
+            if not commits:
                 raise
+            damaged = True  # what comes before it goes first
         try:
             await self.copier.in_order(
                 [(self._named(commit), (commit, body)) for commit, body in commits], self._publish
@@ -291,7 +297,7 @@ class Replica:
         except ChainError:
             await self._check_history()  # another one is no damage
             raise
-        return len(commits) > 1
+        return damaged or len(commits) > 1
 
     async def _read(self, first: Version, into: list[tuple[Commit, bytes]]) -> None:
         """The lake's next commits, with a LIST only if there are several."""
