@@ -305,6 +305,18 @@ def test_the_memory_of_a_longest_text_is_what_a_worker_takes_for_it(tmp_path: Pa
     assert of_worker / 2 < took < of_worker * 1.25
 
 
+def test_the_memory_of_a_line_that_is_longer_than_the_sample_is_not_left_out(tmp_path: Path) -> None:
+    (tmp_path / "web.jsonl").write_text(json.dumps({"text": "x" * (16 << 20)}) + "\n")
+    plan = {
+        "output": {"mesh": "dp=1", "sequence_length": 64},
+        "sources": {"web": {"format": "jsonl", "files": "web.jsonl"}},
+    }
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan))
+    said = check(tmp_path / "plan.yaml", "--json").document
+    of_worker = (said["memory_bytes_longest"] - said["memory_bytes"]) / usable_cpus()
+    assert of_worker > 150 << 20, "177 MiB measured"
+
+
 PAGE = """
 import sys
 from pathlib import Path

@@ -226,7 +226,7 @@ def _sampled(spec: SourceSpec, listing: Listing, work: TransformSpec, sample_byt
         if isinstance(tokenizer, ModelTokenizer) and records.kind is not Kind.TOKENS:
             spelled = tokenizer.spelled(bytes(some.data).decode(errors="replace"))
         return _Sample(all_tokens, of_byte, count, made.bad, spelled, learned / tokens if tokens else None)
-    return _Sample()
+    return _Sample(tokens_of_byte=1.0)  # the records are longer than what is looked at: at most a token a byte
 
 
 def _all(spec: SourceSpec, listing: Listing, work: TransformSpec) -> _Sample:
