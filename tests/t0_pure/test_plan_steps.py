@@ -28,16 +28,16 @@ from stepfs_producer.plan.samples import BAD, Ahead, Long, Piece, SkipBudget, sa
 from stepfs_producer.plan.step import End, Need, SourceState, State, StepPlan, position_bytes_max, read_position
 
 TEN_STEPS: list[tuple[str, int, int]] = [  # of `small_plan`: digest, tokens kept, spans
-    ("1e47b10fb560b55a132658b0b2b1420d", 2048, 133),
-    ("4ff9473a8ba37961060315fbe5e71059", 2045, 124),
-    ("b066b8f5bccccfee48192d1bf8a83102", 2046, 122),
-    ("1bae34d02de248b73c2068212e8c11de", 2041, 143),
-    ("87eeab52bb9eee211cae91df95187eb7", 2042, 120),
-    ("ae12b1f11ccef4569f9d99ad0f61fcc5", 2048, 92),
-    ("51f4d172183d1f7eb69dc5ea01d79350", 2048, 82),
-    ("40d7f3410f0840e99a8c7c5f0d1d1d82", 2044, 113),
-    ("90ac98aa86c8773078e90fc8e6f3b89c", 2030, 101),
-    ("d9f3c5e1889b946d9197f894a9988851", 1978, 114),
+    ("1f2656f7b9ec262fd30cedaafb7f0d6d", 2048, 133),
+    ("121cb8c2e98feec7caaae01996e0b586", 2045, 124),
+    ("c9af4df86a5a34007f17e87445a17b50", 2046, 122),
+    ("76a2fae10112a232a44b50c3d1b56993", 2041, 143),
+    ("41546adaf2032cc4be54dcd2a064a401", 2042, 120),
+    ("bdce5a750f1a9b5050d41e5780a653d1", 2048, 92),
+    ("d91821196a41405769c072541e1b889a", 2048, 82),
+    ("d82e1b4ea2c9912bbc2ad01e73a99031", 2044, 113),
+    ("9038894de9d186ac3bf0a4d63d2b4475", 2030, 101),
+    ("18a24178c069cde2d3e235d655d80372", 1978, 114),
 ]
 few = settings(max_examples=8, deadline=None)
 
@@ -205,7 +205,7 @@ def test_a_plan_says_what_it_leaves_out_at_its_end() -> None:
 
 integers = st.integers(-(2**63), 2**63 - 1)
 states = st.dictionaries(
-    st.text(max_size=8), st.builds(SourceState, st.text(max_size=8), st.text(max_size=8), *[integers] * 10)
+    st.text(max_size=8), st.builds(SourceState, st.text(max_size=8), st.text(max_size=8), *[integers] * 11)
 )
 
 
@@ -296,6 +296,14 @@ def test_a_document_begun_under_split_is_finished_under_it() -> None:
     assert found.lost.tolist() == [0, 136]
 
 
+def test_a_state_has_the_checksum_of_the_block_that_is_begun() -> None:
+    piece = Piece(0, 0, 0, 2, 0, np.array([100, 5]), (0, 0, 1), crc32c=77)
+    found = samples_after("s", SourceState("", ""), Ahead((piece,)), sequence_length=64, long=Long.SPLIT, skips=None)
+    assert [(found.state_after(kept).cursor[2:], found.state_after(kept).begun) for kept in range(4)] == [
+        ((0, 0, 0), 0), ((0, 0, 64), 77), ((0, 1, 0), 77), ((1, 0, 0), 0),
+    ]  # fmt: skip
+
+
 def test_metadata_that_does_not_begin_at_the_cursor_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"expected metadata from \(0, 0, 1, 0\) on"):
         samples([1, 2], state=SourceState("", "", block=1))
@@ -359,9 +367,9 @@ def test_a_plan_without_a_token_has_no_shares_yet() -> None:
         msgpack.packb({"pipeline": "text", "v": 1}), stored(pipeline="text"), stored(v=2),
         stored(v=True), stored(plan=7), stored(step=-1), stored(step="12"), stored(sources=[]),
         stored(sources={"a": 7}), stored(sources={"a": ["i", "l", 0, 0]}),
-        stored(sources={"a": ["i", "l", *[0.5] * 10]}),
-        stored(sources={"a": ["i", "l", *[-1] * 10]}),
-        stored(sources={7: ["i", "l", *[0] * 10]}),
+        stored(sources={"a": ["i", "l", *[0.5] * 11]}),
+        stored(sources={"a": ["i", "l", *[-1] * 11]}),
+        stored(sources={7: ["i", "l", *[0] * 11]}),
     ],
 )  # fmt: skip
 def test_a_position_of_something_else_is_nobody_s_plan(packed: bytes) -> None:

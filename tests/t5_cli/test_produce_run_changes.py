@@ -91,6 +91,22 @@ def test_a_source_that_left_and_came_back_goes_on_where_it_was(plan: Path, file_
     assert min(cut["code"], cut["prose"]) > 0
 
 
+def test_a_file_that_was_edited_in_place_is_found_where_a_block_was_begun(plan: Path, file_url: str) -> None:
+    prose = plan.with_name("prose.txt")
+    assert run(plan, file_url, "--limit-steps", 2).returncode == 0
+    assert position(file_url).sources["prose"].taken
+    data = prose.read_bytes()
+    end = data.index(b"\n", 100_000)  # behind what is compared when a file is opened
+    prose.write_bytes(data[:end] + b"y" + data[end + 1 :])  # two records are one: each cursor behind them is wrong
+    for more in ((), ("--accept-changes",)):
+        refused = run(plan, file_url, "--limit-steps", 4, *more)
+        assert refused.returncode == 4, refused.stderr
+        assert "source prose: 0/prose.txt reads otherwise than when this plan began the block" in refused.stderr
+    prose.write_bytes(data)
+    assert run(plan, file_url, "--limit-steps", 4).returncode == 0
+    assert len(committed(file_url)) == 4
+
+
 def test_a_holdout_does_not_get_into_the_lake_of_its_plan(plan: Path, file_url: str) -> None:
     assert run(plan, file_url, "--limit-steps", 2).returncode == 0
     refused = run(plan, file_url, "--limit-steps", 4, "--holdout")

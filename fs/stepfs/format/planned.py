@@ -120,7 +120,7 @@ def _unpacked(shard: bytes) -> dict[str, Any]:
 
 
 _POSITION_VERSION: Final = 1
-_FIELDS: Final = 12
+_FIELDS: Final = 13
 _LISTING, _EPOCH, _RECORDS, _SKIPPED, _TOKENS = 1, 2, 8, 9, 11
 _DIGEST: Final = re.compile(r"[0-9a-f]{32}")
 

@@ -50,9 +50,9 @@ class Planner:
                 was = SourceState(rule.identity, rule.listing)
             elif rule.cursor is not None and was.listing != rule.listing:  # accepted so
                 epoch, fragment, block, taken, into = rule.cursor
-                was = replace(
-                    was, listing=rule.listing, epoch=epoch, fragment=fragment, block=block, taken=taken, into=into
-                )
+                if rule.cursor != was.cursor:
+                    was = replace(was, epoch=epoch, fragment=fragment, block=block, taken=taken, into=into, begun=0)
+                was = replace(was, listing=rule.listing)
             known[name] = was
         rules = self._rules
         step = 0 if state is None else state.step

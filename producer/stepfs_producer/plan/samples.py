@@ -54,6 +54,7 @@ class Piece:
     parts: Mapping[int, Sequence[int]] = field(
         default_factory=dict
     )  # record → the samples that it is, no longer than a row
+    crc32c: int = 0  # of the whole block
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ class Samples:
     first: Integers  # first token in the record
     record: Integers  # index of its record in `places`, `bad` and `lost`
     last: NDArray[np.bool_]  # whether the sample ends its record
-    places: Integers  # [records, 8]: epoch, fragment, block, record in it, records of it, the block that follows it
+    places: Integers  # [records, 9]: epoch, fragment, block, record in it, its records and CRC, the block behind it
     bad: NDArray[np.bool_]  # per record
     lost: Integers  # per record: tokens that truncating or dropping loses
     refused_from: int | None  # the sample before which the budget of bad records is exceeded
@@ -96,7 +97,7 @@ class Samples:
         index = kept - 1
         record = int(self.record[index])
         whole = bool(self.last[index]) and (cut is None or self._truncated(index))
-        epoch, fragment, block, taken, records, *follows = self.places[record].tolist()
+        epoch, fragment, block, taken, records, crc, *follows = self.places[record].tolist()
         given = int(self.tokens[index]) if cut is None else cut
         cursor = (epoch, fragment, block, taken, int(self.first[index]) + given)
         if whole:
@@ -106,6 +107,7 @@ class Samples:
         return replace(
             was,
             **dict(zip(("epoch", "fragment", "block", "taken", "into"), cursor, strict=True)),
+            begun=crc if any(cursor[3:]) else 0,
             records=was.records + record + whole,
             skipped=was.skipped + int(self.bad[:record].sum()),
             run=0,  # bad records behind the last sample are crossed by the next draw, and counted then
@@ -205,8 +207,8 @@ def _records(
         if not 0 <= behind <= len(piece.tokens):
             raise ValueError(f"source {name}: expected metadata from {here} on, not of {block} from {piece.first} on")
         count = len(piece.tokens) - behind
-        table = np.empty((count, 8), np.int64)
-        table[:] = (*block, 0, piece.records, *piece.follows)
+        table = np.empty((count, 9), np.int64)
+        table[:] = (*block, 0, piece.records, piece.crc32c, *piece.follows)
         table[:, 3] = np.arange(here[3], here[3] + count)
         places.append(table)
         tokens.append(piece.tokens[behind:])
@@ -216,7 +218,7 @@ def _records(
         after = here[3] + count
         here = (*piece.follows, 0) if after == piece.records else (*block, after)
     if not places:
-        return np.zeros((0, 8), np.int64), np.zeros(0, np.int64), None, {}
+        return np.zeros((0, 9), np.int64), np.zeros(0, np.int64), None, {}
     taken = state.into
     while taken > 0 and parts.get(0):
         taken -= parts[0].pop(0)

@@ -19,7 +19,7 @@ from stepfs_producer.plan.spans import Span
 
 VERSION: Final = 1
 _INTEGER_BYTES_MAX: Final = 9
-_INTEGERS: Final = 10
+_INTEGERS: Final = 11
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,7 @@ class SourceState:
     skipped: int = 0
     run: int = 0  # records skipped directly before the cursor
     tokens: int = 0
+    begun: int = 0  # CRC-32C of the block of which records are taken; 0: of none
 
     @property
     def cursor(self) -> tuple[int, ...]:

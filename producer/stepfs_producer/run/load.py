@@ -51,6 +51,7 @@ class SampleChunk:
     body: KeptBody | None  # None: no records. The group holds it
     columns: Integers | None = None  # [records, columns]: rows that each has beside its tokens
     parts: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # record → tokens of its documents
+    crc32c: int = 0  # of the block
     begins: Integers = field(init=False)  # tokens before each record, and all of them
 
     def __post_init__(self) -> None:
@@ -77,7 +78,8 @@ class SampleChunk:
         lengths = self.lengths[first:last]
         rows = None if self.columns is None else self.columns[first:last]
         parts = {record - first: parts for record, parts in self.parts.items() if first <= record < last}
-        return Piece(*self.place, self.block_records, self.first + first, lengths, self.follows, rows, parts)
+        whole = self.block_records, self.first + first
+        return Piece(*self.place, *whole, lengths, self.follows, rows, parts, self.crc32c)
 
 
 class SampleBuffer:
@@ -271,6 +273,7 @@ class SourceLoader:
                         f"source {self.name}: {what}", self.name, read, self._source.spec, task
                     )
                 self.reading = False
+                self._refuse_another(start, head, files)
                 self.block_bytes += body.nbytes
                 await sender.send((head, body))
                 place = head.follows
@@ -329,6 +332,14 @@ class SourceLoader:
         slot.done.set()
         self._notice()
 
+    def _refuse_another(self, start: SourceState, block: BlockHead, files: str) -> None:
+        """A file may be edited in place, and keep its size: records of a begun block would be twice, or nowhere."""
+        if start.begun and block.place == start.cursor[:3] and block.crc32c != start.begun:
+            raise RefusedError(
+                f"source {self.name}: {files} reads otherwise than when this plan began the block at {tuple(block.place)}; "
+                "restore it, or give the source a new name to begin it anew (text: name another --producer-id)"
+            )
+
     def _refuse_empty_epochs(self, block: BlockHead, tokens: int) -> None:
         """A source whose records are all blank, bad or dropped would be read for ever."""
         self._epoch_tokens += tokens
@@ -353,6 +364,7 @@ class SourceLoader:
                 slot.body,
                 head.columns,
                 head.parts,
+                block.crc32c,
             )
         )
         self.added += 1

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple, SupportsIndex
 
 import msgpack
 import numpy as np
+from crc32c import crc32c
 from numpy.typing import NDArray
 
 BLOCK_BYTES: Final = 8 << 20
@@ -161,6 +162,13 @@ class Records:
         mask = None if self.mask is None else beside(self.mask)
         fields = (self.kind, beside(self.data), self.ends, self.files, self.offsets, self.dropped)
         return Records, (*fields, self.bad, mask)
+
+    def crc32c(self) -> int:
+        """Of the records' bytes, and of where they stand."""
+        crc = crc32c(self.data)
+        for numbers in (self.ends, self.files, self.offsets):
+            crc = crc32c(np.ascontiguousarray(numbers, np.int64).tobytes(), crc)
+        return crc if self.mask is None else crc32c(self.mask, crc)
 
     def part(self, first: int, last: int) -> Records:
         """Records first … last - 1."""

@@ -138,7 +138,7 @@ class StepComparison:
                 what = await self._in_words(entry, SliceIndex(index), payload)
                 self.found.differ(Difference(entry.step, index, rank, what))
         if expected.behind is not None and expected.behind.position() != position:
-            what = "the position behind it is another one, so the steps after it begin elsewhere"
+            what = "the position behind it is another one: a file was edited, or the steps after it begin elsewhere"
             self.found.differ(Difference(entry.step, None, None, what))
 
     async def _in_words(self, entry: StepEntry, index: SliceIndex, payload: bytes) -> str:

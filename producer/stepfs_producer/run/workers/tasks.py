@@ -31,6 +31,7 @@ class BlockHead:
     records: int
     follows: BlockAddress
     ended: bool
+    crc32c: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,7 +58,8 @@ class GroupHead:
 def read(spec: SourceSpec, task: BlockTask) -> tuple[BlockHead, Records]:
     """See `read_block`."""
     block = read_block(spec, task)
-    return BlockHead(block.place, len(block.records), block.follows, block.ended), block.records
+    records = block.records
+    return BlockHead(block.place, len(records), block.follows, block.ended, records.crc32c()), records
 
 
 def transform(
