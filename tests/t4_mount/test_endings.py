@@ -195,6 +195,9 @@ def test_a_dead_mount_can_be_unmounted(lake, tmp_path):
     with mounted(lake, tmp_path / "m", "--no-recover") as mount:
         mount.kill(signal.SIGKILL)
         gone(mount.pid)
+        asked = stepfs("status", mount.directory)
+        assert (asked.returncode, asked.stdout, asked.stderr.count("\n")) == (1, "", 1)
+        assert "the mount's daemon is gone; `stepfs mount` there again clears it, or `stepfs unmount " in asked.stderr
         assert stepfs("unmount", mount.directory).returncode == 0
         assert mount_points.mount_at(mount.directory) is None
         assert os.listdir(mount.directory) == []

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import tempfile
+from functools import partial
+from pathlib import Path
 
 import forked
 import pytest
 from lakes import SLICES, Ended, commit, produce, stepfs
+from stubs3 import Answer, xml_error
 
 PLAN = """\
 version: 1
@@ -152,3 +157,37 @@ def test_a_mistake_is_one_line_with_the_next_step(row, here):
     assert says in done.err
     assert "unexpected" not in done.err
     assert "secret" not in done.err
+
+
+@pytest.mark.parametrize("code", ["PermanentRedirect", "AuthorizationHeaderMalformed"])
+def test_a_bucket_in_another_region_is_said_so(code, stub):
+    there = xml_error(301 if code == "PermanentRedirect" else 400, code)
+    stub.answer = lambda _method, _path: Answer(there.status, there.body, {"x-amz-bucket-region": "eu-west-9"})
+    done = stepfs("ls", "s3://bucket/run", "--endpoint-url", stub.endpoint_url)
+    assert (done.code, done.out, done.err.count("\n")) == (4, "", 1), done.err
+    assert "the bucket is in another region" in done.err
+    assert "set AWS_REGION to it" in done.err
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+def test_a_server_that_sends_its_clients_elsewhere_is_named(status, stub):
+    """An http:// URL, as a rule, of a server that wants https://."""
+    stub.answer = lambda _method, _path: Answer(status, b"<html>moved</html>", {"Location": "https://store.example/"})
+    done = stepfs("ls", "s3://bucket/run", "--endpoint-url", stub.endpoint_url)
+    assert (done.code, done.out, done.err.count("\n")) == (4, "", 1), done.err
+    assert "the server sends its clients elsewhere" in done.err
+    assert "perhaps with https://" in done.err
+
+
+def test_who_may_only_read_a_lake_cannot_reclaim_it():
+    with tempfile.TemporaryDirectory() as place:  # not below pytest's, where nobody else may look
+        directory, url = Path(place), f"file://{place}/lake"
+        directory.chmod(0o755)
+        assert stepfs("init", url, "--slices", SLICES).code == 0
+        commit(url, range(5))
+        assert stepfs("checkpoint", url, "--group", "known", "--new-group", 2).code == 0
+        before = sorted(directory.rglob("*"))
+        ended = forked.ran("stepfs", ["reclaim", url], first=partial(os.setuid, 65534))
+        assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (4, "", 1), ended.stderr
+        assert "permission denied; check owner, mode and mount" in ended.stderr
+        assert sorted(directory.rglob("*")) == before

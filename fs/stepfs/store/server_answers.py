@@ -26,6 +26,7 @@ class Verdict(enum.Enum):
     PAST_END = enum.auto()
     NO_CONTAINER = enum.auto()
     ELSEWHERE = enum.auto()  # the bucket is in another region
+    MOVED = enum.auto()  # to another address: from http:// to https://, as a rule
     ARCHIVED = enum.auto()
     FORBIDDEN = enum.auto()  # this action, to these credentials
     EXPIRED = enum.auto()  # credentials that expired, or cannot be had just now: every action
@@ -59,6 +60,7 @@ _OF_CODE: Final = {code: verdict for verdict, codes in _CODES.items() for code i
 # By number: proxies answer with some, such as 520, that HTTPStatus does not know.
 _OF_STATUS: Final[dict[int, Verdict]] = {
     HTTPStatus.NOT_MODIFIED: Verdict.EXISTS,
+    **dict.fromkeys((301, 302, 303, 307, 308), Verdict.MOVED),
     HTTPStatus.PRECONDITION_FAILED: Verdict.EXISTS,
     HTTPStatus.UNAUTHORIZED: Verdict.EXPIRED,
     HTTPStatus.FORBIDDEN: Verdict.FORBIDDEN,
@@ -67,6 +69,12 @@ _OF_STATUS: Final[dict[int, Verdict]] = {
     HTTPStatus.TOO_MANY_REQUESTS: Verdict.THROTTLED,
     HTTPStatus.SERVICE_UNAVAILABLE: Verdict.THROTTLED,
     HTTPStatus.NOT_IMPLEMENTED: Verdict.REFUSED,
+}
+
+
+_ELSEWHERE: Final = {
+    Verdict.ELSEWHERE: "the bucket is in another region ({}); set AWS_REGION to it",
+    Verdict.MOVED: "the server sends its clients elsewhere ({}); name that place as the endpoint, perhaps with https://",
 }
 
 
@@ -128,8 +136,8 @@ def explain(answer: Answer, url: str, doing: str, words: StoreTexts, *, passing:
         case _ if passing:
             kind = StoreUnreachableError
             why = f"{whole}; it was allowed before; renew the credentials of this role if it stays so"
-        case Verdict.ELSEWHERE:
-            why = f"the bucket is in another region ({reason}); set AWS_REGION to it"
+        case Verdict.ELSEWHERE | Verdict.MOVED:
+            why = _ELSEWHERE[answer.verdict].format(reason)
         case Verdict.FORBIDDEN | Verdict.EXPIRED | Verdict.UNSET:
             refused = "the server refuses these credentials or this action"
             why = f"{refused if answer.status else 'no credentials can be used'} ({reason}); {words.check_keys}"

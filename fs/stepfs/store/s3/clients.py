@@ -18,6 +18,8 @@ from urllib.parse import urlsplit
 
 import botocore.session
 from boto3.session import Session
+from botocore.awsrequest import AWSResponse
+from botocore.compat import HTTPHeaders
 from botocore.config import Config
 from botocore.configprovider import ConfiguredEndpointProvider
 from botocore.credentials import RefreshableCredentials
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
 
 _METHODS: Final = {"iam-role", "container-role", "assume-role-with-web-identity"}  # botocore's names
+_NO_REGION: Final[Any] = AWSResponse("", 200, HTTPHeaders(), None), {"ResponseMetadata": {"HTTPHeaders": {}}}
 _TRY_S: Final = 2
 _TRIES: Final = 3
 _NAMED_BY: Final = (
@@ -257,6 +260,8 @@ class Clients:
         client.meta.events.register("before-send.s3", self._before_send)
         client.meta.events.register("after-call.s3", self._after_call)
         client.meta.events.register("needs-retry.s3", self._after_attempt)
+        # boto3 asks for the region of a redirected bucket, and of that question's redirection, and so on.
+        client.meta.events.register("before-call.s3.HeadBucket", lambda **_: _NO_REGION)
         return client
 
     def _before_send(self, request: Any, event_name: str, **_: object) -> None:
