@@ -66,6 +66,20 @@ def test_forks_read_a_parent_in_another_cloud(lake, file_url, gs_url, tmp_path):
     forked(lake, f"{gs_url}-fork", tmp_path / "of-google")
 
 
+def test_a_replica_lies_in_another_cloud(cloud_url, file_url):
+    for home, copy in ((cloud_url, f"{file_url}-copy"), (file_url, f"{cloud_url}-copy")):
+        assert stepfs("init", home, "--slices", SLICES).code == 0
+        for steps in (range(4), range(4, 6)):
+            commit(home, steps)
+            ended = stepfs("replicate", home, copy)
+            assert ended.code == 0, ended.err
+        assert stepfs("verify", copy).code == 0
+        assert read(copy) == read(home) == [payloads(step) for step in range(6)]
+        with library.Lake(home, near=copy) as opened:
+            assert bytes(opened.read(5, 0)) == payloads(5)[0]
+            assert opened.counts()["near_hits"]
+
+
 @pytest.mark.slow
 def test_forks_read_a_parent_on_a_second_s3_server(file_url, s3_url, tmp_path, monkeypatch):
     with servers.seaweedfs(tmp_path / "second") as second:
