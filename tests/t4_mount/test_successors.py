@@ -74,11 +74,11 @@ def test_the_daemon_that_follows_a_dead_one_knows_what_is_announced_and_primed(s
         assert announce_steps(mount.directory, range(STEPS - 1, 2, -1))
         for step in (STEPS - 1, STEPS - 2):
             mount.file(step, 0).read_bytes()
-        until(lambda: [at for _, at in estate_of(mount)["orders"]] == [2], "it writes no place down")
+        until(lambda: [at for _, at in estate_of(mount)["readers"]["orders"]] == [2], "it writes no place down")
         until(lambda: len(estate_of(mount)["primed"]) > STEPS, "it writes nothing down")
         primed = {(step, index) for step, index, *_ in estate_of(mount)["primed"]}
         kill(mount)
-        assert estate_of(mount)["orders"][0][1] == 2
+        assert estate_of(mount)["readers"]["orders"][0][1] == 2
         assert mount.status()["order_needs_from"] == 3
         others = {(step, rank) for step in range(STEPS) for rank in range(SLICES)} - primed
         assert mount.status()["data"]["bytes_fetched"] <= sum(len(payload(*other, SIZE)) for other in others)

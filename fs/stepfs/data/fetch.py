@@ -485,12 +485,19 @@ class BlockLoader:
             growth=TUNING.in_order_growth,
             fixed=self.concurrency.fixed,
         )
-        self._active = 0
+        self.ahead = True  # fetch for later steps, too
+        self._active: list[Block] = []
         self._wake = trio.Event()
 
     def notify(self) -> None:
         """The queue, or the memory that is free, may have changed."""
         self._wake.set()
+
+    async def settle(self) -> None:
+        """Fetch nothing ahead any more, and return once what is under way has come."""
+        self.ahead = False
+        while not all(block.pinned for block in self._active):
+            await self._wake.wait()
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -505,8 +512,9 @@ class BlockLoader:
         """Start as many fetches as connections and memory allow; True if memory is the limit."""
         limit = self.concurrency.limit
         prefetches = max(1, limit - limit // 4)
-        while self._active < limit:
-            block = self.queue.next(prefetch=self._active < prefetches, in_order=self._in_order.limit)
+        while len(self._active) < limit:
+            ahead = self.ahead and len(self._active) < prefetches
+            block = self.queue.next(prefetch=ahead, in_order=self._in_order.limit)
             self.planned.set()
             self.planned = trio.Event()
             if block is None:
@@ -515,7 +523,7 @@ class BlockLoader:
             if buffer is None:
                 return True
             block.state = State.FETCHING
-            self._active += 1
+            self._active.append(block)
             for owner in block.owners:
                 owner.loading += 1
             nursery.start_soon(self._load, block, buffer)
@@ -531,7 +539,7 @@ class BlockLoader:
         except StepfsError as error:
             self._failed(block, error)
         finally:
-            self._active -= 1
+            self._active.remove(block)
             for owner in block.owners:
                 owner.loading -= 1
             if learns is not None:

@@ -7,9 +7,9 @@ the steps that follow.
 import itertools
 import math
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from stepfs.data.tuning import TUNING
 from stepfs.format.ids import SliceIndex, Step
@@ -70,6 +70,13 @@ class OrderEvidence:
         chance = _NEXT_STEPS * len(self._recent) / max(1, steps)
         enough = TUNING.trust_share * len(self._went_on)
         return bool(self._went_on) and chance <= TUNING.chance_max and sum(self._went_on) >= enough
+
+    def estate(self) -> dict[str, Any]:
+        return {"went_on": [*self._went_on], "recent": [*self._recent]}
+
+    def inherit(self, estate: Mapping[str, Any]) -> None:
+        self._went_on.extend(estate["went_on"])
+        self._recent.extend(map(Step, estate["recent"]))
 
     @property
     def goes_on(self) -> bool:
@@ -151,6 +158,14 @@ class AccessHistory:
             self._opened.popitem(last=False)
         return fresh
 
+    def estate(self) -> dict[str, Any]:
+        """All of it, for the next daemon of the mount."""
+        return {"opened": [(step, [*seen]) for step, seen in self._opened.items()], **self.order.estate()}
+
+    def inherit(self, estate: Mapping[str, Any]) -> None:
+        self._opened.update((Step(step), dict.fromkeys(map(SliceIndex, seen))) for step, seen in estate["opened"])
+        self.order.inherit(estate)
+
     def opened(self, step: Step) -> Collection[SliceIndex]:
         """Slices of a step that were opened lately: no need to fetch them ahead."""
         return self._opened.get(step, {}).keys()
@@ -192,6 +207,13 @@ class StepRate:
 
     def note(self, now: float) -> None:
         self._times.append(now)
+
+    def estate(self, now: float) -> list[float]:
+        """Seconds since each open."""
+        return [now - time for time in self._times]
+
+    def inherit(self, estate: Iterable[float], now: float) -> None:
+        self._times.extend(now - age for age in estate)
 
     def steps_per_s(self) -> float | None:
         """None until there is something to measure."""

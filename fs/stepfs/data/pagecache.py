@@ -227,6 +227,7 @@ class Primer(Priming):
         self.threads = MountThreads()
         self.turn = trio.Lock()  # whoever holds it keeps the primer away from the mount
         self._wake = trio.Event()
+        self._rests = trio.Event()
         slices.attach(self)
 
     def stop(self) -> None:
@@ -255,6 +256,12 @@ class Primer(Priming):
     def changed(self) -> None:
         self._stale = True
         self._wake.set()
+
+    async def settle(self) -> None:
+        rests = self._rests
+        self.changed()
+        if self.threads.working:
+            await rests.wait()
 
     def idle(self, key: SliceKey) -> None:
         if key in self._primed:
@@ -290,7 +297,10 @@ class Primer(Priming):
             async with self.turn:
                 found = await self._drop_surplus() or await self._check_next() or await self._prime_next()
             if not found:
+                self._rests.set()
+                self._rests = trio.Event()
                 await self._wake.wait()
+        self._rests.set()
         for key in list(self._primed):
             self._forget(key)
 

@@ -6,7 +6,8 @@ A task of its own, because the index segment of a step may have to be read first
 import itertools
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
 
 import trio
 
@@ -94,6 +95,19 @@ class Prefetcher:
     def note_frontier(self) -> None:
         """Steps were committed or reclaimed."""
         self._wake.set()
+
+    def estate(self) -> dict[str, Any]:
+        """What is known of the readers, for the next daemon of the mount."""
+        pace = self._pace.estate(trio.current_time())
+        return {"orders": self.hints.estate(), "pace": pace, **self.position.estate()}
+
+    def inherit(self, estate: Mapping[str, Any]) -> None:
+        """Before `run`: go on as the daemon before would have."""
+        now = trio.current_time()
+        self.hints.inherit(estate["orders"], now)
+        self._pace.inherit(estate["pace"], now)
+        self.position.inherit(estate)
+        self._learned.update(*(indices for _, indices in estate["opened"]))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         task_status.started()

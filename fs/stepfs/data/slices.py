@@ -49,6 +49,9 @@ class Priming:
     def changed(self) -> None:
         """A slice became ready, readers moved, or memory is short: all requests are looked at again."""
 
+    async def settle(self) -> None:
+        """Return once everything that is ready is in the page cache, as far as there is room."""
+
     def idle(self, key: SliceKey) -> None:
         """A file is open, apparently without a reader: its pages may be dropped for others."""
 
@@ -280,6 +283,15 @@ class Slices:
                 self.cache.set_role(held, Role.WANTED)
         self.make_idle()
         self.changed()
+
+    async def settle(self) -> None:
+        """Fetch nothing ahead until `go_on`. Returns once what is under way has come, and is in the page cache."""
+        await self._loader.settle()
+        await self._priming.settle()
+
+    def go_on(self) -> None:
+        self._loader.ahead = True
+        self._loader.notify()
 
     @property
     def requested(self) -> list[PrefetchRequest]:

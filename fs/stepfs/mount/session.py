@@ -168,7 +168,7 @@ class MountParts(LakeParts):
             "last_step": self.meter.last_step,
             "sizes": [*self.operations.sizes],
             "primed": [] if self.primer is None else self.primer.estate(),
-            "orders": self.prefetcher.hints.estate(),
+            "readers": self.prefetcher.estate(),
         }
 
     def inherit(self, estate: Mapping[str, Any], *, crashed: bool) -> None:
@@ -184,7 +184,7 @@ class MountParts(LakeParts):
             self.primer.inherit(estate["primed"])
         for inode in estate["sizes"]:
             self.operations.sizes.note(inode)
-        self.prefetcher.hints.inherit(estate["orders"], trio.current_time())
+        self.prefetcher.inherit(estate["readers"])
         if not crashed:
             self.operations.inherit(estate["open"])
         self.meter.opened, self.meter.last_step = estate["opened"], estate["last_step"]
@@ -516,9 +516,9 @@ class _Session:
             if before is None
             else f", after pid {before.facts['pid']} that {'died' if before.crashed else 'gave it away'}"
         )
-        _log.info("%s: serving %s, %d steps%s", self._directory, mount.store.url, state.next_step, after, extra=facts)
         self._notifier.notify("READY=1")
-        self._ready()
+        self._ready()  # before the line: whoever reads it may kill this daemon, which then has served
+        _log.info("%s: serving %s, %d steps%s", self._directory, mount.store.url, state.next_step, after, extra=facts)
 
     async def _look(self) -> None:
         """Through the kernel, like a reader; not at the root, which may hold 10⁶ steps."""
@@ -592,6 +592,7 @@ class _Session:
                     " mount fusectl on /sys/fs/fuse/connections, or mount as root",
                     self._directory,
                 )
+                mount.primer.stop()
             mount.primer = None
             return
         background.start_soon(self._until_unguarded, mount)
@@ -628,12 +629,15 @@ class _Session:
                 if self._draining is not None:
                     send(self._draining, {"hurry": True})
                     await self._drained.wait()
+                with trio.move_on_after(handover.SETTLE_S):
+                    await mount.slices.settle()
                 async with self._writing, AsyncExitStack() as quiet:
                     if mount.primer is not None:
                         await quiet.enter_async_context(mount.primer.turn)
                     await self._give(mount, link, peer, said["thread"], descriptors)
             finally:
                 self._giving = False
+                mount.slices.go_on()
                 for descriptor in descriptors:
                     os.close(descriptor)
 
@@ -663,7 +667,6 @@ class _Session:
         self._notifier.notify(f"MAINPID={pid}")
         send(peer, {"given": True})
         link.leave()
-        mount.slices.request(())
         mount.slices.set_memory(0)
         if not link.has_resend:
             await trio.sleep_forever()

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import trio
 import trio.testing
 from at_work import at_work
 from data_doubles import World, indices, processor, world_of
+from data_pages import Pages
 
+from stepfs.data import pagecache
+from stepfs.data.pagecache import Primer
 from stepfs.data.prefetch import Prefetcher
 from stepfs.data.slices import Slices
 from stepfs.errors import AbsentError, CorruptError, RefusedError, StoreUnreachableError
@@ -187,3 +192,79 @@ async def test_an_index_that_cannot_be_loaded_delays_only_its_steps(nursery, aut
     await node.read(1, 0)
     await trio.sleep(2)
     assert all(node.slices.holds(Step(step), SliceIndex(0)) for step in range(1, 5))
+
+
+class Daemon(Node):
+    """One of a mount's daemons: what it has primed, the page cache serves."""
+
+    def __init__(self, world, pages):
+        super().__init__(world)
+        self.primer = Primer(self.slices, pages)
+
+    async def run(self, *, task_status):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self.primer.run)
+            await super().run(task_status=task_status)
+
+    async def read(self, step, index):
+        if (step, index) not in self.primer.primed:
+            await super().read(step, index)
+            return
+        self.slices.open(self.world.entries[step], SliceIndex(index)).close()
+        self.prefetcher.note_open(Step(step), SliceIndex(index))
+
+
+async def test_the_next_daemon_fetches_nothing_again(tmp_path, monkeypatch, autojump_clock):
+    monkeypatch.setattr(pagecache, "resident_bytes", lambda _path, length: length)
+    world = world_of(60, 64 * KIB)
+    world.store.behave = lambda *_: 0.3
+    pages = Pages(tmp_path, world)
+    estate, under_way = None, 0
+    for steps in (range(20), range(20, 40), range(40, 60)):
+        async with trio.open_nursery() as nursery:
+            daemon = Daemon(world, pages)
+            if estate is not None:
+                daemon.primer.inherit(estate)
+            await nursery.start(lambda task_status, run=daemon.run: run(task_status=task_status))
+            for step in steps:
+                await daemon.read(step, 0)
+                await trio.sleep(0.2)
+            under_way += world.store.running
+            await daemon.slices.settle()
+            estate = daemon.primer.estate()
+            nursery.cancel_scope.cancel()
+    assert under_way
+    assert len(world.store.requests) == 60
+
+
+async def test_the_next_daemon_knows_what_readers_open_next(nursery, autojump_clock):
+    world = world_of(400, 4 * KIB, 4 * KIB)
+    old = await at_work(nursery, Node(world))
+    for step in range(100, 148, 2):
+        await old.read(step, 1)
+        await trio.sleep(0.5)
+    new = Node(world)
+    new.prefetcher.inherit(json.loads(json.dumps(old.prefetcher.estate())))
+    await at_work(nursery, new)
+    await quiet()
+    assert len(new.slices.requested) == new.prefetcher.window > 30
+    assert new.slices.requested == old.slices.requested
+
+
+async def test_what_a_reader_waits_for_keeps_no_daemon(nursery, autojump_clock):
+    world = world_of(3, BLOCK_BYTES)
+    node = await at_work(nursery, Node(world, window=2))
+    world.store.behave = lambda number, *_: 1000.0 if number == 0 else 2.0
+    nursery.start_soon(node.read, 0, 0)
+    await quiet()
+    assert world.store.running == 3
+    began = trio.current_time()
+    await node.slices.settle()
+    assert trio.current_time() - began < 10
+    world.add_step([BLOCK_BYTES])
+    await node.read(1, 0)
+    await quiet()
+    assert world.entries[3].tgb.key not in {key for key, *_ in world.store.requests}, "it is fetched ahead"
+    node.slices.go_on()
+    await quiet()
+    assert world.entries[3].tgb.key in {key for key, *_ in world.store.requests}
