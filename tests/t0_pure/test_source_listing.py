@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -315,6 +316,27 @@ def test_every_record_is_in_exactly_one_block_of_each_epoch(tmp_path_factory, fi
     if not shuffle:
         assert values(blocks(spec, layout)) == [text.encode() for text in texts]
     assert layout.task(BlockAddress(2, 0, 0)) is None
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_a_blocks_checksum_follows_the_file_and_no_policy(tmp_path, form) -> None:
+    path = tmp_path / f"a.{form}"
+    if form == "jsonl":
+        path.write_text("".join(json.dumps({"text": "x" * number}) + "\n" for number in range(99)))
+    else:
+        pq.write_table(pa.table({"text": ["x" * number for number in range(99)]}), path)
+    spec = source(path, form=form)
+
+    def checksums(**policy: object) -> list[int]:
+        return [one.crc32c for one in blocks(replace(spec, **policy), epochs=2)]
+
+    usual = checksums()
+    assert len(usual) == 2
+    for policy in ({"epochs": Fraction(3, 2)}, {"skip_damaged": True}, {"held_out": True, "holdout": Fraction(1, 2)}):
+        assert checksums(**policy) == usual
+    if form == "jsonl":
+        path.write_bytes(path.read_bytes().replace(b"xx", b"xy", 1))
+        assert not set(checksums()) & set(usual)
 
 
 def listing(*sizes: int) -> Listing:

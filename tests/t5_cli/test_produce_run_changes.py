@@ -98,13 +98,20 @@ def test_a_file_that_was_edited_in_place_is_found_where_a_block_was_begun(plan: 
     data = prose.read_bytes()
     end = data.index(b"\n", 100_000)  # behind what is compared when a file is opened
     prose.write_bytes(data[:end] + b"y" + data[end + 1 :])  # two records are one: each cursor behind them is wrong
-    for more in ((), ("--accept-changes",)):
-        refused = run(plan, file_url, "--limit-steps", 4, *more)
-        assert refused.returncode == 4, refused.stderr
-        assert "source prose: 0/prose.txt reads otherwise than when this plan began the block" in refused.stderr
+    begun = position(file_url).sources["prose"]
+    for refused in (run(plan, file_url, "--limit-steps", 4), produce("check", plan, file_url)):
+        assert (refused.returncode, refused.stderr.count("\n")) == (4, 1), refused.stderr
+        assert "source prose: 0/prose.txt: read otherwise than when this plan began a block of them" in refused.stderr
+        assert "--accept-changes" in refused.stderr
     prose.write_bytes(data)
-    assert run(plan, file_url, "--limit-steps", 4).returncode == 0
-    assert len(committed(file_url)) == 4
+    assert run(plan, file_url, "--limit-steps", 3).returncode == 0
+    assert len(committed(file_url)) == 3
+    prose.write_bytes(data[:end] + b"y" + data[end + 1 :])
+    accepted = run(plan, file_url, "--limit-steps", 6, "--accept-changes")
+    assert accepted.returncode == 0, accepted.stderr
+    assert "the rest of the block is left out" in accepted.stderr
+    assert position(file_url).sources["prose"].cursor > (begun.epoch + 1, 0, 0, 0, 0), "it has one block"
+    assert run(plan, file_url, "--limit-steps", 8).returncode == 0
 
 
 def test_a_holdout_does_not_get_into_the_lake_of_its_plan(plan: Path, file_url: str) -> None:

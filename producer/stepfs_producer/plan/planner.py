@@ -48,9 +48,9 @@ class Planner:
                 )
             if was is None:
                 was = SourceState(rule.identity, rule.listing)
-            elif rule.cursor is not None and was.listing != rule.listing:  # accepted so
+            elif rule.cursor is not None:  # accepted so
                 epoch, fragment, block, taken, into = rule.cursor
-                if rule.cursor != was.cursor:
+                if was.cursor < rule.cursor:
                     was = replace(was, epoch=epoch, fragment=fragment, block=block, taken=taken, into=into, begun=0)
                 was = replace(was, listing=rule.listing)
             known[name] = was

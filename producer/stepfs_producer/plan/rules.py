@@ -37,7 +37,7 @@ class SourceRule:
     listing: str = ""
     long: Long = Long.SPLIT
     skips: SkipBudget | None = None  # None: the first bad record stops the plan
-    cursor: tuple[int, ...] | None = None  # where to go on if the position has another listing; None: there
+    cursor: tuple[int, ...] | None = None  # where to go on, of files that changed and were accepted so
 
 
 @dataclass(frozen=True, slots=True)

@@ -273,7 +273,6 @@ class SourceLoader:
                         f"source {self.name}: {what}", self.name, read, self._source.spec, task
                     )
                 self.reading = False
-                self._refuse_another(start, head, files)
                 self.block_bytes += body.nbytes
                 await sender.send((head, body))
                 place = head.follows
@@ -331,14 +330,6 @@ class SourceLoader:
         self._transforming -= 1
         slot.done.set()
         self._notice()
-
-    def _refuse_another(self, start: SourceState, block: BlockHead, files: str) -> None:
-        """A file may be edited in place, and keep its size: records of a begun block would be twice, or nowhere."""
-        if start.begun and block.place == start.cursor[:3] and block.crc32c != start.begun:
-            raise RefusedError(
-                f"source {self.name}: {files} reads otherwise than when this plan began the block at {tuple(block.place)}; "
-                "restore it, or give the source a new name to begin it anew (text: name another --producer-id)"
-            )
 
     def _refuse_empty_epochs(self, block: BlockHead, tokens: int) -> None:
         """A source whose records are all blank, bad or dropped would be read for ever."""

@@ -48,11 +48,12 @@ from stepfs_producer.plan.file.yaml_file import PlanFile, read_plan
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import Exhausted, Rules, SourceRule
 from stepfs_producer.plan.samples import Long
-from stepfs_producer.plan.step import State, position_bytes_max, read_position
+from stepfs_producer.plan.step import SourceState, State, position_bytes_max, read_position
 from stepfs_producer.run.lake import committed_positions, keep, keep_listing
 from stepfs_producer.run.load import LoadedSource
 from stepfs_producer.run.options import RunOptions
 from stepfs_producer.sources.listing import (
+    ADVICE,
     RULE,
     Layout,
     accepted,
@@ -62,7 +63,8 @@ from stepfs_producer.sources.listing import (
     list_corpus,
     located,
 )
-from stepfs_producer.sources.record import SourceSpec, identity_of
+from stepfs_producer.sources.reading import block_crc32c
+from stepfs_producer.sources.record import BlockAddress, BlockTask, SourceSpec, identity_of
 from stepfs_producer.transforms.documents import ChatSpec, FimSpec, ImagesSpec, PairSpec, TokenizerSpec, TransformSpec
 from stepfs_producer.transforms.fim import Fim
 from stepfs_producer.transforms.images import MODULES, library
@@ -415,41 +417,75 @@ async def fit_plan(
     known = {} if state is None else state.sources
     frozen: dict[str, Listing] = {}
     cursors: dict[str, tuple[int, ...]] = {}
-    specs = {one.spec.name: one.spec for one in prepared.sources}
-    for name, rule in prepared.rules.sources.items():
-        if name in known and known[name].listing != rule.listing:
-            then = await kept_listing(store, identity.lake_id, known[name].listing)
-            if then is None:
-                raise RefusedError(
-                    f"source {name}: its files are not those of before, and the list of those is not in the lake; restore the "
-                    f"objects sources/{known[name].listing}/, or give the source a new name to begin it anew"
-                )
-            lines: list[str] = []
-            if accept_changes:
-                frozen[name], lines = accepted(then, prepared.listings[name])
-            else:
-                frozen[name] = located(then, prepared.listings[name], name)
-            more = added(then, prepared.listings[name])
-            if more:
-                say(
-                    f"warning: source {name}: {_named(more)} came after it began, and {'is' if len(more) == 1 else 'are'} not "
-                    "read; name such files in a source of their own"
-                )
-            for line in lines:
-                say(f"warning: source {name}: {line}")
-            if lines:
-                cursors[name] = continued_at(specs[name], then, frozen[name], known[name].cursor)
-                block = begun_block(specs[name], then, known[name].cursor)
-                if block is not None and cursors[name] != known[name].cursor:
-                    rest = sum(fragment.end - fragment.begin for fragment in block.fragments)
-                    files = sorted({then.files[fragment.file].name for fragment in block.fragments})
-                    say(
-                        f"warning: source {name}: the rest of the block that was begun, at most {rest} bytes of "
-                        f"{_named(files)}, is left out"
-                    )
+    for one in prepared.sources:
+        name, now = one.spec.name, one.layout.listing
+        if name in known and known[name].listing != now.digest:
+            then = await _listing_then(store, identity, name, known[name].listing)
+            frozen[name], cursor = _fit_listing(one.spec, then, now, known[name].cursor, accept=accept_changes, say=say)
+            if cursor is not None:
+                cursors[name] = cursor
     found = await trio.to_thread.run_sync(with_listings, prepared, frozen, cursors, abandon_on_cancel=True)
+    begun = {name: was for name, was in known.items() if cursors.get(name, was.cursor) == was.cursor and was.begun}
+    edited = await trio.to_thread.run_sync(_edited, found, begun, abandon_on_cancel=True)
+    for name, task in edited.items():
+        what = f"source {name}: {_files_of(task, found.listings[name])}: read otherwise than when this plan began a block of them"
+        if not accept_changes:
+            raise RefusedError(f"{what}; {ADVICE}")
+        say(f"warning: {what}; the rest of the block is left out")
+    found = with_listings(found, {}, {name: (*task.next_fragment, 0, 0) for name, task in edited.items()})
     _refuse_large_position(Planner(found.rules).begin(state), found.rules)
     return found
+
+
+async def _listing_then(store: Store, identity: LakeIdentity, name: str, digest: str) -> Listing:
+    then = await kept_listing(store, identity.lake_id, digest)
+    if then is None:
+        raise RefusedError(
+            f"source {name}: its files are not those of before, and the list of those is not in the lake; restore the objects "
+            f"sources/{digest}/, or give the source a new name to begin it anew"
+        )
+    return then
+
+
+def _fit_listing(
+    spec: SourceSpec, then: Listing, now: Listing, cursor: tuple[int, ...], *, accept: bool, say: Callable[[str], None]
+) -> tuple[Listing, tuple[int, ...] | None]:
+    """The listing of before with the files of now, and where to go on in it, if files that changed are accepted."""
+    fitted, lines = accepted(then, now) if accept else (located(then, now, spec.name), [])
+    more = added(then, now)
+    if more:
+        say(
+            f"warning: source {spec.name}: {_named(more)} came after it began, and {'is' if len(more) == 1 else 'are'} not read; "
+            "name such files in a source of their own"
+        )
+    for line in lines:
+        say(f"warning: source {spec.name}: {line}")
+    if not lines:
+        return fitted, None
+    there = continued_at(spec, then, fitted, cursor)
+    block = begun_block(spec, then, cursor)
+    if block is not None and there != cursor:
+        rest = sum(fragment.end - fragment.begin for fragment in block.fragments)
+        say(
+            f"warning: source {spec.name}: the rest of the block that was begun, at most {rest} bytes of "
+            f"{_files_of(block, then)}, is left out"
+        )
+    return fitted, there
+
+
+def _edited(prepared: PreparedPlan, begun: Mapping[str, SourceState]) -> dict[str, BlockTask]:
+    """The begun blocks whose files were edited in place, with their old size: a cursor counts other records there now."""
+    found = {}
+    for one in prepared.sources:
+        was = begun.get(one.spec.name)
+        task = None if was is None else one.layout.task(BlockAddress(*was.cursor[:3]))
+        if was is not None and task is not None and block_crc32c(one.spec, task) != was.begun:
+            found[one.spec.name] = task
+    return found
+
+
+def _files_of(task: BlockTask, listing: Listing) -> str:
+    return _named(sorted({listing.files[fragment.file].name for fragment in task.fragments}))
 
 
 def _named(files: Sequence[str]) -> str:
@@ -461,10 +497,8 @@ def with_listings(
 ) -> PreparedPlan:
     """The plan with other listings of these sources, and where to go on in them; nothing else is prepared again."""
     rules = dict(prepared.rules.sources)
-    rules |= {
-        name: replace(rules[name], listing=listing.digest, cursor=cursors.get(name))
-        for name, listing in listings.items()
-    }
+    rules |= {name: replace(rules[name], listing=listing.digest) for name, listing in listings.items()}
+    rules |= {name: replace(rules[name], cursor=cursor) for name, cursor in cursors.items()}
     sources = tuple(
         replace(one, layout=Layout(one.spec, listings[one.spec.name])) if one.spec.name in listings else one
         for one in prepared.sources

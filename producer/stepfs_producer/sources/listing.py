@@ -19,13 +19,13 @@ from stepfs_producer.sources.files import FoundFile, find_files, head_of, open_f
 from stepfs_producer.sources.formats import format_of
 from stepfs_producer.sources.record import BlockAddress, BlockTask, FileRef, Fragment, Kind, SourceSpec, Unit
 
-_ADVICE: Final = (
+ADVICE: Final = (
     "restore it, go on with what is there by --accept-changes (text: name another --producer-id), or give the source a new "
     "name to begin it anew"
 )
 
 
-def located(listing: Listing, now: Listing, source: str, *, advice: str = _ADVICE) -> Listing:
+def located(listing: Listing, now: Listing, source: str, *, advice: str = ADVICE) -> Listing:
     """`listing` with the locations of `now`. `RefusedError` names the first file that is gone or changed.
 
     Files that `now` has in addition (`added`) are no part of it: the order of records is that of the listed files.

@@ -17,6 +17,7 @@ from itertools import takewhile
 from typing import Final
 
 import numpy as np
+from crc32c import crc32c
 
 from stepfs.errors import CorruptError
 from stepfs_producer.plan.order import KEY_BYTES, record_key, record_order
@@ -29,6 +30,7 @@ from stepfs_producer.sources.record import (
     BlockTask,
     Fragment,
     Kind,
+    Line,
     Raw,
     Records,
     SourceSpec,
@@ -46,15 +48,32 @@ def read_block(spec: SourceSpec, task: BlockTask) -> Block:
     `RefusedError` names a file that is gone or changed, `CorruptError` a damaged one; `OSError` and
     `StoreUnreachableError` may pass, and the same task may be given again. A record that cannot be decoded is in `bad`.
     """
-    more = False
-    if task.cut:
-        stored, more = _cut(spec, task.fragments[0], task.place.block)
-    else:
-        stored = [raw for fragment in task.fragments for raw in _stored(spec, fragment)]
+    stored, more = _of_block(spec, task)
     place = task.place
     follows = BlockAddress(place.epoch, place.fragment, place.block + 1) if more else task.next_fragment
     ended = task.epochs_end is not None and follows.epoch >= task.epochs_end
-    return Block(place, _ordered(spec, task, stored), follows, ended)
+    return Block(place, _ordered(spec, task, stored), follows, ended, _crc32c(stored, task.cut))
+
+
+def block_crc32c(spec: SourceSpec, task: BlockTask) -> int:
+    """That of the block, which is not decoded; errors as of `read_block`."""
+    return _crc32c(_of_block(spec, task)[0], task.cut)
+
+
+def _of_block(spec: SourceSpec, task: BlockTask) -> tuple[list[Raw], bool]:
+    """The records as stored, and whether another block of the fragment follows."""
+    if task.cut:
+        return _cut(spec, task.fragments[0], task.place.block)
+    return [raw for fragment in task.fragments for raw in _stored(spec, fragment)], False
+
+
+def _crc32c(stored: Sequence[Raw], cut: bool) -> int:
+    places = [number for raw in stored for number in (raw.file, raw.offset, raw.weight if cut else 0)]
+    crc = crc32c(np.array(places, "<i8").tobytes())
+    for raw in stored:
+        if isinstance(raw.stored, Line) and raw.stored.data is not None:
+            crc = crc32c(raw.stored.data, crc)
+    return crc
 
 
 def read_record(spec: SourceSpec, fragment: Fragment, offset: int) -> Records | None:

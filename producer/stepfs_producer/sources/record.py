@@ -16,7 +16,6 @@ from typing import Any, Final, NamedTuple, SupportsIndex
 
 import msgpack
 import numpy as np
-from crc32c import crc32c
 from numpy.typing import NDArray
 
 BLOCK_BYTES: Final = 8 << 20
@@ -163,13 +162,6 @@ class Records:
         fields = (self.kind, beside(self.data), self.ends, self.files, self.offsets, self.dropped)
         return Records, (*fields, self.bad, mask)
 
-    def crc32c(self) -> int:
-        """Of the records' bytes, and of where they stand."""
-        crc = crc32c(self.data)
-        for numbers in (self.ends, self.files, self.offsets):
-            crc = crc32c(np.ascontiguousarray(numbers, np.int64).tobytes(), crc)
-        return crc if self.mask is None else crc32c(self.mask, crc)
-
     def part(self, first: int, last: int) -> Records:
         """Records first … last - 1."""
         begin = int(self.ends[first - 1]) if first else 0
@@ -195,6 +187,7 @@ class Block:
     records: Records
     follows: BlockAddress  # of the next block; of the next epoch behind an epoch's last one
     ended: bool = False  # the source has no block there: its epochs are used up
+    crc32c: int = 0  # of where its records begin, and of lines' bytes; nothing that policy or a library decides
 
 
 TOKEN_MAX: Final = 2**31 - 1

@@ -58,8 +58,7 @@ class GroupHead:
 def read(spec: SourceSpec, task: BlockTask) -> tuple[BlockHead, Records]:
     """See `read_block`."""
     block = read_block(spec, task)
-    records = block.records
-    return BlockHead(block.place, len(records), block.follows, block.ended, records.crc32c()), records
+    return BlockHead(block.place, len(block.records), block.follows, block.ended, block.crc32c), block.records
 
 
 def transform(
