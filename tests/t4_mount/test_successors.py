@@ -74,7 +74,7 @@ def test_the_daemon_that_follows_a_dead_one_knows_what_is_announced_and_primed(s
         assert announce_steps(mount.directory, range(STEPS - 1, 2, -1))
         for step in (STEPS - 1, STEPS - 2):
             mount.file(step, 0).read_bytes()
-        until(lambda: [at for _, at in estate_of(mount)["readers"]["orders"]] == [2], "it writes no place down")
+        until(lambda: [one[1] for one in estate_of(mount)["readers"]["orders"]] == [2], "it writes no place down")
         until(lambda: len(estate_of(mount)["primed"]) > STEPS, "it writes nothing down")
         primed = {(step, index) for step, index, *_ in estate_of(mount)["primed"]}
         kill(mount)

@@ -410,22 +410,29 @@ class FetchQueue:
     def split(self, block: Block) -> None:
         self._queue += self.cache.split(block)
 
-    def next(self, *, prefetch: bool, in_order: int) -> Block | None:
+    def is_begun(self) -> bool:
+        """Whether a block is queued of a slice that nobody opened, and of which others have come."""
+        return any(b.state is State.QUEUED and not b.pinned and _is_begun(b) for b in self._queue)
+
+    def next(self, *, prefetch: bool, in_order: int, begun_alone: bool = False) -> Block | None:
         """The most urgent block, still queued; with `prefetch`, not only for open files. Of an open slice at most
-        `in_order` blocks are under way, and nothing is fetched ahead while others of it are held back.
+        `in_order` blocks are under way, and nothing is fetched ahead while others of it are held back. `begun_alone`: of
+        slices that nobody opened those alone of which others have come.
         """
         for entry, indices in self._demands.values():
             also = [request for request in self.prefetch_requests if request[0].step == entry.step]
             self._plan(entry, indices.union(*map(self._outstanding, also)))
         self._demands.clear()
         self._queue = [block for block in self._queue if block.state is State.QUEUED]
-        while prefetch and not self._queue and self._planned < len(self.prefetch_requests):
+        while prefetch and not begun_alone and not self._queue and self._planned < len(self.prefetch_requests):
             request = self.prefetch_requests[self._planned]
             self._planned += 1
             self._plan(request[0], self._outstanding(request))
         ready = [b for b in self._queue if b.owners[0].loading < in_order or not b.pinned or b.waiting]
-        block = min(ready, key=_urgency, default=None)
         prefetch = prefetch and len(ready) == len(self._queue)
+        if begun_alone:
+            ready = [b for b in ready if b.pinned or _is_begun(b)]
+        block = min(ready, key=_urgency, default=None)
         return block if block is not None and (block.pinned or prefetch) else None
 
     def _plan(self, entry: StepEntry, indices: Iterable[SliceIndex]) -> None:
@@ -450,6 +457,11 @@ class FetchQueue:
             self._rest = {key: until for key, until in self._rest.items() if until > now}
             outstanding = [index for index in outstanding if (step, index) not in self._rest]
         return outstanding
+
+
+def _is_begun(block: Block) -> bool:
+    places = (place for owner in block.owners for place in owner.places)
+    return any(place is not None and place.state in {State.FETCHING, State.READY} for place in places)
 
 
 def _urgency(block: Block) -> tuple[int, int, int]:
@@ -485,8 +497,9 @@ class BlockLoader:
             growth=TUNING.in_order_growth,
             fixed=self.concurrency.fixed,
         )
-        self.ahead = True  # fetch for later steps, too
+        self.settling = False  # no slice is begun ahead
         self._active: list[Block] = []
+        self._absent: set[Block] = set()  # wait for their copy at the nearer place
         self._wake = trio.Event()
 
     def notify(self) -> None:
@@ -494,15 +507,17 @@ class BlockLoader:
         self._wake.set()
 
     async def settle(self) -> None:
-        """Fetch nothing ahead any more, and return once what is under way has come."""
-        self.ahead = False
-        while not all(block.pinned for block in self._active):
+        """Begin no slice ahead any more, and return once those that were begun have come."""
+        self.settling = True
+        self.notify()
+        while self.queue.is_begun() or not all(block.pinned or block in self._absent for block in self._active):
             await self._wake.wait()
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
             while True:
-                self._wake = trio.Event()
+                if self._wake.is_set():  # whoever else waits for it would wait in vain
+                    self._wake = trio.Event()
                 short = self._start_loads(nursery)
                 poll = short and (self.cache.pool.lingering or self.cache.pool.refused)
                 with trio.move_on_after(TUNING.memory_poll_s if poll else float("inf")):
@@ -513,8 +528,8 @@ class BlockLoader:
         limit = self.concurrency.limit
         prefetches = max(1, limit - limit // 4)
         while len(self._active) < limit:
-            ahead = self.ahead and len(self._active) < prefetches
-            block = self.queue.next(prefetch=ahead, in_order=self._in_order.limit)
+            ahead = len(self._active) < prefetches
+            block = self.queue.next(prefetch=ahead, in_order=self._in_order.limit, begun_alone=self.settling)
             self.planned.set()
             self.planned = trio.Event()
             if block is None:
@@ -584,9 +599,11 @@ class BlockLoader:
             if answer is not Answer.ABSENT:
                 return answer
             look_s = min(trio.current_time() + pause_s, until_s)
+            self._absent.add(block)
             while waits() and trio.current_time() < look_s:
                 with trio.move_on_at(look_s):
                     await self._wake.wait()  # somebody may have opened it
+            self._absent.discard(block)
             if not waits() or trio.current_time() >= until_s:
                 return answer
             pause_s *= 2

@@ -75,8 +75,8 @@ class OrderEvidence:
         return {"went_on": [*self._went_on], "recent": [*self._recent]}
 
     def inherit(self, estate: Mapping[str, Any]) -> None:
-        self._went_on.extend(estate["went_on"])
-        self._recent.extend(map(Step, estate["recent"]))
+        self._went_on = deque(estate["went_on"], TUNING.judged_steps)
+        self._recent = deque(map(Step, estate["recent"]), _MEMORY_STEPS)
 
     @property
     def goes_on(self) -> bool:
@@ -163,7 +163,9 @@ class AccessHistory:
         return {"opened": [(step, [*seen]) for step, seen in self._opened.items()], **self.order.estate()}
 
     def inherit(self, estate: Mapping[str, Any]) -> None:
-        self._opened.update((Step(step), dict.fromkeys(map(SliceIndex, seen))) for step, seen in estate["opened"])
+        self._opened = OrderedDict(
+            (Step(step), dict.fromkeys(map(SliceIndex, seen))) for step, seen in estate["opened"]
+        )
         self.order.inherit(estate)
 
     def opened(self, step: Step) -> Collection[SliceIndex]:
@@ -213,7 +215,7 @@ class StepRate:
         return [now - time for time in self._times]
 
     def inherit(self, estate: Iterable[float], now: float) -> None:
-        self._times.extend(now - age for age in estate)
+        self._times = deque((now - age for age in estate), TUNING.pace_samples)
 
     def steps_per_s(self) -> float | None:
         """None until there is something to measure."""

@@ -369,6 +369,14 @@ class HintedStream:
             del self._opened[old]
         return fresh
 
+    def estate(self) -> tuple[int, int, list[tuple[int, list[SliceIndex]]]]:
+        """The front, the start, and what was opened near it."""
+        return self.front, self._start, [(place, [*seen]) for place, seen in self._opened.items()]
+
+    def inherit(self, front: int, start: int, opened: list[tuple[int, list[int]]]) -> None:
+        self.front, self._start = front, start
+        self._opened = OrderedDict((place, set(map(SliceIndex, seen))) for place, seen in opened)
+
     def slices(self) -> frozenset[SliceIndex]:
         return usual_slices(list(self._opened.values())[-EVIDENCE_STEPS:])
 
@@ -444,19 +452,23 @@ class HintedStreams:
         """The least step that an unfinished order began with; None without one."""
         return min((stream.order.lowest for stream in self._streams if not stream.ended), default=None)
 
-    def estate(self) -> list[tuple[list[str], int]]:
-        """The orders that names announced, and the places of their readers: for the next daemon."""
+    def estate(self) -> list[tuple[list[str], int, int, list[tuple[int, list[SliceIndex]]]]]:
+        """The orders that names announced, and where their readers are: for the next daemon."""
         return [
-            ([shuffle_name(order, stream.front)] if isinstance(order, ShuffledOrder) else order.names(), stream.front)
+            (
+                [shuffle_name(order, stream.front)] if isinstance(order, ShuffledOrder) else order.names(),
+                *stream.estate(),
+            )
             for stream in self._streams
             if not isinstance(order := stream.order, StridedOrder)
         ]
 
-    def inherit(self, estate: Iterable[tuple[list[str], int]], now: float) -> None:
-        for names, front in estate:
+    def inherit(self, estate: Iterable[tuple[list[str], int, int, list[tuple[int, list[int]]]]], now: float) -> None:
+        for names, front, start, opened in estate:
             for name in names:
                 self.accept(parse_hint(name), now)
-            self._streams[-1].front = front
+            self._streams[-1].inherit(front, start, opened)
+            self._usual = self._streams[-1].slices() or self._usual
 
     def describe(self) -> list[dict[str, int]]:
         """Each order's length and the place of its readers, for the control file."""

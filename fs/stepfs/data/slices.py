@@ -290,7 +290,7 @@ class Slices:
         await self._priming.settle()
 
     def go_on(self) -> None:
-        self._loader.ahead = True
+        self._loader.settling = False
         self._loader.notify()
 
     @property

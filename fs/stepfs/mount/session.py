@@ -10,6 +10,7 @@ import errno
 import faulthandler
 import logging
 import os
+import select
 import signal
 import socket
 import time
@@ -184,9 +185,10 @@ class MountParts(LakeParts):
             self.primer.inherit(estate["primed"])
         for inode in estate["sizes"]:
             self.operations.sizes.note(inode)
-        self.prefetcher.inherit(estate["readers"])
         if not crashed:
             self.operations.inherit(estate["open"])
+        if "readers" in estate:  # else of another version: they are learned anew
+            self.prefetcher.inherit(estate["readers"])  # in place of what the opens before have just taught
         self.meter.opened, self.meter.last_step = estate["opened"], estate["last_step"]
 
     async def seen(self, version: int) -> None:
@@ -626,20 +628,34 @@ class _Session:
                     send(peer, {"refused": "another daemon takes it over, or it is about to be unmounted"})
                     return
                 self._giving = True
-                if self._draining is not None:
-                    send(self._draining, {"hurry": True})
-                    await self._drained.wait()
-                with trio.move_on_after(handover.SETTLE_S):
-                    await mount.slices.settle()
-                async with self._writing, AsyncExitStack() as quiet:
-                    if mount.primer is not None:
-                        await quiet.enter_async_context(mount.primer.turn)
-                    await self._give(mount, link, peer, said["thread"], descriptors)
+                try:
+                    await self._go(mount, link, peer, said["thread"], descriptors)
+                finally:
+                    self._giving = False
+                    mount.slices.go_on()
             finally:
-                self._giving = False
-                mount.slices.go_on()
                 for descriptor in descriptors:
                     os.close(descriptor)
+
+    async def _go(
+        self, mount: MountParts, link: Link, peer: socket.socket, thread: int, descriptors: list[int]
+    ) -> None:
+        """Give the mount away, once nothing is lost by it."""
+        if self._draining is not None:
+            send(self._draining, {"hurry": True})
+            await self._drained.wait()
+        if mount.primer is not None:
+            with trio.move_on_after(handover.SETTLE_S):
+                await mount.slices.settle()
+        if select.select([peer], [], [], 0)[0]:  # it has ended meanwhile
+            return
+        if mount.files.closing:
+            send(peer, {"refused": "it is about to be unmounted"})
+            return
+        async with self._writing, AsyncExitStack() as quiet:
+            if mount.primer is not None:
+                await quiet.enter_async_context(mount.primer.turn)
+            await self._give(mount, link, peer, thread, descriptors)
 
     async def _give(
         self, mount: MountParts, link: Link, peer: socket.socket, thread: int, descriptors: list[int]

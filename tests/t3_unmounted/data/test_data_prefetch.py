@@ -214,19 +214,20 @@ class Daemon(Node):
         self.prefetcher.note_open(Step(step), SliceIndex(index))
 
 
-async def test_the_next_daemon_fetches_nothing_again(tmp_path, monkeypatch, autojump_clock):
+@pytest.mark.parametrize(("steps", "size"), [(60, 64 * KIB), (6, 4 * BLOCK_BYTES + 1)], ids=["a block", "five blocks"])
+async def test_the_next_daemon_fetches_nothing_again(tmp_path, monkeypatch, autojump_clock, steps, size):
     monkeypatch.setattr(pagecache, "resident_bytes", lambda _path, length: length)
-    world = world_of(60, 64 * KIB)
+    world = world_of(steps, size)
     world.store.behave = lambda *_: 0.3
     pages = Pages(tmp_path, world)
     estate, under_way = None, 0
-    for steps in (range(20), range(20, 40), range(40, 60)):
+    for first in range(0, steps, steps // 3):
         async with trio.open_nursery() as nursery:
             daemon = Daemon(world, pages)
             if estate is not None:
                 daemon.primer.inherit(estate)
             await nursery.start(lambda task_status, run=daemon.run: run(task_status=task_status))
-            for step in steps:
+            for step in range(first, first + steps // 3):
                 await daemon.read(step, 0)
                 await trio.sleep(0.2)
             under_way += world.store.running
@@ -234,7 +235,7 @@ async def test_the_next_daemon_fetches_nothing_again(tmp_path, monkeypatch, auto
             estate = daemon.primer.estate()
             nursery.cancel_scope.cancel()
     assert under_way
-    assert len(world.store.requests) == 60
+    assert len(world.store.requests) == steps * -(-size // BLOCK_BYTES)
 
 
 async def test_the_next_daemon_knows_what_readers_open_next(nursery, autojump_clock):

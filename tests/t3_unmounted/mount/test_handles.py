@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from contextlib import suppress
 
@@ -237,8 +238,10 @@ def test_announced_orders_are_handed_on_with_the_places_of_their_readers():
         old.accept(parse_hint(name), 0.0)
     for place in range(40):
         old.note_open(order.step_at(place), SliceIndex(0), 1.0)
-    new.inherit(old.estate(), 2.0)
+    new.inherit(json.loads(json.dumps(old.estate())), 2.0)
     assert new.describe() == old.describe()
+    view = {"hinted": frozenset(), "window_of": lambda _: 9, "first": Step(0), "frontier": Step(999), "now": 2.0}
+    assert new.plan(**view) == old.plan(**view) != []
     assert new.needed_from() == old.needed_from() == 0
 
 
