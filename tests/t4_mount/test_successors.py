@@ -238,6 +238,47 @@ def test_where_nobody_can_follow_readers_get_errors_and_the_next_mount_heals(ste
         assert again.file(1, 0).read_bytes() == payload(1, 0, SIZE)
 
 
+HANGS = """
+import sys
+if "stepfs.mount.daemon" in sys.orig_argv and once():
+    import threading, time
+    def look():
+        while not os.path.ismount({mount!r}):
+            time.sleep(0.01)
+        os.stat({mount!r} + "/step-000000999/rank-00000.bin")  # answered once it is committed
+    threading.Thread(target=look, daemon=True).start()
+"""
+
+
+@needs_resend
+@pytest.mark.parametrize("hangs", [False, True])
+def test_under_a_supervisor_the_guardian_follows_those_alone_that_hang_in_their_own_mount(
+    steady, tmp_path, monkeypatch, hangs
+):
+    """No supervisor starts another one while the process of the dead one is there."""
+    code = HANGS.format(mount=str(tmp_path / "m")) if hangs else ""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd, tampered(monkeypatch, tmp_path, code):
+        systemd.bind(str(tmp_path / "notify"))
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        with mounted(steady, tmp_path / "m", "--wait", "600") as mount:
+            (guardian,) = Path(f"/proc/{mount.pid}/task/{mount.pid}/children").read_text().split()
+            if hangs:
+                until(lambda: mount.status()["waiting"] == 1, "it does not hang")
+                before = mount.pid
+                mount.kill(signal.SIGKILL)
+                until(lambda: {*daemons_of(mount)} - {before}, "nobody follows")  # asked of the mount, it would hang
+                mount.pid = mount.config()["pid"]
+                gone(before)
+                assert daemons_of(mount) == [mount.pid]
+                assert mount.file(1, 0).read_bytes() == payload(1, 0, SIZE)
+            else:
+                mount.kill(signal.SIGKILL)
+                gone(mount.pid)
+                gone(int(guardian))
+                assert daemons_of(mount) == []
+                systemd.close()  # as systemd keeps the device, no reader gets an error
+
+
 def sockets_of(pid):
     return sum(os.readlink(descriptor).startswith("socket:") for descriptor in Path(f"/proc/{pid}/fd").iterdir())
 
