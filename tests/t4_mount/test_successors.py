@@ -266,7 +266,9 @@ def test_under_a_supervisor_the_guardian_follows_those_alone_that_hang_in_their_
                 until(lambda: mount.status()["waiting"] == 1, "it does not hang")
                 before = mount.pid
                 mount.kill(signal.SIGKILL)
-                until(lambda: {*daemons_of(mount)} - {before}, "nobody follows")  # asked of the mount, it would hang
+                until(
+                    lambda: bool({*daemons_of(mount)} - {before}), "nobody follows"
+                )  # asked of the mount, it would hang
                 mount.pid = mount.config()["pid"]
                 gone(before)
                 assert daemons_of(mount) == [mount.pid]
