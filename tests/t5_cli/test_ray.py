@@ -192,8 +192,8 @@ def test_a_cluster_that_asks_for_a_token(plan, file_url, monkeypatch, changes, c
 
 
 @pytest.mark.slow
-def test_the_commands_of_the_readme_run(plan, tmp_path, file_url) -> None:
-    part = (ROOT / "README.md").read_text().partition("### More than one machine")[2].partition("\n## ")[0]
+def test_the_commands_of_the_guide_run(plan, tmp_path, file_url) -> None:
+    part = (ROOT / "fs/GUIDE.md").read_text().partition("# More than one machine\n")[2].partition("\n#")[0]
     install, token, head, node, produce = (
         line.partition("#")[0].removeprefix("$ ") for line in part.splitlines() if line.startswith("$ ")
     )
