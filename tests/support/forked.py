@@ -59,6 +59,24 @@ def stand_still(module: str, owner: str, name: str) -> None:
     setattr(getattr(holder, owner) if owner else holder, name, stuck)
 
 
+def fails_while(flag: str, module: str, owner: str, name: str) -> None:
+    """A method of a store cannot reach it for as long as there is a file `flag`."""
+    from stepfs.errors import StoreUnreachableError  # noqa: PLC0415
+
+    holder = getattr(import_module(module), owner)
+    sound = getattr(holder, name)
+
+    def is_away() -> bool:
+        return Path(flag).exists()
+
+    async def method(*arguments: object, **named: object) -> object:
+        if is_away():
+            raise StoreUnreachableError("the store does not answer")
+        return await sound(*arguments, **named)
+
+    setattr(holder, name, method)
+
+
 def one_core() -> None:
     """A run that is not told how many starts one worker."""
     import_module("stepfs_producer.run.machines").usable_cpus = lambda: 1  # type: ignore[attr-defined]

@@ -7,6 +7,7 @@ import json
 import shutil
 import signal
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import forked
@@ -96,6 +97,21 @@ def test_it_follows_until_it_is_interrupted(home, copy):
         program.send_signal(signal.SIGINT)
         out, err = program.communicate()
     assert (program.returncode, out, err) == (130, "", "")
+
+
+def test_an_outage_is_told_once_and_borne(home, copy, tmp_path):
+    flag = tmp_path / "away"
+    away = partial(forked.fails_while, str(flag), "stepfs.store.local.local_store", "LocalStore", "get")
+    with forked.Forked("stepfs", "replicate", home, copy, "--every", "20ms", first=away) as program:
+        assert "has steps 0 to 5" in program.stdout.readline()
+        for steps in (range(6, 9), range(9, 12)):
+            flag.touch()
+            assert program.stderr.readline() == "stepfs: the store does not answer; trying again, and a line a minute\n"
+            commit(home, steps)
+            flag.unlink()
+            assert f"has steps 0 to {steps[-1]}" in program.stdout.readline()
+        program.send_signal(signal.SIGINT)
+        assert program.communicate()[1] == ""
 
 
 def test_copy_is_no_other_place_than_it_seems(home, copy, tmp_path):

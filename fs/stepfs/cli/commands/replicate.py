@@ -62,7 +62,7 @@ def replicate(
         async with opened_store(home, options) as source, opened_store(copy, options.for_origin()) as store:
             with _progress(quiet=as_json or every is not None) as note:
                 copier, replica = Copier(source, store, memory, note), None
-                more, show_at_s = False, float("-inf")
+                more, show_at_s, complain_at_s = False, float("-inf"), float("-inf")
                 while True:
                     try:
                         replica = replica or await Replica.open(
@@ -75,8 +75,12 @@ def replicate(
                     except StoreUnreachableError as error:
                         if every is None:
                             raise
-                        say(f"stepfs: {error}; trying again")
-                        replica, more = None, False
+                        if trio.current_time() >= complain_at_s:
+                            say(f"stepfs: {error}; trying again, and a line a minute")
+                            complain_at_s = trio.current_time() + _SHOW_S
+                        replica, more, show_at_s = None, False, float("-inf")
+                    else:
+                        complain_at_s = float("-inf")
                     if every is not None and replica is not None and trio.current_time() >= show_at_s:
                         _show(replica, as_json=as_json)
                         show_at_s = trio.current_time() + _SHOW_S
