@@ -429,6 +429,7 @@ def test_a_position_that_forgets_them_is_caught(monkeypatch: pytest.MonkeyPatch)
 def after_decades(state: State) -> int:
     """Bytes of the position when every number has grown."""
     place = {"epoch": 1 << 32, "fragment": 1 << 20, "block": 1 << 32, "taken": 1 << 32, "into": 1 << 32}
+    place["begun"] = (1 << 32) - 1
     sources = {name: replace(one, **place, **DECADES) for name, one in state.sources.items()}
     return len(msgpack.packb(replace(state, step=1 << 62, sources=sources).position()))
 

@@ -19,6 +19,7 @@ from stepfs_producer.plan.spans import Span
 
 VERSION: Final = 1
 _INTEGER_BYTES_MAX: Final = 9
+_CRC_BYTES_MAX: Final = 5
 _INTEGERS: Final = 11
 
 
@@ -105,7 +106,7 @@ def position_bytes_max(state: State, growing: Collection[str] | None = None) -> 
     integers = _INTEGER_BYTES_MAX  # of the step
     for name, source in state.sources.items():
         if growing is None or name in growing:
-            integers += _INTEGERS * _INTEGER_BYTES_MAX
+            integers += (_INTEGERS - 1) * _INTEGER_BYTES_MAX + _CRC_BYTES_MAX
         else:
             integers += sum(len(msgpack.packb(number)) for number in astuple(source)[-_INTEGERS:])
     return len(frame) + sum(len(msgpack.packb(text)) for text in texts) + integers + 3 * len(state.sources) + 5
