@@ -238,6 +238,21 @@ def test_where_nobody_can_follow_readers_get_errors_and_the_next_mount_heals(ste
         assert again.file(1, 0).read_bytes() == payload(1, 0, SIZE)
 
 
+@needs_resend
+def test_who_waits_for_a_commit_waits_at_the_next_daemon_at_once(steady, tmp_path, monkeypatch):
+    """The one before may see commits that the next one has not seen yet: a step would be shown, and then not."""
+    change_constants(monkeypatch, {"stepfs.mount.session:DRAIN_S": 1000.0})
+    with mounted(steady, tmp_path / "m", "--wait", "600") as mount:
+        reader = subprocess.Popen(["cat", str(mount.file(STEPS, 0))], stdout=subprocess.PIPE)
+        until(lambda: mount.status()["waiting"] == 1, "nobody waits")
+        before = replace(mount, "--wait", "600")
+        gone(before)
+        until(lambda: mount.status()["waiting"] == 1, "the next one was not asked")
+        with Producer(steady, producer_id="later") as producer:
+            producer.append([payload(STEPS, index, SIZE) for index in range(SLICES)], position=None)
+        assert reader.communicate(timeout=PATIENCE_S)[0] == payload(STEPS, 0, SIZE)
+
+
 HANGS = """
 import sys
 if "stepfs.mount.daemon" in sys.orig_argv and once():

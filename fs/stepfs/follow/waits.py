@@ -73,6 +73,7 @@ class Waits:
     def __post_init__(self) -> None:
         self.expired_errno = errno.ETIMEDOUT if self.wait_s is None else errno.ENOENT  # of a wait for a commit
         self.seconds = {"commit": Histogram(), "index": Histogram()}  # duration of waits, by their reason
+        self.given = False  # another daemon has the mount: it answers those that wait for a commit
         self._nursery: trio.Nursery | None = None
         self._telling = False
         self._deadlines: dict[Step, _Deadline] = {}
@@ -101,6 +102,11 @@ class Waits:
             if has_signal(pid):
                 for scope in scopes:
                     scope.cancel()
+
+    def give(self, *, given: bool) -> None:
+        """Whether those that wait for a commit are left to another daemon, which may not know yet what this one sees."""
+        self.given = given
+        self.changes.notify()
 
     async def for_files(self, step: Step, pid: int, *, waits: bool = False) -> StepEntry | WaitOutcome:
         """The entry of a step once its files may be opened; never READY. Errors as `for_entry`.
@@ -133,12 +139,10 @@ class Waits:
             with self._timed("commit"), self.changes.listening():
                 while True:
                     changed = self.changes.next_change
-                    if step < self.tree.next_step:
-                        return WaitOutcome.READY
-                    if self.reader.astray is not None:
+                    if not self.given and self.reader.astray is not None and step >= self.tree.next_step:
                         raise OtherHistoryError(*self.reader.astray.args)
-                    if not self.tree.awaited(step):
-                        return WaitOutcome.NEVER
+                    if not self.given and not self.tree.awaited(step):
+                        return WaitOutcome.READY if step < self.tree.next_step else WaitOutcome.NEVER
                     outcome = await self._watch(changed, deadline.at, pid)
                     if outcome is not WaitOutcome.READY:
                         return outcome

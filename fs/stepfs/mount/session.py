@@ -239,6 +239,7 @@ _WITHOUT_CACHE: Final = (
     4  # descriptors that a daemon which takes over sends: its socket, its order, the device, the papers
 )
 _PAPERS_S: Final = 1.0
+_DRAINED_POLL_S: Final = 0.01
 _PAPERS_SHARE: Final = 0.01  # of the time goes at most into writing them
 _ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -664,6 +665,7 @@ class _Session:
         pid, _ = credentials(peer)
         guarded = self._guardian.join(thread, descriptors)
         await link.stop()
+        mount.waits.give(given=link.has_resend)
         self._facts["generation"] += 1  # of the one after that one, too, if that one fails
         estate = {**mount.estate(), "open": mount.files.estate(), "stopped_s": time.monotonic()}
         handover.write_papers(self._papers, self._facts, estate)
@@ -672,6 +674,7 @@ class _Session:
             _log.warning("pid %d did not serve %s: it is served as before", pid, self._directory)
             await trio.to_thread.run_sync(handover.end, pid, thread)
             handover.write_papers(self._papers, self._facts, mount.estate())
+            mount.waits.give(given=False)
             await link.read_on()
             return
         self._heir, self._why = peer, f"handed over to pid {pid}"
@@ -686,7 +689,13 @@ class _Session:
         mount.slices.set_memory(0)
         if not link.has_resend:
             await trio.sleep_forever()
-        await heard(peer, DRAIN_S)  # or until it hurries
+        with trio.move_on_after(DRAIN_S):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_until_heard, peer, nursery.cancel_scope)
+                # The next daemon has those sent again that wait for a commit, once nobody else is left.
+                while not 0 < mount.meter.held <= mount.waits.waiting:  # noqa: ASYNC110 -- counts tell nobody
+                    await trio.sleep(_DRAINED_POLL_S)
+                nursery.cancel_scope.cancel()
         assert self._background is not None
         self._background.cancel()
 
@@ -706,6 +715,12 @@ class _Session:
             on_stuck=self._end_stuck,
             timing=watchdog.TIMING.under(os.environ, os.getpid()),
         )
+
+
+async def _until_heard(peer: socket.socket, scope: trio.CancelScope) -> None:
+    """Until the next daemon hurries, or has ended."""
+    await heard(peer, float("inf"))
+    scope.cancel()
 
 
 def budgets(options: MountOptions) -> tuple[int, int]:

@@ -198,7 +198,11 @@ def _mount(run: Run, index: int, environment: dict[str, str]) -> Actor:
     words += ["--checkpoint-dir", str(_watched(run, index))] if index % 2 else []
     name = f"mount-{index}"
     patient = {"PYTHONPATH": os.pathsep.join([str(_CONSTANTS), os.environ.get("PYTHONPATH", "")])}
-    patient["TESTS_CONSTANTS"] = json.dumps({"stepfs.mount.health.guardian:DEATHS": 1_000_000})
+    # An outage of the store may last longer than a guardian tries, and then cuts the connection as it should.
+    limits = {"DEATHS": 1_000_000, "PATIENCE_S": 300.0}
+    patient["TESTS_CONSTANTS"] = json.dumps(
+        {f"stepfs.mount.health.guardian:{name}": one for name, one in limits.items()}
+    )
     return Actor(
         "mount", name, [str(BIN / "stepfs"), "mount", *words], _log(run, name), None, environment | patient,
     )  # fmt: skip
