@@ -14,6 +14,7 @@ import grpc
 import pytest
 from realmount import PATIENCE_S, lake_with, needs_resend, payload, until
 
+from stepfs.csi.__main__ import parsed
 from stepfs.csi.messages import MESSAGES
 from stepfs.mount.host import mount_points
 
@@ -256,6 +257,16 @@ def test_a_secret_that_is_absent_or_of_no_use_is_told(other_node, s3_url, tmp_pa
     )
     node.publish("v", tmp_path / "target", volume_context=context, secrets=keys)
     assert (tmp_path / "target/step-000000001/rank-00000.bin").read_bytes() == payload(1, 0)
+
+
+def test_a_socket_may_be_named_by_its_url_and_is_absolute(capsys):
+    given = parsed(["plugin", "--endpoint", "unix:///run/a.sock", "--holder", "/run/b.sock"])
+    assert (given.endpoint, given.holder) == ("/run/a.sock", "/run/b.sock")
+    for wrong in ("a.sock", "tcp://0.0.0.0:1"):
+        with pytest.raises(SystemExit) as ended:
+            parsed(["holder", "--holder", wrong])
+        assert ended.value.code == 2
+        assert f"{wrong!r} is no absolute path; write one such as /csi/csi.sock" in capsys.readouterr().err
 
 
 def test_an_attribute_that_is_given_twice_is_the_later_one():

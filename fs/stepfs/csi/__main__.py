@@ -22,12 +22,21 @@ _THREADS: Final = 16
 _log = logging.getLogger("stepfs.csi")
 
 
+def _path(text: str) -> str:
+    """Kubernetes writes sockets as URLs, too."""
+    path = text.removeprefix("unix://")
+    if not path.startswith("/"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no absolute path; write one such as /csi/csi.sock")
+    return path
+
+
 def parsed(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m stepfs.csi", description=__doc__)
+    shows = argparse.ArgumentDefaultsHelpFormatter
+    parser = argparse.ArgumentParser(prog="python -m stepfs.csi", description=__doc__, formatter_class=shows)
     parser.add_argument("role", choices=["plugin", "holder"])
-    parser.add_argument("--endpoint", default="/csi/csi.sock", help="the plugin's socket, for kubelet")
-    parser.add_argument("--holder", default="/run/stepfs-csi/holder.sock", help="the holder's socket")
-    parser.add_argument("--base", default="/var/lib/stepfs/csi", help="where volumes are mounted")
+    parser.add_argument("--endpoint", type=_path, default="/csi/csi.sock", help="the plugin's socket, for kubelet")
+    parser.add_argument("--holder", type=_path, default="/run/stepfs-csi/holder.sock", help="the holder's socket")
+    parser.add_argument("--base", type=_path, default="/var/lib/stepfs/csi", help="where the plugin mounts volumes")
     parser.add_argument("--node", default=os.uname().nodename, help="this node's name in the cluster")
     return parser.parse_args(arguments)
 
