@@ -206,7 +206,7 @@ def test_every_promise_has_tests_and_they_exist():
         f"after {DEADLINE_S:g} s they fail with `ETIMEDOUT`",
         f"gives up after {WORDS[DEATHS]} deaths within a minute, {WORDS[ATTEMPTS]} daemons in a row that did not serve, or"
         f" {PATIENCE_S:g} s"[: None if WITHIN_S == 60 else 0],
-        f"Waits that last longer than {DRAIN_S:g} s begin anew",
+        f"begin anew, and reads that take longer than {DRAIN_S:g} s",
         f"names of the next {AHEAD_STEPS_MAX} steps",
         f"and one every {IDENTITY_CHECK_S:g} s, which checks",
         f"one per poll interval, at most one per {'second' if INTERVAL_S == 1.0 else INTERVAL_S}",
