@@ -114,6 +114,14 @@ def test_a_file_that_was_edited_in_place_is_found_where_a_block_was_begun(plan: 
     assert run(plan, file_url, "--limit-steps", 8).returncode == 0
 
 
+def test_a_source_that_became_another_is_refused_as_such_and_not_for_its_block(plan: Path, file_url: str) -> None:
+    assert run(plan, file_url, "--limit-steps", 2).returncode == 0
+    plan.write_text(PLAN.replace("files: prose.txt", "files: prose.txt, records: files"))
+    refused = run(plan, file_url, "--limit-steps", 4, "--accept-changes")
+    assert refused.returncode == 4, refused.stderr
+    assert "source prose is not the one that this lake has taken samples of" in refused.stderr
+
+
 def test_a_holdout_does_not_get_into_the_lake_of_its_plan(plan: Path, file_url: str) -> None:
     assert run(plan, file_url, "--limit-steps", 2).returncode == 0
     refused = run(plan, file_url, "--limit-steps", 4, "--holdout")

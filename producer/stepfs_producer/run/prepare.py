@@ -478,8 +478,10 @@ def _edited(prepared: PreparedPlan, begun: Mapping[str, SourceState]) -> dict[st
     found = {}
     for one in prepared.sources:
         was = begun.get(one.spec.name)
-        task = None if was is None else one.layout.task(BlockAddress(*was.cursor[:3]))
-        if was is not None and task is not None and block_crc32c(one.spec, task) != was.begun:
+        if was is None or was.identity != prepared.rules.sources[one.spec.name].identity:
+            continue  # another source, which is refused by its name
+        task = one.layout.task(BlockAddress(*was.cursor[:3]))
+        if task is not None and block_crc32c(one.spec, task) != was.begun:
             found[one.spec.name] = task
     return found
 
