@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections import Counter
 from pathlib import Path
@@ -17,6 +18,7 @@ from stepfs.store.opening import open_store
 from stepfs_producer import Producer
 from stepfs_producer.commit.uploads import unpack_position
 from stepfs_producer.plan.step import SourceState, State, read_position
+from stepfs_producer.run import prepare
 from torture.planned.audit import pieces_of
 
 PLAN = """\
@@ -112,6 +114,18 @@ def test_a_file_that_was_edited_in_place_is_found_where_a_block_was_begun(plan: 
     assert "the rest of the block is left out" in accepted.stderr
     assert position(file_url).sources["prose"].cursor > (begun.epoch + 1, 0, 0, 0, 0), "it has one block"
     assert run(plan, file_url, "--limit-steps", 8).returncode == 0
+
+
+def test_a_begun_block_that_cannot_be_read_is_told_in_a_line(plan: Path, file_url: str, monkeypatch) -> None:
+    assert run(plan, file_url, "--limit-steps", 2).returncode == 0
+
+    def fails(*_: object) -> int:
+        raise OSError(errno.EIO, "Input/output error", "/corpus/prose.txt")
+
+    monkeypatch.setattr(prepare, "block_crc32c", fails)
+    ended = run(plan, file_url, "--limit-steps", 4)
+    assert (ended.returncode, ended.stderr.count("\n")) == (4, 1), ended.stderr
+    assert "/corpus/prose.txt: Input/output error; make its files readable" in ended.stderr
 
 
 def test_a_source_that_became_another_is_refused_as_such_and_not_for_its_block(plan: Path, file_url: str) -> None:

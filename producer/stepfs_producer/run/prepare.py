@@ -355,15 +355,18 @@ async def list_sources(place: LocatedPlan) -> dict[str, Listing]:
         try:
             found[spec.name] = await trio.to_thread.run_sync(list_corpus, spec, limiter=limiter, abandon_on_cancel=True)
         except OSError as error:
-            raise RefusedError(
-                f"source {spec.name}: {error.filename or spec.files[0]}: {error.strerror or error}; make its files readable"
-            ) from error
+            raise _unreadable(spec, error) from error
 
     async with trio.open_nursery() as nursery:
         specs = source_specs(place.plan, held_out=place.held_out, directory=place.directory)
         for spec in specs.values():
             nursery.start_soon(look, spec)
     return found
+
+
+def _unreadable(spec: SourceSpec, error: OSError) -> RefusedError:
+    what = f"{error.filename or spec.files[0]}: {error.strerror or error}"
+    return RefusedError(f"source {spec.name}: {what}; make its files readable")
 
 
 def prepare_plan(place: LocatedPlan, listings: Mapping[str, Listing]) -> PreparedPlan:
@@ -481,8 +484,11 @@ def _edited(prepared: PreparedPlan, begun: Mapping[str, SourceState]) -> dict[st
         if was is None or was.identity != prepared.rules.sources[one.spec.name].identity:
             continue  # another source, which is refused by its name
         task = one.layout.task(BlockAddress(*was.cursor[:3]))
-        if task is not None and block_crc32c(one.spec, task) != was.begun:
-            found[one.spec.name] = task
+        try:
+            if task is not None and block_crc32c(one.spec, task) != was.begun:
+                found[one.spec.name] = task
+        except OSError as error:
+            raise _unreadable(one.spec, error) from error
     return found
 
 
