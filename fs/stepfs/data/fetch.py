@@ -600,6 +600,8 @@ class BlockLoader:
                 return answer
             look_s = min(trio.current_time() + pause_s, until_s)
             self._absent.add(block)
+            if self.settling:
+                self.notify()  # nobody waits for it any more
             while waits() and trio.current_time() < look_s:
                 with trio.move_on_at(look_s):
                     await self._wake.wait()  # somebody may have opened it

@@ -283,3 +283,17 @@ async def test_a_place_without_data_of_the_lake_is_told_once(nursery, autojump_c
     (record,) = caplog.records
     assert record.getMessage() == (f"memory://place {said}: until it has, and answers, the lake's own store is read")
     await read(slices, world, 0)
+
+
+async def test_a_block_that_waits_for_its_copy_keeps_no_daemon(nursery, autojump_clock):
+    world = world_of(2, MIB)
+    place = Place(world)
+    del place.objects[world.entries[1].tgb.key]
+    place.behave = lambda number, offset, size: 0.01 if number == 0 else 1.0
+    slices = await started(nursery, world, place)
+    await read(slices, world, 0)
+    slices.request([(world.entries[1], [SliceIndex(0)])])
+    await trio.testing.wait_all_tasks_blocked()  # the place is asked, and has not answered yet
+    began = trio.current_time()
+    await slices.settle()
+    assert trio.current_time() - began < 1.5
