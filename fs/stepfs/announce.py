@@ -36,7 +36,7 @@ def announce_steps(directory: str | Path, steps: Iterable[int]) -> bool:
 
 
 def announce_file(directory: str | Path, path: str | Path) -> bool:
-    """As `announce_steps`, for a text file with one step number a line."""
+    """Announce the steps of a text file, one number a line, as `announce_steps` does."""
     words = Path(path).read_text().split()
     bad = next((word for word in words if not (word.isascii() and word.isdigit())), None)
     if bad is not None:

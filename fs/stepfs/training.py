@@ -1,4 +1,4 @@
-"""For training loops: the resume state, and the hook for checkpoints.
+"""The two calls of a training loop: its resume state, and the hook for checkpoints.
 
 stream = StreamState.of_mount("/mnt/run", world=8)       # saved by `dcp.save`: where to continue
 durable = CheckpointHook("/mnt/run", keep=2)             # `durable(stream.next_step)` records a checkpoint

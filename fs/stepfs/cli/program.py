@@ -85,7 +85,9 @@ def new_program(name: str, about: str, exit_codes: str, group: type[TyperGroup] 
 
 
 def lazy_group(package: str, summaries: Mapping[str, str]) -> type[TyperGroup]:
-    """For `typer.Typer(cls=…)`. Command `some-name` is function `some_name` of module `PACKAGE.some_name`."""
+    """A class for `typer.Typer(cls=…)`, which imports a command when it is called: `some-name` is function `some_name` of
+    module `PACKAGE.some_name`.
+    """
 
     class LazyGroup(Program):
         def __init__(self, **settings: Any) -> None:

@@ -47,7 +47,9 @@ class ConcurrencyLimit:
         growth: float = 2.0,
         fixed: bool = False,
     ) -> None:
-        """At most `limit_max` GETs, `first` until `growth` times as many, or fewer, turn out better. `fixed`: always so many."""
+        """The limit is `first`, until `growth` times as many, or fewer, turn out better; never above `limit_max`. `fixed`: always
+        `limit_max`.
+        """
         self.limit_max = limit_max
         self.limit = limit_max if fixed else min(first, limit_max)
         self.fixed = fixed
@@ -164,7 +166,7 @@ def _class(size: int) -> int:
 
 
 class Throttle:
-    """At most one request starts per `interval_s`; 0 while the store is well."""
+    """Lets at most one request start per `interval_s`, which is 0 while the store is well."""
 
     def __init__(self) -> None:
         self.interval_s = 0.0
@@ -587,7 +589,7 @@ class BlockLoader:
         return await self.fetcher.fetch(block.entry, block.range, left, lease, again)
 
     async def _load_near(self, near: Near, block: Block, buffer: Buffer) -> Answer:
-        """From the nearer place. A block that nobody opened yet waits there for its copy, which is made after the commit."""
+        """Ask the nearer place. A block that nobody opened yet waits there for its copy, which is made after the commit."""
         until_s = trio.current_time() + TUNING.near_absent_s
         pause_s = TUNING.near_look_s
 

@@ -110,7 +110,7 @@ def ordered_runs(runs: Sequence[AccessRun], evidence: OrderEvidence, *, first: S
 
 
 def _close_from(run: AccessRun) -> Step | None:
-    """Where most of the steps opened last begin, if they lie within a stretch of twice as many places."""
+    """The step at which most of those opened last begin, if they lie within a stretch of twice as many places."""
     steps = sorted(run.latest)
     most = math.ceil(_CLOSE_SHARE * len(steps))
     span, low = min((high - low, low) for low, high in zip(steps, steps[most - 1 :], strict=False))

@@ -147,7 +147,7 @@ class StridedOrder:
 
     @property
     def lowest(self) -> Step:
-        """As of other orders; steps in order release each other, so no checkpoint asks for it."""
+        """The first step. No checkpoint asks for it, because steps in order release each other."""
         return self.first
 
     def step_at(self, place: int) -> Step:

@@ -125,7 +125,7 @@ class Prefetcher:
                 await self._wake.wait()
 
     async def _until_settled(self) -> None:
-        """While slices are still being learned, plans for a part of them would cost a GET per rank."""
+        """Wait while slices are still being learned: plans for a part of them would cost a GET per rank."""
         with trio.move_on_after(TUNING.settle_max_s):
             while (wait := self._learned_at + TUNING.settle_s - trio.current_time()) > 0:  # noqa: ASYNC110 -- for quiet
                 await trio.sleep(wait)

@@ -53,7 +53,7 @@ class Grid:
         return (*divmod(rest, self.cp), file)
 
     def document(self) -> dict[str, Value]:
-        """As `lake.msgpack` and JSON documents hold it."""
+        """The form that `lake.msgpack` and JSON documents hold."""
         return {"ranks": self.ranks, "micro": self.micro, "cp": self.cp, "files": list(self.files)}
 
     def __str__(self) -> str:

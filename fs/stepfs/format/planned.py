@@ -46,7 +46,7 @@ class CorpusFile:
 
     @property
     def frozen(self) -> tuple[Any, ...]:
-        """As a listing stores it."""
+        """The form that a listing stores."""
         found = (self.name, self.size, self.etag, self.head, [list(part) for part in self.parts])
         if self.laid_out is None:
             return found
@@ -147,7 +147,7 @@ class PlanStanding:
     sources: Mapping[str, SourceStanding]
 
     def document(self) -> dict[str, Any]:
-        """As in JSON documents; sources in order of names. `share`: of the tokens of all sources."""
+        """The form in JSON documents; sources in order of names. `share`: of the tokens of all sources."""
         total = sum(source.tokens for source in self.sources.values())
         return {
             "digest": self.digest,

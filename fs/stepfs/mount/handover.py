@@ -76,7 +76,7 @@ def _name_in(directory: Path, mount: str) -> Iterator[Path]:
 
 @contextmanager
 def listening(mount: str) -> Iterator[socket.socket | None]:
-    """Where the next daemon of the mount ("0:53") connects; None if there can be no such place."""
+    """A socket to which the next daemon of the mount ("0:53") connects; None if there can be no such place."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
         try:
             with _name_in(place(), mount) as name:

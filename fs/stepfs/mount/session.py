@@ -718,7 +718,7 @@ class _Session:
 
 
 async def _until_heard(peer: socket.socket, scope: trio.CancelScope) -> None:
-    """Until the next daemon hurries, or has ended."""
+    """Cancel `scope` when the next daemon hurries, or has ended."""
     await heard(peer, float("inf"))
     scope.cancel()
 

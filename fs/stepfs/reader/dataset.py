@@ -382,7 +382,7 @@ class _Items(StepDataset):
         self._drawn = order, place + workers * count
 
     def state_dict(self) -> dict[str, int]:
-        """For torchdata's `StatefulDataLoader`: its workers are made before their sampler knows its epoch."""
+        """The state that torchdata's `StatefulDataLoader` asks for: its workers are made before their sampler knows its epoch."""
         return {} if self._sampler is None else self._sampler.state_dict()
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:

@@ -212,7 +212,7 @@ class Lake:
     def read(
         self, step: int, rank: int, micro: int | None = None, file: str = "", *, waits: bool = False
     ) -> memoryview:
-        """As `lake[step][rank, micro, file]`. With `waits`, a step that is not committed yet is waited for, as `follow` does."""
+        """The value of `lake[step][rank, micro, file]`. With `waits`, wait for a step that is not committed yet."""
         number, index = _numbered(step), slice_at(self.rank_map, rank, micro, file)
         return self._call(lambda parts: parts.read(number, index, waits=waits))
 

@@ -1,4 +1,4 @@
-"""From a lake's URL to its store: parsing and checks only; nothing here touches a disk or a network."""
+"""Opens the store of a lake's URL: parsing and checks only; nothing here touches a disk or a network."""
 
 import re
 from difflib import get_close_matches

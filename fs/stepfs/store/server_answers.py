@@ -156,7 +156,7 @@ def explain(answer: Answer, url: str, doing: str, words: StoreTexts, *, passing:
 
 
 def not_yet(answer: Answer, url: str, doing: str) -> StoreUnreachableError:
-    """As `explain`, where a role of this machine gives credentials: after the start they, or the right time, may be late."""
+    """The same as `explain`, for a machine whose role gives credentials: after the start they, or the right time, may be late."""
     why = (
         f"this machine's clock is not set yet ({answer.reason}); retry, or set it"
         if answer.verdict is Verdict.SKEWED

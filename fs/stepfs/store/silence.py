@@ -1,4 +1,4 @@
-"""For a user who waits at a terminal: report a silent store after seconds, and give up after a minute."""
+"""Reports a silent store after seconds to a user who waits at a terminal, and gives up after a minute."""
 
 from __future__ import annotations
 

@@ -276,7 +276,7 @@ def refuse_misfit(item: Item, tgb: Descriptor) -> None:
 
 
 def _misfits(item: Item, tgb: Descriptor) -> Iterator[str]:
-    """Only the first one makes sense."""
+    """Reasons why the descriptor is not of the item, in order of severity: later ones may follow from the first."""
     if tgb.key not in item.keys or tgb.origin:
         yield f"it names {tgb.key}, which is no key of it"
     if tgb.seq != item.seq:

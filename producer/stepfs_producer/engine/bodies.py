@@ -28,7 +28,7 @@ _SEALS: Final = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fc
 
 
 class BodyFile(NamedTuple):
-    """Where a file is found, and how it is known."""
+    """A file's path on this machine, and its name among workers."""
 
     path: str
     name: str
@@ -62,7 +62,7 @@ class _LostBodyError(Exception):
 def run_task(
     function: Callable[..., Any], arguments: tuple[object, ...], keep_in: BodyFile | None, *, keep: bool
 ) -> object:
-    """In a worker: the result of `function`, or (head, `StoredBody`) of it if it is kept, or `LostBodies`.
+    """Runs in a worker. Returns the result of `function`, or (head, `StoredBody`) of it if it is kept, or `LostBodies`.
 
     `keep_in`: the file for its body; None: no file can be had, and a body of any size returns.
     """

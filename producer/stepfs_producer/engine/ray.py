@@ -205,7 +205,7 @@ class RayEngine(Engine):
         self._first.set()
 
     async def end_stalled(self) -> None:
-        """As promised. Where a worker died, a node may be lost, with all that it had."""
+        """End the workers that do not answer, and start others. Where a worker died, a node may be lost, with all that it had."""
 
         async def ask(actor: Actor) -> None:
             with trio.move_on_after(ANSWER_S), suppress(RayError):

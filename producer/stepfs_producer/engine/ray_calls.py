@@ -143,7 +143,7 @@ def lost_with_node(error: RayError, node_id: str) -> bool:
 
 
 def cpus() -> tuple[int, int]:
-    """Of the cluster, and those that are free."""
+    """(all CPUs, free CPUs) of the cluster."""
     return int(ray.cluster_resources().get("CPU", 0)), int(ray.available_resources().get("CPU", 0))
 
 
@@ -155,7 +155,7 @@ def start(node_id: str | None = None) -> Actor:
 
 
 def end(actor: Actor) -> None:
-    """It may have died before."""
+    """Kill a worker; a dead one is no error."""
     with suppress(RayError):
         ray.kill(actor)
 

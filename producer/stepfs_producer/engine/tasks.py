@@ -156,7 +156,7 @@ class KeptBody:
 
     @property
     def reference(self) -> Reference:
-        """For a task, while it is `here` and held."""
+        """The reference to give to a task, while the body is `here` and held."""
         assert self._reference is not None
         return self._reference
 

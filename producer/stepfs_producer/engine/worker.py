@@ -31,7 +31,7 @@ _PIPE_BYTES: Final = 1 << 20  # the most that a user without rights gets
 
 
 def begin(parent: int) -> bool:
-    """In a new worker: leave signals from the terminal to the command, and end when it ends."""
+    """Begin a new worker: leave signals from the terminal to the command, and end when it ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the cores are shared by processes already
     try:
@@ -46,7 +46,7 @@ def begin(parent: int) -> bool:
 
 
 def begin_in_ray(preload: Callable[[], object]) -> None:
-    """In a new worker that Ray started: where the plan's directory travels with the run, it is the current one."""
+    """Begin a new worker that Ray started: where the plan's directory travels with the run, it is the current one."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     here = Path.cwd()
     sys.path[:] = [path for path in sys.path if Path(path) != here]  # installed modules go first
@@ -87,7 +87,7 @@ def _failed(error: BaseException) -> bytes:
 
 
 def preload(directory: str, modules: Sequence[str] = ()) -> None:
-    """In a new worker: import the modules of tasks, and find the user's beside the plan; `modules` are the plan's own.
+    """Prepare a new worker: import the modules of tasks, and find the user's beside the plan; `modules` are the plan's own.
 
     Slow imports would make a first task late.
     """

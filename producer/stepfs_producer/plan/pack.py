@@ -1,4 +1,4 @@
-"""From a draw to the spans of a step: packed into rows, given their addresses, put in the order in which ranks read.
+"""Makes the spans of a step from a draw: packs them into rows, gives addresses, orders them as ranks read.
 
 Samples that do not fit must not wait for the next step: a step takes prefixes of its sources, so the *last drawn* samples
 are dropped, at least as many tokens as did not fit, and the rest is packed again. The fullest row that has room takes a

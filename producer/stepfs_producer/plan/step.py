@@ -63,7 +63,7 @@ class State:
         return sum(source.tokens for source in self.sources.values())
 
     def position(self) -> dict[str, object]:
-        """As a msgpack map, for `Producer.append`."""
+        """A msgpack map, for `Producer.append`."""
         return {
             "pipeline": "plan",
             "v": VERSION,
@@ -143,7 +143,7 @@ class StepPlan:
         return ranks * micro * rows * self.sequence_length
 
     def digest(self) -> str:
-        """Of everything that a payload or the next step depends on: msgpack of it, then the spans as little-endian int64."""
+        """Digest of all that a payload or the next step depends on: msgpack of it, then the spans as little-endian int64."""
         head = [self.step, self.sequence_length, list(self.shape), list(self.sources), self.after.position()]
         data: bytes = msgpack.packb(head) + self.spans.astype("<i8").tobytes()
         return hashlib.blake2b(data, digest_size=16).hexdigest()

@@ -73,7 +73,7 @@ class TicketProducer(Protocol[P_contra]):
 
 @dataclass(frozen=True, slots=True)
 class StepSink(Generic[P]):
-    """Where the steps of a run go: a worker calls `put(spec, spans, destination, ticket, *bodies)`."""
+    """The destination of a run's steps: a worker calls `put(spec, spans, destination, ticket, *bodies)`."""
 
     producer: TicketProducer[P]
     put: Callable[..., P]
@@ -158,7 +158,7 @@ class StepBuilder:
             self._unsettled.append(making)
 
     def _note_settled(self) -> None:
-        """In order: a step settled behind a gap is not certain to be committed."""
+        """Take settled steps off in order: one behind a gap is not certain to be committed."""
         while self._unsettled and self._unsettled[0].done.is_set():
             making = self._unsettled.popleft()
             now_s = trio.current_time()
@@ -295,7 +295,7 @@ class PlannerTask:
         }
 
     async def _wait_for(self, need: Need, before: Mapping[str, int]) -> None:
-        """Until every source that the step lacks has more than `before` groups brought in, or has ended."""
+        """Wait until every source that the step lacks has more than `before` groups brought in, or has ended."""
         missing = {loading: before[loading.name] for loading in self._loadings if loading.name in need.samples}
         tell_s = trio.current_time() + TOLD_AFTER_S
         for loading, added in missing.items():

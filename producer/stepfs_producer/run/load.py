@@ -99,7 +99,7 @@ class SampleBuffer:
         self.nbytes += group.nbytes
 
     def ahead(self, tokens: int) -> tuple[Ahead, bool]:
-        """For the planner: the records from the cursor on with at most so many tokens, and whether these are all."""
+        """The records from the cursor on with at most so many tokens, as the planner takes them, and whether these are all."""
         pieces: list[Piece] = []
         left = tokens
         for group in self.groups:

@@ -177,7 +177,7 @@ class Work:
 
     @property
     def tokens_per_record(self) -> float:
-        """At least 1, also of records that are mostly dropped."""
+        """Tokens of a mean record, at least 1, also where most records are dropped."""
         return max(self._tokens / self._records, 1.0) if self._records else 1.0
 
     @property

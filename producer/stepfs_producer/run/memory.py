@@ -74,7 +74,9 @@ def memory_of(given: int | None, rules: Rules, sources: tuple[LoadedSource, ...]
 
 
 def memory_here(rules: Rules, sources: tuple[LoadedSource, ...], workers: int, of_step: float) -> Memory:
-    """Of a run that uploads nothing, and makes this part of each step. Nothing is refused: the least is brought in anyway."""
+    """The memory of a run that uploads nothing, and makes the part `of_step` of each step. Nothing is refused: the least is
+    brought in anyway.
+    """
     total = read_memory().limit // _SHARE_OF_MACHINE
     least = least_bytes(
         (source.layout.largest_block_bytes for source in sources), int(rules.step_tokens * of_step), workers

@@ -137,7 +137,7 @@ def grid_of(plan: Plan) -> Grid:
 
 
 def column_specs(plan: Plan) -> tuple[ColumnSpec, ...]:
-    """In order of names."""
+    """The specs of columns, in order of names."""
     return tuple(
         ColumnSpec(name, column.dtype, column.shape, column.file == "own")
         for name, column in sorted(plan.output.columns.items())
@@ -319,7 +319,7 @@ class PreparedPlan:
 
     @property
     def digest(self) -> str:
-        """Of the plan."""
+        """The digest of the plan."""
         return self.rules.digest
 
     @property
@@ -328,7 +328,7 @@ class PreparedPlan:
 
     @property
     def modules(self) -> list[str]:
-        """To be loaded before a worker's first task."""
+        """The modules to load before a worker's first task."""
         return modules_of(one.transform for one in self.sources)
 
 

@@ -159,7 +159,7 @@ class RunResult:
     sealed: bool
 
     def document(self) -> dict[str, Any]:
-        """As `stepfs-produce run --json` prints it (fs/JSON.md)."""
+        """The document that `stepfs-produce run --json` prints (fs/JSON.md)."""
         totals = self.totals
         return {
             "schema": JSON_SCHEMA,
@@ -188,7 +188,7 @@ class SimulationResult:
     seconds: float
 
     def document(self) -> dict[str, Any]:
-        """As `stepfs-produce simulate --json` prints it (fs/JSON.md)."""
+        """The document that `stepfs-produce simulate --json` prints (fs/JSON.md)."""
         return {
             "schema": JSON_SCHEMA,
             "plan": self.plan,

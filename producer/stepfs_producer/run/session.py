@@ -91,7 +91,7 @@ class Stopping:
         return 128 + self._signal
 
     def notify(self, abandon: Callable[[], None]) -> None:
-        """From now on a signal calls `abandon` in the event loop of this call."""
+        """Have a signal call `abandon` in the event loop of this call."""
         self._abandon = _in_loop(abandon)
         if self.requested:  # it has come already
             abandon()

@@ -379,7 +379,7 @@ def _objects(entry: str, suffixes: Sequence[str], endpoint_url: str | None, prof
 
 
 def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
-    """As `glob` matches paths: `**` is any directories, other wildcards stay within a name and skip hidden ones."""
+    """Match paths as `glob` does: `**` is any directories, other wildcards stay within a name and skip hidden ones."""
     if not pattern:
         return not parts
     if pattern[0] == "**":

@@ -54,7 +54,7 @@ def decompressed(file: OpenFile) -> Iterator[bytes]:
 
 
 def _gzip(file: OpenFile) -> Iterator[bytes]:
-    """In pieces of an input of one size, so that the readable beginning of a damaged file is the same everywhere."""
+    """Decompress input in pieces of one size, so that the readable beginning of a damaged file is the same everywhere."""
     waiting, member = b"", None
     try:
         with buffered(file, _READ_BYTES) as (stream, _):

@@ -57,7 +57,7 @@ class MegatronFormat(Format):
         return name.removesuffix(_BIN) + _IDX if name.endswith(_BIN) else ""
 
     def parts(self, spec: SourceSpec, file: OpenFile) -> Sequence[tuple[int, int]]:  # noqa: ARG002
-        """Of an index: documents and bytes of a token."""
+        """One pair for an index: its documents, and the bytes of a token; none for another file."""
         if not file.location.endswith(_IDX):
             return ()
         index = _Index(file)

@@ -217,6 +217,6 @@ def is_held_out(value: bytes | Tokens, share: Fraction) -> bool:
 
 
 def _hash(value: bytes | Tokens, purpose: bytes) -> int:
-    """Of the record's bytes: 64 bits, others for each purpose."""
+    """A hash of 64 bits of the record's bytes, another one for each purpose."""
     data = value.ids if isinstance(value, Tokens) else value
     return int.from_bytes(hashlib.blake2b(data, digest_size=8, person=purpose).digest(), "little")

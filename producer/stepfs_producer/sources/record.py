@@ -80,7 +80,7 @@ class Line(NamedTuple):
 
 
 class BlockAddress(NamedTuple):
-    """Where a block stands in the endless order of its source."""
+    """The place of a block in the endless order of its source."""
 
     epoch: int
     fragment: int  # place of its first fragment in the order of the epoch

@@ -123,7 +123,7 @@ class WebDataset:
 
 
 def _field(name: str, data: bytes) -> object:
-    """As WebDataset decodes what every program knows; the rest is bytes."""
+    """The value that WebDataset decodes of the types that every program knows; bytes of others."""
     kind = name.rpartition(".")[2].lower()
     try:
         if kind in {"txt", "text", "transcript"}:

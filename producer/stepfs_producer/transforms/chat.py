@@ -169,7 +169,9 @@ class Chats:
     def _longest(
         self, messages: list[Message], tools: object, head: int, begin: int, ends: Sequence[int]
     ) -> tuple[int, tuple[Ids, Mask] | None]:
-        """Of messages from `begin` on, behind the first `head`, the last of `ends` at which they fit; the first, if none."""
+        """The last of `ends` up to which messages from `begin` on fit behind the first `head`, with their ids; the first end and
+        None, if none fits.
+        """
         found: tuple[int, tuple[Ids, Mask] | None] = (ends[0], None)
         low, high = 0, len(ends)
         while low < high:
@@ -275,7 +277,7 @@ def _message(number: int, message: object, spec: ChatSpec) -> Message:
 
 
 def _pair(record: Mapping[str, Any], spec: ChatSpec) -> list[Message]:
-    """Of fields that hold a prompt and its completion, as text or as messages."""
+    """The messages of a record whose fields hold a prompt and its completion, as text or as messages."""
     assert spec.completion is not None
     given = [record.get(name) for name in spec.prompt]
     completion = record.get(spec.completion)
@@ -304,7 +306,7 @@ def _roles(messages: Sequence[Message]) -> str:
 
 @dataclass(slots=True)
 class _Rendered:
-    """Of one rendering: so far."""
+    """The work that one rendering may still do, and what it has made."""
 
     ranges_left: int = _ITERATIONS_MAX
     rounds_left: int = _ROUNDS_MAX
@@ -323,7 +325,7 @@ class _Rendered:
             raise UnfitRecordError(f"the chat template makes values of more than {_WORK_MAX} characters")
 
     def size_as_text(self, *values: object) -> int:
-        """At least as many characters as values have as text; one that holds itself many times is refused."""
+        """Characters, at least as many as the values have as text. A value that holds itself many times is refused."""
         size, left = 0, list(values)
         while left:
             value = left.pop()

@@ -34,7 +34,7 @@ class TokenizerSpec:
 
     @property
     def kind(self) -> str:
-        """As plans name it."""
+        """The kind that a plan names."""
         return "bytes" if self.file is None else "huggingface"
 
 
@@ -128,7 +128,7 @@ class Documents:
     mask: Mask | None = None  # per id: 0 where the loss ignores it
 
     def closed(self, bos: int | None, eos: int | None) -> Documents:
-        """With BOS and EOS; None: no such token."""
+        """The same documents, each between `bos` and `eos`. None: no such token is added."""
         some = self.lengths > 0
         ends = np.cumsum(self.lengths)
         begins = ends - self.lengths

@@ -207,7 +207,7 @@ class _Work:
 
 
 def _encoder(spec: TransformSpec, tokenizer: Tokenizer) -> Callable[[object], Encoded] | None:
-    """Of whole records, without a function; None if there is none."""
+    """The encoder of whole records, where no function makes texts of them; None if there is none."""
     found = None
     if spec.chat is not None:
         from stepfs_producer.transforms.chat import chats  # noqa: PLC0415 - jinja2 is optional

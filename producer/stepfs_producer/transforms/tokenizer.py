@@ -200,7 +200,7 @@ def open_tokenizer(spec: TokenizerSpec, model_json: str = "") -> Tokenizer:
 
 
 def pinned(spec: TokenizerSpec) -> TokenizerSpec:
-    """With the digest of its file as it is now. `AbsentError`, `UsageError`."""
+    """The same tokenizer with the digest that its file has now. `AbsentError`, `UsageError`."""
     if spec.file is None:
         return spec
     return replace(spec, digest=hashlib.sha256(_content(spec.file)).hexdigest())
@@ -362,7 +362,7 @@ class ModelTokenizer(Tokenizer):
 
 
 def longest_first(names: Iterable[str]) -> list[str]:
-    """For alternatives of a pattern: a name may begin with another one."""
+    """The order of alternatives in a pattern, because a name may begin with another one."""
     return sorted(names, key=len, reverse=True)
 
 

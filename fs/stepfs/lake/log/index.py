@@ -98,7 +98,7 @@ class Segments:
                     self._loading.pop(index, None)
 
     async def peek(self, index: SegmentIndex, ref: tuple[int, bytes]) -> snapshot.Segment:
-        """As `load`, for a caller that moves through many segments once: fetched segments are not kept."""
+        """The same as `load`, but fetched segments are not kept: the caller moves through many of them once."""
         return self._loaded.get(index) or self._checked(await self._found(index), index, ref)
 
     def limit(self, bytes_max: int) -> None:
@@ -126,7 +126,7 @@ class Segments:
         return self._loaded.get(index) or await self._found(index)
 
     async def _found(self, index: SegmentIndex) -> snapshot.Segment | None:
-        """As stored, else from the log, else as another process has stored it meanwhile."""
+        """The segment that is stored, else one made from the log, else the one that another process has stored meanwhile."""
         segment = await self._fetch(index)
         if segment is not None:
             return segment

@@ -92,7 +92,7 @@ class LogReader:
 
     @classmethod
     async def continued(cls, store: Store, identity: LakeIdentity, state: LogState) -> LogReader:
-        """As `open`, from what another reader `knows`: two requests while it is the newest, and three for the floor."""
+        """Open a reader from what another one `knows`: two requests while it is the newest, and three for the floor."""
         reader = cls(store, identity, Control(store, identity, hint=state.control), state)
         with suppress(CorruptError):
             known = await log_contains(store, identity, state)
@@ -263,7 +263,7 @@ class LogReader:
         return segment.entries[step % SEGMENT_STEPS]
 
     async def lone_entry(self, step: Step) -> StepEntry:
-        """As `entry`, for steps opened in random order: reads only this step's part of the index if that is cheaper."""
+        """The `entry` of a step that is opened in random order: reads only this step's part of the index if that is cheaper."""
         entry = self.entry_if_loaded(step)
         if entry is not None:
             return entry

@@ -46,7 +46,9 @@ def is_below(name: keys.DataName, last: Mapping[str, tuple[Epoch, int]]) -> bool
 
 
 def can_never_be_committed(name: keys.DataName, producer: ProducerState | None, *, sealed: bool) -> bool:
-    """As of a confirmed state that was read *before* the object was listed."""
+    """Whether no commit can name the object any more. `producer` and `sealed` are of a confirmed state that was read *before*
+    the object was listed.
+    """
     if sealed:
         return True
     return producer is not None and (name.epoch < producer.epoch or name.seq < producer.next_seq)

@@ -62,7 +62,9 @@ async def repair_control(store: Store, identity: LakeIdentity, origins: OriginSt
 
 
 async def _first_version(store: Store, identity: LakeIdentity) -> Version:
-    """Where the log begins that leads to the snapshots. A slot further down was deleted, and a sleeper took it again."""
+    """The version at which the log begins that leads to the snapshots. A slot further down was deleted, and taken again by a
+    writer that slept.
+    """
     listed = await listed_slots(store, log_prefix(identity.lake_id))
     async with aclosing(confirmed_snapshots(store, identity)) as states:
         first = min([state.version async for state in states], default=min(listed, default=0))

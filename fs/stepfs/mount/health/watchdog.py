@@ -42,7 +42,7 @@ class RunningTime(trio.abc.Clock):
         self._now = self._looked
 
     def start_clock(self) -> None:
-        """For trio."""
+        """Called by trio at the start of its loop."""
 
     def current_time(self) -> float:
         with self._lock:

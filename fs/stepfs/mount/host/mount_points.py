@@ -108,7 +108,7 @@ class Mounted:
 
     @property
     def asked_as(self) -> Identity | None:
-        """Whose rights it takes to look into it: for root, those of the user who mounted; else one's own."""
+        """The user and group whose rights it takes to look into it: root needs those of the user who mounted. None: one's own."""
         given = dict(_ID.findall(self.options))
         user, group = int(given.get("user_id", 0)), int(given.get("group_id", 0))
         return None if os.geteuid() != 0 or user == 0 else (user, group)

@@ -77,5 +77,5 @@ class ReadOnlyPlace:
 
 
 def _etag(text: str | None) -> str:
-    """Without quotes: Azure's LIST has none, and its GET has."""
+    """The ETag without quotes: Azure's LIST has none, and its GET has."""
     return (text or "").strip('"')

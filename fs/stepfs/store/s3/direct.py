@@ -42,7 +42,7 @@ _CLOSING: Final = re.compile(rb"\r\nconnection:(?! *keep-alive\r)")
 
 
 class _Place(NamedTuple):
-    """Where and how botocore sent its last GET."""
+    """The bucket's URL, the region and the agent with which botocore sent its last GET."""
 
     bucket: SplitResult
     region: str

@@ -408,7 +408,7 @@ class Balance(PlanModel):
 
 
 class Until(PlanModel):
-    """Where the plan ends: at the first of several bounds."""
+    """The end of a plan: the first of several bounds."""
 
     example: ClassVar[str] = "{steps: 200000}"
 

@@ -341,7 +341,7 @@ class PlanModel(BaseModel):
 
     @classmethod
     def known_keys(cls) -> list[str]:
-        """As YAML writes them."""
+        """The known keys, as YAML writes them."""
         return [str(field.validation_alias or name) for name, field in cls.model_fields.items()]
 
     @classmethod

@@ -70,7 +70,7 @@ class PlanFile:
 
 
 class Places:
-    """Where keys and values stand."""
+    """The lines of keys and values in a file."""
 
     def __init__(self) -> None:
         self.values: dict[Where, Spot] = {(): (1, 1)}
@@ -107,7 +107,7 @@ class Places:
         return found
 
     def located(self, problem: Problem) -> tuple[Spot, str]:
-        """Where the problem is, and its line: `mix[1]: …`."""
+        """The problem behind its place and line: `mix[1]: …`."""
         spot, where = self._found(problem)
         shown = path_text(where)
         return spot, (f"{shown}: " if shown else "") + problem.what

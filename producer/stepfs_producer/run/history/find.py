@@ -1,4 +1,4 @@
-"""From a record to the steps that hold it: its place in the order of each epoch, then a search over positions.
+"""Finds the steps that hold a record, by its place in the order of each epoch and a search over positions.
 
 A source is a sequence, and positions say how far each commit took it. So the commit that took a record is found by
 halving, and the spans of its steps say which one, where. One block of the source is read per epoch, because only its
@@ -93,7 +93,7 @@ class _ElsewhereError(AbsentError):
 
 
 async def find_record(log: LogReader, reader: LineageReader, asked: RecordQuery) -> list[Found]:
-    """Where the record is, per producer and epoch, and which steps were not searched.
+    """The occurrences of a record by producer and epoch, and the steps that were not searched.
 
     `AbsentError`, `RefusedError`: no producer's steps could be searched, or none has the source, the file or the record.
     `UsageError`: several files are called so.
@@ -153,7 +153,7 @@ def _inherited(log: LogReader) -> Iterator[NotSearched]:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a record stands in the order of an epoch."""
+    """The place of a record in the order of an epoch."""
 
     block: Block
     index: int  # in the block
@@ -211,7 +211,7 @@ class _Corpus:
 
 
 class _Search:
-    """Of one producer's steps."""
+    """The search in one producer's steps."""
 
     def __init__(
         self, log: LogReader, reader: LineageReader, corpus: _Corpus, positions: Positions, newest: State
@@ -266,7 +266,7 @@ class _Search:
         return found
 
     async def _holders(self, first: CommitBehind, epoch: int, end: Cursor) -> list[Occurrence]:
-        """In the steps from this commit on, until the cursor is at `end`."""
+        """The occurrences in the steps from this commit on, until the cursor is at `end`."""
         found: list[Occurrence] = []
         commit: CommitBehind | None = first
         while commit is not None:

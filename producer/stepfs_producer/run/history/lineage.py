@@ -1,4 +1,4 @@
-"""From a step of a lake to its spans, with names of files, and the records where they are wanted."""
+"""Finds the spans of a step of a lake, with names of files, and the records where they are wanted."""
 
 from __future__ import annotations
 

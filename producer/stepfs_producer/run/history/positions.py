@@ -27,7 +27,7 @@ class CommitBehind:
 
 
 class Positions:
-    """Of one producer. Each commit is read once, and each segment is looked through once, however many others' steps it has."""
+    """The positions of one producer. Each commit is read once, and so is each segment, however many others' steps it has."""
 
     def __init__(self, log: LogReader, producer_id: str) -> None:
         self.producer_id = producer_id

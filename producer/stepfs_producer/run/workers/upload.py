@@ -1,4 +1,4 @@
-"""In a worker: a step is made and uploaded under its ticket, and only its descriptor returns.
+"""Makes and uploads a step in a worker, under its ticket; only its descriptor returns.
 
 The store is opened once per worker, from the lake's URL and options; credentials are those of the worker's own
 environment, and never in a task. It lives in a loop of its own, which the first upload starts: trio takes a worker as long
