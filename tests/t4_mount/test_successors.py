@@ -11,6 +11,7 @@ import socket
 import stat
 import subprocess
 import tempfile
+import threading
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -251,6 +252,59 @@ def test_who_waits_for_a_commit_waits_at_the_next_daemon_at_once(steady, tmp_pat
         with Producer(steady, producer_id="later") as producer:
             producer.append([payload(STEPS, index, SIZE) for index in range(SLICES)], position=None)
         assert reader.communicate(timeout=PATIENCE_S)[0] == payload(STEPS, 0, SIZE)
+
+
+LATE = """
+import sys
+if "--replace" in sys.orig_argv or "follow" in sys.orig_argv or "stepfs.mount.daemon" in sys.orig_argv:
+    import trio
+    from pathlib import Path
+    from stepfs.mount.fuse.link import Link
+    from stepfs.mount.session import MountParts
+    here, introduce, see, attach = Path({here!r}), Link.introduce, MountParts.see, Link.attach
+
+    async def late(self):
+        (here / "opened").touch()
+        while not (here / "on").exists():
+            await trio.sleep(0.01)
+        await introduce(self)
+
+    async def told(self, version):
+        with (here / "seen").open("a") as notes:
+            print("behind" if version + {more} > self.log.state.version else "there", file=notes)
+        return await see(self, version + {more})
+
+    Link.introduce, MountParts.see = late, told
+"""
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_a_daemon_sees_all_that_is_shown_before_the_one_that_serves_stops(steady, tmp_path, monkeypatch, comes):
+    """Else every reader waits for a look at the store, and for one that does not answer."""
+    with mounted(steady, tmp_path / "m", allowed=["the mount is as it was"]) as mount:
+        change_constants(monkeypatch, {} if comes else {"stepfs.mount.session:ANSWER_S": 1.0})
+        with tampered(monkeypatch, tmp_path, LATE.format(here=str(tmp_path), more=0 if comes else 1)):
+            taking = threading.Thread(target=lambda: results.append(replaced(mount)))
+            results = []
+            taking.start()
+            until((tmp_path / "opened").exists, "it does not open the lake")
+            with Producer(steady, producer_id="later") as producer:
+                producer.append([payload(STEPS, index, SIZE) for index in range(SLICES)], position=None)
+            until(lambda: mount.status()["frontier"] == STEPS, "the one that serves sees no commit")
+            (tmp_path / "on").touch()
+            taking.join()
+        seen = (tmp_path / "seen").read_text().split()
+        assert seen[0] == "behind"
+        if comes:
+            assert results[0].returncode == 0, results[0].stderr
+            assert seen[-1] == "there"
+            assert len(seen) > 1
+            mount.pid = mount.config()["pid"]
+        else:
+            assert results[0].returncode == 6
+            assert "the mount is as it was" in results[0].stderr
+            assert mount.config()["pid"] == mount.pid
+        assert mount.file(STEPS, 1).read_bytes() == payload(STEPS, 1, SIZE)
 
 
 HANGS = """

@@ -208,6 +208,7 @@ class LakeParts:
         )
         self.group: GroupFollower | None = None  # of the readers here
         self.on_left: Callable[[], None] = lambda: None  # called when steps left the view
+        self._follows = False
 
     async def register(self) -> str | None:
         """Make the group exist, if there is one, before the view shows anything; as `GroupFollower.register`."""
@@ -216,10 +217,17 @@ class LakeParts:
     async def start(self, background: trio.Nursery) -> None:
         """Start the tasks that reads and waits rely on."""
         governor = MemoryGovernor(self.slices)
-        for part in (self.waits, self.slices, governor, self.prefetcher, self.follower):
+        for part in (self.waits, self.slices, governor, self.prefetcher):
             await background.start(part.run)
+        await self.follow(background)
         if self.slices.near is not None:
             background.start_soon(self.slices.near.look, self.log.identity.lake_id)
+
+    async def follow(self, background: trio.Nursery) -> None:
+        """Look for new steps from now on. `start` does it; before that, readers are not served yet."""
+        if not self._follows:
+            self._follows = True
+            await background.start(self.follower.run)
 
     async def close_stores(self) -> None:
         """All but the lake's own, which belongs to the caller."""

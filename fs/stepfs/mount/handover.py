@@ -3,7 +3,8 @@
     the next one                                          the one that serves
     connects                                              → the device, and its papers; it serves on
     opens the lake, introduces itself to its libfuse
-    → go                                                  stops reading, writes its papers; → yours
+    → go                                                  begins no slice ahead; → what it has seen
+    follows the lake up to there; → seen                  stops reading, writes its papers; → yours
     reads; a listing answers; → serving                   → given; answers what it had read; → done, ends
 
 If the next one fails before `serving`, the other reads on. If that one dies before `done`, the kernel sends again what it
@@ -22,7 +23,7 @@ import signal
 import socket
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -269,12 +270,19 @@ class Predecessor:
         path, keep_base = Path(self.facts["cache"][0]), self.facts["cache"][1]
         return CachePlace.inherited(path, self.lock[0], keep_base=keep_base) if path.is_relative_to(cache_dir) else None
 
-    async def give(self, thread: int, descriptors: list[int]) -> tuple[dict[str, Any], bool]:
-        """Ask for the mount: the estate, and whether the guardian watches `thread` from now on. `RefusedError`."""
+    async def give(
+        self, thread: int, descriptors: list[int], see: Callable[[int], Awaitable[int]]
+    ) -> tuple[dict[str, Any], bool]:
+        """Ask for the mount: the estate, and whether the guardian watches `thread` from now on. `see` follows the log up to a
+        version, and returns the one that it came to. `RefusedError`; the errors of `see`.
+        """
         said: dict[str, Any] = {"yours": True, "guarded": False}
         if self.sock is not None:
             send(self.sock, {"go": True, "thread": thread}, descriptors)
             said, _ = await heard(self.sock)
+            while "version" in said:
+                send(self.sock, {"seen": await see(said["version"])})
+                said, _ = await heard(self.sock)
         if "yours" not in said:
             why = said.get("refused", "its daemon does not give it away; look at its log")
             raise RefusedError(f"the mount is as it was: {why}")

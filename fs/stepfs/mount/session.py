@@ -10,7 +10,6 @@ import errno
 import faulthandler
 import logging
 import os
-import select
 import signal
 import socket
 import time
@@ -28,7 +27,7 @@ from stepfs.clock import SystemClock
 from stepfs.data.disk import DiskCache
 from stepfs.data.fetch import CONNECTIONS_MAX
 from stepfs.data.pagecache import Primer
-from stepfs.errors import AbsentError, RefusedError, UsageError
+from stepfs.errors import AbsentError, RefusedError, StoreUnreachableError, UsageError
 from stepfs.follow.served import LakeParts
 from stepfs.format.ids import Step
 from stepfs.format.records import LakeIdentity
@@ -191,11 +190,16 @@ class MountParts(LakeParts):
             self.prefetcher.inherit(estate["readers"])  # in place of what the opens before have just taught
         self.meter.opened, self.meter.last_step = estate["opened"], estate["last_step"]
 
-    async def seen(self, version: int) -> None:
-        """Return once all is seen here that the daemon before has shown."""
-        with self.changes.listening():
+    async def see(self, version: int) -> int:
+        """Return, once all is seen here that the daemon before has shown, the version. `StoreUnreachableError`."""
+        with trio.move_on_after(ANSWER_S), self.changes.listening():
             while self.log.state.version < version:
                 await self.changes.next_change.wait()
+            return self.log.state.version
+        raise StoreUnreachableError(
+            f"{self.options.directory}: the mount is as it was, because {self.store.url} did not deliver within"
+            f" {ANSWER_S:g} s the steps that are shown there; check the network, then try again"
+        )
 
     async def start_group(self, background: trio.Nursery) -> None:
         """Follow the group's record, and write this mount's own into the fleet view."""
@@ -474,9 +478,11 @@ class _Session:
         before, estate = self._predecessor, dict[str, Any]()
         self._facts = self._own_facts(mount, link)
         if before is not None:
+            await mount.follow(background)
             ours, theirs = pair()
             with theirs, self._order() as order:
-                estate, guarded = await before.give(idle_thread(), [theirs.fileno(), order, *self._held(link)])
+                held = [theirs.fileno(), order, *self._held(link)]
+                estate, guarded = await before.give(idle_thread(), held, mount.see)
             if guarded:
                 self._guardian.adopt(ours)
             else:
@@ -484,8 +490,7 @@ class _Session:
             mount.inherit(estate, crashed=before.crashed)
         await mount.start(background)  # before the first request: handlers need these tasks
         if estate:
-            with trio.fail_after(ANSWER_S):
-                await mount.seen(estate["version"])
+            await mount.see(estate["version"])
         link.attach()
         if before is None:
             if self._options.recover and link.has_resend:
@@ -648,8 +653,13 @@ class _Session:
         if mount.primer is not None:
             with trio.move_on_after(handover.SETTLE_S):
                 await mount.slices.settle()
-        if select.select([peer], [], [], 0)[0]:  # it has ended meanwhile
-            return
+        seen = -1
+        while seen < mount.log.state.version:  # else readers wait for its look at the store
+            send(peer, {"version": mount.log.state.version})
+            said, _ = await heard(peer, 2 * ANSWER_S)
+            if "seen" not in said:  # it has ended, or will
+                return
+            seen = said["seen"]
         if mount.files.closing:
             send(peer, {"refused": "it is about to be unmounted"})
             return
