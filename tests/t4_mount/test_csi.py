@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -123,8 +124,6 @@ def mounted_below(directory: Path) -> list[str]:
 
 
 def daemon_of(target: Path) -> int:
-    import json  # noqa: PLC0415
-
     return int(json.loads((target / ".stepfs/status.json").read_text())["pid"])
 
 
@@ -377,3 +376,21 @@ def _listing(directory: Path) -> list[str] | OSError:
         return os.listdir(directory)
     except OSError as error:
         return error
+
+
+def test_the_holder_logs_what_it_is_asked_for(other_node, lake, tmp_path):
+    node = other_node(STEPFS_LOG_FORMAT="json")
+    node.publish("v", tmp_path / "target", volume_context={"lake": lake})
+    node.unpublish("v", tmp_path / "target")
+    ended_with(node, grpc.StatusCode.NOT_FOUND, "is not a lake", volume_context={"lake": f"{lake}-none"})
+    lines = [json.loads(line) for line in (tmp_path / "holder.log").read_text().splitlines()]
+    assert {line["logger"] for line in lines} == {"stepfs.csi.holder"}
+    assert lines[0]["message"] == f"starts the daemons of volumes, as {tmp_path}/holder.sock asks"
+    told = [(line["level"], line["message"].partition(" ")[0], line["message"]) for line in lines[1:]]
+    assert [(level, verb) for level, verb, _ in told] == [
+        ("INFO", "mount"), ("INFO", "mount"), ("INFO", "unmount"), ("INFO", "unmount"), ("INFO", "mount"), ("WARNING", "mount"),
+    ]  # fmt: skip
+    assert told[0][2].endswith(": begins")
+    assert ": done after" in told[1][2]
+    assert "exit code 3 after" in told[-1][2]
+    assert "is not a lake" in told[-1][2]

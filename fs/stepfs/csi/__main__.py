@@ -15,7 +15,9 @@ from typing import Any, Final
 
 from stepfs import __version__
 from stepfs.csi.holder import hold
-from stepfs.errors import MissingPackageError
+from stepfs.errors import MissingPackageError, StepfsError
+from stepfs.format.arguments import parse_log_format
+from stepfs.mount.daemon import Json, Text
 
 _NAME: Final = "stepfs.csi"
 _THREADS: Final = 16
@@ -43,7 +45,13 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
 
 def main(arguments: list[str]) -> int:
     given = parsed(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        log_as = parse_log_format(os.environ.get("STEPFS_LOG_FORMAT") or "text")
+    except StepfsError as error:
+        return _ends_with(error)
+    handler = logging.StreamHandler()
+    handler.setFormatter(Json() if log_as == "json" else Text("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     if given.role == "holder":
         Path(given.holder).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         hold(Path(given.holder))
@@ -53,9 +61,12 @@ def main(arguments: list[str]) -> int:
     except ModuleNotFoundError as error:
         if error.name not in {"grpc", "google"}:
             raise
-        problem = MissingPackageError("the driver needs the package grpcio: pip install 'stepfs[csi]'")
-        sys.stderr.write(f"stepfs: {problem}\n")
-        return problem.exit_code
+        return _ends_with(MissingPackageError("the driver needs the package grpcio: pip install 'stepfs[csi]'"))
+
+
+def _ends_with(error: StepfsError) -> int:
+    sys.stderr.write(f"stepfs: {error}\n")
+    return error.exit_code
 
 
 def serve(endpoint: str, base: Path, holder: Path, node: str) -> int:
