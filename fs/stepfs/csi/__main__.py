@@ -20,7 +20,7 @@ from stepfs.format.arguments import parse_log_format
 from stepfs.mount.daemon import Json, Text
 
 _NAME: Final = "stepfs.csi"
-_THREADS: Final = 16
+_THREADS: Final = 64  # a publish may wait a minute for a silent store, and Probe must be answered meanwhile
 _log = logging.getLogger("stepfs.csi")
 
 
@@ -100,7 +100,7 @@ def serve(endpoint: str, base: Path, holder: Path, node: str) -> int:
             except RpcError as error:
                 _log.warning("%s: %s", name, error)
                 context.abort(error.code, str(error))
-            except OSError as error:
+            except Exception as error:  # noqa: BLE001 (the edge: gRPC's own line names no request)
                 _log.exception("%s", name)
                 context.abort(grpc.StatusCode.INTERNAL, f"{name}: {error}")
 
