@@ -249,6 +249,13 @@ def test_the_drivers_pod_runs_what_the_volume_names():
         assert places[given.base] == "Bidirectional"
         assert str(Path(given.holder).parent) in places
     assert str(Path(given.endpoint).parent) in places
+    monitors = {
+        one["metadata"]["name"]: one["spec"] for one in yaml.safe_load_all((BASE / "podmonitor.yaml").read_text())
+    }
+    assert monitors["stepfs-csi"]["selector"]["matchLabels"] == daemons["spec"]["template"]["metadata"]["labels"]
+    (endpoint,) = monitors["stepfs-csi"]["podMetricsEndpoints"]
+    assert {"name": endpoint["port"], "containerPort": given.metrics_port} in plugin["ports"]
+    assert endpoint["honorLabels"], "the plugin names the volumes: an instance each"
 
 
 def test_the_manual_has_every_attribute_of_a_volume():

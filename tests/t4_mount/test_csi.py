@@ -11,10 +11,13 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from pathlib import Path
 
 import grpc
 import pytest
+import servers
+from prometheus_client.parser import text_string_to_metric_families
 from realmount import PATIENCE_S, lake_with, needs_resend, payload, until
 
 from stepfs.csi.__main__ import parsed
@@ -33,6 +36,7 @@ class Node:
         self.directory, self.before = directory, before
         self.environment = {name: value for name, value in (os.environ | variables).items() if value is not None}
         self.base, self.socket = directory / "base", directory / "csi.sock"
+        self.more: list[str] = []  # arguments of the plugin
         self.holder, self.plugin = self._start("holder"), self._start("plugin")
         self.channel = grpc.insecure_channel(f"unix://{self.socket}")
         grpc.channel_ready_future(self.channel).result(timeout=PATIENCE_S)
@@ -57,6 +61,7 @@ class Node:
                 "stepfs.csi",
                 role,
                 *map(str, words),
+                *(self.more if role == "plugin" else ()),
             ]
             return subprocess.Popen(command, stderr=log, stdout=log, env=self.environment)
 
@@ -436,6 +441,25 @@ def test_attributes_are_options_of_mount(node, lake, tmp_path):
         "cache_bytes": 64 << 20, "near": f"file://{tmp_path}/near", "prefetch_steps": 3, "prime": False, "list_latest": False
     }  # fmt: skip
     assert list((tmp_path / "cache").iterdir()) != []
+
+
+def test_the_plugin_serves_the_metrics_of_all_volumes(node, lake, tmp_path):
+    free_port = servers.free_port_of_nobody()
+    node.more = [f"--metrics-port={free_port}", "--metrics-address=127.0.0.1"]
+    node.restart_plugin()
+    for volume in ("v1", "v2"):
+        node.publish(volume, tmp_path / volume, volume_context={"lake": lake, "recover": "false"})
+
+    def scraped() -> dict[str, dict[str, float]]:
+        with urllib.request.urlopen(f"http://127.0.0.1:{free_port}/metrics", timeout=PATIENCE_S) as answer:
+            found = text_string_to_metric_families(answer.read().decode())
+        return {family.name: {sample.labels["instance"]: sample.value for sample in family.samples} for family in found}
+
+    metrics = scraped()
+    assert metrics["stepfs_frontier_step"] == {"n1/v1": 1, "n1/v2": 1}
+    assert set(metrics["stepfs_fetch_seconds"]) == set(metrics["process_resident_memory_bytes"]) == {"n1/v1", "n1/v2"}
+    os.kill(daemon_of(tmp_path / "v1"), signal.SIGKILL)
+    until(lambda: set(scraped()["stepfs_frontier_step"]) == {"n1/v2"}, "a dead mount has no metrics")
 
 
 def test_the_holder_logs_what_it_is_asked_for(other_node, lake, tmp_path):

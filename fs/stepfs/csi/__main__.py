@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,6 +41,8 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--holder", type=_path, default="/run/stepfs-csi/holder.sock", help="the holder's socket")
     parser.add_argument("--base", type=_path, default="/var/lib/stepfs/csi", help="where the plugin mounts volumes")
     parser.add_argument("--node", default=os.uname().nodename, help="this node's name in the cluster")
+    parser.add_argument("--metrics-port", type=int, help="the plugin serves /metrics of all volumes' daemons here")
+    parser.add_argument("--metrics-address", default="0.0.0.0", help="and on this address")  # noqa: S104 (a pod's own)
     return parser.parse_args(arguments)
 
 
@@ -57,11 +60,13 @@ def main(arguments: list[str]) -> int:
         hold(Path(given.holder))
         return 0
     try:
-        return serve(given.endpoint, Path(given.base), Path(given.holder), given.node)
+        return serve(given)
     except ModuleNotFoundError as error:
         if error.name not in {"grpc", "google"}:
             raise
         return _ends_with(MissingPackageError("the driver needs the package grpcio: pip install 'stepfs[csi]'"))
+    except StepfsError as error:
+        return _ends_with(error)
 
 
 def _ends_with(error: StepfsError) -> int:
@@ -69,14 +74,16 @@ def _ends_with(error: StepfsError) -> int:
     return error.exit_code
 
 
-def serve(endpoint: str, base: Path, holder: Path, node: str) -> int:
+def serve(given: argparse.Namespace) -> int:
     """Answer kubelet until a signal."""
     import grpc  # noqa: PLC0415 - of the extra `csi`
+    from prometheus_client.registry import CollectorRegistry  # noqa: PLC0415 - not for `holder`
 
     from stepfs.csi.messages import GET_VOLUME_STATS, MESSAGES, PACKAGE, VOLUME_CONDITION  # noqa: PLC0415
-    from stepfs.csi.node import RpcError, Volumes  # noqa: PLC0415
+    from stepfs.csi.node import RpcError, Scraped, Volumes  # noqa: PLC0415
+    from stepfs.scrape import served  # noqa: PLC0415
 
-    volumes = Volumes(base, holder)
+    holder, volumes = Path(given.holder), Volumes(Path(given.base), Path(given.holder))
     capabilities = [{"rpc": {"type": number}} for number in (GET_VOLUME_STATS, VOLUME_CONDITION)]
     answers: dict[str, dict[str, Callable[[Any], Any]]] = {
         "Identity": {
@@ -89,7 +96,7 @@ def serve(endpoint: str, base: Path, holder: Path, node: str) -> int:
             "NodeUnpublishVolume": volumes.unpublish,
             "NodeGetVolumeStats": volumes.stats,
             "NodeGetCapabilities": lambda _: MESSAGES["NodeGetCapabilitiesResponse"](capabilities=capabilities),
-            "NodeGetInfo": lambda _: MESSAGES["NodeGetInfoResponse"](node_id=node),
+            "NodeGetInfo": lambda _: MESSAGES["NodeGetInfoResponse"](node_id=given.node),
         },
     }
 
@@ -114,15 +121,20 @@ def serve(endpoint: str, base: Path, holder: Path, node: str) -> int:
     for service, methods in answers.items():
         handlers = {name: handler(name, answer) for name, answer in methods.items()}
         server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(f"{PACKAGE}.{service}", handlers)])
-    Path(endpoint).unlink(missing_ok=True)
-    server.add_insecure_port(f"unix://{endpoint}")
+    Path(given.endpoint).unlink(missing_ok=True)
+    server.add_insecure_port(f"unix://{given.endpoint}")
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
-    server.start()
-    _log.info("node %s serves volumes below %s", node, base)
-    ended.wait()
-    server.stop(grace=5.0).wait()
+    with ExitStack() as scraped:
+        if given.metrics_port is not None:
+            registry = CollectorRegistry()
+            registry.register(Scraped(volumes, given.node))
+            scraped.enter_context(served(given.metrics_port, registry, address=given.metrics_address))
+        server.start()
+        _log.info("node %s serves volumes below %s", given.node, given.base)
+        ended.wait()
+        server.stop(grace=5.0).wait()
     return 0
 
 

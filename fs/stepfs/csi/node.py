@@ -21,7 +21,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import grpc
+from prometheus_client.core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
+from stepfs.control_files import answer_within
 from stepfs.csi.holder import ask
 from stepfs.csi.messages import BYTES, MESSAGES, READERS, WRITERS
 from stepfs.declared_option import declared
@@ -64,6 +68,7 @@ _CODES: Final = {  # of the exit codes of `stepfs mount`
 _MS_BIND: Final = 4096
 _PENDING_S: Final = 5.0  # more would fill the server's threads with kubelet's repetitions
 _LINE_MAX: Final = 900  # characters: an event has 1,024 bytes, and kubelet's words before it
+_SCRAPE_S: Final = 2.0  # of the ten that Prometheus waits
 
 
 class RpcError(Exception):
@@ -319,3 +324,22 @@ def _unbind(target: Path, there: Mounted) -> None:
             raise
         _log.warning("%s has open files: its readers keep them until they close them", target)
         unmount(target, lazy=True)
+
+
+class Scraped(Collector):
+    """The metrics of all daemons, each with `instance` NODE/VOLUME, which is what rules and dashboards tell mounts by."""
+
+    def __init__(self, volumes: Volumes, node: str) -> None:
+        self._volumes, self._node = volumes, node
+
+    def collect(self) -> Iterator[Metric]:
+        families: dict[str, Metric] = {}
+        for directory, volume in self._volumes.known():
+            text = answer_within((directory / "mnt/.stepfs/metrics").read_text, _SCRAPE_S)
+            if not isinstance(text, str):
+                continue  # its series end, which is what the alert on a mount that is gone looks at
+            labels = {"instance": f"{self._node}/{volume}"}
+            for family in text_string_to_metric_families(text):
+                joined = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+                joined.samples += [sample._replace(labels=labels | sample.labels) for sample in family.samples]
+        yield from families.values()
