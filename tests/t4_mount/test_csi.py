@@ -365,6 +365,7 @@ def test_what_cannot_be_published_is_told_in_one_line(node, lake, tmp_path):
         ({"volume_context": {"lake": f"{lake}-none"}}, grpc.StatusCode.NOT_FOUND, "is not a lake"),
         ({"volume_context": {"lake": lake, "show-last": "0"}}, invalid, "--show-last"),
         ({"volume_context": {"lake": lake, "prime": "no"}}, invalid, """prime is "true" or "false", not 'no'"""),
+        ({"volume_context": {"lake": lake, "cache-dir": "here"}}, invalid, "cache-dir is 'here'; name a directory"),
         ({"volume_context": {"lake": lake, "cache-size": "lots"}}, invalid, "for example 8G"),
         (
             {"volume_context": {"lake": lake, "checkpoint-dir": "/ckpt"}},

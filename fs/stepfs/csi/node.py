@@ -279,6 +279,8 @@ def _words(name: str, value: str) -> list[str]:
     kind, option = OPTIONS[name]
     flag, _, negative = option.flag.partition("/")
     if kind is not bool:
+        if name == "cache-dir" and not value.startswith("/"):  # relative to whatever directory the holder is in
+            raise _invalid(f"volumeAttributes: cache-dir is {value!r}; name a directory of the node, /var/cache/stepfs")
         return [f"{flag}={value}"]
     if value not in {"true", "false"}:
         raise _invalid(f'volumeAttributes: {name} is "true" or "false", not {value!r}')
