@@ -22,6 +22,7 @@ from programs import commands_of
 from stepfs import __version__, errors
 from stepfs.cli.app import app
 from stepfs.csi.__main__ import parsed
+from stepfs.csi.node import OPTIONS
 from stepfs_producer.cli.app import app as producer_app
 
 DEPLOY = Path(__file__).parents[2] / "scripts/deploy"
@@ -237,7 +238,7 @@ def test_the_drivers_pod_runs_what_the_volume_names():
         [document for of, document in documents() if of == name] for name in ("csi", "csi-volume")
     )
     assert volume["spec"]["csi"]["driver"] == driver["metadata"]["name"] == "stepfs.csi"
-    assert set(volume["spec"]["csi"]["volumeAttributes"]) <= {"lake", "ranks", "group", "steps", "wait", "mesh"}
+    assert set(volume["spec"]["csi"]["volumeAttributes"]) <= {"lake", *OPTIONS}
     holder, plugin = containers(daemons)[:2]
     for container in (holder, plugin):
         words = container["command"]
@@ -248,3 +249,19 @@ def test_the_drivers_pod_runs_what_the_volume_names():
         assert places[given.base] == "Bidirectional"
         assert str(Path(given.holder).parent) in places
     assert str(Path(given.endpoint).parent) in places
+    monitors = {
+        one["metadata"]["name"]: one["spec"] for one in yaml.safe_load_all((BASE / "podmonitor.yaml").read_text())
+    }
+    assert monitors["stepfs-csi"]["selector"]["matchLabels"] == daemons["spec"]["template"]["metadata"]["labels"]
+    (endpoint,) = monitors["stepfs-csi"]["podMetricsEndpoints"]
+    assert {"name": endpoint["port"], "containerPort": given.metrics_port} in plugin["ports"]
+    assert endpoint["honorLabels"], "the plugin names the volumes: an instance each"
+
+
+def test_the_manual_has_every_attribute_of_a_volume():
+    rows = [
+        f"| `{name}` | {one.given or (('/' in one.flag and 'true') or 'false' if kind is bool else '')} | {one.help} |"
+        for name, (kind, one) in OPTIONS.items()
+    ]
+    page = (DEPLOY.parents[1] / "fs/OPERATIONS.md").read_text().partition("| attribute |")[2].partition("\n\n")[0]
+    assert page.splitlines()[3:] == [row.replace("|  |", "| |") for row in rows]

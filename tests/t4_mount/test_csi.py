@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import errno
+import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from pathlib import Path
 
 import grpc
 import pytest
+import servers
+from prometheus_client.parser import text_string_to_metric_families
 from realmount import PATIENCE_S, lake_with, needs_resend, payload, until
 
 from stepfs.csi.__main__ import parsed
+from stepfs.csi.holder import ask
 from stepfs.csi.messages import MESSAGES
 from stepfs.mount.host import mount_points
 
@@ -29,6 +36,7 @@ class Node:
         self.directory, self.before = directory, before
         self.environment = {name: value for name, value in (os.environ | variables).items() if value is not None}
         self.base, self.socket = directory / "base", directory / "csi.sock"
+        self.more: list[str] = []  # arguments of the plugin
         self.holder, self.plugin = self._start("holder"), self._start("plugin")
         self.channel = grpc.insecure_channel(f"unix://{self.socket}")
         grpc.channel_ready_future(self.channel).result(timeout=PATIENCE_S)
@@ -53,6 +61,7 @@ class Node:
                 "stepfs.csi",
                 role,
                 *map(str, words),
+                *(self.more if role == "plugin" else ()),
             ]
             return subprocess.Popen(command, stderr=log, stdout=log, env=self.environment)
 
@@ -123,8 +132,6 @@ def mounted_below(directory: Path) -> list[str]:
 
 
 def daemon_of(target: Path) -> int:
-    import json  # noqa: PLC0415
-
     return int(json.loads((target / ".stepfs/status.json").read_text())["pid"])
 
 
@@ -144,6 +151,17 @@ def test_requests_are_read_as_the_specification_numbers_their_fields():
     assert capability.SerializeToString().hex() == "0a040a020802"
 
 
+def fires(stats) -> bool:
+    """Whether rules that people have on volumes that fill up fire, of what kubelet makes of an answer without a field: 0."""
+    (one,) = stats.usage  # kubelet calls it an error if there is none, and drops the condition
+
+    def ratio(part: int) -> float:  # as Prometheus divides
+        return part / one.total if one.total else math.nan if part == 0 else math.inf
+
+    filling_up = ratio(one.available) < 0.03 and one.used > 0  # kubernetes-mixin: bytes, and inodes
+    return filling_up or ratio(one.available) * 100 < 10 or ratio(one.used) > 0.85
+
+
 def test_a_volume_from_publish_to_unpublish(node, lake, tmp_path):
     assert node.call("GetPluginInfo", "Identity").name == "stepfs.csi"
     assert node.call("Probe", "Identity").ready.value is True
@@ -152,12 +170,15 @@ def test_a_volume_from_publish_to_unpublish(node, lake, tmp_path):
     one, other = tmp_path / "pods/a b/mount", tmp_path / "pods/2/mount"
     attributes = {"lake": lake, "group": "run", "ranks": "0", "csi.storage.k8s.io/pod.name": "trainer-0"}
     for target in (one, other, one):  # twice is once
-        node.publish("v1", target, volume_context=attributes)
+        node.publish("v1", target, volume_context=attributes, readonly=False)  # of the pod: the volume is
         assert (target / "step-000000001/rank-00000.bin").read_bytes() == payload(1, 0)
     assert len(mounted_below(node.base)) == 1, "one daemon for both pods"
+    with pytest.raises(OSError, match="Read-only") as caught:
+        os.open(one / "new", os.O_WRONLY | os.O_CREAT)
+    assert caught.value.errno == errno.EROFS
     stats = node.call("NodeGetVolumeStats", volume_id="v1", volume_path=str(one))
-    assert stats.usage[0].total >= 4 * len(payload(1, 0))
     assert stats.volume_condition.abnormal is False
+    assert not fires(stats)
     node.unpublish("v1", one)
     assert not one.exists()
     assert (other / "step-000000001/rank-00001.bin").read_bytes() == payload(1, 1)
@@ -238,6 +259,7 @@ def ended_with(node: Node, code: grpc.StatusCode, words: str, **fields: object) 
     usual = {"volume_id": "v", "target_path": str(node.directory / "target"), "volume_capability": READ_ONLY_MANY}
     node.refused(code, words, "NodePublishVolume", **(usual | fields))
     assert mounted_below(node.directory) == []
+    assert not node.base.exists() or list(node.base.iterdir()) == []
 
 
 def test_a_secret_that_is_absent_or_of_no_use_is_told(other_node, s3_url, tmp_path):
@@ -255,7 +277,7 @@ def test_a_secret_that_is_absent_or_of_no_use_is_told(other_node, s3_url, tmp_pa
     ended_with(
         node, grpc.StatusCode.FAILED_PRECONDITION, "AWS_SECRET_ACCESS_KEY", volume_context=context, secrets=wrong
     )
-    node.publish("v", tmp_path / "target", volume_context=context, secrets=keys)
+    node.publish("v", tmp_path / "target", volume_context=context, secrets={n: f"{key}\n" for n, key in keys.items()})
     assert (tmp_path / "target/step-000000001/rank-00000.bin").read_bytes() == payload(1, 0)
 
 
@@ -304,7 +326,7 @@ def test_a_volume_whose_holder_died_is_served_again_at_the_next_publish(node, la
         os.kill(pid, signal.SIGKILL)
     until(lambda: isinstance(_listing(target), OSError), "the mount is dead")
     stats = node.call("NodeGetVolumeStats", volume_id="v1", volume_path=str(target))
-    assert stats.volume_condition.abnormal is True
+    assert (stats.volume_condition.abnormal, len(stats.usage)) == (True, 1)
     fields = {"volume_id": "v1", "target_path": str(target), "volume_capability": READ_ONLY_MANY}
     node.refused(
         grpc.StatusCode.UNAVAILABLE,
@@ -341,8 +363,28 @@ def test_what_cannot_be_published_is_told_in_one_line(node, lake, tmp_path):
         ),
         ({"volume_context": {"lake": lake, "ranks": "7"}}, invalid, "no rank 7"),
         ({"volume_context": {"lake": f"{lake}-none"}}, grpc.StatusCode.NOT_FOUND, "is not a lake"),
-        ({"volume_capability": {"block": {}}}, invalid, "volumeMode Filesystem"),
-        ({"volume_capability": {"mount": {"mount_flags": ["ro"]}}}, invalid, "mountOptions ro"),
+        ({"volume_context": {"lake": lake, "show-last": "0"}}, invalid, "--show-last"),
+        ({"volume_context": {"lake": lake, "prime": "no"}}, invalid, """prime is "true" or "false", not 'no'"""),
+        ({"volume_context": {"lake": lake, "cache-dir": "here"}}, invalid, "cache-dir is 'here'; name a directory"),
+        ({"volume_context": {"lake": lake, "cache-size": "lots"}}, invalid, "for example 8G"),
+        (
+            {"volume_context": {"lake": lake, "checkpoint-dir": "/ckpt"}},
+            invalid,
+            "unknown volumeAttributes: checkpoint-dir",
+        ),
+        ({"volume_context": {"lake": f"--near={lake}"}}, invalid, "--near"),
+        ({"volume_capability": {"block": {}, "access_mode": {"mode": 3}}}, invalid, "volumeMode Filesystem"),
+        ({"volume_capability": READ_ONLY_MANY | {"mount": {"mount_flags": ["ro"]}}}, invalid, "mountOptions ro"),
+        ({"volume_capability": READ_ONLY_MANY | {"mount": {"fs_type": "ext4"}}}, invalid, "fsType ext4: leave it out"),
+        *(
+            (
+                {"volume_capability": {"mount": {}, "access_mode": {"mode": mode}}},
+                invalid,
+                f"accessModes {name}: a lake is",
+            )
+            for mode, name in [(0, "unknown"), (1, "ReadWriteOnce"), (5, "ReadWriteMany"), (6, "ReadWriteOncePod")]
+        ),
+        ({"target_path": f"{target}\0"}, invalid, "an absolute target_path"),
         ({"secrets": {"LD_PRELOAD": "x"}}, invalid, "the secret has the keys LD_PRELOAD"),
         ({"target_path": "relative"}, invalid, "an absolute target_path"),
         ({"volume_id": ""}, invalid, "volume_id"),
@@ -355,6 +397,13 @@ def test_what_cannot_be_published_is_told_in_one_line(node, lake, tmp_path):
         grpc.StatusCode.FAILED_PRECONDITION, "a volumeHandle of its own", "NodePublishVolume",
         **(fields | {"target_path": str(tmp_path / "b"), "volume_context": {"lake": lake, "ranks": "1"}}),
     )  # fmt: skip
+    node.publish("w", tmp_path / "w", volume_context={"lake": lake})
+    node.refused(
+        grpc.StatusCode.ALREADY_EXISTS, "has another volume", "NodePublishVolume", **(fields | {"volume_id": "w"})
+    )
+    assert (target / "step-000000001/rank-00000.bin").read_bytes() == payload(1, 0)
+    stats = {"volume_id": "v", "volume_path": str(tmp_path / "none")}
+    node.refused(grpc.StatusCode.NOT_FOUND, "is not at", "NodeGetVolumeStats", **stats)
     node.refused(grpc.StatusCode.NOT_FOUND, "is not at", "NodeGetVolumeStats", volume_id="v", volume_path=str(full))
     node.refused(
         grpc.StatusCode.FAILED_PRECONDITION,
@@ -377,3 +426,144 @@ def _listing(directory: Path) -> list[str] | OSError:
         return os.listdir(directory)
     except OSError as error:
         return error
+
+
+def test_attributes_are_options_of_mount(node, lake, tmp_path):
+    given = {
+        "cache-dir": str(tmp_path / "cache"), "cache-size": "64M", "near": f"file://{tmp_path}/near", "prefetch": "3", "prime": "false",
+        "recover": "true", "list-latest": "false", "memory-size": "64M",
+    }  # fmt: skip
+    node.publish("v", tmp_path / "target", volume_context={"lake": lake} | given)
+    options = json.loads((tmp_path / "target/.stepfs/config.json").read_text())
+    shown = {
+        name: options["options"][name] for name in ("cache_bytes", "near", "prefetch_steps", "prime", "list_latest")
+    }
+    assert shown == {
+        "cache_bytes": 64 << 20, "near": f"file://{tmp_path}/near", "prefetch_steps": 3, "prime": False, "list_latest": False
+    }  # fmt: skip
+    assert list((tmp_path / "cache").iterdir()) != []
+
+
+def test_the_plugin_serves_the_metrics_of_all_volumes(node, lake, tmp_path):
+    free_port = servers.free_port_of_nobody()
+    node.more = [f"--metrics-port={free_port}", "--metrics-address=127.0.0.1"]
+    node.restart_plugin()
+    for volume in ("v1", "v2"):
+        node.publish(volume, tmp_path / volume, volume_context={"lake": lake, "recover": "false"})
+
+    def scraped() -> dict[str, dict[str, float]]:
+        with urllib.request.urlopen(f"http://127.0.0.1:{free_port}/metrics", timeout=PATIENCE_S) as answer:
+            found = text_string_to_metric_families(answer.read().decode())
+        return {family.name: {sample.labels["instance"]: sample.value for sample in family.samples} for family in found}
+
+    metrics = scraped()
+    assert metrics["stepfs_frontier_step"] == {"n1/v1": 1, "n1/v2": 1}
+    assert set(metrics["stepfs_fetch_seconds"]) == set(metrics["process_resident_memory_bytes"]) == {"n1/v1", "n1/v2"}
+    os.kill(daemon_of(tmp_path / "v1"), signal.SIGKILL)
+    until(lambda: set(scraped()["stepfs_frontier_step"]) == {"n1/v2"}, "a dead mount has no metrics")
+
+
+def test_the_holder_logs_what_it_is_asked_for(other_node, lake, tmp_path):
+    node = other_node(STEPFS_LOG_FORMAT="json")
+    node.publish("v", tmp_path / "target", volume_context={"lake": lake})
+    node.unpublish("v", tmp_path / "target")
+    ended_with(node, grpc.StatusCode.NOT_FOUND, "is not a lake", volume_context={"lake": f"{lake}-none"})
+    lines = [json.loads(line) for line in (tmp_path / "holder.log").read_text().splitlines()]
+    assert {line["logger"] for line in lines} == {"stepfs.csi.holder"}
+    assert lines[0]["message"] == f"starts the daemons of volumes, as {tmp_path}/holder.sock asks"
+    told = [(line["level"], line["message"].partition(" ")[0], line["message"]) for line in lines[1:]]
+    assert [(level, verb) for level, verb, _ in told] == [
+        ("INFO", "mount"), ("INFO", "mount"), ("INFO", "unmount"), ("INFO", "unmount"), ("INFO", "mount"), ("WARNING", "mount"),
+    ]  # fmt: skip
+    assert told[0][2].endswith(": begins")
+    assert ": done after" in told[1][2]
+    assert "exit code 3 after" in told[-1][2]
+    assert "is not a lake" in told[-1][2]
+    log = json.loads((tmp_path / "plugin.log").read_text().splitlines()[1])["message"].rpartition(" ")[2]
+    assert (tmp_path / "log" / log).exists()
+
+
+def test_a_daemon_that_is_silent_keeps_its_pods(node, lake, tmp_path):
+    target = tmp_path / "target"
+    node.publish("v", target, volume_context={"lake": lake})
+    daemon = daemon_of(target)
+    os.kill(daemon, signal.SIGSTOP)
+    try:
+        fields = {"volume_id": "v", "target_path": str(target), "volume_capability": READ_ONLY_MANY}
+        silent = (grpc.StatusCode.UNAVAILABLE, "does not answer now", "NodePublishVolume")
+        node.refused(*silent, volume_context={"lake": lake}, **fields)
+        stats = node.call("NodeGetVolumeStats", volume_id="v", volume_path=str(target))
+        assert (stats.volume_condition.abnormal, fires(stats)) == (True, False)
+    finally:
+        os.kill(daemon, signal.SIGCONT)
+    assert (target / "step-000000001/rank-00000.bin").read_bytes() == payload(1, 0)
+    assert daemon_of(target) == daemon
+
+
+def test_a_request_in_the_middle_of_another_is_told_and_one_that_was_given_up_leaves_nothing(node, lake, tmp_path):
+    target = tmp_path / "target"
+    os.kill(node.holder.pid, signal.SIGSTOP)
+    call = node.channel.unary_unary(
+        "/csi.v1.Node/NodePublishVolume",
+        request_serializer=lambda request: request.SerializeToString(),
+        response_deserializer=MESSAGES["NodePublishVolumeResponse"].FromString,
+    )
+    request = MESSAGES["NodePublishVolumeRequest"](
+        volume_id="v", target_path=str(target), volume_capability=READ_ONLY_MANY, volume_context={"lake": lake}
+    )
+    given_up = call.future(request, timeout=PATIENCE_S)
+    until(lambda: list(node.base.glob("*/volume.json")) != [], "the publish is under way")
+    given_up.cancel()  # as kubelet does after two minutes
+    node.refused(grpc.StatusCode.ABORTED, "is not done", "NodeUnpublishVolume", volume_id="v", target_path=str(target))
+    assert node.call("Probe", "Identity").ready.value is True
+    os.kill(node.holder.pid, signal.SIGCONT)
+    until(lambda: mount_points.mount_at(target) is not None, "what kubelet has given up is published")
+    node.unpublish("v", target)
+    assert (mounted_below(tmp_path), list(node.base.iterdir())) == ([], [])
+
+
+def test_a_volume_behind_a_link_with_a_strange_name(node, lake, tmp_path):
+    """kubelet's directory may be a link; a volumeHandle may be any text."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "kubelet").symlink_to("disk")
+    volume, target = "a/../b\n\u2603 " * 200, tmp_path / "kubelet/pods/1/mount"
+    for _ in range(2):
+        node.publish(volume, target, volume_context={"lake": lake})
+    assert len(mounted_below(tmp_path / "disk")) == 1
+    node.call("NodeGetVolumeStats", volume_id=volume, volume_path=str(target))
+    node.refused(
+        grpc.StatusCode.ALREADY_EXISTS, "a volumeHandle of its own", "NodePublishVolume", volume_id=volume,
+        target_path=str(target), volume_capability=READ_ONLY_MANY, volume_context={"lake": lake, "group": "g"},
+    )  # fmt: skip
+    node.unpublish(volume, target)
+    assert (mounted_below(tmp_path), list(node.base.iterdir())) == ([], [])
+
+
+def test_what_nobody_uses_any_more_ends_with_the_next_unpublish(node, lake, tmp_path):
+    """A reader that outlived its pod; a daemon that came after the pod had gone; a directory from before a reboot."""
+    target = tmp_path / "target"
+    node.publish("read", target, volume_context={"lake": lake})
+    with (target / "step-000000000/rank-00000.bin").open("rb") as held:
+        node.unpublish("read", target)
+        assert mounted_below(target) == []
+        assert held.read() == payload(0, 0)
+    for name in ("late", "rebooted"):
+        (node.base / name / "mnt").mkdir(parents=True)
+        (node.base / name / "volume.json").write_text(json.dumps({"volume": name, "arguments": []}))
+    assert ask(tmp_path / "holder.sock", ["mount", lake, str(node.base / "late/mnt")], {})[0] == 0
+    assert len(mounted_below(node.base)) == 2
+    target.mkdir()  # kubelet cleans up after a reboot
+    node.unpublish("other", target)
+    assert (mounted_below(tmp_path), list(node.base.iterdir()), target.exists()) == ([], [], False)
+
+
+def test_attributes_from_before_a_reboot_do_not_count(node, lake, tmp_path):
+    target = tmp_path / "target"
+    node.publish("v", target, volume_context={"lake": lake})
+    (state,) = node.base.glob("*/volume.json")
+    text = state.read_text().replace(lake, "s3://gone/run")
+    node.unpublish("v", target)
+    (state.parent / "mnt").mkdir(parents=True)
+    state.write_text(text)
+    node.publish("v", target, volume_context={"lake": lake})
+    assert (target / "step-000000001/rank-00000.bin").read_bytes() == payload(1, 0)

@@ -7,17 +7,20 @@ A plugin's request is one line of JSON on a unix socket, {"arguments": ["mount",
 from __future__ import annotations
 
 import json
+import logging
 import os
 import socket
 import socketserver
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 _REQUEST_BYTES_MAX: Final = 1 << 20
 _COMMAND_S: Final = 110.0  # kubelet gives up after two minutes
+_log = logging.getLogger("stepfs.csi.holder")
 
 
 class _Handler(socketserver.StreamRequestHandler):
@@ -25,8 +28,9 @@ class _Handler(socketserver.StreamRequestHandler):
         try:
             request = json.loads(self.rfile.readline(_REQUEST_BYTES_MAX))
             answer = _run(request["arguments"], request["environment"])
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, LookupError, TypeError) as error:
             answer = {"code": 2, "said": f"not a request: {type(error).__name__}"}
+            _log.warning("%s", answer["said"])
         with suppress(OSError):  # the plugin was ended meanwhile; it asks again
             self.wfile.write(json.dumps(answer).encode() + b"\n")
 
@@ -37,7 +41,8 @@ class _Server(socketserver.ThreadingUnixStreamServer):
 
 
 def _run(arguments: list[str], environment: dict[str, str]) -> dict[str, Any]:
-    command = [sys.executable, "-m", "stepfs", *arguments]
+    command, began = [sys.executable, "-m", "stepfs", *arguments], time.monotonic()
+    _log.info("%s: begins", " ".join(arguments))
     try:
         done = subprocess.run(  # noqa: S603 - this program; the plugin names only its own commands
             command,
@@ -49,8 +54,13 @@ def _run(arguments: list[str], environment: dict[str, str]) -> dict[str, Any]:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return {"code": 6, "said": f"{arguments[0]} did not end within {_COMMAND_S:g} s"}
-    return {"code": done.returncode, "said": done.stderr.strip() or done.stdout.strip()}
+        code, said = 6, f"{arguments[0]} did not end within {_COMMAND_S:g} s"
+    else:
+        code, said = done.returncode, done.stderr.strip() or done.stdout.strip()
+    how = "done" if code == 0 else f"exit code {code}"
+    line = "; ".join([f"{' '.join(arguments)}: {how} after {time.monotonic() - began:.1f} s", *said.splitlines()])
+    _log.log(logging.WARNING if code else logging.INFO, "%s", line)
+    return {"code": code, "said": said}
 
 
 def hold(path: Path) -> None:
@@ -61,6 +71,7 @@ def hold(path: Path) -> None:
         server = _Server(str(path), _Handler)
     finally:
         os.umask(before)
+    _log.info("starts the daemons of volumes, as %s asks", path)
     with server:
         server.serve_forever()
 

@@ -53,6 +53,8 @@ _SCALARS: Final = {
 
 # Numbers of CSI's enums.
 BYTES: Final = 1  # VolumeUsage.Unit
+READERS: Final = {2, 3}  # AccessMode.Mode: SINGLE_NODE_READER_ONLY, MULTI_NODE_READER_ONLY
+WRITERS: Final = {1: "ReadWriteOnce", 4: "ReadWriteMany", 5: "ReadWriteMany", 6: "ReadWriteOncePod", 7: "ReadWriteOnce"}
 GET_VOLUME_STATS: Final = 2  # NodeServiceCapability.RPC.Type
 VOLUME_CONDITION: Final = 4
 

@@ -14,21 +14,48 @@ import os
 import re
 import threading
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import grpc
+from prometheus_client.core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
 from stepfs.control_files import answer_within
 from stepfs.csi.holder import ask
-from stepfs.csi.messages import BYTES, MESSAGES
-from stepfs.mount.host.mount_points import Mounted, mount_at, mounts, unmount
+from stepfs.csi.messages import BYTES, MESSAGES, READERS, WRITERS
+from stepfs.declared_option import declared
+from stepfs.mount.daemon import log_file
+from stepfs.mount.host.mount_points import (
+    FSTYPE,
+    Health,
+    Mounted,
+    check_health,
+    mount_at,
+    mounts,
+    real_directory,
+    unmount,
+)
+from stepfs.mount.options import MountOptions
+from stepfs.mount.redact import redacted
 
 _log = logging.getLogger("stepfs.csi")
 
-ATTRIBUTES: Final = ("lake", "ranks", "group", "steps", "wait", "mesh")
+_OF_NO_VOLUME: Final = {
+    "allow_other",  # always: pods run as anybody
+    "checkpoint_dir", "next_step",  # the trainer's directory is in no container of the driver
+    "log_format", "metrics_port", "metrics_address",  # the node's: variables of `holder`, an option of `plugin`
+    "wait_for_lake_s",  # kubelet asks again, and a daemon that waits on behind its back would be nobody's
+}  # fmt: skip
+OPTIONS: Final = {  # attribute → its type and its option of `stepfs mount`
+    found[1].flag.partition("/")[0].removeprefix("--"): found
+    for name, found in declared(MountOptions).items()
+    if name not in _OF_NO_VOLUME
+}
 _OF_KUBERNETES: Final = "csi.storage.k8s.io/"  # facts about the pod, where the driver's object asks for them
 _SECRET: Final = re.compile(r"(AWS|GOOGLE|AZURE)_[A-Z0-9_]+|STEPFS_SSE(_KMS_KEY_ID)?")
 _CODES: Final = {  # of the exit codes of `stepfs mount`
@@ -39,13 +66,16 @@ _CODES: Final = {  # of the exit codes of `stepfs mount`
     6: grpc.StatusCode.UNAVAILABLE,
 }
 _MS_BIND: Final = 4096
+_PENDING_S: Final = 5.0  # more would fill the server's threads with kubelet's repetitions
+_LINE_MAX: Final = 900  # characters: an event has 1,024 bytes, and kubelet's words before it
+_SCRAPE_S: Final = 2.0  # of the ten that Prometheus waits
 
 
 class RpcError(Exception):
     """A request ends with this status, and one line for `kubectl describe pod`."""
 
     def __init__(self, code: grpc.StatusCode, message: str) -> None:
-        super().__init__(message)
+        super().__init__(redacted("; ".join(message.splitlines()))[:_LINE_MAX])
         self.code = code
 
 
@@ -66,60 +96,93 @@ class Volumes:
         volume, target = _checked(request)
         arguments = _arguments(request.volume_context)
         environment = _environment(request.secrets)
-        with self._locks[volume]:
+        with self._alone(volume):
             directory = self._directory(volume)
-            there = mount_at(target)
+            there, source = mount_at(target), mount_at(directory / "mnt")
+            if there is not None and there.fstype != FSTYPE:
+                raise RpcError(
+                    grpc.StatusCode.ALREADY_EXISTS, f"{target} is a mount of {there.fstype}; unmount it first"
+                )
+            if there is not None and _alive(there):
+                if source is None or there.device != source.device:
+                    raise RpcError(grpc.StatusCode.ALREADY_EXISTS, f"{target} has another volume; unpublish that first")
+                self._check_same(directory, volume, arguments, grpc.StatusCode.ALREADY_EXISTS)
+                return MESSAGES["NodePublishVolumeResponse"]()
             if there is not None:
-                source = mount_at(directory / "mnt")
-                if source is not None and there.device == source.device and _answers(target):
-                    self._check_same(directory, volume, arguments, grpc.StatusCode.ALREADY_EXISTS)
-                    return MESSAGES["NodePublishVolumeResponse"]()
-                if there.fstype != "fuse.stepfs":
-                    raise RpcError(
-                        grpc.StatusCode.ALREADY_EXISTS, f"{target} is a mount of {there.fstype}; unmount it first"
-                    )
                 unmount(target, lazy=True)  # its daemon is dead
             _make_target(target)
-            self._serve(directory, volume, arguments, environment)
-            _bind(directory / "mnt", target)
-        _log.info("volume %s is at %s", volume, target)
+            try:
+                self._serve(directory, volume, arguments, environment)
+                _bind(directory / "mnt", target)
+            except BaseException:
+                self._end_unused(directory, volume)  # kubelet unpublishes only what was published
+                raise
+        _log.info("volume %s is at %s; its daemon logs to %s", volume, target, log_file(directory / "mnt").name)
         return MESSAGES["NodePublishVolumeResponse"]()
 
     def unpublish(self, request: Any) -> Any:
         """Take the volume from the target path, and end its daemon with the last one. What is not there is no error."""
         volume, target = _named(request)
-        with self._locks[volume]:
-            there = mount_at(target)
-            if there is not None:
+        with self._alone(volume):
+            while (there := mount_at(target)) is not None:
                 _unbind(target, there)
             if target.is_dir() and not target.is_symlink():
                 try:
                     target.rmdir()
                 except OSError as error:
                     _log.warning("%s stays: %s", target, error.strerror)
-            self._end_unused(volume)
+        self._sweep()
         return MESSAGES["NodeUnpublishVolumeResponse"]()
 
     def stats(self, request: Any) -> Any:
-        """Bytes of the lake's steps, and whether the mount answers."""
-        path = Path(request.volume_path)
-        if not request.volume_id or not path.is_absolute():
-            raise _invalid("volume_id and an absolute volume_path are required")
+        """Whether the mount answers.
+
+        There are no figures, not even of what is used: a volume that is only read is never full, and alerts divide what
+        they are given. Without `available`, kubelet takes it as 0; without any usage, it drops the condition.
+        """
+        path = _place(request.volume_id, request.volume_path, "volume_path")
         there = mount_at(path)
-        if there is None or there.fstype != "fuse.stepfs":
-            raise RpcError(grpc.StatusCode.NOT_FOUND, f"volume {request.volume_id} is not at {path}")
-        found = answer_within(lambda: os.statvfs(path))
-        response = MESSAGES["NodeGetVolumeStatsResponse"]()
-        if isinstance(found, os.statvfs_result):
-            total = found.f_blocks * found.f_frsize
-            response.usage.add(total=total, used=total, available=0, unit=BYTES)
-            response.volume_condition.message = "the mount answers"
-        else:
-            response.volume_condition.abnormal = True
-            response.volume_condition.message = (
-                f"the mount at {path} does not answer" if found is None else f"{path}: {found.strerror}"
-            )
+        if there is None or there.fstype != FSTYPE:
+            raise RpcError(grpc.StatusCode.NOT_FOUND, f"the volume is not at {path}")
+        health, error = check_health(there, below=".stepfs")
+        response = MESSAGES["NodeGetVolumeStatsResponse"](usage=[{"unit": BYTES}])
+        response.volume_condition.abnormal = health is not Health.ALIVE
+        response.volume_condition.message = (
+            "the mount answers"
+            if health is Health.ALIVE
+            else f"{path}: {error.strerror if error else 'the mount does not answer'}"
+        )
         return response
+
+    @contextmanager
+    def _alone(self, volume: str) -> Iterator[None]:
+        lock = self._locks[volume]
+        if not lock.acquire(timeout=_PENDING_S):
+            raise RpcError(
+                grpc.StatusCode.ABORTED, f"another request is not done; kubelet asks again (volume {volume})"
+            )
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _sweep(self) -> None:
+        """End the daemons of volumes that are published nowhere: of the one that was left, and of those that were busy."""
+        for directory, volume in self.known():
+            lock = self._locks[volume]
+            if lock.acquire(blocking=False):
+                try:
+                    self._end_unused(directory, volume)
+                finally:
+                    lock.release()
+
+    def known(self) -> list[tuple[Path, str]]:
+        """(directory, volume) of all volumes that have a directory."""
+        found = []
+        for path in sorted(self.base.glob("*/volume.json")):
+            with suppress(OSError, ValueError, KeyError):  # gone meanwhile, or cut off with the node's power
+                found.append((path.parent, str(json.loads(path.read_text())["volume"])))
+        return found
 
     def _directory(self, volume: str) -> Path:
         return self.base / hashlib.sha256(volume.encode()).hexdigest()[:16]
@@ -127,39 +190,38 @@ class Volumes:
     def _serve(self, directory: Path, volume: str, arguments: list[str], environment: dict[str, str]) -> None:
         """Have a daemon serve the volume at `mnt` of its directory."""
         mount = directory / "mnt"
-        if mount_at(mount) is not None and _answers(mount):
+        source = mount_at(mount)
+        if source is not None and _alive(source):
             self._check_same(directory, volume, arguments, grpc.StatusCode.FAILED_PRECONDITION)
             return
-        try:
+        if source is None:  # else a dead mount lies there, and mounting clears it
             mount.mkdir(mode=0o755, parents=True, exist_ok=True)
-        except OSError as error:
-            if error.errno not in {errno.ENOTCONN, errno.EEXIST}:  # a dead mount lies there; mounting clears it
-                raise
         (directory / "volume.json").write_text(json.dumps({"volume": volume, "arguments": arguments}))
         lake, *options = arguments
-        self._command(["mount", lake, str(mount), *options, "--allow-other"], environment)
+        self._command(["mount", *options, "--allow-other", "--", lake, str(mount)], environment)
 
     def _check_same(self, directory: Path, volume: str, arguments: list[str], code: grpc.StatusCode) -> None:
         known = json.loads((directory / "volume.json").read_text())["arguments"]
         if known != arguments:
             raise RpcError(
                 code,
-                f"volume {volume} is mounted on this node as {' '.join(known)}, not {' '.join(arguments)}: give a volume with "
-                "other attributes a volumeHandle of its own",
+                f"a volume with other attributes needs a volumeHandle of its own: on this node it is mounted as"
+                f" {' '.join(known)}, not {' '.join(arguments)} (volume {volume})",
             )
 
-    def _end_unused(self, volume: str) -> None:
-        directory = self._directory(volume)
+    def _end_unused(self, directory: Path, volume: str) -> None:
         source = mount_at(directory / "mnt")
-        if source is None or any(one.device == source.device and one.mount_id != source.mount_id for one in mounts()):
-            return
-        try:
-            self._command(["unmount", str(directory / "mnt")], {})
-        except RpcError as error:  # the pod is gone all the same; the next publish or unpublish tries again
-            _log.warning("volume %s: %s", volume, error)
-            return
-        for path in (directory / "volume.json", directory / "mnt", directory):
-            path.rmdir() if path.is_dir() else path.unlink(missing_ok=True)
+        if source is not None:
+            if any(one.device == source.device and one.mount_id != source.mount_id for one in mounts()):
+                return
+            try:
+                self._command(["unmount", str(directory / "mnt")], {})
+            except RpcError as error:  # the pod is gone all the same; the next unpublish tries again
+                _log.warning("volume %s: %s", volume, error)
+                return
+        for path in (directory / "mnt", directory / "volume.json", directory):
+            with suppress(OSError):  # what is left is cleared by the next publish, or sweep
+                path.rmdir() if path.is_dir() else path.unlink()
 
     def _command(self, arguments: list[str], environment: dict[str, str]) -> None:
         try:
@@ -170,41 +232,65 @@ class Volumes:
                 f"the holder at {self.holder} does not answer ({error}); is its container up?",
             ) from error
         if code:
-            raise RpcError(_CODES.get(code, grpc.StatusCode.INTERNAL), said.replace("\n", "; ") or f"exit code {code}")
+            raise RpcError(_CODES.get(code, grpc.StatusCode.INTERNAL), said or f"exit code {code}")
 
 
 def _named(request: Any) -> tuple[str, Path]:
-    target = Path(request.target_path)
-    if not request.volume_id or not target.is_absolute() or ".." in target.parts:
-        raise _invalid("volume_id and an absolute target_path are required")
-    return request.volume_id, target
+    return request.volume_id, _place(request.volume_id, request.target_path, "target_path")
+
+
+def _place(volume: str, text: str, name: str) -> Path:
+    """As the mount table has it: without links, which kubelet's directory may have."""
+    path = Path(text)
+    if not volume or not path.is_absolute() or ".." in path.parts or "\0" in text:
+        raise _invalid(f"volume_id and an absolute {name} are required")
+    return real_directory(path)
 
 
 def _checked(request: Any) -> tuple[str, Path]:
     capability = request.volume_capability
     if not request.HasField("volume_capability") or not capability.HasField("mount"):
         raise _invalid("volume_capability must be a mount: volumeMode Filesystem")
+    if capability.access_mode.mode not in READERS:  # `readonly` is each pod's; the mount is read-only without it, too
+        raise _invalid(
+            f"accessModes {WRITERS.get(capability.access_mode.mode, 'unknown')}: a lake is read-only; write"
+            " accessModes: [ReadOnlyMany] in the PersistentVolume and in its claim"
+        )
     if capability.mount.mount_flags:
         raise _invalid(
             f"mountOptions {', '.join(capability.mount.mount_flags)}: leave them out, options are volumeAttributes"
         )
+    if capability.mount.fs_type:
+        raise _invalid(f"fsType {capability.mount.fs_type}: leave it out, a lake is no disk to be formatted")
     return _named(request)
 
 
 def _arguments(attributes: Mapping[str, str]) -> list[str]:
-    """LAKE and the options of `stepfs mount`."""
+    """LAKE and the options of `stepfs mount`, which checks their values itself."""
     given = {name: value for name, value in attributes.items() if not name.startswith(_OF_KUBERNETES)}
-    if unknown := sorted(given.keys() - set(ATTRIBUTES)):
-        raise _invalid(f"unknown volumeAttributes: {', '.join(unknown)}; known are {', '.join(ATTRIBUTES)}")
+    if unknown := sorted(given.keys() - OPTIONS.keys() - {"lake"}):
+        raise _invalid(f"unknown volumeAttributes: {', '.join(unknown)}; known are lake, {', '.join(OPTIONS)}")
     if "://" not in given.get("lake", ""):
         raise _invalid("volumeAttributes: lake is missing; write the URL of a lake, such as s3://bucket/run")
-    return [given["lake"], *(f"--{name}={given[name]}" for name in ATTRIBUTES[1:] if name in given)]
+    return [given["lake"], *(word for name in OPTIONS if name in given for word in _words(name, given[name]))]
+
+
+def _words(name: str, value: str) -> list[str]:
+    kind, option = OPTIONS[name]
+    flag, _, negative = option.flag.partition("/")
+    if kind is not bool:
+        if name == "cache-dir" and not value.startswith("/"):  # relative to whatever directory the holder is in
+            raise _invalid(f"volumeAttributes: cache-dir is {value!r}; name a directory of the node, /var/cache/stepfs")
+        return [f"{flag}={value}"]
+    if value not in {"true", "false"}:
+        raise _invalid(f'volumeAttributes: {name} is "true" or "false", not {value!r}')
+    return [flag if value == "true" else negative] if value == "true" or negative else []
 
 
 def _environment(secrets: Mapping[str, str]) -> dict[str, str]:
     if strange := sorted(name for name in secrets if not _SECRET.fullmatch(name)):
         raise _invalid(f"the secret has the keys {', '.join(strange)}; use AWS_…, GOOGLE_… and AZURE_… variables alone")
-    return dict(secrets)
+    return {name: value.strip() for name, value in secrets.items()}  # `echo KEY | base64` encodes a line break, too
 
 
 def _make_target(target: Path) -> None:
@@ -213,8 +299,14 @@ def _make_target(target: Path) -> None:
         raise RpcError(grpc.StatusCode.FAILED_PRECONDITION, f"{target} is not empty; empty it, or name another path")
 
 
-def _answers(directory: Path) -> bool:
-    return isinstance(answer_within((directory / ".stepfs/config.json").read_bytes), bytes)
+def _alive(mounted: Mounted) -> bool:
+    """Whether a mount's daemon answers, or is certainly gone. `RpcError` if it is silent: it may have readers."""
+    health, _ = check_health(mounted, below=".stepfs")
+    if health not in {Health.ALIVE, Health.DEAD}:
+        raise RpcError(
+            grpc.StatusCode.UNAVAILABLE, f"the mount at {mounted.directory} does not answer now; kubelet asks again"
+        )
+    return health is Health.ALIVE
 
 
 def _bind(source: Path, target: Path) -> None:
@@ -225,7 +317,7 @@ def _bind(source: Path, target: Path) -> None:
 
 
 def _unbind(target: Path, there: Mounted) -> None:
-    if there.fstype != "fuse.stepfs":
+    if there.fstype != FSTYPE:
         raise RpcError(grpc.StatusCode.FAILED_PRECONDITION, f"{target} is a mount of {there.fstype}, not of stepfs")
     try:
         unmount(target, lazy=False)
@@ -234,3 +326,22 @@ def _unbind(target: Path, there: Mounted) -> None:
             raise
         _log.warning("%s has open files: its readers keep them until they close them", target)
         unmount(target, lazy=True)
+
+
+class Scraped(Collector):
+    """The metrics of all daemons, each with `instance` NODE/VOLUME, which is what rules and dashboards tell mounts by."""
+
+    def __init__(self, volumes: Volumes, node: str) -> None:
+        self._volumes, self._node = volumes, node
+
+    def collect(self) -> Iterator[Metric]:
+        families: dict[str, Metric] = {}
+        for directory, volume in self._volumes.known():
+            text = answer_within((directory / "mnt/.stepfs/metrics").read_text, _SCRAPE_S)
+            if not isinstance(text, str):
+                continue  # its series end, which is what the alert on a mount that is gone looks at
+            labels = {"instance": f"{self._node}/{volume}"}
+            for family in text_string_to_metric_families(text):
+                joined = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+                joined.samples += [sample._replace(labels=labels | sample.labels) for sample in family.samples]
+        yield from families.values()
