@@ -55,6 +55,13 @@ def test_the_program_names_itself(capsys):
     assert capsys.readouterr().err == "stepfs-produce: no\n"
 
 
+@pytest.mark.parametrize("module", ["stepfs", "stepfs_producer"])
+def test_a_wrong_call_of_a_module_names_the_program_and_the_help_that_is_there(module):
+    done = subprocess.run([sys.executable, "-m", module, "--foo"], check=False, capture_output=True, text=True)
+    program = {"stepfs": "stepfs", "stepfs_producer": "stepfs-produce"}[module]
+    assert (done.returncode, done.stderr) == (2, f"{program}: No such option: --foo; see `python -m {module} --help`\n")
+
+
 def test_success_passes_through():
     with reported():
         pass

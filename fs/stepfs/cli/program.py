@@ -48,9 +48,11 @@ def _in_one_line() -> Iterator[None]:
     try:
         yield
     except _CallError as error:
-        path = error.ctx.command_path if error.ctx else "stepfs"
+        path, name = "stepfs", "stepfs"
+        if error.ctx:  # `python -m` is in the path alone
+            path, name = error.ctx.command_path, error.ctx.find_root().command.name or name
         what = " ".join(error.format_message().rstrip(".").split())
-        say(printable(f"{path.split()[0]}: {what}; see `{path} --help`"), logging.ERROR)
+        say(printable(f"{name}: {what}; see `{path} --help`"), logging.ERROR)
         raise SystemExit(error.exit_code) from None
 
 
