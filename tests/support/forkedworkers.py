@@ -41,7 +41,7 @@ def _begin(
     target(*args)
 
 
-class _Worker(_proc.SpawnProcWorker):  # type: ignore[misc, name-defined]
+class _Worker(_proc.SpawnProcWorker):  # type: ignore[misc]
     mp_context = _Context
 
 

@@ -48,7 +48,7 @@ def gone(pid: int) -> bool:
     """Ended; a zombie has."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the latter as it goes
         return True
 
 
