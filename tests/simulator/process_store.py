@@ -22,6 +22,7 @@ from virtual_loop import pause
 from stepfs.errors import StoreUnreachableError
 
 _LOCKED_OUT_S: Final = 0.01  # until the server has said no
+_NEVER: Final = float("-inf")
 
 
 class ProcessStore(FaultyStore):
@@ -52,7 +53,7 @@ class ProcessStore(FaultyStore):
         self._stalling = random.Random(f"stalls/{actor}/{seed}")
         self.on_freeze: Callable[[], None] | None = None
         self.inside: dict[int, Callable[[], Awaitable[None]]] = {}
-        self._frozen_until_s = float("-inf")
+        self._frozen_until_s = _NEVER
         self.locked_out_s: tuple[float, float] | None = None  # from when to when its credentials do not count
 
     def beside(self, shared: ObjectMap) -> ProcessStore:
@@ -106,7 +107,7 @@ class ProcessStore(FaultyStore):
         if self.pauses == self.kill_at:
             self.kill()
         await pause(seconds)
-        if trio.current_time() < self._frozen_until_s:
+        if self._frozen_until_s != _NEVER and trio.current_time() < self._frozen_until_s:
             await trio.sleep_until(self._frozen_until_s)
 
 

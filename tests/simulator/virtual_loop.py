@@ -111,13 +111,15 @@ class _Passes:
     def __init__(self, runner: Any) -> None:
         self.runner = runner
         self.clock = runner.clock
+        self.scopes = runner.deadlines
+        self.calls, self.idempotent_calls = runner.entry_queue.queue, runner.entry_queue.idempotent_queue
         self.numbers = itertools.count()
         self.pauses: _Heap = []
         self.sleeps: _Heap = []
 
     @trio.lowlevel.enable_ki_protection
     def until_nobody_is_left(self) -> Generator[float, Events, None]:
-        runner, ready, shuffle = self.runner, self.runner.runq, _trio._r.shuffle
+        runner, ready, shuffle, context = self.runner, self.runner.runq, _trio._r.shuffle, _trio.GLOBAL_RUN_CONTEXT
         while runner.tasks:
             idle = not ready
             if idle and self.wake_watchers():
@@ -130,14 +132,16 @@ class _Passes:
                 idle = False
             if idle and not ready:
                 self.jump()
+            if len(ready) == 1:
+                context.task = task = ready.popleft()
+                self.step(task, alone=True)
+                continue
             batch = list(ready)
             ready.clear()
-            if len(batch) > 1:
-                batch.sort(key=_age)
-                shuffle(batch)
+            batch.sort(key=_age)
+            shuffle(batch)
             while batch:
-                task = batch.pop()
-                _trio.GLOBAL_RUN_CONTEXT.task = task
+                context.task = task = batch.pop()
                 self.step(task, alone=not batch)
 
     def wake_watchers(self) -> bool:
@@ -153,12 +157,11 @@ class _Passes:
 
     def is_called(self) -> bool:
         """By another thread, or by a signal."""
-        queue = self.runner.entry_queue
-        return bool(queue.queue or queue.idempotent_queue)
+        return bool(self.calls or self.idempotent_calls)
 
     def deadline(self) -> float:
         """When the next sleep or cancel scope ends; infinite if none will."""
-        at: float = self.runner.deadlines.next_deadline()
+        at: float = self.scopes.next_deadline()
         sleeps = self.sleeps
         while sleeps and not _is_waiting(sleeps[0]):
             heapq.heappop(sleeps)
@@ -166,7 +169,7 @@ class _Passes:
 
     def expire(self, now: float) -> bool:
         """Cancel the scopes and end the sleeps that are due; whether there were any."""
-        scopes = self.runner.deadlines
+        scopes = self.scopes
         cancelled = scopes._heap and scopes._heap[0][0] <= now and scopes.expire(now)
         return (bool(self.sleeps) and self.wake(self.sleeps, now)) or bool(cancelled)
 
@@ -209,7 +212,7 @@ class _Passes:
 
     def is_over(self, task: Any, seconds: float, alone: bool) -> bool:
         """Whether the pause or sleep has ended already, since nobody else is due before."""
-        runner, clock, pauses = self.runner, self.clock, self.pauses
+        runner, clock, pauses, sleeps, scopes = self.runner, self.clock, self.pauses, self.sleeps, self.scopes._heap
         now = clock._virtual_base
         until = now + seconds
         if (
@@ -217,7 +220,10 @@ class _Passes:
             and not runner.runq
             and not runner.waiting_for_idle
             and (not pauses or pauses[0][0] > until)
-            and self.deadline() > until
+            and (
+                ((not scopes or scopes[0][0] > until) and (not sleeps or sleeps[0][0] > until))
+                or self.deadline() > until
+            )
             and not task._cancel_status.effectively_cancelled
             and not runner.ki_pending
             and not self.is_called()
@@ -225,7 +231,7 @@ class _Passes:
             clock._virtual_base += until - now
             if clock._virtual_base >= until or type(seconds) is float:
                 return True  # else rounding leaves the rest of a sleep to another jump
-        heap = self.sleeps if type(seconds) is _Sleep else pauses
+        heap = sleeps if type(seconds) is _Sleep else pauses
         heapq.heappush(heap, (until, next(self.numbers), task, task._schedule_points))
         self.wait(task, _give_up)
         return False

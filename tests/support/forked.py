@@ -15,15 +15,15 @@ from functools import cache
 from importlib import import_module
 from multiprocessing import forkserver, reduction
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 PATIENCE_S = 100.0
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["forked_loaded"])
+CONTEXT: Final = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["forked_loaded"])
 
 
 @cache
-def _start_server() -> None:
+def start_server() -> None:
     """It finds our own modules by a variable alone."""
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = str(Path(__file__).parent)
@@ -34,7 +34,7 @@ def _start_server() -> None:
         os.environ["PYTHONPATH"] = before
 
 
-class _Handed:
+class Handed:
     """A descriptor that goes along to the process."""
 
     def __init__(self, number: int) -> None:
@@ -82,15 +82,8 @@ def one_core() -> None:
     import_module("stepfs_producer.run.machines").usable_cpus = lambda: 1  # type: ignore[attr-defined]
 
 
-def _begin(
-    package: str,
-    words: list[str],
-    environment: dict[str, str],
-    directory: str,
-    stdout: int,
-    stderr: int,
-    first: Callable[[], object] | None,
-) -> None:
+def take_over(environment: dict[str, str], directory: str, stdout: int, stderr: int) -> None:
+    """In a process that was forked: what a new interpreter has from the one that starts it."""
     os.chdir(directory)
     os.environ.clear()
     os.environ.update(environment)
@@ -99,6 +92,28 @@ def _begin(
         os.close(descriptor)
     sys.stdout = os.fdopen(1, "w", closefd=False)  # new ones: those of the server remember what its own can do
     sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
+
+
+def _know(address: str) -> None:
+    """In a process that was forked: workers of a run are forked by the same server."""
+    server = getattr(forkserver, "_forkserver")  # noqa: B009 (no name of it is public)
+    server._forkserver_address, server.ensure_running = address, lambda: None
+    import_module("forkedworkers").fork_workers()
+
+
+def _begin(
+    package: str,
+    words: list[str],
+    environment: dict[str, str],
+    directory: str,
+    stdout: int,
+    stderr: int,
+    first: Callable[[], object] | None,
+    server: str,
+) -> None:
+    take_over(environment, directory, stdout, stderr)
+    if package == "stepfs_producer":
+        _know(server)
     if "TESTS_CONSTANTS" in environment:
         runpy.run_path(str(Path(__file__).parent / "changed_constants/sitecustomize.py"))
     if first is not None:
@@ -122,14 +137,17 @@ class Forked:
         cwd: str | Path | None = None,
         first: Callable[[], object] | None = None,
     ) -> None:
-        _start_server()
+        start_server()
         out, err = os.pipe(), os.pipe()
         variables = dict(os.environ if env is None else env)
         if "reclaim" not in words[:1]:  # a command that does not know a variable asks all others: 0.1 s of CPU
             variables.pop("STEPFS_GRACE", None)
         arguments = (package, [str(word) for word in words], variables)
-        descriptors = _Handed(out[1]), _Handed(err[1])
-        self._process = _CONTEXT.Process(target=_begin, args=(*arguments, str(cwd or Path.cwd()), *descriptors, first))
+        descriptors = Handed(out[1]), Handed(err[1])
+        address = getattr(forkserver, "_forkserver")._forkserver_address  # noqa: B009 (no public name)
+        self._process = CONTEXT.Process(
+            target=_begin, args=(*arguments, str(cwd or Path.cwd()), *descriptors, first, address)
+        )
         self._process.start()
         for _, end in (out, err):
             os.close(end)

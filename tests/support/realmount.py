@@ -185,9 +185,13 @@ def running(pid: int) -> bool:
     return " Z " not in Path(f"/proc/{pid}/stat").read_text()
 
 
-def until(done: Callable[[], bool], what: str | Callable[[], str], *, within_s: float = PATIENCE_S) -> None:
-    """Wait for another process; the only clock here is the real one. `what` is the message of the failure."""
+def until(
+    done: Callable[[], bool], what: str | Callable[[], str], *, within_s: float = PATIENCE_S, every_s: float = 0.01
+) -> None:
+    """Wait for another process; the only clock here is the real one. `what` is the message of the failure. `every_s`: of a
+    look that takes a process.
+    """
     deadline = time.monotonic() + within_s
     while not done():
         assert time.monotonic() < deadline, what if isinstance(what, str) else what()
-        time.sleep(0.01)
+        time.sleep(every_s)

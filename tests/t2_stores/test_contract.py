@@ -110,16 +110,17 @@ async def test_list_starts_after_and_stops_at_a_limit(store):
     assert await keys(store, "log/001", after="log/0012") == names[13:20]
 
 
-async def test_a_thousand_and_one_objects_list_and_delete(store):
-    names = [f"many/{number:05}" for number in range(1001)]
+async def test_more_objects_than_a_page_has_list_and_delete(store):
+    """Azure's pages have 5000, and 256 are deleted at a time; each takes Azurite 10 ms of CPU."""
+    many = 257 if store.url.startswith("az:") else 1001
+    names = [f"many/{number:05}" for number in range(many)]
     async with trio.open_nursery() as nursery:
         for part in range(16):
             nursery.start_soon(put_all, store, names[part::16])
     assert await keys(store, "many/") == names
     before = store.counts.delete
     await store.delete(iter(names))
-    requests_of_1001 = 1001 if store.url.startswith("gs:") else 4 if store.url.startswith("az:") else 2
-    assert store.counts.delete - before <= requests_of_1001
+    assert store.counts.delete - before <= (many if store.url.startswith("gs:") else 2)
     assert await store.list("many/") == []
 
 

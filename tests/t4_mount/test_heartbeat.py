@@ -19,7 +19,7 @@ from realmount import PATIENCE_S, clear, lake_with, until
 from stepfs.mount.host import mount_points
 
 ROUNDS, CLIENTS = 8, 4
-SILENCE_S = 0.8
+SILENCE_S, CONTENDED_S = 0.8, 0.1
 FROZEN_S_MAX = 0.1  # what the timer guarantees; one more is forgiven to the machine beneath this one
 SERVE = """
 import json, os, sys, threading, time
@@ -28,7 +28,7 @@ import trio
 from stepfs.mount.options import MountOptions
 from stepfs.mount.session import serve
 
-lake, directory, cache, out = sys.argv[1:]
+lake, directory, cache, out, calm = sys.argv[1:]
 frozen, threads = [], [os.getpid()]
 
 def busy_s():
@@ -45,7 +45,10 @@ async def heartbeat():
 def contend():
     threads.append(threading.get_native_id())
     while True:
-        sum(range(2000))
+        if os.path.exists(calm):  # nobody is there: contending would show nothing
+            time.sleep(0.01)
+        else:
+            sum(range(2000))
 
 async def main():
     async with trio.open_nursery() as nursery:
@@ -68,9 +71,9 @@ while True:
 
 def test_killed_clients_do_not_freeze_the_loop(file_url, tmp_path):
     lake_with(file_url, 3)
-    directory, out = tmp_path / "m", tmp_path / "frozen.json"
+    directory, out, calm = tmp_path / "m", tmp_path / "frozen.json", tmp_path / "calm"
     directory.mkdir()
-    code = [sys.executable, "-c", SERVE, file_url, str(directory), str(tmp_path / "c"), str(out)]
+    code = [sys.executable, "-c", SERVE, file_url, str(directory), str(tmp_path / "c"), str(out), str(calm)]
     daemon = subprocess.Popen(code, start_new_session=True)
     try:
         until(lambda: mount_points.mount_at(directory) is not None, "no mount")
@@ -85,7 +88,10 @@ def test_killed_clients_do_not_freeze_the_loop(file_url, tmp_path):
                 client.send_signal(signal.SIGKILL)
             for client in clients:
                 assert client.wait(PATIENCE_S) == -signal.SIGKILL
-            time.sleep(SILENCE_S)  # a frozen loop stays frozen until the next request: give it none
+            time.sleep(CONTENDED_S)
+            calm.touch()
+            time.sleep(SILENCE_S - CONTENDED_S)  # a frozen loop stays frozen until the next request: give it none
+            calm.unlink()
         daemon.send_signal(signal.SIGTERM)
         assert daemon.wait(PATIENCE_S) == 0
     finally:

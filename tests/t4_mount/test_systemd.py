@@ -91,9 +91,9 @@ def test_readers_notice_neither_a_death_nor_a_reload_until_the_unit_stops(unit, 
     def follower():
         before, mount.pid = mount.pid, mount.config()["pid"]
         assert mount.config()["follows"] == before
-        until(lambda: main() == mount.pid, lambda: f"{main()} is the unit's, not {mount.pid}")
+        until(lambda: main() == mount.pid, lambda: f"{main()} is the unit's, not {mount.pid}", every_s=0.2)
         until(lambda: daemons_of(mount) == [mount.pid], "others serve, too")
-        until(lambda: control("is-active", "stepfs@run", check=False) == "active", "it does not get active")
+        until(lambda: control("is-active", "stepfs@run", check=False) == "active", "inactive", every_s=0.2)
 
     with steady_readers(steady, mount):
         for end in (signal.SIGKILL, signal.SIGABRT):

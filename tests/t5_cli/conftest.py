@@ -18,11 +18,12 @@ from threadengine import use_threads
 @pytest.fixture(scope="session", autouse=True)
 def _threads() -> Iterator[None]:
     """Workers of a run in this process are threads: a start of one takes a second. Runs as programs have processes.
-    And versions of packages, which each run keeps, are parsed once.
+    And versions of packages, which each run keeps, are parsed once, and windows of a verification are small.
     """
     with pytest.MonkeyPatch.context() as patch:
         use_threads(patch)
         patch.setattr("stepfs_producer.run.lake.version", functools.cache(version))
+        patch.setattr("stepfs.lake.verify.lake.WINDOW_BYTES", 256 << 10)
         yield
 
 

@@ -337,7 +337,7 @@ print(peak() - before << 10)
 
 
 def test_the_memory_of_a_largest_page_is_what_a_worker_takes_to_read_it(tmp_path: Path) -> None:
-    pictures = pa.array([os.urandom(1 << 20) for _ in range(96)], pa.binary())
+    pictures = pa.array([os.urandom(1 << 20) for _ in range(48)], pa.binary())
     pq.write_table(
         pa.table({"picture": pictures}), tmp_path / "p.parquet", data_page_size=1 << 30, use_dictionary=False
     )

@@ -6,8 +6,6 @@ import io
 import json
 import re
 import shutil
-import signal
-import subprocess
 import sys
 import tarfile
 from importlib.metadata import version
@@ -17,6 +15,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from committed import committed
+from forked import Forked
 from lakes import stepfs
 from PIL import Image
 from planned_lake import one_line, produce, replayed
@@ -121,13 +120,9 @@ def test_each_image_stands_with_its_caption_and_its_placeholders(original) -> No
 def test_killed_and_continued_with_other_workers_it_makes_the_same_bytes(original, tmp_path) -> None:
     directory, steps, _ = original
     lake = f"file://{tmp_path}/lake"
-    command = [sys.executable, "-m", "stepfs_producer", "run", str(directory / "plan.yaml"), lake]
-    process = subprocess.Popen([*command, "--workers", "2", "--steps-per-second", "2"], stderr=subprocess.DEVNULL)
-    try:
+    words = ["run", directory / "plan.yaml", lake, "--workers", 2, "--steps-per-second", 2]
+    with Forked("stepfs_producer", *words):  # which kills it
         until(lambda: (tmp_path / "lake/lake.msgpack").exists() and len(committed(lake)) > 1, "no step")
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
     assert produce("run", directory / "plan.yaml", lake, "--workers", 3).code == 0
     assert [payloads for _, payloads in committed(lake)] == steps
 

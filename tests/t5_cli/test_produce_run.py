@@ -16,6 +16,7 @@ import json_schemas
 import numpy as np
 import pytest
 from committed import committed
+from forked import Forked
 from lakes import stepfs
 from payload_samples import npy
 from plans import PLAN, plan_in, run
@@ -166,12 +167,11 @@ def test_any_ending_leaves_whole_steps_and_no_process(plan, tmp_path, number, un
 
 def test_a_second_process_of_the_same_id_fences_the_first(plan: Path, tmp_path: Path, undisturbed) -> None:
     lake = f"file://{tmp_path}/fenced"
-    command = [PROGRAM, "run", str(plan), lake, "--workers", "1", "--steps-per-second", "20"]
-    first = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    while first.poll() is None and not list((tmp_path / "fenced").glob("*/log/*2")):
-        time.sleep(PAUSE_S)
-    assert run(plan, lake, "--limit-steps", 40).returncode == 0
-    _, err = first.communicate(timeout=100)
+    with Forked("stepfs_producer", "run", plan, lake, "--workers", 1, "--steps-per-second", 20) as first:
+        while first.poll() is None and not list((tmp_path / "fenced").glob("*/log/*2")):
+            time.sleep(PAUSE_S)
+        assert run(plan, lake, "--limit-steps", 40).returncode == 0
+        _, err = first.communicate()
     assert first.returncode == 7, err
     assert "Traceback" not in err
     assert committed(lake) == undisturbed[:40]
@@ -200,18 +200,17 @@ def test_killed_workers_cost_no_step_and_change_none(plan: Path, file_url: str, 
 def test_metrics_name_every_source_until_a_signal_ends_it(plan: Path, file_url: str, undisturbed) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [PROGRAM, "run", str(plan), file_url, "--workers", "1", "--steps-per-second", "50"]
-    process = subprocess.Popen([*command, "--metrics-port", str(port)], stdout=subprocess.DEVNULL)
+    words = ["run", plan, file_url, "--workers", 1, "--steps-per-second", 50, "--metrics-port", port]
     text = ""
-    try:
+    with Forked("stepfs_producer", *words) as process:
         while "stepfs_produce_steps_total" not in text or "stepfs_produce_steps_total 0.0" in text:
             assert process.poll() is None
             time.sleep(PAUSE_S)
             with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
                 text = answer.read().decode()
-    finally:
-        process.terminate()
-        assert process.wait(60) == 143
+        process.send_signal(signal.SIGTERM)
+        process.communicate()
+    assert process.returncode == 143
     assert (steps := committed(file_url)) == undisturbed[: len(steps)]
     for source in ("code", "prose"):
         for name in ("source_tokens_total", "source_wanted_tokens_total", "source_ahead_tokens"):

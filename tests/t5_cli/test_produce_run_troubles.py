@@ -8,8 +8,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from finished import ran
-from produced_text import PROGRAM
+from forked import Forked, ran
 
 PLAN = """\
 version: 1
@@ -21,17 +20,17 @@ mix: {chats: 1}
 
 
 def run(directory: Path, render: str) -> subprocess.CompletedProcess[str]:
-    return ran(command_of(directory, render))
+    return ran("stepfs_producer", words_of(directory, render))
 
 
-def command_of(directory: Path, render: str) -> list[str]:
+def words_of(directory: Path, render: str) -> list[str]:
     (directory / "chats").mkdir()
     lines = [json.dumps({"text": f"chat {number}"}) + "\n" for number in range(60)]
     (directory / "chats" / "a.jsonl").write_text("".join(lines))
     (directory / "my_chats.py").write_text(f"import os, sys\n\ndef render(record):\n    {render}\n")
     (directory / "plan.yaml").write_text(PLAN)
     plan, lake = str(directory / "plan.yaml"), f"file://{directory}/lake"
-    return [PROGRAM, "run", plan, lake, "--workers", "1", "--limit-steps", "2"]
+    return ["run", plan, lake, "--workers", "1", "--limit-steps", "2"]
 
 
 def test_a_record_that_kills_its_workers_is_named(tmp_path: Path) -> None:
@@ -57,17 +56,13 @@ def test_the_record_that_stops_a_plan_is_named_with_its_reason(tmp_path: Path) -
 
 def test_two_interrupts_end_a_run_whose_function_does_not_return(tmp_path: Path) -> None:
     began = tmp_path / "began"
-    with subprocess.Popen(
-        command_of(tmp_path, f"open({str(began)!r}, 'w').close()\n    while True: pass"),
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    words = words_of(tmp_path, f"open({str(began)!r}, 'w').close()\n    while True: pass")
+    with Forked("stepfs_producer", *words) as process:
         while not began.exists():
             assert process.poll() is None
             time.sleep(0.02)  # looking without a pause takes the core that the command needs
         process.send_signal(signal.SIGINT)
-        assert process.stderr is not None
         assert "stopping" in process.stderr.readline()
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
+        process.communicate()
     assert process.returncode == 130

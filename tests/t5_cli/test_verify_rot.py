@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import rottenlake
 import trio
+from decoded_once import decoded_once
 from lakes import Ended, stepfs
 from lakework import reclaim
 
@@ -30,6 +31,13 @@ from stepfs_producer import Producer
 # What comes last in its sequence is not missed: without it the lake is what it was before. Nobody's data hangs on a
 # node's record, and a group that nobody remembers needs nothing.
 UNSEEN = {"control", "log"}
+
+
+@pytest.fixture(autouse=True)
+def _decoded_once():
+    """A verification decodes 500 steps of the index; what is spoilt has other bytes, and is decoded."""
+    with decoded_once():
+        yield
 
 
 @pytest.fixture(scope="module")

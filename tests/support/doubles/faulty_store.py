@@ -188,33 +188,47 @@ class FaultyStore:
     async def _attempt(
         self, verb: str, keys: tuple[str, ...], effect: Callable[[], str], size: int, crc: int
     ) -> tuple[Told, str]:
-        self.counts.note(verb, *keys)
-        fault = self.plan(verb, keys[0], self._rng)
-        self.counts.throttled += fault is THROTTLED_503
-        travel_s = self._latency(verb, size, self._rng) / 2
-
-        def note(time_s: float, outcome: str, wrong: str) -> None:
-            self.shared.note(Event(round(time_s * 1e6), self._actor, verb, keys, outcome, wrong, crc))
-
-        def land_later(after_s: float) -> None:
-            if verb in {"create", "put", "delete"}:
-                self.shared.land_at(trio.current_time() + after_s, lambda time_s: note(time_s, effect(), "landed late"))
-
+        counts, rng = self.counts, self._rng
+        if counts.keys is None:
+            setattr(counts, verb, getattr(counts, verb) + 1)  # `note`, without its lock
+        else:
+            counts.note(verb, *keys)
+        fault = self.plan(verb, keys[0], rng)
+        counts.throttled += fault is THROTTLED_503
+        travel_s = self._latency(verb, size, rng) / 2
         try:
             await self._pause(travel_s)
         except trio.Cancelled:
-            if self._rng.random() < _WIRE_LANDS:
-                land_later(self._rng.uniform(0.0, _WIRE_S_MAX))
+            if rng.random() < _WIRE_LANDS:
+                self._land_later(rng.uniform(0.0, _WIRE_S_MAX), verb, keys, effect, crc)
             raise
-        self.shared.settle(trio.current_time())
+        now_s = trio.current_time()
+        self.shared.settle(now_s)
+        if fault is None:
+            outcome = effect()
+            self._note(now_s, verb, keys, outcome, "", crc)
+            await self._pause(travel_s)
+            return Told.TRUTH, outcome
         self._fault = fault
-        outcome = effect() if fault is None or fault.applied else ""
+        outcome = effect() if fault.applied else ""
         self._fault = None
-        note(trio.current_time(), outcome or "not applied", fault.name if fault else "")
-        if fault is not None and fault.late_s is not None:
-            land_later(fault.late_s)
-        await self._pause(travel_s + (fault.wait_s if fault else 0.0))
-        return (fault.told if fault else Told.TRUTH), outcome
+        self._note(now_s, verb, keys, outcome or "not applied", fault.name, crc)
+        if fault.late_s is not None:
+            self._land_later(fault.late_s, verb, keys, effect, crc)
+        await self._pause(travel_s + fault.wait_s)
+        return fault.told, outcome
+
+    def _note(self, time_s: float, verb: str, keys: tuple[str, ...], outcome: str, wrong: str, crc: int) -> None:
+        self.shared.note(Event(round(time_s * 1e6), self._actor, verb, keys, outcome, wrong, crc))
+
+    def _land_later(
+        self, after_s: float, verb: str, keys: tuple[str, ...], effect: Callable[[], str], crc: int
+    ) -> None:
+        if verb in {"create", "put", "delete"}:
+            self.shared.land_at(
+                trio.current_time() + after_s,
+                lambda time_s: self._note(time_s, verb, keys, effect(), "landed late", crc),
+            )
 
     async def _pause(self, seconds: float) -> None:
         self.pauses += 1

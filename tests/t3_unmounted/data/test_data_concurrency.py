@@ -158,7 +158,7 @@ async def read_slice(slices, world, step):
 @pytest.mark.parametrize("link", ["full", "far"])
 async def test_an_open_slice_has_four_gets_under_way_and_more_where_more_deliver_more(nursery, autojump_clock, link):
     """Nothing is fetched ahead. A full link takes twice as long for twice as many GETs, a store far away does not."""
-    steps = 4 if link == "full" else 8
+    steps = 4 if link == "full" else 6
     world = world_of(steps, 12 * BLOCK_BYTES)
     store = world.store
     store.behave = lambda *_: 0.02 * store.running if link == "full" else 0.1
