@@ -118,6 +118,8 @@ def _begin(
         runpy.run_path(str(Path(__file__).parent / "changed_constants/sitecustomize.py"))
     if first is not None:
         first()
+    if words[:1] == ["mount"]:
+        import_module("forkeddaemon").fork_daemons(environment)
     sys.argv = [package, *words]
     if package == "stepfs":
         from stepfs.cli import main  # noqa: PLC0415

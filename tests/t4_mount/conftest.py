@@ -18,3 +18,9 @@ def lake(file_url: str) -> str:
 def steady(file_url, tmp_path):
     """A lake, and its files beside it."""
     return steady_lake(file_url, tmp_path)
+
+
+@pytest.fixture
+def real_daemons(monkeypatch):
+    """New interpreters for all daemons, not processes forked from what has imported everything (`forkeddaemon`)."""
+    monkeypatch.setenv("TESTS_REAL_DAEMONS", "1")

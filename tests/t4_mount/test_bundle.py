@@ -16,6 +16,8 @@ from realmount import PATIENCE_S, change_constants, gone, lake_with, make_lake, 
 
 from stepfs.mount import metrics
 
+pytestmark = pytest.mark.usefixtures("real_daemons")
+
 SECRET = "wJalrXUtnFEMI/K7MDENG/bPxRfiCY"
 
 

@@ -361,6 +361,7 @@ def test_nothing_is_left(lake, tmp_path, ending):
         assert kept_by(lake, "run") == ((2, 3) if "--checkpoint" in ending else (2,))
 
 
+@pytest.mark.usefixtures("real_daemons")
 def test_a_daemon_keeps_no_directory_busy_and_no_terminal(lake, tmp_path):
     with mounted(lake, tmp_path / "m", "--no-prime") as mount:
         process = Path(f"/proc/{mount.pid}")

@@ -17,6 +17,7 @@ from realmount import PATIENCE_S, clear, gone, lake_with, make_lake, mounted, pa
 from stepfs.mount.host import mount_points
 from stepfs_producer import Producer
 
+pytestmark = pytest.mark.usefixtures("real_daemons")
 SLICES = 64
 STEPS = 40
 SLICE_BYTES = 16 << 10

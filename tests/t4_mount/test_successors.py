@@ -40,6 +40,8 @@ from stepfs.mount.fuse.link import HAS_RESEND
 from stepfs.mount.host.mount_points import mount_at
 from stepfs_producer import Producer
 
+pytestmark = pytest.mark.usefixtures("real_daemons")
+
 
 def replace(mount, *options, timeout_s=PATIENCE_S):
     """Another daemon; `mount` is about that one from now on."""

@@ -21,7 +21,11 @@ from stepfs.mount.host.mount_points import mount_at
 
 UNIT = Path(__file__).parents[2] / "scripts/deploy/stepfs@.service"
 CGROUPS = Path("/sys/fs/cgroup/systemd" if Path("/sys/fs/cgroup/systemd").exists() else "/sys/fs/cgroup")
-pytestmark = [needs_resend, pytest.mark.skipif(os.geteuid() != 0, reason="makes a mount namespace and a cgroup")]
+pytestmark = [
+    needs_resend,
+    pytest.mark.skipif(os.geteuid() != 0, reason="makes a mount namespace and a cgroup"),
+    pytest.mark.usefixtures("real_daemons"),
+]
 
 
 @pytest.fixture
