@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("stepfs.mount")
 
-PROTOCOL: Final = 1
+PROTOCOL: Final = 2
 ANSWER_S: Final = 10.0  # for each answer of the other side
 SETTLE_S: Final = 4.0  # what is being fetched ahead comes, and into the page cache, before a mount is given away
 DRAIN_S: Final = 5.0  # what a daemon that was replaced has not answered by then is sent to the next one, if that can be

@@ -190,15 +190,15 @@ class MountParts(LakeParts):
             self.prefetcher.inherit(estate["readers"])  # in place of what the opens before have just taught
         self.meter.opened, self.meter.last_step = estate["opened"], estate["last_step"]
 
-    async def see(self, version: int) -> int:
+    async def see(self, version: int, within_s: float = ANSWER_S) -> int:
         """Return, once all is seen here that the daemon before has shown, the version. `StoreUnreachableError`."""
-        with trio.move_on_after(ANSWER_S), self.changes.listening():
+        with trio.move_on_after(within_s), self.changes.listening():
             while self.log.state.version < version:
                 await self.changes.next_change.wait()
             return self.log.state.version
         raise StoreUnreachableError(
             f"{self.options.directory}: the mount is as it was, because {self.store.url} did not deliver within"
-            f" {ANSWER_S:g} s the steps that are shown there; check the network, then try again"
+            f" {within_s:g} s the steps that are shown there; check the network, then try again"
         )
 
     async def start_group(self, background: trio.Nursery) -> None:
@@ -490,7 +490,7 @@ class _Session:
             mount.inherit(estate, crashed=before.crashed)
         await mount.start(background)  # before the first request: handlers need these tasks
         if estate:
-            await mount.see(estate["version"])
+            await mount.see(estate["version"], ANSWER_S / 2)  # before the other one loses patience
         link.attach()
         if before is None:
             if self._options.recover and link.has_resend:
@@ -650,16 +650,13 @@ class _Session:
         if self._draining is not None:
             send(self._draining, {"hurry": True})
             await self._drained.wait()
+        if not await self._has_seen_all(mount, peer):  # first of all: while it settles, nothing is fetched ahead
+            return
         if mount.primer is not None:
             with trio.move_on_after(handover.SETTLE_S):
                 await mount.slices.settle()
-        seen = -1
-        while seen < mount.log.state.version:  # else readers wait for its look at the store
-            send(peer, {"version": mount.log.state.version})
-            said, _ = await heard(peer, 2 * ANSWER_S)
-            if "seen" not in said:  # it has ended, or will
+            if not await self._has_seen_all(mount, peer):
                 return
-            seen = said["seen"]
         if mount.files.closing:
             send(peer, {"refused": "it is about to be unmounted"})
             return
@@ -667,6 +664,19 @@ class _Session:
             if mount.primer is not None:
                 await quiet.enter_async_context(mount.primer.turn)
             await self._give(mount, link, peer, thread, descriptors)
+
+    async def _has_seen_all(self, mount: MountParts, peer: socket.socket) -> bool:
+        """Return once the next daemon has seen the steps that are shown here: else readers wait for its look at the store.
+        False if it has ended, or will.
+        """
+        seen = -1
+        while seen < mount.log.state.version:
+            send(peer, {"version": mount.log.state.version})
+            said, _ = await heard(peer, 2 * ANSWER_S)
+            if "seen" not in said:
+                return False
+            seen = said["seen"]
+        return True
 
     async def _give(
         self, mount: MountParts, link: Link, peer: socket.socket, thread: int, descriptors: list[int]
