@@ -23,7 +23,7 @@ from stepfs_producer import AsyncProducer
 from stepfs_producer.commit.pace import LOAD
 
 NEAR_S = 0.01  # a request
-SECONDS = 50.0  # two pauses, and what follows them
+SECONDS = 70.0
 WAITS = "has waited .* s: producers nearer to the store commit all the time"
 
 

@@ -194,7 +194,7 @@ async def test_a_reader_gets_the_memory_of_readers_that_have_come_and_stay(nurse
     """Two blocks fit, and three ranks read one each: the third takes the memory of one that has its bytes."""
     world = World()
     world.add_step([BLOCK_BYTES] * 3)
-    for _ in range(12):  # whom the loop resumes first, reader or loader, is by chance
+    for _ in range(30):  # whom the loop resumes first, reader or loader, is by chance
         slow(world)
         slices = await at_work(nursery, Slices(world.store, memory_bytes=2 * BLOCK_BYTES))
         handles = [slices.open(world.entries[0], SliceIndex(index)) for index in range(3)]

@@ -283,9 +283,7 @@ class SlicesMachine(RuleBasedStateMachine):
         self.stayed = ready if calm else set()
 
 
-SETTINGS = settings(
-    max_examples=2 * settings.default.max_examples, stateful_step_count=40, deadline=None, derandomize=True
-)
+SETTINGS = settings(max_examples=120, stateful_step_count=40, deadline=None, derandomize=True)
 
 
 @pytest.mark.logs("CRC32C|as told")
