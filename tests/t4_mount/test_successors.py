@@ -271,10 +271,10 @@ if "--replace" in sys.orig_argv or "follow" in sys.orig_argv or "stepfs.mount.da
             await trio.sleep(0.01)
         await introduce(self)
 
-    async def told(self, version):
+    async def told(self, version, *within):
         with (here / "seen").open("a") as notes:
             print("behind" if version + {more} > self.log.state.version else "there", file=notes)
-        return await see(self, version + {more})
+        return await see(self, version + {more}, *within)
 
     Link.introduce, MountParts.see = late, told
 """
