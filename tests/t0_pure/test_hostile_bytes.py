@@ -20,7 +20,16 @@ from t0_pure.strategies import commits
 
 from stepfs.errors import CorruptError, NewerFormatError, RefusedError, StepfsError, UsageError
 from stepfs.format import codec, control, node, records, snapshot, tgb
-from stepfs.format.codec import HEADER_BYTES, WEIGHT_FREE, WEIGHT_PER_BYTE, Kind, check_shape, decode, encode
+from stepfs.format.codec import (
+    ALWAYS_FITS,
+    HEADER_BYTES,
+    WEIGHT_FREE,
+    WEIGHT_PER_BYTE,
+    Kind,
+    check_shape,
+    decode,
+    encode,
+)
 from stepfs.format.commit import Commit, decode_commit, encode_commit
 from stepfs.format.control import ControlRecord, decode_control, encode_control
 from stepfs.format.grid import Grid
@@ -252,6 +261,13 @@ def test_a_quarter_megabyte_of_small_values_takes_a_small_multiple_of_itself(nam
 def test_announcements_on_many_levels_are_added_up(announced: bytes) -> None:
     data = envelope(Kind.COMMIT, announced * 400 + b"\xc0" * 16_000)
     assert peak_of(DECODERS[Kind.COMMIT], data) <= BOUND_PER_BYTE * len(data) + MIB
+
+
+@pytest.mark.parametrize("head", [0xDC, 0xDE])
+def test_a_short_object_takes_no_more_than_every_object_may(head: int) -> None:
+    levels = ALWAYS_FITS // 3
+    data = envelope(Kind.COMMIT, struct.pack(">BH", head, 3 * levels) * levels)
+    assert peak_of(DECODERS[Kind.COMMIT], data) < WEIGHT_FREE
 
 
 def pieces() -> st.SearchStrategy[bytes]:
