@@ -36,7 +36,11 @@ def cluster(*nodes: str) -> Iterator[tuple[str, Callable[[int], None]]]:
             try:
                 yield address, lose
             finally:
-                process.kill()
+                process.stdin.close()  # else its nodes may take a minute to see that nobody wants them
+                try:
+                    process.wait(END_S)
+                except subprocess.TimeoutExpired:
+                    process.kill()
         until(lambda: not processes(below=directory), 200)
 
 
