@@ -329,12 +329,15 @@ class _Rendered:
         size, left = 0, list(values)
         while left:
             value = left.pop()
-            size += len(value) if isinstance(value, str) else _OTHER
-            if isinstance(value, Mapping):
-                left += value.values()
-                left += value
-            elif isinstance(value, list | tuple):
-                left += value
+            if isinstance(value, str):
+                size += len(value)
+            else:
+                size += _OTHER
+                if isinstance(value, (list, tuple)):
+                    left += value
+                elif isinstance(value, Mapping):
+                    left += value.values()
+                    left += value
             if size > self.work_left:
                 self.make(size)
         return size
