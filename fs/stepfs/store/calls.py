@@ -48,7 +48,7 @@ class Calls:
         self._control_threads = trio.CapacityLimiter(CONTROL_THREADS_MAX)
         self._commit_threads = trio.CapacityLimiter(COMMIT_THREADS_MAX)
         self._url = url
-        self._words = words
+        self.words = words
         self._silence = silence or unwatched()
         self.sign_of_life = self._silence.note_sign_of_life
 
@@ -57,14 +57,14 @@ class Calls:
         control = self._commit_threads if verb == "create" else self._control_threads
         limiter = self.data_threads if data else control
         run = partial(trio.to_thread.run_sync, work, limiter=limiter, abandon_on_cancel=abandon)
-        return await self._silence.watch(self._url, run, self._words.check_network)
+        return await self._silence.watch(self._url, run, self.words.check_network)
 
     def explained(self, answer: Answer, verb: str, key: str, doing: str = "", *, late: bool = False) -> StepfsError:
         """The error for the caller whose `verb` failed on `key`. `late`: credentials, and the right time, may come yet."""
         passing, doing = self.rights.passing(answer.verdict, verb, key), f"{doing or verb} {key or 'the lake'}"
         if late and not passing and answer.verdict in MAY_COME_LATE:
             return not_yet(answer, self._url, doing)
-        return explain(answer, self._url, doing, self._words, passing=passing)
+        return explain(answer, self._url, doing, self.words, passing=passing)
 
 
 class Rights:

@@ -1,6 +1,6 @@
 """The settings of users for their stores: names and advice, without boto3 or obstore, for every room that speaks of them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 PREFIXES: Final = ("AWS_", "S3_", "AZURE_", "CLOUDSDK_", "GOOGLE_", "SSL_CERT_")  # of environment variables
@@ -46,6 +46,19 @@ S3: Final = StoreTexts(
     check_keys="check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
     trust=_TRUST.format("AWS_CA_BUNDLE"),
 )
+
+
+def of_profile(name: str) -> StoreTexts:
+    """Of what is read with the server and the keys of the AWS profile `name`: those of the environment do not count."""
+    of = f"of the AWS profile [{name}]"
+    return replace(
+        S3,
+        check_network=f"check the network and the endpoint_url {of}, then retry",
+        check_keys=f"check the keys {of}, which are used instead of the environment's",
+        trust=_TRUST.format(f"the ca_bundle {of}"),
+    )
+
+
 GOOGLE: Final = StoreTexts(
     form="gs://bucket/prefix",
     container="bucket",

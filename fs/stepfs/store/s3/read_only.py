@@ -13,7 +13,7 @@ from stepfs.store.listed import ListedObject, gone, replaced, shorter
 from stepfs.store.s3.clients import Clients
 from stepfs.store.s3.errors import FAILURES, broke_in_body, read_error
 from stepfs.store.server_answers import Verdict, explain
-from stepfs.store.settings import S3
+from stepfs.store.settings import S3, of_profile
 
 _TIMEOUT_S: Final = 20.0  # without a byte
 _ATTEMPTS_MAX: Final = 4
@@ -75,7 +75,8 @@ class ReadOnlyBucket:
         return f"s3://{self.bucket}/{key}"
 
     def _explained(self, error: Exception, doing: str) -> StepfsError:
-        explained = explain(read_error(error), f"s3://{self.bucket}", doing, S3)
+        words = S3 if self._clients.profile is None else of_profile(self._clients.profile)
+        explained = explain(read_error(error), f"s3://{self.bucket}", doing, words)
         if isinstance(explained, AbsentError):
             return AbsentError(f"bucket {self.bucket} of the source does not exist; correct the URL")
         return explained

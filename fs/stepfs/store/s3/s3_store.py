@@ -22,7 +22,7 @@ from stepfs.store.s3.clients import Clients
 from stepfs.store.s3.errors import FAILURES, broke_in_body, read_error
 from stepfs.store.s3.upload import SINGLE_BYTES_MAX, Upload, encryption
 from stepfs.store.server_answers import PIECE_BYTES, ReadTarget, Verdict, create_outcome, is_passing, whole_body
-from stepfs.store.settings import DATA_THREADS_MAX, S3
+from stepfs.store.settings import DATA_THREADS_MAX, S3, of_profile
 from stepfs.store.silence import Silence
 
 if TYPE_CHECKING:
@@ -259,6 +259,8 @@ class S3Store:
         return result
 
     def _explain(self, error: Exception, verb: str, key: str, doing: str = "") -> StepfsError:
+        if self.profile is not None:
+            self._calls.words = of_profile(self.profile)
         return self._calls.explained(read_error(error), verb, key, doing, late=self._clients.may_come_late())
 
     async def _get(
