@@ -190,7 +190,7 @@ DIES = {
 
 @pytest.mark.parametrize("when", [*list(DIES)[:2], pytest.param("after it has read", marks=needs_resend)])
 def test_a_daemon_that_dies_before_it_serves_leaves_the_mount_to_the_one_before(steady, tmp_path, monkeypatch, when):
-    with mounted(steady, tmp_path / "m", allowed=["did not serve"]) as mount, steady_readers(steady, mount):
+    with mounted(steady, tmp_path / "m", allowed=["ended before it served"]) as mount, steady_readers(steady, mount):
         for _ in range(2):
             with tampered(monkeypatch, tmp_path, DIES[when]):
                 assert replaced(mount).returncode == 1

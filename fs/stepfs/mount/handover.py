@@ -123,12 +123,30 @@ def credentials(peer: socket.socket) -> tuple[int, int]:
     return pid, user
 
 
-async def heard(peer: socket.socket, within_s: float = ANSWER_S) -> tuple[dict[str, Any], list[int]]:
-    """The next message and its descriptors; an empty one if the other side has ended, or says nothing in time."""
+async def heard(
+    peer: socket.socket, within_s: float = ANSWER_S, life: int | None = None
+) -> tuple[dict[str, Any], list[int]]:
+    """The next message and its descriptors; an empty one if the other side has ended, or says nothing in time.
+
+    `life`: of the other side, as `life_of` has it. Else a killed one counts as ended once all its threads are gone.
+    """
+
+    async def wait(what: socket.socket | int) -> None:
+        await trio.lowlevel.wait_readable(what)
+        nursery.cancel_scope.cancel()
+
     with trio.move_on_after(within_s):
-        await trio.lowlevel.wait_readable(peer)
-        return receive(peer)
-    return {}, []
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait, peer)
+            if life is not None:
+                nursery.start_soon(wait, life)
+    return receive(peer) if _is_readable(peer.fileno()) else ({}, [])
+
+
+def _is_readable(descriptor: int, within_s: float = 0.0) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(1000 * within_s))
 
 
 def view_of(options: MountOptions) -> dict[str, str]:
@@ -162,19 +180,30 @@ def _read_papers(descriptor: int) -> tuple[dict[str, Any], dict[str, Any]]:
         return json.loads(facts), {}
 
 
-def end(pid: int, thread: int) -> None:
-    """Kill the daemon that was to take over, and return once it reads no more. Touches processes."""
-    with suppress(OSError):
-        descriptor = os.pidfd_open(pid)
-        try:
-            with suppress(OSError):  # a kernel without PIDFD_THREAD
-                idle = os.pidfd_open(thread, os.O_EXCL)
-                os.close(descriptor)
-                descriptor = idle
-            os.kill(pid, signal.SIGKILL)
-            select.select([descriptor], [], [], ANSWER_S)
-        finally:
+@contextmanager
+def life_of(pid: int, thread: int) -> Iterator[int | None]:
+    """A descriptor that is readable once a daemon has been killed; None if it is gone already.
+
+    It is that of its idle `thread`. A process whose other threads wait for the mount that it was to answer does not end.
+    """
+    descriptor = None
+    for number, flags in ((thread, os.O_EXCL), (pid, 0)):  # O_EXCL is PIDFD_THREAD, which older kernels do not know
+        with suppress(OSError):
+            descriptor = os.pidfd_open(number, flags)
+            break
+    try:
+        yield descriptor
+    finally:
+        if descriptor is not None:
             os.close(descriptor)
+
+
+def end(pid: int, life: int | None) -> None:
+    """Kill the daemon that was to take over, and return once it reads no more."""
+    if life is not None:
+        with suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+        _is_readable(life, ANSWER_S)
 
 
 @dataclass(eq=False)

@@ -683,20 +683,23 @@ class _Session:
     ) -> None:
         """The next daemon reads on, or this one does. Does not return as long as the other one serves."""
         pid, _ = credentials(peer)
-        guarded = self._guardian.join(thread, descriptors)
-        await link.stop()
-        mount.waits.give(given=link.has_resend)
-        self._facts["generation"] += 1  # of the one after that one, too, if that one fails
-        estate = {**mount.estate(), "open": mount.files.estate(), "stopped_s": time.monotonic()}
-        handover.write_papers(self._papers, self._facts, estate)
-        send(peer, {"yours": True, "guarded": guarded})
-        if "serving" not in (await heard(peer))[0]:
-            _log.warning("pid %d did not serve %s: it is served as before", pid, self._directory)
-            await trio.to_thread.run_sync(handover.end, pid, thread)
-            handover.write_papers(self._papers, self._facts, mount.estate())
-            mount.waits.give(given=False)
-            await link.read_on()
-            return
+        with handover.life_of(pid, thread) as life:
+            guarded = self._guardian.join(thread, descriptors)
+            await link.stop()
+            mount.waits.give(given=link.has_resend)
+            self._facts["generation"] += 1  # of the one after that one, too, if that one fails
+            estate = {**mount.estate(), "open": mount.files.estate(), "stopped_s": time.monotonic()}
+            handover.write_papers(self._papers, self._facts, estate)
+            send(peer, {"yours": True, "guarded": guarded})
+            until = trio.current_time() + ANSWER_S
+            if "serving" not in (await heard(peer, life=life))[0]:
+                why = "ended before it served" if trio.current_time() < until else f"did not serve for {ANSWER_S:g} s"
+                await trio.to_thread.run_sync(handover.end, pid, life)
+                handover.write_papers(self._papers, self._facts, mount.estate())
+                mount.waits.give(given=False)
+                await link.read_on()
+                _log.warning("pid %d %s %s: it is served as before", pid, why, self._directory)
+                return
         self._heir, self._why = peer, f"handed over to pid {pid}"
         self._has_cache = self._place is not None and len(descriptors) <= _WITHOUT_CACHE
         self._guardian.give_up()
