@@ -109,6 +109,20 @@ async def test_contents_that_another_daemon_made_are_never_mixed_with_new_ones()
         assert bytes(await new.ops.read(fh, 5, 100)) == b"2\n"
 
 
+async def test_what_two_daemons_in_a_row_made_shorter_is_read_to_its_end_at_the_third():
+    async with mounted() as first, mounted() as second, mounted() as third:
+        first.commit(10)
+        second.commit(1)
+        fh = (await first.ops.open(Fixed.STATUS, os.O_RDONLY, Caller())).fh
+        content = bytes(await second.ops.read(fh, 0, 100))
+        assert content.rstrip() == b"next 1"
+        assert bytes(await third.ops.read(fh, len(content), 100)) == b""
+        fh = (await second.ops.open(Fixed.STATUS, os.O_RDONLY, Caller())).fh
+        content = bytes(await first.ops.read(fh, 0, 100))
+        assert content == b"next 10\n"
+        assert bytes(await third.ops.read(fh, len(content), 100)) == b""
+
+
 async def test_a_daemon_that_takes_over_has_contents_and_files_as_they_were_and_goes_on_with_listings():
     async with mounted() as old, mounted() as new:
         old.commit(5)
