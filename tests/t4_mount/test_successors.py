@@ -12,7 +12,7 @@ import stat
 import subprocess
 import tempfile
 import threading
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -592,3 +592,41 @@ def test_only_the_users_own_directory_takes_a_socket_and_those_of_killed_daemons
     (tmp_path / "own").chmod(0o777)
     with handover.listening("0:99") as refused:
         assert refused is None
+
+
+def test_a_socket_that_comes_in_the_moment_in_which_a_dead_one_is_removed_stays(tmp_path, monkeypatch):
+    monkeypatch.setattr(handover, "_ROOTS", tmp_path / "own")
+    (tmp_path / "own").mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as dead:
+        dead.bind(str(tmp_path / "own/0-7.sock"))
+    is_dead, came = handover._is_dead, ExitStack()
+
+    def slowly(name):
+        found = is_dead(name)
+        if found and name.name == "0-7.sock":
+            came.enter_context(handover.listening("0:7"))
+        return found
+
+    with came:
+        with monkeypatch.context() as patch:
+            patch.setattr(handover, "_is_dead", slowly)
+            came.enter_context(handover.listening("0:98"))
+        assert sorted(path.name for path in (tmp_path / "own").iterdir()) == ["0-7.sock", "0-98.sock"]
+        assert not is_dead(tmp_path / "own/0-7.sock")
+
+
+def test_of_two_daemons_that_come_and_go_at_once_the_one_that_came_can_be_reached(tmp_path, monkeypatch):
+    monkeypatch.setattr(handover, "_ROOTS", tmp_path / "own")
+    with ExitStack() as stays:
+        goes = stays.enter_context(ExitStack())
+        goes.enter_context(handover.listening("0:1"))
+        for _ in range(300):
+            comes, both = ExitStack(), threading.Barrier(2)
+            stays.push(comes)
+            leaving = threading.Thread(target=lambda goes=goes, both=both: (both.wait(), goes.close()))
+            leaving.start()
+            both.wait()
+            comes.enter_context(handover.listening("0:1"))
+            leaving.join()
+            assert [path.name for path in (tmp_path / "own").iterdir()] == ["0-1.sock"]
+            goes = comes

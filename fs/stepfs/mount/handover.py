@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import secrets
 import select
 import signal
 import socket
@@ -81,8 +82,7 @@ def listening(mount: str) -> Iterator[socket.socket | None]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
         try:
             with _name_in(place(), mount) as name:
-                fresh = name.with_suffix(f".{os.getpid()}")
-                fresh.unlink(missing_ok=True)
+                fresh = _beside(name)
                 sock.bind(str(fresh))
                 sock.listen()
                 own = fresh.stat().st_ino
@@ -96,20 +96,42 @@ def listening(mount: str) -> Iterator[socket.socket | None]:
             yield sock
         finally:
             with suppress(OSError), _name_in(place(), mount) as name:
-                if name.stat().st_ino == own:  # else it is the next one's
-                    name.unlink()
+                _remove(name, lambda found: found.stat().st_ino == own)  # else it is the next one's
+
+
+def _beside(name: Path) -> Path:
+    """A name of nobody else's, also of none whose pid is the same in another container."""
+    return name.with_suffix(f".{secrets.token_hex(4)}")
+
+
+def _remove(name: Path, is_it: Callable[[Path], bool]) -> None:
+    """Remove the socket if `is_it`: not the one that another daemon puts in its place meanwhile. OSError."""
+    if is_it(name):
+        taken = _beside(name)
+        name.rename(taken)
+        if not is_it(taken):
+            with suppress(FileExistsError):  # a third one's
+                name.hardlink_to(taken)
+        taken.unlink()
 
 
 def _remove_dead(directory: Path) -> None:
     """Sockets of daemons that were killed, and that nobody followed."""
     for name in directory.glob("*.sock"):
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
-            try:
-                sock.connect(str(name))
-            except ConnectionRefusedError:
-                name.unlink(missing_ok=True)
-            except OSError:
-                pass
+        with suppress(OSError):
+            _remove(name, _is_dead)
+
+
+def _is_dead(name: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.setblocking(False)  # one that is stopped may have many who wait
+        try:
+            sock.connect(str(name))
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            pass
+    return False
 
 
 def is_friend(peer: socket.socket) -> bool:
