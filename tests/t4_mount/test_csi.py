@@ -38,9 +38,13 @@ class Node:
         self.base, self.socket = directory / "base", directory / "csi.sock"
         self.more: list[str] = []  # arguments of the plugin
         self.holder, self.plugin = self._start("holder"), self._start("plugin")
-        self.channel = grpc.insecure_channel(f"unix://{self.socket}")
-        grpc.channel_ready_future(self.channel).result(timeout=PATIENCE_S)
+        self.channel = self._connected()
         until((directory / "holder.sock").exists, "the holder listens")
+
+    def _connected(self) -> grpc.Channel:
+        channel = grpc.insecure_channel(f"unix://{self.socket}")
+        grpc.channel_ready_future(channel).result(timeout=PATIENCE_S)
+        return channel
 
     def _start(self, role: str) -> subprocess.Popen[bytes]:
         words = [
@@ -68,7 +72,9 @@ class Node:
     def restart_plugin(self) -> None:
         self.plugin.send_signal(signal.SIGKILL)
         self.plugin.wait()
+        self.channel.close()  # kubelet connects for each call
         self.plugin = self._start("plugin")
+        self.channel = self._connected()
 
     def call(self, method: str, service: str = "Node", **fields: object):
         call = self.channel.unary_unary(

@@ -215,6 +215,23 @@ def test_requests_that_two_followers_took_with_them_are_answered_by_the_third(st
 
 
 @needs_resend
+def test_a_daemon_that_follows_and_finds_the_mount_gone_just_ends(steady, tmp_path, monkeypatch):
+    code = (
+        "import sys, trio\nfrom stepfs.mount.host.mount_points import unmount\nfrom stepfs.mount.session import _Session\n"
+        "look = _Session._look\nasync def late(self):\n"
+        "    if self._predecessor is not None: unmount(self._directory, lazy=True)\n    await look(self)\n"
+        "_Session._look = late\n"
+    )
+    with tampered(monkeypatch, tmp_path, code), mounted(steady, tmp_path / "m", "--no-prime") as mount:
+        guardians = Path(f"/proc/{mount.pid}/task/{mount.pid}/children").read_text().split()
+        mount.kill(signal.SIGKILL)
+        for one in guardians:
+            gone(int(one))
+        assert mount_at(mount.directory) is None
+        assert ": unmounted" in mount.log.read_text()
+
+
+@needs_resend
 @pytest.mark.parametrize("how", ["three in a minute", "none serves", "guardian first", "both", "--no-recover"])
 def test_where_nobody_can_follow_readers_get_errors_and_the_next_mount_heals(steady, tmp_path, monkeypatch, how):
     options = ["--no-recover"] if how == "--no-recover" else []

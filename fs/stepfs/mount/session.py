@@ -531,7 +531,14 @@ class _Session:
     async def _look(self) -> None:
         """Through the kernel, like a reader; not at the root, which may hold 10⁶ steps."""
         control = self._directory / ".stepfs"
-        assert "status.json" in await trio.to_thread.run_sync(os.listdir, control, abandon_on_cancel=True)
+        try:
+            assert "status.json" in await trio.to_thread.run_sync(os.listdir, control, abandon_on_cancel=True)
+        except FileNotFoundError:
+            if mount_at(self._directory) is not None:
+                raise
+            assert self._background is not None
+            self._background.cancel()  # unmounted meanwhile
+            await trio.sleep_forever()
 
     async def _settle(self, before: Predecessor, mount: MountParts, background: trio.Nursery, link: Link) -> None:
         """The mount is this daemon's for good once it answers."""
