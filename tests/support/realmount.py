@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -195,3 +195,12 @@ def until(
     while not done():
         assert time.monotonic() < deadline, what if isinstance(what, str) else what()
         time.sleep(every_s)
+
+
+def open_files(pid: int) -> dict[Path, str]:
+    """What the descriptors of a process refer to; those that it closes meanwhile are left out."""
+    found = {}
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            found[descriptor] = os.readlink(descriptor)
+    return found

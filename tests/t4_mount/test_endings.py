@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import re
@@ -24,7 +23,7 @@ from endings import ENDINGS, assert_nothing_is_left, nodes_of, processes_that_na
 from finished import ran
 from forked import Forked
 from lakework import list_groups
-from realmount import PATIENCE_S, STEPFS, clear, gone, mounted, payload, running, stepfs, until
+from realmount import PATIENCE_S, STEPFS, clear, gone, mounted, open_files, payload, running, stepfs, until
 
 from stepfs.control_files import answer_within
 from stepfs.lake.identity import open_lake
@@ -315,11 +314,8 @@ def kept_by(lake, group):
 
 
 def sockets_of(pid):
-    links = []
-    for link in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-            links.append(os.readlink(link))
-    return {link.removeprefix("socket:[").removesuffix("]") for link in links if link.startswith("socket:")}
+    sockets = (name for name in open_files(pid).values() if name.startswith("socket:"))
+    return {name.removeprefix("socket:[").removesuffix("]") for name in sockets}
 
 
 def listed_sockets():

@@ -27,6 +27,7 @@ from realmount import (
     make_lake,
     mounted,
     needs_resend,
+    open_files,
     payload,
     running,
     stepfs,
@@ -89,10 +90,8 @@ def test_the_daemon_that_follows_a_dead_one_knows_what_is_announced_and_primed(s
 
 def estate_of(mount):
     """What a daemon has written for the next one."""
-    for descriptor in Path(f"/proc/{mount.pid}/fd").iterdir():
-        if "stepfs-papers" in os.readlink(descriptor):
-            return json.loads(descriptor.read_bytes().split(b"\n")[1])
-    return None
+    papers = next(descriptor for descriptor, name in open_files(mount.pid).items() if "stepfs-papers" in name)
+    return json.loads(papers.read_bytes().split(b"\n")[1])
 
 
 @contextmanager
@@ -370,7 +369,7 @@ def test_under_a_supervisor_the_guardian_follows_those_alone_that_hang_in_their_
 
 
 def sockets_of(pid):
-    return sum(os.readlink(descriptor).startswith("socket:") for descriptor in Path(f"/proc/{pid}/fd").iterdir())
+    return sum(name.startswith("socket:") for name in open_files(pid).values())
 
 
 def test_without_resend_a_mount_is_handed_over_and_a_death_cuts_it(steady, tmp_path, monkeypatch):
