@@ -208,8 +208,10 @@ def life_of(pid: int, thread: int) -> Iterator[int | None]:
 
     It is that of its idle `thread`. A process whose other threads wait for the mount that it was to answer does not end.
     """
-    descriptor = None
-    for number, flags in ((thread, os.O_EXCL), (pid, 0)):  # O_EXCL is PIDFD_THREAD, which older kernels do not know
+    descriptor, numbers = None, [(pid, 0)]
+    if Path(f"/proc/{pid}/task/{thread}").exists():  # else it is gone, or has another number in this container
+        numbers.insert(0, (thread, os.O_EXCL))  # PIDFD_THREAD, which older kernels do not know
+    for number, flags in numbers:
         with suppress(OSError):
             descriptor = os.pidfd_open(number, flags)
             break
