@@ -205,7 +205,7 @@ def test_every_promise_has_tests_and_they_exist():
         f"or within {_MISSES_PER_FLOOR_PROBE * INTERVAL_S_MAX:g} s.",
         f"after {DEADLINE_S:g} s they fail with `ETIMEDOUT`",
         f"gives up after {WORDS[DEATHS]} deaths within a minute, {WORDS[ATTEMPTS]} daemons in a row that did not serve, or"
-        f" {PATIENCE_S:g} s"[: None if WITHIN_S == 60 else 0],
+        f" {PATIENCE_S:g} s; while the store does not answer, after {DEADLINE_S:g} s"[: None if WITHIN_S == 60 else 0],
         f"begin anew, and reads that take longer than {DRAIN_S:g} s",
         f"names of the next {AHEAD_STEPS_MAX} steps",
         f"and one every {IDENTITY_CHECK_S:g} s, which checks",

@@ -18,7 +18,7 @@ import faultproxy
 import pytest
 import servers
 from forked import Forked
-from realmount import PATIENCE_S, change_constants, lake_with, mounted, payload, stepfs, until
+from realmount import PATIENCE_S, change_constants, lake_with, mounted, needs_resend, payload, stepfs, until
 
 from stepfs_producer import Producer
 
@@ -126,6 +126,37 @@ def test_the_store_is_away_for_a_while(seaweed, s3_url, tmp_path, how, outage_s)
             assert reader.communicate(timeout=90)[0].strip() == digest(step, 1)
         until(lambda: mount.status()["store"]["reachable"], "status does not say that it is back")
         assert mount.steps()[-1] == "step-000000006"
+
+
+@needs_resend
+@pytest.mark.usefixtures("real_daemons")
+@pytest.mark.parametrize("how", [pytest.param("hangs", marks=pytest.mark.slow), "refuses"])
+def test_a_daemon_that_is_killed_while_the_store_is_away_is_followed_once_it_is_back(
+    seaweed, s3_url, tmp_path, monkeypatch, how
+):
+    lake_with(s3_url, 2)
+    patience = {
+        "stepfs.mount.health.guardian:ATTEMPTS": 1,
+        "stepfs.mount.health.guardian:PATIENCE_S": 20.0,  # less than two daemons wait for a store that hangs
+        "stepfs.store.silence:SAY_AFTER_S": 1.0,
+        "stepfs.store.silence:GIVE_UP_AFTER_S": 12.0,
+    }
+    change_constants(monkeypatch, patience)
+    allowed = [*ALLOWED, WAITS, "cannot read", "no answer for"]
+    with (
+        road_to(seaweed) as road,
+        mounted(s3_url, tmp_path / "m", "--no-prime", "--endpoint-url", road.endpoint_url, allowed=allowed) as mount,
+    ):
+        road.cut(how)
+        before, said = mount.pid, len(mount.log.read_text())
+        mount.kill(signal.SIGKILL)
+        reader = reader_of(mount.file(1, 1))
+        until(lambda: mount.log.read_text()[said:].count(" ERROR ") == 2, "nobody tries twice to follow")
+        assert reader.poll() is None
+        road.mend(how)
+        assert reader.communicate(timeout=PATIENCE_S)[0].strip() == digest(1, 1)
+        mount.pid = mount.config()["pid"]
+        assert mount.config()["follows"] == before
 
 
 SAY_S, GIVE_UP_S = 0.3, 1.5

@@ -18,8 +18,10 @@ from typing import Final, Self
 import trio
 
 import stepfs
+from stepfs.errors import StoreUnreachableError
 from stepfs.mount.host.abort import may_force_unmount
 from stepfs.mount.host.messages import document, pair, send
+from stepfs.mount.options import DEADLINE_S
 
 _log = logging.getLogger("stepfs.mount")
 
@@ -29,7 +31,7 @@ _GONE_S: Final = 5.0
 ATTEMPTS: Final = 5  # in a row to have another daemon serve
 DEATHS: Final = 3  # within this time: what kills them may be a request, which the next one gets, too
 WITHIN_S: Final = 60.0
-PATIENCE_S: Final = 30.0  # for a daemon that serves
+PATIENCE_S: Final = 30.0  # for a daemon that serves; where the store is away, as long as a read waits for it
 # Isolated from the user's environment, and without site-packages: 25 ms and 11 MB.
 _PROGRAM: Final = "import sys; sys.path.append(sys.argv.pop(1)); from stepfs.mount.health.guardian_process import main; sys.exit(main(sys.argv[1:]))"
 
@@ -53,7 +55,14 @@ def order(directory: Path, options: str, *, recover: bool) -> int:
             "pid": os.getpid(),
             "recover": recover,
             "supervised": "NOTIFY_SOCKET" in os.environ,
-            "limits": {"attempts": ATTEMPTS, "deaths": DEATHS, "within_s": WITHIN_S, "patience_s": PATIENCE_S},
+            "limits": {
+                "attempts": ATTEMPTS,
+                "deaths": DEATHS,
+                "within_s": WITHIN_S,
+                "patience_s": PATIENCE_S,
+                "unreachable": StoreUnreachableError.exit_code,
+                "unreachable_s": DEADLINE_S,
+            },
         }
     )
 

@@ -33,6 +33,8 @@ _PR_SET_PDEATHSIG = 1
 _DEATH = signal.SIGUSR1
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # meant for the daemon; it ends this process itself
 _SUPERVISED_S = 2.0
+_PAUSE_S = 1.0  # at least, after a daemon that found no store
+_PAUSE_SHARE = 1 / 8  # of the time since the death, if that is more
 _WORDS = b"stepfs: the daemon died; its connection was aborted, so that readers fail and do not hang\n"
 
 
@@ -93,6 +95,7 @@ class Keeper:
         self._file = -1  # of the order: how to start the next daemon
         self._held: list[int] = []  # the device, the papers, and the lock of the cache
         self._served = -1  # a pidfd of the one that served last
+        self._until = self._at_most = 0.0  # when the next one must serve; the same while the store does not answer
         self._daemons: dict[socket.socket, int] = {}  # the idle threads' pidfds
 
     def take(self, daemon: socket.socket) -> None:
@@ -142,22 +145,32 @@ class Keeper:
         """
         return self._served < 0 or bool(select.select([self._served], [], [], _SUPERVISED_S)[0])
 
-    def is_over(self) -> bool:
-        """Whether the connection has ended."""
+    def is_over(self, within_s: float = 0.0) -> bool:
+        """Whether the connection has ended, or does within this time."""
         poll = select.poll()
         poll.register(self._held[0], 0)
-        return bool(poll.poll(0))
+        return bool(poll.poll(1000 * within_s))
 
     def recover(self) -> bool:
-        """Have a new daemon serve what the dead one left. False if none can."""
-        limits, began = self.order["limits"], time.monotonic()
-        for _ in range(limits["attempts"]):
-            left_s = began + limits["patience_s"] - time.monotonic()
-            if left_s > 0 and not self.is_over() and self._start(left_s):
+        """Have a new daemon serve what the dead one left. False if none can.
+
+        One that finds no store has not failed: readers wait for the store as they do while a daemon serves.
+        """
+        limits, began, failed = self.order["limits"], time.monotonic(), 0
+        self._until, self._at_most = began + limits["patience_s"], began + limits["unreachable_s"]
+        while failed < limits["attempts"] and time.monotonic() < self._until and not self.is_over():
+            said = self._start()
+            if "pid" in said:
                 return True
+            if said.get("exit_code") == limits["unreachable"]:
+                self._until = self._at_most
+                self.is_over(max(_PAUSE_S, _PAUSE_SHARE * (time.monotonic() - began)))
+            else:
+                failed += 1
         return False
 
-    def _start(self, patience_s: float) -> bool:
+    def _start(self) -> dict[str, Any]:
+        """The new daemon's last word: that it serves, or why not; nothing if it is late, or has died."""
         ours, theirs = pair()
         os.set_inheritable(theirs.fileno(), True)
         os.lseek(self._file, 0, os.SEEK_SET)
@@ -172,28 +185,30 @@ class Keeper:
         )
         theirs.close()
         with ours:
-            if send(ours, {}, self._held) and self._serves(ours, patience_s):
-                return True
+            said = self._heard(ours) if send(ours, {}, self._held) else {}
+        if "pid" in said:
+            return said
         with suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
         for daemon, thread in list(self._daemons.items()):
             select.select([thread], [], [])  # else two might read
             self._remove(daemon)
-        return False
+        return said
 
-    def _serves(self, daemon: socket.socket, patience_s: float) -> bool:
-        until = time.monotonic() + patience_s
+    def _heard(self, daemon: socket.socket) -> dict[str, Any]:
         while True:
             watched: list[Any] = [daemon, *self._daemons.values()]
-            ready = select.select(watched, [], [], max(0.0, until - time.monotonic()))[0]
+            ready = select.select(watched, [], [], max(0.0, self._until - time.monotonic()))[0]
             if daemon not in ready:
-                return False  # in time; or it has died
+                return {}
             said, descriptors = receive(daemon)
             if "go" in said:
                 self._follow(socket.socket(fileno=descriptors[0]), said, descriptors[1:])
                 send(daemon, {"yours": True, "guarded": True})
-            elif "waiting" not in said:
-                return "pid" in said
+            elif "waiting" in said:
+                self._until = self._at_most
+            else:
+                return said
 
 
 if __name__ == "__main__":
