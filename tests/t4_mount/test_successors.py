@@ -10,6 +10,7 @@ import signal
 import socket
 import stat
 import subprocess
+import sys
 import tempfile
 import threading
 from contextlib import ExitStack, contextmanager
@@ -231,12 +232,19 @@ def test_a_daemon_that_follows_and_finds_the_mount_gone_just_ends(steady, tmp_pa
 
 
 @needs_resend
-@pytest.mark.parametrize("how", ["three in a minute", "none serves", "guardian first", "both", "--no-recover"])
+@pytest.mark.parametrize(
+    "how", ["three in a minute", "none serves", "none starts", "guardian first", "both", "--no-recover"]
+)
 def test_where_nobody_can_follow_readers_get_errors_and_the_next_mount_heals(steady, tmp_path, monkeypatch, how):
     options = ["--no-recover"] if how == "--no-recover" else []
-    broken = "import sys\nif 'follow' in sys.orig_argv: os._exit(1)"
+    python = tmp_path / "python"
+    python.symlink_to(sys.executable)
+    code = {
+        "none serves": "import sys\nif 'follow' in sys.orig_argv: os._exit(1)",
+        "none starts": f"import sys\nsys.executable = {str(python)!r}",
+    }
     with (
-        tampered(monkeypatch, tmp_path, broken if how == "none serves" else ""),
+        tampered(monkeypatch, tmp_path, code.get(how, "")),
         mounted(steady, tmp_path / "m", *options, allowed=["its guardian was killed"]) as mount,
     ):
         (guardian,) = Path(f"/proc/{mount.pid}/task/{mount.pid}/children").read_text().split()
@@ -247,9 +255,13 @@ def test_where_nobody_can_follow_readers_get_errors_and_the_next_mount_heals(ste
             os.kill(int(guardian), signal.SIGKILL)
         if how == "guardian first":
             until(lambda: "its guardian was killed" in mount.log.read_text(), "nobody noticed")
+        python.unlink()
         mount.kill(signal.SIGKILL)
         gone(mount.pid)
         gone(int(guardian))
+        assert (f"cannot start the next daemon, {python}: No such file" in mount.log.read_text()) == (
+            how == "none starts"
+        )
         with pytest.raises(OSError, match=r"not connected|abort"):
             os.listdir(mount.directory)
     with mounted(steady, tmp_path / "m", allowed=["its guardian was killed"]) as again:

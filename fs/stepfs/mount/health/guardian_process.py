@@ -175,15 +175,21 @@ class Keeper:
         os.set_inheritable(theirs.fileno(), True)
         os.lseek(self._file, 0, os.SEEK_SET)
         command = [*self.order["command"], str(theirs.fileno()), self.order["directory"], "follow"]
-        process = os.posix_spawn(
-            command[0],
-            command,
-            self.order["environment"],
-            file_actions=[(os.POSIX_SPAWN_DUP2, self._file, 0), (os.POSIX_SPAWN_DUP2, 2, 1)],
-            setsid=True,
-            setsigdef=[*_ENDING, signal.SIGCHLD, signal.SIGPIPE],
-        )
-        theirs.close()
+        try:
+            process = os.posix_spawn(
+                command[0],
+                command,
+                self.order["environment"],
+                file_actions=[(os.POSIX_SPAWN_DUP2, self._file, 0), (os.POSIX_SPAWN_DUP2, 2, 1)],
+                setsid=True,
+                setsigdef=[*_ENDING, signal.SIGCHLD, signal.SIGPIPE],
+            )
+        except OSError as error:
+            os.write(2, f"stepfs: cannot start the next daemon, {command[0]}: {error.strerror}\n".encode())
+            ours.close()
+            return {}
+        finally:
+            theirs.close()
         with ours:
             said = self._heard(ours) if send(ours, {}, self._held) else {}
         if "pid" in said:
