@@ -335,12 +335,13 @@ def main(arguments: list[str]) -> int:
 
     def wait(line: str) -> None:
         _log.warning("%s", line)
-        tell(line)
+        tell(line, silent=True)
 
-    def tell(line: str) -> None:
+    def tell(line: str, *, silent: bool = False) -> None:
+        """`silent`: the store is."""
         if not answered:
             with suppress(BrokenPipeError):  # the starting process no longer waits
-                os.write(pipe, json.dumps({"waiting": line}).encode() + b"\n")
+                os.write(pipe, json.dumps({"waiting": line, "silent": silent}).encode() + b"\n")
 
     try:
         from stepfs.mount.handover import Predecessor  # noqa: PLC0415 (an import that fails is reported, too)

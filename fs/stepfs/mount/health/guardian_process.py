@@ -185,8 +185,9 @@ class Keeper:
                 setsigdef=[*_ENDING, signal.SIGCHLD, signal.SIGPIPE],
             )
         except OSError as error:
-            os.write(2, f"stepfs: cannot start the next daemon, {command[0]}: {error.strerror}\n".encode())
             ours.close()
+            with suppress(OSError):  # the log's disk may be full
+                os.write(2, f"stepfs: cannot start the next daemon, {command[0]}: {error.strerror}\n".encode())
             return {}
         finally:
             theirs.close()
@@ -212,7 +213,7 @@ class Keeper:
                 self._follow(socket.socket(fileno=descriptors[0]), said, descriptors[1:])
                 send(daemon, {"yours": True, "guarded": True})
             elif "waiting" in said:
-                self._until = self._at_most
+                self._until = self._at_most if said["silent"] else self._until
             else:
                 return said
 
