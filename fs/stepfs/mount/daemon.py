@@ -3,7 +3,7 @@
 parent: spawn `python -m stepfs.mount.daemon <fd> DIR mount|replace`, options through its stdin, wait on the pipe <fd>
         a guardian: `… <fd> DIR follow`, the socket <fd>, its order through stdin
 child:  new session, log file instead of a terminal, serve; on the pipe: {"pid": …} once a listing answers,
-or {"error": …, "exit_code": …}; before it, lines {"waiting": …} for the user's terminal
+or {"error": …, "exit_code": …}; before it, lines {"waiting": …, "silent": …} for the user's terminal
 """
 
 from __future__ import annotations
