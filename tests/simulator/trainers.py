@@ -97,8 +97,9 @@ class TrainerActor:
                 self.start = self.newest = (await joining.register()).need
                 ledger.promise(self.name, self.start)
             step = max(self.acknowledged, default=self.newest)
-            if self.acknowledged and self.maybe:
-                # Say which one it is, or --keep counts what the former life may have recorded since.
+            if self.maybe:
+                # Say which one it is: --keep would count what the former life may have recorded since; and where the store
+                # took none of its checkpoints, producers that may not lead by more would wait for this run for ever.
                 step = await self._resume(group, step)
             follow = Following(self.name, ledger)
             while step < world.total_steps:
@@ -172,10 +173,11 @@ class TrainerActor:
         return step
 
     async def _resume(self, group: Door, step: int) -> int:
-        """From an acknowledged checkpoint; the newer ones are of a branch that is given up."""
+        """From a checkpoint on the trainer's disk; the newer ones are of a branch that is given up."""
         self.returns += 1
         self.newest = step
-        self.maybe |= self.acknowledged
+        self.maybe |= {*self.acknowledged, step}
         self.acknowledged = {kept for kept in self.acknowledged if kept <= step}
-        self._confirmed(step, await group.go_back(step, self.acknowledged, self.maybe - self.acknowledged))
+        kept = {*self.acknowledged, step}
+        self._confirmed(step, await group.go_back(step, kept, self.maybe - kept))
         return step

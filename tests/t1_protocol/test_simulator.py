@@ -18,9 +18,10 @@ from draw import Storm, scenario
 from forks import ForkActor
 from process_store import ProcessStore
 from producer_world import World
-from scenario import ForkPlan, ProducerPlan
-from small_world import flipped, grow, inside_everywhere, move_on, process
+from scenario import ForkPlan, ProducerPlan, TrainerPlan
+from small_world import flipped, grow, inside_everywhere, move_on, process, small
 from sweep import sweep
+from trainers import TrainerActor
 
 from stepfs.format.control import NOTHING_YET, GroupRecord
 from stepfs.format.ids import Step
@@ -190,6 +191,22 @@ def test_no_producer_waits_for_a_checkpoint_that_was_brought_back() -> None:
     bounded = [plan for plan in map(scenario, range(2000)) if any(one.max_lead for one in plan.producers)]
     assert len(bounded) > 20
     assert not any(run.behind or run.retires for plan in bounded for run in plan.trainers)
+
+
+@pytest.mark.parametrize("one_by_one", [True, False])
+def test_a_run_whose_checkpoint_was_never_confirmed_says_that_it_goes_on_from_it(*, one_by_one: bool) -> None:
+    """Seed 4013: killed at five checkpoints in a row, it read on, and producers with a bounded lead waited for it."""
+
+    async def restarted(world: World) -> tuple[Step, ...]:
+        await grow(world)
+        plan = TrainerPlan("new", 2, 2, 0.0, 0.0, 0.0, 0.0, one_by_one=one_by_one, lives=())
+        trainer = TrainerActor(Stage(world.ledger, seed=0, total_steps=8), plan)
+        trainer.start, trainer.newest, trainer.maybe = 0, 8, {2, 8}
+        world.ledger.promise("new", 0)
+        assert await trainer.main(process(world, "new"))
+        return world.ledger.control.groups["new"].kept
+
+    assert 8 in small(restarted)
 
 
 async def test_a_group_that_is_being_retired_needs_what_it_has_on_record() -> None:
