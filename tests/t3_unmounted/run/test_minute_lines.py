@@ -8,6 +8,7 @@ from stepfs_producer.cli import reports
 
 
 def test_a_run_without_a_terminal_says_once_a_minute_how_far_it_is(monkeypatch, capsys):
+    monkeypatch.setattr("stepfs.cli.failure._running", "stepfs-produce")  # as the command does, whoever ran here before
     now = [0.0]
     monkeypatch.setattr("stepfs_producer.cli.reports.time.monotonic", lambda: now[0])
     totals = SimpleNamespace(
@@ -23,6 +24,7 @@ def test_a_run_without_a_terminal_says_once_a_minute_how_far_it_is(monkeypatch, 
             show(totals, {})
     first, second = capsys.readouterr().err.splitlines()
     assert first == (
-        "stepfs: plan: 220 steps, 2.00/s; web 75.00%, code 25.00%; bottleneck web (1.8 of 2 workers wanted); lead 40 steps"
+        "stepfs-produce: plan: 220 steps, 2.00/s; web 75.00%, code 25.00%; bottleneck web (1.8 of 2 workers wanted); "
+        "lead 40 steps"
     )
-    assert second.startswith("stepfs: plan: 340 steps, 2.00/s")
+    assert second.startswith("stepfs-produce: plan: 340 steps, 2.00/s")
