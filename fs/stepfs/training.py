@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("stepfs.training")
 
+_AGAIN_S = 30.0  # between attempts at what no store took
 _LOOKS_MAX: Final = 3  # each sees what was committed before; a reclaim may mislead one
 
 
@@ -99,8 +100,8 @@ class StreamState:
 class CheckpointHook:
     """Records in the lake which checkpoints are durable. Every rank may call it; only rank 0 writes.
 
-    A store that does not answer does not stop the training: a record that failed is repeated with the next checkpoint;
-    until then the lake only keeps more steps than needed.
+    A store that does not answer does not stop the training: a record that failed is repeated every half minute, and with
+    the next checkpoint; until then the lake keeps more steps than needed, and producers with `max_lead` may wait.
     """
 
     def __init__(
@@ -135,6 +136,7 @@ class CheckpointHook:
         self._loop: BackgroundLoop[_OpenLake] | None = None
         self._pending: list[tuple[int, dict[str, bool]]] = []  # not recorded yet: next step, and its fate
         self._errors: list[Exception] = []  # of records that will never be made, for a caller to hear
+        self._timer: threading.Timer | None = None  # of the next attempt at what is pending
         self._speaking = threading.Lock()  # futures call back from their own threads
 
     def __call__(self, next_step: int) -> None:
@@ -192,15 +194,33 @@ class CheckpointHook:
         with self._speaking:
             self._pending.append((next_step, fate))
             try:
-                loop = self._running()
-                loop.call(lambda: self._record(loop.parts))
+                self._say()
             except StoreUnreachableError as error:
-                _log.warning("checkpoint %d is recorded with the next one: %s", next_step, error)
+                _log.warning("checkpoint %d is recorded when the store answers: %s", next_step, error)
             errors, self._errors = self._errors, []
         for other in errors[1:]:
             _log.warning("checkpoint not recorded: %s", other)
         if errors:
             raise errors[0]
+
+    def _say(self) -> None:
+        """Record what is pending. `StoreUnreachableError`: then once more, after a while."""
+        try:
+            loop = self._running()
+            loop.call(lambda: self._record(loop.parts))
+        except StoreUnreachableError:
+            if self._timer is None:
+                self._timer = threading.Timer(_AGAIN_S, self._again)
+                self._timer.daemon = True  # a trainer that ends does not wait for a store
+                self._timer.start()
+            raise
+
+    def _again(self) -> None:
+        """Nobody may call any more: the trainer waits for steps that producers hold back for these very checkpoints."""
+        with self._speaking, suppress(StepfsError):  # unreachable still; or the interpreter ends
+            self._timer = None
+            if self._pending:
+                self._say()
 
     def _check(self, next_step: int) -> None:
         """Refuse a checkpoint in the middle of a shuffled epoch that releases steps of this epoch."""

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import trio
 from lakework import list_groups, reclaim
+from realmount import until
 
-from stepfs import CheckpointHook, Lake, StreamState
+from stepfs import CheckpointHook, Lake, StreamState, training
 from stepfs.errors import AbsentError, RefusedError, StoreUnreachableError, UsageError, WithdrawnError
 from stepfs.format.control import GroupRecord
 from stepfs.format.ids import Step
@@ -74,7 +77,7 @@ def test_after_a_roll_back_what_was_saved_last_is_kept_whatever_its_number(lake)
     assert kept(lake) == [20, 40]
 
 
-@pytest.mark.logs("checkpoint 20 is recorded with the next one")
+@pytest.mark.logs("checkpoint 20 is recorded when the store answers")
 def test_what_could_not_be_said_is_said_in_order(lake, monkeypatch):
     hook = CheckpointHook(lake, group="run", keep=2)
     hook(20)
@@ -129,7 +132,7 @@ def test_an_asynchronous_save_counts_once_it_is_done_and_not_if_it_failed(lake):
     assert kept(lake) == [10]
 
 
-@pytest.mark.logs("checkpoint 10 is recorded with the next one", "checkpoint 15 is recorded")
+@pytest.mark.logs("checkpoint 10 is recorded when", "checkpoint 15 is recorded")
 def test_a_store_that_is_away_stops_no_training_and_forgets_no_checkpoint(lake, monkeypatch):
     """A kept checkpoint that was never recorded would lose its steps to the one recorded after it."""
 
@@ -144,6 +147,32 @@ def test_a_store_that_is_away_stops_no_training_and_forgets_no_checkpoint(lake, 
     assert records(lake) == {}
     hook(20)
     assert kept(lake) == [15, 20]
+
+
+@pytest.mark.logs("is recorded when the store answers")
+def test_what_could_not_be_said_is_said_when_the_store_is_back_though_nobody_calls(lake, monkeypatch):
+    """Producers with `max_lead` wait for these checkpoints, and the trainer, which would call again, for the producers."""
+    answers, tried = threading.Event(), threading.Event()
+    create = LocalStore.create
+
+    async def away(*arguments: Any, **options: Any) -> object:
+        if answers.is_set():
+            return await create(*arguments, **options)
+        tried.set()
+        raise StoreUnreachableError("away")
+
+    monkeypatch.setattr(training, "_AGAIN_S", 0.01)
+    monkeypatch.setattr(LocalStore, "create", away)
+    hook = CheckpointHook(lake, group="run", keep=2)
+    for next_step in (10, 20, 30):
+        hook(next_step)
+    tried.clear()
+    assert tried.wait(60), "it is tried once only"
+    assert records(lake) == {}
+    answers.set()
+    until(lambda: kept(lake) == [20, 30], "nobody tries again")
+    hook(40)
+    assert kept(lake) == [30, 40]
 
 
 def test_what_cannot_be_right_is_told_to_the_caller(lake):
@@ -163,7 +192,7 @@ def test_what_cannot_be_right_is_told_to_the_caller(lake):
     assert kept(lake) == [30, 35]
 
 
-@pytest.mark.logs("checkpoint 99 is recorded with the next", "checkpoint 4 is recorded")
+@pytest.mark.logs("checkpoint 99 is recorded when", "checkpoint 4 is recorded")
 def test_an_error_of_one_checkpoint_takes_no_other_with_it(lake, monkeypatch):
     async def away(*_args: object, **_options: object) -> None:
         raise StoreUnreachableError("away")
