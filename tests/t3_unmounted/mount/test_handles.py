@@ -20,6 +20,7 @@ from stepfs.data.pagecache import Primer
 from stepfs.data.slices import Slices
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.mount.fuse.files import FileTable, Handles, OpenContent, OpenSlice, inode_of, length_of
+from stepfs.mount.fuse.guard import Shares
 from stepfs.mount.fuse.operations import PendingSizes
 from stepfs.view.names import (
     SLICES_SERVED_MAX,
@@ -43,7 +44,7 @@ INODES = st.one_of(
 
 @given(st.lists(st.tuples(INODES, st.booleans(), st.integers(0, (1 << 37) - 1)), max_size=20), st.integers(0, 1 << 40))
 def test_a_handle_names_its_inode_to_a_daemon_that_never_saw_the_open(opens, generation):
-    table: Handles[int] = Handles()
+    table: Handles[int] = Handles(Shares(1 << 60, errno.EMFILE))
     table.generation = generation
     made: dict[int, int] = {}
     for inode, own, length in opens:
@@ -63,9 +64,7 @@ def test_a_handle_names_its_inode_to_a_daemon_that_never_saw_the_open(opens, gen
 def test_two_open_contents_never_share_a_handle_nor_do_those_of_two_daemons():
     first, second = FileTable(), FileTable()
     second.follow(1)
-    handles = [
-        table.add(Fixed.STATUS, OpenContent(b"x"), length=1) for table in (first, second) for _ in range(5000 // 2)
-    ]
+    handles = [table.add(Fixed.STATUS, OpenContent(b"x"), length=1) for table in (first, second) for _ in range(1000)]
     assert len(set(handles)) == len(handles)
     full = FileTable()
     held = full.add(Fixed.STATUS, OpenContent(b"old"), length=3)
@@ -73,6 +72,52 @@ def test_two_open_contents_never_share_a_handle_nor_do_those_of_two_daemons():
         other = full.add(Fixed.STATUS, OpenContent(b"new"), length=3)
         assert other != held
         full.release(other)
+
+
+async def test_what_is_told_of_a_step_is_the_same_content_while_anybody_has_it_open():
+    table = FileTable()
+    first, second = (OpenContent(bytes([65 + n])) for n in range(2))
+    handles = {table.add(step_file_inode(Step(3)), each) for each in (first, second)}
+    assert len(handles) == 1
+    assert table.get(*handles) is first
+    for _ in range(2):
+        table.release(*handles)
+    assert not table.opened
+    assert table.get(table.add(step_file_inode(Step(3)), second)) is second
+
+
+@pytest.mark.parametrize("name", ["", ".stepfs", ".stepfs/status.json", ".stepfs/steps"])
+async def test_a_user_who_opens_one_name_again_and_again_is_refused_and_nobody_else(name):
+    path = name.split("/") if name else []
+    async with mounted() as m:
+        m.commit()
+        inode = (await m.lookup(*path)).st_ino
+        is_directory = not name or name in {".stepfs", ".stepfs/steps"}
+
+        async def opened(uid: int) -> int:
+            handler = m.ops.opendir(inode, Caller(uid=uid)) if is_directory else m.ops.open(inode, 0, Caller(uid=uid))
+            found = await handler
+            return found if is_directory else found.fh
+
+        held = []
+        with fails(errno.EMFILE):
+            while len(held) < 1 << 12:
+                held.append(await opened(uid=65534))
+        assert len(set(held)) == len(held) > 500
+        for uid in (0, 1000):
+            other = await opened(uid)
+            assert other not in held
+            await (m.ops.releasedir if is_directory else m.ops.release)(other)
+        await (m.ops.releasedir if is_directory else m.ops.release)(held.pop())
+        await opened(uid=65534)  # as many as before
+
+
+async def test_long_contents_that_stay_open_are_bounded_in_bytes():
+    table = FileTable()
+    with pytest.raises(pyfuse3.FUSEError):
+        for _ in range(1000):
+            table.add(Fixed.ACCESSLOG, OpenContent(b""), length=1 << 20, uid=1000)
+    assert 32 < len(table) <= 64
 
 
 async def test_a_slice_that_another_daemon_opened_is_read_and_closed_like_an_own_one():

@@ -5,20 +5,24 @@ time.
 from __future__ import annotations
 
 import errno
+from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 
+import pyfuse3
 import pytest
 import trio
-from fakemount import fails, mounted
+import trio.testing
+from fakemount import Caller, fails, mounted
 from faketable import CREATED_MS, payload
 
 from stepfs.errors import CorruptError, ReclaimedError, StoreUnreachableError
-from stepfs.format.ids import Epoch, Version
+from stepfs.format.ids import Epoch, SliceIndex, Step, Version
 from stepfs.format.snapshot import ProducerState
 from stepfs.mount.fuse.files import FileTable, OpenSlice
+from stepfs.mount.fuse.link import TASKS_MAX
 from stepfs.mount.host import kernel
-from stepfs.view.names import slice_inode
+from stepfs.view.names import slice_inode, wait_file_inode
 
 
 async def test_with_wait_a_directory_beyond_the_frontier_resolves_at_once_unlisted(autojump_clock):
@@ -192,6 +196,35 @@ async def test_the_root_answers_while_many_wait(autojump_clock):
 
 async def _ignore_errors(fn, *args):
     await fn(*args)
+
+
+@pytest.mark.parametrize("inode", [wait_file_inode(Step(70)), slice_inode(Step(70), SliceIndex(0))])
+async def test_no_user_can_take_all_requests_with_waits(autojump_clock, inode):
+    """No request is read while `TASKS_MAX` of them are held."""
+    refused: Counter[tuple[int, int]] = Counter()
+
+    async def wait(m, uid: int) -> None:
+        try:
+            await m.ops.open(inode, 0, Caller(uid=uid))
+        except pyfuse3.FUSEError as error:
+            refused[uid, error.errno] += 1
+
+    async with mounted(steps=range(100)) as m, trio.open_nursery() as nursery:
+        m.commit(2)
+        for _ in range(TASKS_MAX + 1):
+            nursery.start_soon(wait, m, 65534)
+        await trio.testing.wait_all_tasks_blocked()
+        assert TASKS_MAX // 4 < m.waits.waiting < TASKS_MAX // 2
+        for uid in range(100):
+            nursery.start_soon(wait, m, uid)
+        await trio.testing.wait_all_tasks_blocked()
+        assert list(refused) == [(65534, errno.EAGAIN)]
+        assert m.waits.waiting + refused.total() == TASKS_MAX + 101
+        m.commit(69)  # and a user who was refused may wait again
+        await trio.testing.wait_all_tasks_blocked()
+        assert m.waits.waiting == 0
+        with trio.move_on_after(1):
+            await m.ops.open(slice_inode(Step(80), SliceIndex(0)), 0, Caller(uid=65534))
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from stepfs.data.slices import SliceHandle
 from stepfs.errors import CorruptError, StepfsError, StoreUnreachableError
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.format.snapshot import StepEntry
-from stepfs.mount.fuse.guard import errno_of
+from stepfs.mount.fuse.guard import Shares, errno_of
 from stepfs.mount.fuse.kernel import LookupCounts
 from stepfs.view import attributes
 from stepfs.view.attributes import BLOCK_BYTES_HINT, Attributes
@@ -293,20 +293,22 @@ class OpenContent(OpenFile):
 
 _T = TypeVar("_T")
 
-_MADE: Final = 1 << 63  # in handles of what is made at each open: control files, listings of fixed directories
+_MADE: Final = 1 << 63  # in handles of control files, and of listings of fixed directories
 _KIND: Final = 3 << 61
 _STEP_BITS: Final = 41
 _NUMBER: Final = (1 << _STEP_BITS) - 1
 _SERIAL_BITS: Final = 12
 _GENERATIONS: Final = 1 << 8
 _FIXED_BITS: Final = 4
+_CONTENT_BYTES_MAX: Final = 128 << 20  # of all that is open under handles of its own
+_CONTENT_BYTES_LEAST: Final = 64 << 10  # that one of them counts: so there are fewer than serials
 
 
 def inode_of(handle: int) -> int:
     """The inode for which any daemon gave the handle.
 
     inode << 1 | own                                        a slice, a directory of a step; `own`: opened by the daemon itself
-    1 << 63 | kind | generation | serial | step             a file of `steps/`, `wait/`; kind: the inode's two highest bits
+    1 << 63 | kind | generation | 0 | step                  a file of `steps/`, `wait/`; kind: the inode's two highest bits
     1 << 63 | 0 | generation | serial | length, inode       a fixed file, which had so many bytes; a fixed directory
     """
     if not handle & _MADE:
@@ -321,30 +323,39 @@ def length_of(handle: int) -> int:
 
 
 class Handles(Generic[_T]):
-    """What is open, by handle. Opens of one slice, or of one step's directory, share a handle."""
+    """What is open, by handle. Opens of one slice, of one step's directory or of what is told of one step share a handle."""
 
-    def __init__(self) -> None:
+    def __init__(self, shares: Shares | None = None) -> None:
+        """`shares`: of the contents and listings that are made at each open, in bytes; errno EMFILE beyond them."""
         self.generation = 0  # how many daemons served this mount before: they gave other handles
         self.opened: dict[int, list[_T]] = {}
+        self._shares = shares or Shares(_CONTENT_BYTES_MAX, errno.EMFILE)
+        self._made_for: dict[int, tuple[int, int]] = {}  # uid and bytes, by handle
         self._serial = 0
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
-    def add(self, inode: int, opened: _T, *, own: bool = False, length: int = 0) -> int:
+    def add(self, inode: int, opened: _T, *, own: bool = False, length: int = 0, uid: int = 0) -> int:
+        """`own`: by the daemon itself. `length`: of a content. `uid`: of the user who opens it."""
         handle = inode << 1 | own
-        if inode < INODES_PER_STEP or inode & _KIND:
-            number = inode if inode & _KIND else inode | length << _FIXED_BITS
-            while (handle := self._made(inode & _KIND | number & _NUMBER)) in self.opened:
-                pass
+        if inode & _KIND:
+            handle = self._made(inode & (_KIND | _NUMBER), serial=0)
+            opened = self.get(handle) or opened  # as fixed as it was: what is told of a step may become less
+        elif inode < INODES_PER_STEP:
+            user = uid, max(length, _CONTENT_BYTES_LEAST)
+            self._shares.take(*user)
+            while handle in self.opened or not handle & _MADE:  # a serial is free: the shares end first
+                self._serial = (self._serial + 1) % (1 << _SERIAL_BITS)
+                handle = self._made((inode | length << _FIXED_BITS) & _NUMBER, self._serial)
+            self._made_for[handle] = user
         self.put(handle, opened)
         return handle
 
-    def _made(self, place: int) -> int:
-        self._serial = (self._serial + 1) % (1 << _SERIAL_BITS)
+    def _made(self, place: int, serial: int) -> int:
         daemon = self.generation % _GENERATIONS
-        return _MADE | place | (daemon << _SERIAL_BITS | self._serial) << _STEP_BITS
+        return _MADE | place | (daemon << _SERIAL_BITS | serial) << _STEP_BITS
 
     def put(self, handle: int, opened: _T) -> None:
         """Open under a handle that the kernel has already."""
@@ -369,6 +380,8 @@ class Handles(Generic[_T]):
         if found is None:
             return None
         self._count -= 1
+        if user := self._made_for.pop(handle, None):
+            self._shares.give_back(*user)
         if len(found) == 1:
             del self.opened[handle]
         return found.pop(0)
@@ -379,7 +392,7 @@ class FileTable(Handles[OpenFile]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.directories: Handles[OpenDirectory] = Handles()
+        self.directories: Handles[OpenDirectory] = Handles(self._shares)
         self._free_from = float("-inf")
         self._held_back = 0
 

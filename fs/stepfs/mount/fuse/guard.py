@@ -11,7 +11,8 @@ import inspect
 import logging
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn, TypeVar, cast
 
@@ -107,6 +108,35 @@ class Waited:
     def seconds(self) -> float:
         """The total so far, current requests included."""
         return self._sum_s + (time.perf_counter() - self._since_s if self._under_way else 0.0)
+
+
+class Shares:
+    """What readers hold of something scarce. One user gets at most as much as all the others leave free, so nobody can
+    take all of it: the first one half, the next a half of the rest.
+    """
+
+    def __init__(self, most: int, refused: int) -> None:
+        """`refused`: the errno for a user who asks for more."""
+        self._most, self._refused = most, refused
+        self._held: Counter[int] = Counter()  # by uid
+
+    def take(self, uid: int, amount: int = 1) -> None:
+        if self._held[uid] + amount > self._most - self._held.total() - amount:
+            raise pyfuse3.FUSEError(self._refused)
+        self._held[uid] += amount
+
+    def give_back(self, uid: int, amount: int = 1) -> None:
+        self._held[uid] -= amount
+        if not self._held[uid]:
+            del self._held[uid]
+
+    @contextmanager
+    def held(self, uid: int) -> Iterator[None]:
+        self.take(uid)
+        try:
+            yield
+        finally:
+            self.give_back(uid)
 
 
 _log = logging.getLogger("stepfs.mount")

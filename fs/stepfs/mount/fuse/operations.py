@@ -39,8 +39,9 @@ from stepfs.mount.fuse.files import (
     inode_of,
     length_of,
 )
-from stepfs.mount.fuse.guard import Meter, guarded, read_only, refusal
+from stepfs.mount.fuse.guard import Meter, Shares, guarded, read_only, refusal
 from stepfs.mount.fuse.kernel import LookupCounts
+from stepfs.mount.fuse.link import TASKS_MAX
 from stepfs.view import attributes
 from stepfs.view.attributes import Attributes
 from stepfs.view.names import (
@@ -195,6 +196,9 @@ class KnownAttributes:
 _WRITING: Final = os.O_WRONLY | os.O_RDWR | os.O_APPEND | os.O_TRUNC | os.O_CREAT
 _STATFS_BLOCK_BYTES: Final = 4096
 _NAME_BYTES_MAX: Final = 255
+_WAITING_MAX: Final = (
+    TASKS_MAX * 3 // 4
+)  # requests that wait for a step, its index or its facts: others need tasks, too
 
 
 @guarded
@@ -220,6 +224,7 @@ class StepOperations(pyfuse3.Operations):
 
     def __post_init__(self) -> None:
         self._replies = Replies()
+        self._waiting = Shares(_WAITING_MAX, errno.EAGAIN)
         self._attributes = KnownAttributes(
             self.reader, self.tree, self.names.ranks, self.control, self.files, self.sizes
         )
@@ -229,13 +234,13 @@ class StepOperations(pyfuse3.Operations):
     ) -> pyfuse3.EntryAttributes:
         parent = node_of(parent_inode)
         if name == b".":
-            found: Attributes | None = await self._lookup_handle(parent_inode, ctx.pid)
+            found: Attributes | None = await self._lookup_handle(parent_inode, ctx)
         elif name == b"..":
             found = self._attributes.above(parent_inode)
         elif parent is Fixed.ROOT:
             found = self._attributes.in_root(name)
         elif isinstance(parent, StepDirectory):
-            found = await self._lookup_in_step(parent.step, name, ctx.pid)
+            found = await self._lookup_in_step(parent.step, name, ctx)
         elif isinstance(parent, Fixed):
             found = self.control.lookup(parent, name, ctx.uid)
         else:
@@ -245,16 +250,16 @@ class StepOperations(pyfuse3.Operations):
         self._count(found)
         return self._replies.entry(found)
 
-    async def _lookup_in_step(self, step: Step, name: bytes, pid: int) -> Attributes | None:
+    async def _lookup_in_step(self, step: Step, name: bytes, ctx: pyfuse3.RequestContext) -> Attributes | None:
         index = self.names.slice_of(name)
         if index is None:
             return None  # at once: a wrong name does not wait for the step
         if self.tree.names_known(step):
             return self._attributes.looked_up_unopenable(step, index)
-        entry = await self._entry(step, pid)
+        entry = await self._entry(step, ctx)
         return self._attributes.of_index(entry, index)
 
-    async def _lookup_handle(self, inode: int, pid: int) -> Attributes | None:
+    async def _lookup_handle(self, inode: int, ctx: pyfuse3.RequestContext) -> Attributes | None:
         """Look up an inode that the kernel has forgotten, from an NFS client's file handle; ENOENT becomes ESTALE.
 
         Stricter than GETATTR: a file that has left the view is found only while it is open. And it waits for an index
@@ -263,14 +268,14 @@ class StepOperations(pyfuse3.Operations):
         node = node_of(inode)
         if not isinstance(node, SliceFile) or self.tree.names_known(node.step):
             return self._attributes.attributes(inode)
-        entry = self.files.entry_of(node.step, node.index) or await self._entry(node.step, pid)
+        entry = self.files.entry_of(node.step, node.index) or await self._entry(node.step, ctx)
         return self._attributes.of_slice(entry, node)
 
     async def getattr(self, inode: pyfuse3.InodeT, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
         found = self._attributes.attributes(inode)
         node = node_of(inode)
         if found is None and isinstance(node, SliceFile):
-            entry = await self._entry(node.step, ctx.pid)
+            entry = await self._entry(node.step, ctx)
             found = self._attributes.of_slice(entry, node)
         if found is None:
             raise pyfuse3.FUSEError(errno.ENOENT)
@@ -284,33 +289,33 @@ class StepOperations(pyfuse3.Operations):
         return step_name(newest)
 
     async def opendir(self, inode: pyfuse3.InodeT, ctx: pyfuse3.RequestContext) -> pyfuse3.FileHandleT:
-        opened = await self._open_directory(inode, ctx.pid)
-        return self.files.directories.add(inode, opened)
+        opened = await self._open_directory(inode, ctx)
+        return self.files.directories.add(inode, opened, uid=ctx.uid)
 
-    async def _open_directory(self, inode: int, pid: int) -> OpenDirectory:
+    async def _open_directory(self, inode: int, ctx: pyfuse3.RequestContext | None) -> OpenDirectory:
         node = node_of(inode)
         directory: OpenDirectory | None
         if node is Fixed.ROOT:
             directory = OpenRoot(self.reader, self.tree, self.control.directory, self.known)
         elif isinstance(node, StepDirectory):
-            directory = await self._open_step_directory(node.step, pid)
+            directory = await self._open_step_directory(node.step, ctx)
         else:
             directory = self.control.opendir(node)
         if directory is None:
             raise pyfuse3.FUSEError(errno.ENOTDIR)
         return directory
 
-    async def _open_step_directory(self, step: Step, pid: int) -> OpenDirectory:
+    async def _open_step_directory(self, step: Step, ctx: pyfuse3.RequestContext | None) -> OpenDirectory:
         # Listing never waits under --steps: the names are known.
         pending = self.tree.options.steps is not None and self.tree.presence(step) is Presence.PENDING
         if pending or self.tree.released(step):
             return OpenStep(partial(self._attributes.unopenable, step), self.names)
-        return OpenStep(partial(self._attributes.of_index, await self._entry(step, pid)), self.names)
+        return OpenStep(partial(self._attributes.of_index, await self._entry(step, ctx)), self.names)
 
     async def readdir(self, fh: pyfuse3.FileHandleT, start_id: int, token: pyfuse3.ReaddirToken) -> None:
         opened = self.files.directories.get(fh)
         if opened is None:  # another daemon opened it
-            again = await self._open_directory(inode_of(fh), 0)
+            again = await self._open_directory(inode_of(fh), None)
             opened = self.files.directories.put_once(fh, again)
         opened.list_after(start_id, Rows(self._replies, self.readdir_reply, token))
 
@@ -322,17 +327,17 @@ class StepOperations(pyfuse3.Operations):
             raise pyfuse3.FUSEError(errno.EROFS)
         node = node_of(inode)
         if isinstance(node, SliceFile):
-            entry = await self._entry(node.step, ctx.pid)
+            entry = await self._entry(node.step, ctx)
             if node.index >= entry.tgb.slices:
                 raise pyfuse3.FUSEError(errno.ENOENT)
             own = self.is_own(ctx.pid)
             if self.files.closing and not own:  # its own look would keep the mount busy
-                with self.slices.shelter.wait():
+                with self._waiting.held(ctx.uid), self.slices.shelter.wait():
                     await self.files.pass_door()
             file, size = self._open_slice(entry, node, own=own), entry.tgb.length(node.index)
             if self.sizes.has(inode):
                 try:
-                    with self.slices.shelter.wait():
+                    with self._waiting.held(ctx.uid), self.slices.shelter.wait():
                         await self.sizes.settle(inode, size, lambda: file.read(size - 1, 1))
                 except BaseException:
                     file.close()
@@ -340,14 +345,16 @@ class StepOperations(pyfuse3.Operations):
             # Counted only now: while it waits, the kernel may have another daemon answer it. direct_io would break
             # MAP_SHARED: np.memmap, safetensors.
             return pyfuse3.FileInfo(fh=self.files.add(inode, file, own=own), keep_cache=True)
-        with self.slices.shelter.wait():
-            if isinstance(node, StepFile):
-                opened = await self.control.open_step(await self._entry(node.step, ctx.pid))
-            elif isinstance(node, WaitFile):
-                opened = await self.control.open_wait(node.step, ctx.pid)
-            else:
-                opened = self.control.open(node)
-        return pyfuse3.FileInfo(fh=self.files.add(inode, opened, length=len(opened.content)), direct_io=True)
+        if not isinstance(node, StepFile | WaitFile):
+            opened = self.control.open(node)
+        else:
+            with self._waiting.held(ctx.uid), self.slices.shelter.wait():
+                if isinstance(node, StepFile):
+                    opened = await self.control.open_step(await self._entry(node.step, ctx))
+                else:
+                    opened = await self.control.open_wait(node.step, ctx.pid)
+        handle = self.files.add(inode, opened, length=len(opened.content), uid=ctx.uid)
+        return pyfuse3.FileInfo(fh=handle, direct_io=True)
 
     def _open_slice(self, entry: StepEntry, node: SliceFile, *, own: bool) -> OpenFile:
         if own:
@@ -393,7 +400,9 @@ class StepOperations(pyfuse3.Operations):
         for handle, times, content in files:
             node = node_of(inode_of(handle))
             if content is not None:
-                self.files.put(handle, OpenContent(base64.b64decode(content)))
+                opened = OpenContent(base64.b64decode(content))
+                for _ in range(times):
+                    self.files.put(handle, opened)
             elif isinstance(node, SliceFile) and (entry := self.reader.entry_if_loaded(node.step)) is not None:
                 for _ in range(times):
                     self.files.put(handle, self._open_slice(entry, node, own=False))
@@ -432,12 +441,16 @@ class StepOperations(pyfuse3.Operations):
         data.f_namemax = _NAME_BYTES_MAX
         return data
 
-    async def _entry(self, step: Step, pid: int) -> StepEntry:
-        """The entry of a step whose files may be opened; waits for it as its presence allows, or raises an errno."""
+    async def _entry(self, step: Step, ctx: pyfuse3.RequestContext | None) -> StepEntry:
+        """The entry of a step whose files may be opened; waits for it as its presence allows, or raises an errno.
+
+        `ctx`: None for a handle that another daemon gave.
+        """
         entry = self.reader.entry_if_loaded(step) if self.tree.readable(step) else None
         if entry is not None:
             return entry  # nearly always
-        with self.slices.shelter.wait():
+        pid, uid = (ctx.pid, ctx.uid) if ctx is not None else (0, 0)
+        with self._waiting.held(uid), self.slices.shelter.wait():
             found = await self.waits.for_files(step, pid)
         if isinstance(found, WaitOutcome):
             raise refusal(found, expired_errno=self.waits.expired_errno)
