@@ -5,9 +5,9 @@ can plant directories and links under any name that can be guessed. So each comp
 opened relative to its parent's descriptor, never through a link, and used only if this user owns it.
 """
 
+import errno
 import os
 import stat
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -36,7 +36,19 @@ def open_own(path: str | os.PathLike[str], *, parent: int | None = None) -> int:
 
 
 def make_own(path: str | os.PathLike[str], *, parent: int | None = None) -> int:
-    """Make a directory with mode 0700 and open it; an existing one must belong to this user. OSError."""
-    with suppress(FileExistsError):
+    """Make a directory with mode 0700 and open it; an existing one must belong to this user. OSError.
+
+    ENOTSUP where the file system does not keep modes or owners (CIFS, vfat, NFS for root): no directory will do there.
+    """
+    try:
         os.mkdir(path, 0o700, dir_fd=parent)
-    return open_own(path, parent=parent)
+    except FileExistsError:
+        return open_own(path, parent=parent)
+    try:
+        return open_own(path, parent=parent)
+    except PermissionError:
+        found = os.stat(path, dir_fd=parent, follow_symlinks=False)
+        os.rmdir(path, dir_fd=parent)
+        kept = f"owner {found.st_uid}, mode {stat.S_IMODE(found.st_mode):04o}"
+        why = f"its file system keeps no owners or modes (a new directory of this user with mode 0700 has {kept})"
+        raise OSError(errno.ENOTSUP, why) from None

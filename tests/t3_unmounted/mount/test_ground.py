@@ -179,8 +179,37 @@ def test_a_dead_cache_of_another_lake_at_the_same_mount_point_goes_at_once(tmp_p
 
 def test_a_cache_directory_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(RefusedError, match="choose one with --cache-dir"):
+    with pytest.raises(RefusedError, match="choose one of a local disk with --cache-dir"):
         cache_directory.claim(tmp_path / "file", LAKE)
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_a_file_system_that_keeps_no_modes_or_owners_is_refused_at_once(tmp_path, monkeypatch, earlier):
+    """CIFS, vfat, NFS with root_squash: every new directory there looks like another user's."""
+    made, mkdir = [], os.mkdir
+
+    def makes_for_all(path, mode=0o777, *, dir_fd=None):
+        mkdir(path, mode, dir_fd=dir_fd)
+        os.chmod(path, 0o755, dir_fd=dir_fd)
+        made.append(path)
+
+    if earlier:
+        (tmp_path / LAKE).mkdir(mode=0o755)
+    monkeypatch.setattr(os, "mkdir", makes_for_all)
+    with pytest.raises(RefusedError, match=rf"keeps no owners or modes .*owner {os.geteuid()}, mode 0755.*local disk"):
+        cache_directory.claim(tmp_path, LAKE)
+    assert len(made) == 1
+    assert os.listdir(tmp_path) == [LAKE] * earlier
+
+
+def test_a_file_system_without_locks_is_refused(tmp_path, monkeypatch):
+    def refuses(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", refuses)
+    with pytest.raises(RefusedError, match=r"no file in it can be locked; .*local disk"):
+        cache_directory.claim(tmp_path, LAKE)
+    assert os.listdir(tmp_path / LAKE) == []
 
 
 def test_kernel_settings_are_written_where_they_can_be_and_read_back(tmp_path):

@@ -30,6 +30,7 @@ _MADE_BASE: Final = b"base"
 _FOUND_BASE: Final = b"kept"
 _PATH_BYTES_MAX: Final = 8192
 _ABANDONED_AFTER_S: Final = 86400.0
+_TRIES: Final = 16  # others may have the name, or remove the directory that is empty
 _LAKE: Final = re.compile(r"([0-9a-f]{32})(?:-[0-9a-f]{16})?")
 
 
@@ -128,7 +129,7 @@ def claim(cache_dir: Path, lake_id: str, directory: Path | None = None) -> Cache
             os.close(base)
     except OSError as error:
         raise RefusedError(
-            f"cannot use the cache directory {cache_dir}: {error.strerror or error}; choose one with --cache-dir"
+            f"cannot use the cache directory {cache_dir}: {error.strerror or error}; choose one of a local disk with --cache-dir"
         ) from error
 
 
@@ -160,7 +161,7 @@ def _left(base: int, lake_path: Path, *, keep_base: bool) -> Iterator[CachePlace
 
 def _make(base: int, cache_dir: Path, lake_id: str, *, keep_base: bool) -> CachePlace:
     name = lake_id
-    while True:
+    for _ in range(_TRIES):
         try:
             lake = make_own(name, parent=base)
         except OSError as error:
@@ -179,7 +180,9 @@ def _make(base: int, cache_dir: Path, lake_id: str, *, keep_base: bool) -> Cache
             raise
         if lock is not None:
             return CachePlace(cache_dir / name / token, lake, lock, adopted=False, keep_base=keep_base)
+        shutil.rmtree(token, ignore_errors=True, dir_fd=lake)
         os.close(lake)
+    raise OSError(errno.ENOLCK, "no file in it can be locked")
 
 
 def _sweep(base: int, cache_dir: Path, *, keep: str, directory: Path | None) -> None:
