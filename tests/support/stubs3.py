@@ -35,6 +35,7 @@ class StubS3:
     def __init__(self, endpoint_url: str) -> None:
         self.endpoint_url = endpoint_url
         self.requests: list[tuple[str, str]] = []
+        self.connections = 0
         self.authorizations: set[str | None] = set()  # headers of that name
         self.answer: Callable[[str, str], Answer] = lambda _method, _path: ABSENT
 
@@ -43,6 +44,10 @@ class StubS3:
 def stub_s3() -> Iterator[StubS3]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+
+        def setup(self) -> None:
+            super().setup()
+            stub.connections += 1
 
         def _serve(self) -> None:
             self.rfile.read(int(self.headers.get("Content-Length") or 0))

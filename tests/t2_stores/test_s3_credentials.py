@@ -319,6 +319,9 @@ def test_copied_credentials_are_renewed_by_a_session_of_their_own(imds: Imds) ->
     copy._expiry_time = datetime.now(UTC) + timedelta(seconds=30)
     assert copy.get_frozen_credentials().access_key == "role-2"
     copy._expiry_time = datetime.now(UTC) + timedelta(seconds=30)
+    imds.late = clients._TRIES - 1  # as patient as the parent
+    assert copy.get_frozen_credentials().access_key == "role-3"
+    copy._expiry_time = datetime.now(UTC) + timedelta(seconds=30)
     imds.late = 1_000
     with pytest.raises(Exception, match="there are none just now"):
         copy.get_frozen_credentials()

@@ -19,14 +19,14 @@ from faultproxy import (
     SLOW_DOWN_503,
 )
 from rawserver import Reply
-from stubs3 import EMPTY_404, HTML_404, Answer, xml_error
+from stubs3 import ABSENT, EMPTY_404, HTML_404, Answer, calls, xml_error
 
 from stepfs.errors import AbsentError, CorruptError, RefusedError, StoreUnreachableError, UsageError
 from stepfs.store.api import Put
 from stepfs.store.local.local_store import LocalStore
 from stepfs.store.opening import open_store
 from stepfs.store.probe import examine_store, keeps_versions, probe_store
-from stepfs.store.s3 import s3_store
+from stepfs.store.s3 import clients, s3_store
 from stepfs.store.s3.s3_store import S3Store
 
 
@@ -253,3 +253,17 @@ async def test_a_real_server_says_it_while_versioning_is_on(seaweed):
 
 async def test_a_directory_keeps_nothing(tmp_path):
     assert not await keeps_versions(LocalStore(tmp_path))
+
+
+@pytest.mark.parametrize("verb", ["get", "create"])
+async def test_a_connection_that_was_idle_for_long_is_not_used_again(stubbed, stub, monkeypatch, verb):
+    """A balancer forgets it without a word; the next request would wait for its whole timeout."""
+    call = calls(stubbed)[verb]
+    stub.answer = lambda method, _path: ABSENT if method == "GET" else Answer(headers={"ETag": '"x"'})
+    for _ in range(3):
+        await call()
+    assert stub.connections == 1
+    monkeypatch.setattr(clients, "IDLE_S", -1.0)
+    for _ in range(3):
+        await call()
+    assert stub.connections == 4

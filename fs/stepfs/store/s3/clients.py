@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,7 +20,7 @@ from urllib.parse import urlsplit
 
 import botocore.session
 from boto3.session import Session
-from botocore.awsrequest import AWSResponse
+from botocore.awsrequest import AWSHTTPConnectionPool, AWSHTTPSConnectionPool, AWSResponse
 from botocore.compat import HTTPHeaders
 from botocore.config import Config
 from botocore.configprovider import ConfiguredEndpointProvider
@@ -28,7 +30,7 @@ from botocore.httpsession import create_urllib3_context, get_cert_path
 from botocore.loaders import Loader, create_loader
 
 from stepfs.errors import RefusedError, UsageError
-from stepfs.store.s3.direct import CONNECT_S, DirectReads
+from stepfs.store.s3.direct import CONNECT_S, IDLE_S, DirectReads
 from stepfs.store.server_answers import is_throttled
 from stepfs.store.settings import COMMIT_THREADS_MAX, CONTROL_THREADS_MAX, DATA_THREADS_MAX, S3_ENDPOINTS, SET_S3_KEYS
 
@@ -70,9 +72,6 @@ def credentials_of(session: Session, again: Callable[[], Session]) -> Any:
     because this one has asked. `again` makes one.
     """
     core: Any = session._session  # noqa: SLF001 - boto3 passes only a part of it on
-    if are_expected():
-        for name, least in (("metadata_service_timeout", _TRY_S), ("metadata_service_num_attempts", _TRIES)):
-            core.set_config_variable(name, max(least, core.get_config_variable(name)))
     pid, held = _held.get(session.profile_name, (os.getpid(), None))
     if held is not None and pid != os.getpid() and not held.refresh_needed():  # else it would take a lock of the parent
         core._credentials = _copied(held, again)  # noqa: SLF001 - no other way
@@ -135,6 +134,9 @@ def choose(profile: str | None, url: str | None) -> Chosen:
 
 def _session(profile: str | None) -> Session:
     core = botocore.session.Session(profile=profile)
+    if are_expected():
+        for name, least in (("metadata_service_timeout", _TRY_S), ("metadata_service_num_attempts", _TRIES)):
+            core.set_config_variable(name, max(least, core.get_config_variable(name)))
     loader = _loader(core.get_config_variable("data_path"))
     core.register_component("data_loader", loader)
     session = Session(botocore_session=core)
@@ -145,6 +147,27 @@ def _session(profile: str | None) -> Session:
 @cache
 def _loader(data_path: str | None) -> Loader:
     return create_loader(data_path)
+
+
+class _FreshPool:
+    """A pool of connections that does not use one again which was idle for `IDLE_S`."""
+
+    def _put_conn(self, connection: Any) -> None:
+        if connection is not None:
+            connection.idle_since = time.monotonic()
+        super()._put_conn(connection)  # type: ignore[misc]
+
+    def _get_conn(self, timeout: float | None = None) -> Any:
+        connection: Any = super()._get_conn(timeout=timeout)  # type: ignore[misc]
+        if time.monotonic() - getattr(connection, "idle_since", math.inf) > IDLE_S:
+            connection.close()  # the request connects it again
+        return connection
+
+
+class _FreshHttp(_FreshPool, AWSHTTPConnectionPool): ...
+
+
+class _FreshHttps(_FreshPool, AWSHTTPSConnectionPool): ...
 
 
 @dataclass(eq=False)
@@ -257,6 +280,8 @@ class Clients:
                 self.on_request,
                 self.on_throttled,
             )
+        sends: Any = client._endpoint.http_session  # type: ignore[attr-defined]  # noqa: SLF001 - no other way
+        sends._pool_classes_by_scheme.update(http=_FreshHttp, https=_FreshHttps)  # noqa: SLF001
         client.meta.events.register("before-send.s3", self._before_send)
         client.meta.events.register("after-call.s3", self._after_call)
         client.meta.events.register("needs-retry.s3", self._after_attempt)

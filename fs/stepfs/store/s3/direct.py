@@ -28,7 +28,7 @@ from stepfs import entropy
 from stepfs.store.server_answers import ReadTarget, is_throttled
 
 CONNECT_S: Final = 5.0
-_IDLE_S: Final = 10.0  # a middlebox may drop an idle connection silently
+IDLE_S: Final = 10.0  # a middlebox may drop an idle connection silently
 _HEAD_BYTES_MAX: Final = 16 << 10
 _DOUBTS_MAX: Final = 8
 _NO_BODY: Final = hashlib.sha256(b"").hexdigest()
@@ -141,7 +141,7 @@ class DirectReads:
         with suppress(IndexError):
             while True:
                 netloc, connection, since_s = self._idle.pop()
-                fresh = netloc == url.netloc and time.monotonic() - since_s < _IDLE_S
+                fresh = netloc == url.netloc and time.monotonic() - since_s < IDLE_S
                 if fresh and not wait_for_read(connection, 0):  # neither ended nor out of step
                     return connection
                 connection.close()
