@@ -7,6 +7,7 @@ durable = CheckpointHook("/mnt/run", keep=2)             # `durable(stream.next_
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
 import threading
@@ -31,6 +32,7 @@ from stepfs.lake.identity import check_identity, open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.origins import check_resumable
 from stepfs.reader.lake import Lake
+from stepfs.store.api import Store
 from stepfs.store.opening import open_store
 from stepfs.view.mounted import mounted_lake
 
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("stepfs.training")
 
 _AGAIN_S = 30.0  # between attempts at what no store took
+_PATIENCE_S = 5.0  # of a call in the training loop
 _LOOKS_MAX: Final = 3  # each sees what was committed before; a reclaim may mislead one
 
 
@@ -100,8 +103,9 @@ class StreamState:
 class CheckpointHook:
     """Records in the lake which checkpoints are durable. Every rank may call it; only rank 0 writes.
 
-    A store that does not answer does not stop the training: a record that failed is repeated every half minute, and with
-    the next checkpoint; until then the lake keeps more steps than needed, and producers with `max_lead` may wait.
+    A store that does not answer does not stop the training: after 5 s a call returns, and its record is repeated every
+    half minute, and with the next checkpoint; until then the lake keeps more steps than needed, and producers with
+    `max_lead` may wait.
     """
 
     def __init__(
@@ -133,11 +137,8 @@ class CheckpointHook:
         self._group = group
         self._keep = keep
         self._committed = 0  # steps, as far as the mount, or the `Lake`, has said
-        self._loop: BackgroundLoop[_OpenLake] | None = None
-        self._pending: list[tuple[int, dict[str, bool]]] = []  # not recorded yet: next step, and its fate
-        self._errors: list[Exception] = []  # of records that will never be made, for a caller to hear
-        self._timer: threading.Timer | None = None  # of the next attempt at what is pending
-        self._speaking = threading.Lock()  # futures call back from their own threads
+        self._loop: BackgroundLoop[_Recorder] | None = None
+        self._starting = threading.Lock()  # futures call back from their own threads
 
     def __call__(self, next_step: int) -> None:
         """Record a durable checkpoint that resumes at `next_step`: call it when `dcp.save` has returned.
@@ -177,8 +178,8 @@ class CheckpointHook:
                 self._add(next_step)
             except Exception as error:  # noqa: BLE001 - a future swallows it
                 _log.warning("checkpoint not recorded: %s", error)
-                with self._speaking:
-                    self._errors.append(error)
+                with suppress(StepfsError):  # no loop could be started
+                    self._running().parts.errors.append(error)
 
         future.add_done_callback(done)
 
@@ -191,36 +192,16 @@ class CheckpointHook:
         next_step = check_integer(next_step, "next_step")
         if _rank() != 0:
             return
-        with self._speaking:
-            self._pending.append((next_step, fate))
-            try:
-                self._say()
-            except StoreUnreachableError as error:
-                _log.warning("checkpoint %d is recorded when the store answers: %s", next_step, error)
-            errors, self._errors = self._errors, []
+        record, loop = _Record(next_step, fate, self._committed), self._running()
+        errors = loop.call(lambda: loop.parts.add(record))
+        if isinstance(record.error, StoreUnreachableError):
+            _log.warning("checkpoint %d is recorded when the store answers: %s", next_step, record.error)
+        elif record.error is not None:
+            errors.append(record.error)
         for other in errors[1:]:
             _log.warning("checkpoint not recorded: %s", other)
         if errors:
             raise errors[0]
-
-    def _say(self) -> None:
-        """Record what is pending. `StoreUnreachableError`: then once more, after a while."""
-        try:
-            loop = self._running()
-            loop.call(lambda: self._record(loop.parts))
-        except StoreUnreachableError:
-            if self._timer is None:
-                self._timer = threading.Timer(_AGAIN_S, self._again)
-                self._timer.daemon = True  # a trainer that ends does not wait for a store
-                self._timer.start()
-            raise
-
-    def _again(self) -> None:
-        """Nobody may call any more: the trainer waits for steps that producers hold back for these very checkpoints."""
-        with self._speaking, suppress(StepfsError):  # unreachable still; or the interpreter ends
-            self._timer = None
-            if self._pending:
-                self._say()
 
     def _check(self, next_step: int) -> None:
         """Refuse a checkpoint in the middle of a shuffled epoch that releases steps of this epoch."""
@@ -238,61 +219,128 @@ class CheckpointHook:
             except StepfsError as error:
                 _log.info("%s cannot be asked for the order of steps: %s", self._mounted, error)
 
-    def _running(self) -> BackgroundLoop[_OpenLake]:
+    def _running(self) -> BackgroundLoop[_Recorder]:
         """The loop of this process, started when there is none: it keeps the lake open from one record to the next."""
-        if self._loop is None or not self._loop.is_here:
-            opening = partial(_opened_lake, self._lake, self._endpoint_url)
-            self._loop = BackgroundLoop(opening, name="stepfs-checkpoints", closed="the interpreter ends")
-            weakref.finalize(self, self._loop.stop, join_s=0).atexit = False  # `background` ends all loops at exit
-        return self._loop
-
-    async def _record(self, lake: _OpenLake) -> None:
-        """Make the records, in order. One that cannot be made is left out: it must not take others with it."""
-        async with lake.recording:
-            await check_identity(lake.control.store, lake.control.identity)  # this one was opened long ago
-            while self._pending:
-                next_step, fate = self._pending[0]
-                try:
-                    committed = await lake.committed(next_step, self._committed)
-                    await record_checkpoint(lake.control, committed, self._group, next_step, keep=self._keep, **fate)
-                except StoreUnreachableError:
-                    raise
-                except Exception as error:  # noqa: BLE001 - raised once the others are recorded
-                    if not ("drop" in fate and isinstance(error, AbsentError)):
-                        self._errors.append(error)
-                del self._pending[0]
+        with self._starting:
+            if self._loop is None or not self._loop.is_here:
+                recorder = partial(_Recorder, self._lake, self._endpoint_url, self._group, self._keep)
+                self._loop = BackgroundLoop(
+                    lambda: _recording(recorder()), name="stepfs-checkpoints", closed="the interpreter ends"
+                )
+                weakref.finalize(self, self._loop.stop, join_s=0).atexit = False  # `background` ends all loops at exit
+            return self._loop
 
 
-@dataclass(slots=True)
-class _OpenLake:
-    """A lake that stays open. Its log is read only where nobody knows that a step is committed."""
+@dataclass(eq=False)
+class _Record:
+    """What the trainer says of one checkpoint."""
 
-    control: Control
-    log: LogReader | None = None
-    recording: trio.Lock = field(default_factory=trio.Lock)  # a call that Ctrl-C took back may end late
+    next_step: int
+    fate: dict[str, bool]
+    known: int  # steps that are surely committed
+    tried: trio.Event = field(default_factory=trio.Event)
+    error: Exception | None = None  # of the last try
 
-    async def committed(self, next_step: int, known: int) -> int:
+
+@dataclass(eq=False)
+class _Recorder:
+    """Makes the records, in order, and keeps the lake open. Its log is read only where nobody knows that a step is
+    committed.
+    """
+
+    url: str
+    endpoint_url: str | None
+    group: str
+    keep: int | None
+    errors: list[Exception] = field(default_factory=list)  # of records that will never be made, for a caller to hear
+
+    def __post_init__(self) -> None:
+        self._pending: list[_Record] = []
+        self._added = trio.Event()
+        self._store: Store | None = None
+        self._control: Control | None = None
+        self._log: LogReader | None = None
+
+    async def add(self, record: _Record) -> list[Exception]:
+        """Have it recorded, and wait a moment for that. Returns the errors of earlier ones, which it has not yet told."""
+        self._pending.append(record)
+        self._added.set()
+        with trio.move_on_after(_PATIENCE_S):
+            await record.tried.wait()
+        if not record.tried.is_set():
+            record.error = StoreUnreachableError(f"it has not answered for {_PATIENCE_S:g} s")
+        errors, self.errors = self.errors, []
+        return errors
+
+    async def run(self) -> None:
+        """What no store took is tried again after a while, also if nobody calls: the trainer may wait for steps that
+        producers hold back for these very checkpoints.
+        """
+        while True:
+            try:
+                await self._record()
+            except Exception as error:  # noqa: BLE001 - the callers get it
+                for record in self._pending:
+                    record.error = error
+                    record.tried.set()
+            with trio.move_on_after(_AGAIN_S if self._pending else math.inf):
+                await self._added.wait()
+            self._added = trio.Event()
+
+    async def aclose(self) -> None:
+        if self._store is not None:
+            await self._store.aclose()
+
+    async def _opened(self) -> Control:
+        if self._store is None:
+            self._store = open_store(self.url, endpoint_url=self.endpoint_url)
+        if self._control is None:
+            self._control = Control(self._store, await open_lake(self._store))
+        else:
+            await check_identity(self._store, self._control.identity)  # this one was opened long ago
+        return self._control
+
+    async def _record(self) -> None:
+        """One that cannot be made is left out: it must not take others with it."""
+        control = await self._opened() if self._pending else None
+        while control is not None and self._pending:
+            one = self._pending[0]
+            try:
+                committed = await self.committed(control, one.next_step, one.known)
+                await record_checkpoint(control, committed, self.group, one.next_step, keep=self.keep, **one.fate)
+            except StoreUnreachableError:
+                raise
+            except Exception as error:  # noqa: BLE001 - raised once the others are recorded
+                if not ("drop" in one.fate and isinstance(error, AbsentError)):
+                    self.errors.append(error)
+            del self._pending[0]
+            one.error = None
+            one.tried.set()
+
+    async def committed(self, control: Control, next_step: int, known: int) -> int:
         """The number of committed steps, `known` if that is enough for this step."""
         if next_step <= known:
             return known
-        if self.log is None:
-            self.log = await LogReader.open(self.control.store, self.control.identity, control=self.control)
+        if self._log is None:
+            self._log = await LogReader.open(control.store, control.identity, control=control)
         for _ in range(_LOOKS_MAX):  # else producers that commit faster than this looks would hold the trainer
-            if next_step <= self.log.state.next_step:
+            if next_step <= self._log.state.next_step:
                 break
-            await self.log.refresh()
-            await self.log.confirm()
-        return self.log.state.next_step
+            await self._log.refresh()
+            await self._log.confirm()
+        return self._log.state.next_step
 
 
 @asynccontextmanager
-async def _opened_lake(url: str, endpoint_url: str | None) -> AsyncIterator[_OpenLake]:
-    store = open_store(url, endpoint_url=endpoint_url)
+async def _recording(recorder: _Recorder) -> AsyncIterator[_Recorder]:
     try:
-        yield _OpenLake(Control(store, await open_lake(store)))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(recorder.run)
+            yield recorder
+            nursery.cancel_scope.cancel()
     finally:
         with trio.CancelScope(shield=True):
-            await store.aclose()
+            await recorder.aclose()
 
 
 def _rank() -> int:

@@ -18,7 +18,7 @@ from stepfs.lake.decisions import AskForPause
 from stepfs.lake.log.append import ASKS_EVERY_S, PAUSE_S, SAY_AFTER_S, Pauses, retire_producer, seal
 from stepfs.lake.log.reader import LogReader
 from stepfs.store.api import Put
-from stepfs.training import _OpenLake
+from stepfs.training import _Recorder
 from stepfs_producer import AsyncProducer
 from stepfs_producer.commit.pace import LOAD
 
@@ -277,10 +277,10 @@ async def looks_for_a_step_that_is_not_committed(world: World) -> int:
     async with world.producer("near") as near:
         store = Outrun(world.shared, actor="trainer")
         store.rival = near
-        lake = _OpenLake(Control(store, world.identity))
+        recorder, control = _Recorder("", None, "run", None), Control(store, world.identity)
         for _ in range(3):
             committed = near.committed_seq
-            assert await lake.committed(10**9, 0) >= committed
+            assert await recorder.committed(control, 10**9, 0) >= committed
     return store.looks
 
 

@@ -175,6 +175,30 @@ def test_what_could_not_be_said_is_said_when_the_store_is_back_though_nobody_cal
     assert kept(lake) == [30, 40]
 
 
+@pytest.mark.logs("is recorded when the store answers: it has not answered for")
+@pytest.mark.parametrize("verb", ["get", "create"])  # of the first one: before the lake is open, and after
+def test_a_store_that_is_silent_holds_no_training(lake, monkeypatch, verb):
+    answers, asks = threading.Event(), getattr(LocalStore, verb)
+
+    async def silent(*arguments: Any, **options: Any) -> object:
+        await trio.to_thread.run_sync(answers.wait, abandon_on_cancel=True)
+        return await asks(*arguments, **options)
+
+    monkeypatch.setattr(training, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(LocalStore, verb, silent)
+    hook, saved = CheckpointHook(lake, group="run", keep=2), Future()
+    hook(10)
+    hook.after(saved, 20)
+    saved.set_result(None)
+    hook(30)
+    hook.resumed(20)
+    hook.dropped(30)
+    monkeypatch.setattr(LocalStore, verb, asks)
+    assert records(lake) == {}
+    answers.set()
+    until(lambda: kept(lake) == [20], "they are recorded in their order")
+
+
 def test_what_cannot_be_right_is_told_to_the_caller(lake):
     hook = CheckpointHook(lake, group="run")
     with pytest.raises(UsageError, match="only 40 steps are committed"):
