@@ -267,3 +267,12 @@ async def test_a_connection_that_was_idle_for_long_is_not_used_again(stubbed, st
     for _ in range(3):
         await call()
     assert stub.connections == 4
+
+
+async def test_an_answer_without_an_end_takes_no_memory(stubbed, stub, monkeypatch):
+    """Objects have bounds of their own; a LIST is read whole."""
+    stub.answer = lambda _method, _path: Answer(body=bytes(5000))
+    monkeypatch.setattr(clients, "_ANSWER_BYTES_MAX", 4999)
+    with pytest.raises(StoreUnreachableError, match="an answer of more than"):
+        await stubbed.list("x/")
+    assert await stubbed.get("a") == bytes(5000)

@@ -9,7 +9,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 _METHODS: Final = {"iam-role", "container-role", "assume-role-with-web-identity"}  # botocore's names
 _NO_REGION: Final[Any] = AWSResponse("", 200, HTTPHeaders(), None), {"ResponseMetadata": {"HTTPHeaders": {}}}
+_ANSWER_BYTES_MAX: Final = 16 << 20  # a thousand of the longest keys, as XML, are a few
 _TRY_S: Final = 2
 _TRIES: Final = 3
 _NAMED_BY: Final = (
@@ -149,8 +150,24 @@ def _loader(data_path: str | None) -> Loader:
     return create_loader(data_path)
 
 
-class _FreshPool:
-    """A pool of connections that does not use one again which was idle for `IDLE_S`."""
+class _BoundedPool:
+    """A pool of connections that uses none again which was idle for `IDLE_S`, and ends an answer without an end."""
+
+    def urlopen(self, *arguments: Any, **options: Any) -> Any:
+        answer: Any = super().urlopen(*arguments, **options)  # type: ignore[misc]
+        stream = answer.stream  # of all but objects, whose readers count for themselves
+
+        def bounded(*arguments: Any, **options: Any) -> Iterator[bytes]:
+            size = 0
+            for part in stream(*arguments, **options):
+                size += len(part)
+                if size > _ANSWER_BYTES_MAX:
+                    answer.close()
+                    raise ValueError(f"an answer of more than {_ANSWER_BYTES_MAX >> 20} MiB")
+                yield part
+
+        answer.stream = bounded
+        return answer
 
     def _put_conn(self, connection: Any) -> None:
         if connection is not None:
@@ -164,10 +181,10 @@ class _FreshPool:
         return connection
 
 
-class _FreshHttp(_FreshPool, AWSHTTPConnectionPool): ...
+class _Http(_BoundedPool, AWSHTTPConnectionPool): ...
 
 
-class _FreshHttps(_FreshPool, AWSHTTPSConnectionPool): ...
+class _Https(_BoundedPool, AWSHTTPSConnectionPool): ...
 
 
 @dataclass(eq=False)
@@ -281,7 +298,7 @@ class Clients:
                 self.on_throttled,
             )
         sends: Any = client._endpoint.http_session  # type: ignore[attr-defined]  # noqa: SLF001 - no other way
-        sends._pool_classes_by_scheme.update(http=_FreshHttp, https=_FreshHttps)  # noqa: SLF001
+        sends._pool_classes_by_scheme.update(http=_Http, https=_Https)  # noqa: SLF001
         client.meta.events.register("before-send.s3", self._before_send)
         client.meta.events.register("after-call.s3", self._after_call)
         client.meta.events.register("needs-retry.s3", self._after_attempt)
