@@ -202,6 +202,17 @@ def test_a_file_system_that_keeps_no_modes_or_owners_is_refused_at_once(tmp_path
     assert os.listdir(tmp_path) == [LAKE] * earlier
 
 
+@pytest.mark.logs("does not answer: it is left there")
+def test_a_disk_that_hangs_holds_neither_the_start_nor_the_end_of_a_mount(tmp_path, monkeypatch):
+    place = cache_directory.claim(tmp_path, LAKE)
+    monkeypatch.setattr(cache_directory, "answer_within", lambda _look: None)
+    with pytest.raises(RefusedError, match=r"does not answer; choose one of a local disk with --cache-dir"):
+        cache_directory.claim(tmp_path, OTHER)
+    place.remove()
+    assert place.path.is_dir()
+    place.release()
+
+
 def test_a_file_system_without_locks_is_refused(tmp_path, monkeypatch):
     def refuses(*_):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))

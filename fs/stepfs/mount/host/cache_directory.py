@@ -7,6 +7,7 @@ A mount never opens, changes or removes files of other users, who may all be all
 
 import errno
 import fcntl
+import logging
 import os
 import re
 import secrets
@@ -16,13 +17,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, Self
 
+from stepfs.control_files import answer_within
 from stepfs.errors import RefusedError
 from stepfs.own_directory import home, make_own, open_own
 
 NOWHERE: Final = Path("/nonexistent")  # in config.json of a mount without a disk cache
+_log = logging.getLogger("stepfs.mount")
 _LOCK: Final = "lock"
 # Content of the lock file: whether the directory above was made for this cache, and is removed with it after a crash,
 # too; then the mount point. Only one mount stands there, so a cache without a holder that names it is dead.
@@ -65,7 +69,10 @@ class CachePlace:
         return cls(path, open_own(path.parent), lock, adopted=True, keep_base=keep_base)
 
     def remove(self) -> None:
-        """Remove the directory and, if they are empty, the directories that were made for it."""
+        """Remove the directory and, if they are empty, the directories that were made for it. Not on a disk that hangs."""
+        if answer_within(partial(os.fstatvfs, self.lake)) is None:
+            _log.warning("%s does not answer: it is left there", self.path)
+            return
         shutil.rmtree(self.path.name, ignore_errors=True, dir_fd=self.lake)
         os.close(self.lock)
         os.close(self.lake)
@@ -112,6 +119,10 @@ def claim(cache_dir: Path, lake_id: str, directory: Path | None = None) -> Cache
 
     `directory`: the mount point, which the caller has claimed.
     """
+    if answer_within(lambda: list(cache_dir.iterdir())) is None:  # an error is an answer
+        raise RefusedError(
+            f"the cache directory {cache_dir} does not answer; choose one of a local disk with --cache-dir"
+        )
     keep_base = cache_dir.is_dir() and cache_dir != default_cache_dir()
     try:
         cache_dir.mkdir(parents=True, exist_ok=True)
