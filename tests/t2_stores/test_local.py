@@ -8,11 +8,13 @@ import resource
 import signal
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
 import trio
 import trio.lowlevel
+import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -327,3 +329,36 @@ async def test_delete_prunes_directories_that_a_racing_create_makes_again(store)
         nursery.start_soon(delete)
     await store.delete([entry.key for entry in await store.list("")])
     assert [path.name for path in store.root.iterdir()] == [".stepfs-tmp"]
+
+
+@pytest.mark.parametrize("abandons", [False, True])
+async def test_a_reader_who_never_uses_its_buffer_again_leaves_a_hung_read_alone(tmp_path, monkeypatch, abandons):
+    store, hangs, answers, preadv = LocalStore(tmp_path), trio.Event(), threading.Event(), os.preadv
+    await store.create("a", b"abc")
+    store.abandons_reads = abandons
+
+    def hung(*arguments):
+        trio.from_thread.run_sync(hangs.set)
+        answers.wait()
+        return preadv(*arguments)
+
+    monkeypatch.setattr(os, "preadv", hung)
+    ended = trio.Event()
+
+    async def read() -> None:
+        try:
+            await store.read_into("a", 0, memoryview(bytearray(3)))
+        finally:
+            ended.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read)
+        await hangs.wait()
+        nursery.cancel_scope.cancel()
+        with trio.CancelScope(shield=True):
+            if not abandons:
+                await trio.testing.wait_all_tasks_blocked()
+                assert not ended.is_set()
+                answers.set()
+            await ended.wait()
+    answers.set()

@@ -95,6 +95,10 @@ class Pool:
         else:
             self._keep(buffer)
 
+    def write_off(self, buffer: Buffer) -> None:
+        """End a lease for good: a thread that may never end has the memory, which is not ours to reuse."""
+        self.used -= buffer.capacity
+
     def charge(self, size: int) -> bool:
         """Count bytes held elsewhere (the page cache) against the limit; False when they do not fit."""
         self.sweep()

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -22,16 +23,19 @@ import trio
 from stepfs.data.blocks import CachedSlice, Role
 from stepfs.data.cache import ReadingOrder
 from stepfs.data.counters import DataCounts
+from stepfs.data.patience import Attempt, Patience
 from stepfs.data.tuning import TUNING
 from stepfs.errors import RefusedError
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex, SliceKey, Step
 from stepfs.format.tgb import SliceRef
 from stepfs.own_directory import make_own
 from stepfs.store.api import Progress
-from stepfs.store.local.local_store import write_all
+from stepfs.store.local.local_store import fill, write_all
 
 _NAME: Final = re.compile(r"^([0-9a-f]{32})-(\d{20})-(\d{7})-(\d{1,13})-([0-9a-f]{8})\.slice$")
 _WRITE: Final = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+
+_READERS_MAX: Final = 64  # files read at a time
 
 _Keeps = Callable[[SliceKey], bool]
 
@@ -124,7 +128,7 @@ class DiskCache:
         self._files[key] = (name, size)
         self.used += size
 
-    def read_into(self, key: SliceKey, offset: int, buffer: memoryview) -> int:
+    def read_into(self, key: SliceKey, offset: int, buffer: memoryview, landed: Progress) -> int:
         """Fill `buffer` from `offset` of the slice's file; 0 if the file is gone. Unverified. Touches files."""
         found = self._files.get(key)
         if found is None:
@@ -134,12 +138,7 @@ class DiskCache:
         except OSError:
             return 0
         try:
-            got = 0
-            while got < len(buffer):
-                count = os.preadv(descriptor, [buffer[got:]], offset + got)
-                if not count:
-                    break
-                got += count
+            got = fill(descriptor, offset, buffer, landed)
             os.posix_fadvise(descriptor, offset, len(buffer), os.POSIX_FADV_DONTNEED)
         except OSError:
             return 0
@@ -224,8 +223,12 @@ class WriteBehind:
     changed: Callable[[CachedSlice], None]  # called for every slice that became loadable from disk
     is_pinned: Callable[[SliceKey], bool]  # slices that are read: not displaced
     is_last_copy: Callable[[SliceKey], bool]  # slices only on disk: not displaced by others ahead
+    patience: Patience
 
     def __post_init__(self) -> None:
+        # Of its own, abandoned: a disk that hangs keeps neither other threads nor the end of a mount waiting.
+        self._in_thread = partial(trio.to_thread.run_sync, abandon_on_cancel=True, limiter=trio.CapacityLimiter(1))
+        self._readers = trio.CapacityLimiter(_READERS_MAX)
         self._queue: deque[CachedSlice] = deque(maxlen=TUNING.disk_queue_max)
         self._leaving: list[str] = []
         self._wake = trio.Event()
@@ -259,17 +262,18 @@ class WriteBehind:
             self._floor = step
             self._queue_removal(self.disk.forget_below(step, self.is_pinned))
 
-    async def load(self, held: CachedSlice, offset: int, buffer: memoryview, landed: Progress) -> int:
-        """Bytes from `offset` of the slice into `buffer`: how many; unverified, but `landed` sees them in the thread."""
+    async def load(self, held: CachedSlice, offset: int, attempt: Attempt) -> None:
+        """Bytes from `offset` of the slice, unverified; `got` stays None where the disk is not asked, or does not answer."""
         disk = self.disk
         assert disk is not None
 
-        def load() -> int:
-            got = disk.read_into(held.key, offset, buffer)
-            landed(got)
-            return got
+        async def read(buffer: memoryview, landed: Progress) -> int:
+            return await trio.to_thread.run_sync(
+                disk.read_into, held.key, offset, buffer, landed, abandon_on_cancel=True, limiter=self._readers
+            )
 
-        return await trio.to_thread.run_sync(load)
+        if not self.patience.is_over():
+            await self.patience.wait_for(attempt, read)
 
     def reject(self, held: CachedSlice, problem: str) -> None:
         """A file did not verify: remove it."""
@@ -285,7 +289,7 @@ class WriteBehind:
             if self._leaving:
                 names, self._leaving = self._leaving, []
                 try:
-                    await trio.to_thread.run_sync(self.disk.remove, names)
+                    await self._in_thread(self.disk.remove, names)
                 except OSError as error:
                     self._rest(error)
             elif self._queue:
@@ -297,6 +301,7 @@ class WriteBehind:
         key, ref = held.key, held.ref
         if (
             trio.current_time() < self._rest_until
+            or self.patience.is_over()
             or held.role is Role.CONSUMED
             or not held.ready
             or disk.holds(key, ref)
@@ -308,7 +313,7 @@ class WriteBehind:
         self._queue_removal(names)
         parts = [held.window(number, 0, min(BLOCK_BYTES, piece.length)) for number, piece in enumerate(held.pieces)]
         try:
-            name = await trio.to_thread.run_sync(disk.write, key, ref, parts)
+            name = await self._in_thread(disk.write, key, ref, parts)
         except OSError as error:
             self._rest(error)
             return

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Iter
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from statistics import fmean
 from typing import Final
 
@@ -21,6 +22,7 @@ from stepfs.data.cache import Cache
 from stepfs.data.counters import DataCounts
 from stepfs.data.disk import WriteBehind
 from stepfs.data.near import Answer, Near
+from stepfs.data.patience import Attempt
 from stepfs.data.tuning import TUNING
 from stepfs.errors import AbsentError, CorruptError, StepfsError, StoreUnreachableError
 from stepfs.format.ids import SliceIndex, SliceKey, Step
@@ -248,7 +250,8 @@ class Fetcher:
 
         `CorruptError`, `AbsentError`; `StoreUnreachableError` at the deadline.
         """
-        deadline = trio.current_time() + self.deadline_s
+        began = trio.current_time()
+        deadline = began + self.deadline_s
         mismatches = 0
         attempt = buffer or lease()
         error: StepfsError | None = None
@@ -274,7 +277,14 @@ class Fetcher:
                 if answer is Answer.LATE:
                     attempt = lease()
             if attempt is None:
-                await trio.sleep(TUNING.memory_poll_s)
+                await self._wait_for_memory(entry.step, began)
+
+    async def _wait_for_memory(self, step: Step, began_s: float) -> None:
+        waited_s = trio.current_time() - began_s
+        if waited_s >= self.deadline_s:
+            raise StoreUnreachableError(f"step {step} has had no memory for {self.deadline_s:g} s; raise --memory-size")
+        _tell_memory(waited_s, step)
+        await trio.sleep(TUNING.memory_poll_s)
 
     async def _race(self, entry: StepEntry, range_: Range, buffer: Buffer, lease: Lease) -> _Race:
         assert self._nursery is not None
@@ -346,6 +356,12 @@ class Fetcher:
             return None
         self.counts.corrupt += 1
         return CorruptError(f"{name}: {problem}; restore the object, or fork the lake around the step")
+
+
+def _tell_memory(waited_s: float, step: Step) -> None:
+    if waited_s >= TUNING.memory_told_s:
+        text = "step %d has waited %.0f s for memory: what is read now takes all of it; raise --memory-size"
+        _log.warning(text, step, waited_s, extra={"alike": "memory"})
 
 
 PrefetchRequest = tuple[StepEntry, Sequence[SliceIndex]]
@@ -501,6 +517,7 @@ class BlockLoader:
         )
         self.settling = False  # no slice is begun ahead
         self._active: list[Block] = []
+        self._short_since_s = inf  # of memory, without a load that could begin
         self._absent: set[Block] = set()  # wait for their copy at the nearer place
         self._wake = trio.Event()
 
@@ -520,13 +537,18 @@ class BlockLoader:
             while True:
                 if self._wake.is_set():  # whoever else waits for it would wait in vain
                     self._wake = trio.Event()
-                short = self._start_loads(nursery)
-                poll = short and (self.cache.pool.lingering or self.cache.pool.refused)
-                with trio.move_on_after(TUNING.memory_poll_s if poll else float("inf")):
+                short, wait_s = self._start_loads(nursery), inf
+                self._short_since_s = inf if short is None else min(self._short_since_s, trio.current_time())
+                if short is not None:
+                    poll = self.cache.pool.lingering or self.cache.pool.refused
+                    wait_s = TUNING.memory_poll_s if poll else TUNING.memory_told_s
+                    if short.waiting:
+                        _tell_memory(trio.current_time() - self._short_since_s, short.step)
+                with trio.move_on_after(wait_s):
                     await self._wake.wait()
 
-    def _start_loads(self, nursery: trio.Nursery) -> bool:
-        """Start as many fetches as connections and memory allow; True if memory is the limit."""
+    def _start_loads(self, nursery: trio.Nursery) -> Block | None:
+        """Start as many fetches as connections and memory allow. Returns the next block if memory is the limit."""
         limit = self.concurrency.limit
         prefetches = max(1, limit - limit // 4)
         while len(self._active) < limit:
@@ -534,17 +556,16 @@ class BlockLoader:
             block = self.queue.next(prefetch=ahead, in_order=self._in_order.limit, begun_alone=self.settling)
             self.planned.set()
             self.planned = trio.Event()
-            if block is None:
-                return False
-            buffer = self.cache.lease(block.range.size, block)
-            if buffer is None:
-                return True
+            buffer = None if block is None else self.cache.lease(block.range.size, block)
+            if block is None or buffer is None:
+                return block
+            self._short_since_s = inf
             block.state = State.FETCHING
             self._active.append(block)
             for owner in block.owners:
                 owner.loading += 1
             nursery.start_soon(self._load, block, buffer)
-        return False
+        return None
 
     async def _load(self, block: Block, buffer: Buffer) -> None:
         loaded: Buffer | None = None
@@ -575,16 +596,14 @@ class BlockLoader:
 
     async def _bytes_of(self, block: Block, buffer: Buffer) -> Buffer:
         """The verified bytes, in `buffer` or in another one in its place. Any exception consumes `buffer`."""
-        if self.cache.copied(block) and await self._load_copy(block, buffer):
-            return buffer
-        left: Buffer | None = buffer
         again: Again | None = None
-        if self.near is not None:
+        answer = await self._load_copy(block, buffer) if self.cache.copied(block) else Answer.ABSENT
+        if self.near is not None and answer not in {Answer.BYTES, Answer.LATE}:
             answer = await self._load_near(self.near, block, buffer)
-            if answer is Answer.BYTES:
-                return buffer
-            left = None if answer is Answer.LATE else buffer
             again = partial(self.near.load, block, insists=True)
+        if answer is Answer.BYTES:
+            return buffer
+        left = None if answer is Answer.LATE else buffer
         lease = partial(self.cache.lease, block.range.size, block)
         return await self.fetcher.fetch(block.entry, block.range, left, lease, again)
 
@@ -609,6 +628,8 @@ class BlockLoader:
                     await self._wake.wait()  # somebody may have opened it
             self._absent.discard(block)
             if not waits() or trio.current_time() >= until_s:
+                if until_s - trio.current_time() <= TUNING.near_absent_s - TUNING.silence_s:
+                    near.gave_up()
                 return answer
             pause_s *= 2
 
@@ -624,17 +645,19 @@ class BlockLoader:
         finally:
             self.concurrency.end(started, block.range.size, took_s)
 
-    async def _load_copy(self, block: Block, buffer: Buffer) -> bool:
-        """Load a block from disk into `buffer`; False for a damaged file, which is removed."""
+    async def _load_copy(self, block: Block, buffer: Buffer) -> Answer:
+        """Load a block from disk into `buffer`; a damaged file is removed."""
         owner = block.owners[0]
-        check = RangeCheck(block.range, buffer)
-        got = await self.disk_copies.load(owner, block.range.offset - owner.ref.offset, buffer.view(), check.update)
-        problem = check.problem(got)
+        attempt = Attempt(buffer, RangeCheck(block.range, buffer))
+        await self.disk_copies.load(owner, block.range.offset - owner.ref.offset, attempt)
+        if attempt.late or attempt.got is None:
+            return Answer.LATE if attempt.late else Answer.NONE
+        problem = attempt.check.problem(attempt.got)
         if problem is not None:
             self.disk_copies.reject(owner, problem)
-            return False
+            return Answer.NONE
         self.counts.disk_hits += 1
-        return True
+        return Answer.BYTES
 
     def _failed(self, block: Block, error: StepfsError) -> None:
         if block.state is State.FETCHING:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -21,6 +22,7 @@ from stepfs.data.counters import DataCounts
 from stepfs.data.disk import DiskCache, WriteBehind
 from stepfs.data.fetch import BlockLoader, ConcurrencyLimit, Fetcher, FetchQueue, PrefetchRequest, StoreOf
 from stepfs.data.near import Near
+from stepfs.data.patience import Patience
 from stepfs.errors import StepfsError, StoreUnreachableError
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex, SliceKey, Step
 from stepfs.format.snapshot import StepEntry
@@ -114,8 +116,13 @@ class Slices:
         `peers`: how many readers open each slice, one behind the other. `near`: asked for bytes before `store`.
         """
         self.counts = DataCounts()
-        self.disk_copies = WriteBehind(disk, self.counts, self._written, self._is_pinned, self._is_last_copy)
-        self.cache = Cache(Pool(memory_bytes), self.counts, self.disk_copies.holds)
+        pool, concurrency = Pool(memory_bytes), concurrency or ConcurrencyLimit()
+        self._fetcher = Fetcher(pool, self.counts, self._store_of, deadline_s=deadline_s, concurrency=concurrency)
+        patience = partial(Patience, pool=pool, start_soon=self._fetcher.start_soon)
+        self.disk_copies = WriteBehind(
+            disk, self.counts, self._written, self._is_pinned, self._is_last_copy, patience(str(disk and disk.path))
+        )
+        self.cache = Cache(pool, self.counts, self.disk_copies.holds)
         self.deadline_s = deadline_s
         self.shelter = Shelter()
         self.opens = 0
@@ -130,11 +137,7 @@ class Slices:
         self._recent = OpenSlices()
         self._closes: OrderedDict[SliceKey, int] = OrderedDict()  # of slices that another reader has yet to open
         self._queue = FetchQueue(self.cache, self.disk_copies.holds, self._primed)
-        concurrency = concurrency or ConcurrencyLimit()
-        self._fetcher = Fetcher(
-            self.cache.pool, self.counts, self._store_of, deadline_s=deadline_s, concurrency=concurrency
-        )
-        self.near = None if near is None else Near(near, self.cache.pool, self.counts, self._fetcher.start_soon)
+        self.near = None if near is None else Near(near, self.counts, patience(near.url))
         self._loader = BlockLoader(
             self.cache, self._queue, self.disk_copies, self.counts, self._fetcher, concurrency, self._loaded, self.near
         )

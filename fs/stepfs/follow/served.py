@@ -25,6 +25,7 @@ from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.origins import Opener, OriginStores
 from stepfs.store.api import Store
+from stepfs.store.local.local_store import LocalStore
 from stepfs.view.tree import Tree, ViewOptions
 
 _log = logging.getLogger("stepfs.mount")
@@ -269,6 +270,8 @@ class LakeParts:
         near = opener(url)
         if near.url == self.store.url:
             raise UsageError(f"near is {url}, the lake itself; name a place that is nearer, or leave it out")
+        if isinstance(near, LocalStore):  # NFS whose server is away must not hold an unmount
+            near.abandons_reads = True
         return near
 
     async def _origin_store(self, tgb: Descriptor) -> Store:

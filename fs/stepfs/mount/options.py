@@ -118,7 +118,11 @@ class MountOptions:
     ] = None
     near: Annotated[
         str | None,
-        Opt("--near", "Read slices from here first: a replica, or any place with the lake's objects.", "PLACE"),
+        Opt(
+            "--near",
+            "Read slices from here first: a replica, or any place with the lake's objects, as trusted as the lake.",
+            "PLACE",
+        ),
     ] = None
     prefetch_steps: Annotated[
         int | None, Opt("--prefetch", "Steps to fetch ahead; 0 fetches nothing ahead.", "STEPS", least=0)

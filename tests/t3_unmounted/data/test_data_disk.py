@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import stat
+import threading
 from functools import partial
 
 import pytest
@@ -15,8 +16,10 @@ from data_doubles import LAKE_ID, World, read_all, world_of
 from stepfs.data.cache import ReadingOrder
 from stepfs.data.disk import DiskCache
 from stepfs.data.slices import Slices
+from stepfs.data.tuning import TUNING
 from stepfs.errors import RefusedError
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex, Step
+from stepfs.store.local.local_store import fill
 
 MIB = 1 << 20
 
@@ -198,6 +201,60 @@ async def test_forgotten_steps_leave_the_disk_but_not_while_open(nursery, tmp_pa
     assert await read_all(handle) == world.payloads[0][0]
     handle.close()
     await until(lambda: len(steps_on_disk(disk)) == 1)
+
+
+@pytest.mark.logs("does not answer")
+async def test_a_disk_that_hangs_is_left_alone_and_the_store_read(nursery, tmp_path, monkeypatch, autojump_clock):
+    world = world_of(100, MIB)
+    await crashed_cache(tmp_path, world, limit=200 * MIB)
+    answers, asked = threading.Event(), []
+
+    def hangs(*arguments):
+        asked.append(trio.from_thread.run_sync(trio.current_time))
+        answers.wait()
+        return fill(*arguments)
+
+    monkeypatch.setattr("stepfs.data.disk.fill", hangs)
+    slices, _ = await started(nursery, tmp_path, world, disk=200 * MIB, memory=16 * MIB)
+    for step in range(80):
+        began = trio.current_time()
+        handle = slices.open(world.entries[step], SliceIndex(0))
+        assert await read_all(handle) == world.payloads[step][0]
+        handle.close()
+        assert trio.current_time() - began <= TUNING.silence_s + 1
+        await trio.sleep(5)
+    assert len(asked) == TUNING.late_max, "none is asked while so many are owed"
+    answers.set()
+    await until(lambda: not slices.disk_copies.patience.is_over())
+    handle = slices.open(world.entries[80], SliceIndex(0))
+    assert await read_all(handle) == world.payloads[80][0]
+    handle.close()
+    await until(lambda: len(asked) == TUNING.late_max + 1)
+
+
+@pytest.mark.parametrize("work", ["write", "remove"])
+async def test_a_disk_that_hangs_keeps_no_daemon(nursery, tmp_path, monkeypatch, work):
+    world = world_of(4, MIB)
+    hangs, answers = trio.Event(), threading.Event()
+
+    def hang(*_):
+        trio.from_thread.run_sync(hangs.set)
+        answers.wait()
+        return ""
+
+    async with trio.open_nursery() as ends:
+        slices, disk = await started(ends, tmp_path, world)
+        monkeypatch.setattr(disk, work, hang)
+        wish_all(slices, world)
+        if work == "remove":
+            await until(lambda: len(steps_on_disk(disk)) == 4)
+            slices.forget_below(Step(2))
+        await hangs.wait()
+        handle = slices.open(world.entries[3], SliceIndex(0))
+        assert await read_all(handle) == world.payloads[3][0]
+        handle.close()
+        ends.cancel_scope.cancel()
+    answers.set()
 
 
 @pytest.mark.logs("No space left on device; caching in memory only")

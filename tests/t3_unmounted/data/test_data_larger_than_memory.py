@@ -175,6 +175,7 @@ async def test_pages_read_again_and_again_cost_nothing_beyond_a_pass_each(nurser
         assert slices.counts.requests <= passes * (BLOCKS + 2)
 
 
+@pytest.mark.logs("step 0 has waited .* for memory")
 async def test_a_reader_waits_for_memory_that_others_see_without_a_get(nursery, autojump_clock):
     world = World()
     world.add_step([20 * MIB])

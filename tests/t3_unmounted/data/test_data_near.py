@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 from itertools import pairwise
 
 import pytest
@@ -115,19 +116,44 @@ async def test_a_late_answer_costs_two_seconds_once_and_its_bytes_go_nowhere(nur
     place.behave = lambda number, offset, size: 100.0 if number == 0 else 0.01
     place.spoil = lambda number, buffer: buffer.__setitem__(slice(0, 9), b"too late!") if number == 0 else None
     slices = await started(nursery, world, place)
-    assert TUNING.near_silence_s <= await read(slices, world, 0) < TUNING.near_silence_s + 1
+    assert TUNING.silence_s <= await read(slices, world, 0) < TUNING.silence_s + 1
     assert "memory://place does not answer (too late)" in caplog.text
     assert await read(slices, world, 1) < 0.1, "it rests"
     assert len(place.requests) == 1
-    await trio.sleep(TUNING.near_rest_s)
+    await trio.sleep(TUNING.silent_rest_s)
     assert await read(slices, world, 2) < 0.1
     assert len(place.requests) == 2
-    used = slices.budgets()["memory_bytes"]
+    assert slices.budgets()["memory_bytes"] == 3 * MIB, "the late request has its buffer beside the readers' memory"
     await trio.sleep(200)
-    assert slices.budgets()["memory_bytes"] == used - MIB, "the late request kept its buffer until it ended"
+    assert slices.budgets()["memory_bytes"] == 3 * MIB
     for step in range(3):  # from memory: the late bytes changed none of it
         await read(slices, world, step)
     await read(slices, world, 3)
+
+
+@pytest.mark.logs("does not answer")
+async def test_a_place_that_hangs_for_good_takes_no_memory_from_readers(nursery, autojump_clock):
+    """NFS whose server is away: no request ends, and none can be taken back."""
+    world = world_of(200, 4 * MIB)
+    place = Place(world)
+    hangs = trio.Event()
+
+    def behave(number: int, offset: int, size: int) -> float:
+        return float("inf") if hangs.is_set() else 0.01
+
+    place.behave = behave
+    slices = await started(nursery, world, place, memory=16 * MIB)
+    await read(slices, world, 0)
+    hangs.set()
+    for step in range(1, 200):
+        slices.request((entry, [SliceIndex(0)]) for entry in world.entries[step : step + 8])
+        assert await read(slices, world, step) <= TUNING.silence_s + 0.5
+        await trio.sleep(1)
+    assert place.running <= TUNING.connections_min
+    asked = len(place.requests)
+    await trio.sleep(600)
+    await read(slices, world, 0)
+    assert len(place.requests) == asked, "two requests are owed"
 
 
 @pytest.mark.logs("does not answer")
@@ -136,10 +162,10 @@ async def test_a_slow_place_is_read_as_long_as_bytes_come(nursery, autojump_cloc
     place = Place(world)
     place.pieces = 8
     slices = await started(nursery, world, place)
-    assert 7 <= await read(slices, world, 0) < TUNING.near_most_s
+    assert 7 <= await read(slices, world, 0) < TUNING.answer_most_s
     assert world.store.requests == []
     place.pieces = 40
-    assert TUNING.near_most_s <= await read(slices, world, 1) < TUNING.near_most_s + 1
+    assert TUNING.answer_most_s <= await read(slices, world, 1) < TUNING.answer_most_s + 1
     assert len(world.store.requests) == 1
     assert slices.counts.near_failed == 1
 
@@ -160,25 +186,35 @@ async def test_a_busy_place_is_no_dead_one(nursery, autojump_clock):
 
 @pytest.mark.logs("does not answer")
 async def test_rests_grow_and_end_with_the_first_answer(nursery, autojump_clock):
-    world = world_of(400, 1000)
+    world = world_of(440, 1000)
     place = Place(world)
     place.behave = away
     slices = await started(nursery, world, place)
-    asked = []
-    for step in range(300):
+    asked: list[float] = []
+    await _ask(slices, world, place, range(300), asked)
+    gaps = [round(after - before) for before, after in pairwise(asked)]
+    assert gaps[:6] == [5, 10, 20, 40, 60, 60]
+    place.behave = lambda number, offset, size: 0.01
+    await trio.sleep(TUNING.silent_rest_max_s)
+    before = len(world.store.requests)
+    for step in range(300, 400):
+        await read(slices, world, step)
+    assert len(world.store.requests) == before
+    place.behave = away
+    await trio.sleep(TUNING.silence_s)
+    asked.clear()
+    await _ask(slices, world, place, range(400, 440), asked)
+    assert [round(after - before) for before, after in pairwise(asked)] == [5, 10, 20]
+
+
+async def _ask(slices: Slices, world: World, place: Place, steps: range, asked: list[float]) -> None:
+    """Read a step a second, and note when the place is asked."""
+    for step in steps:
         before = len(place.requests)
         await read(slices, world, step)
         if len(place.requests) > before:
             asked.append(trio.current_time())
         await trio.sleep(1)
-    gaps = [round(after - before) for before, after in pairwise(asked)]
-    assert gaps[:6] == [5, 10, 20, 40, 60, 60]
-    place.behave = lambda number, offset, size: 0.01
-    await trio.sleep(TUNING.near_rest_max_s)
-    before = len(world.store.requests)
-    for step in range(300, 400):
-        await read(slices, world, step)
-    assert len(world.store.requests) == before
 
 
 @pytest.mark.logs("does not answer")
@@ -245,6 +281,38 @@ async def test_it_waits_only_for_what_may_come(nursery, autojump_clock, reason):
     assert slices.holds(world.entries[1].step, SliceIndex(0))
     assert len(world.store.requests) == 1
     assert gone
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+async def test_a_place_with_a_part_of_the_objects_leaves_the_rest_to_reading_ahead(nursery, autojump_clock, shuffled):
+    world = world_of(60, MIB)
+    place = Place(world)
+    for entry in world.entries[20:]:
+        del place.objects[entry.tgb.key]
+    slices = await started(nursery, world, place, memory=32 * MIB)
+    order = list(range(60))
+    if shuffled:
+        random.Random(3).shuffle(order)
+    waited = 0.0
+    for number, step in enumerate(order):
+        slices.request((world.entries[ahead], [SliceIndex(0)]) for ahead in order[number : number + 8])
+        await trio.sleep(1)
+        waited += await read(slices, world, step)
+    assert waited < 1.0
+    assert slices.counts.near_hits == 20
+    assert slices.counts.hits >= 58
+
+
+async def test_absent_data_behind_the_newest_is_not_waited_for_wherever_it_was_read(nursery, autojump_clock):
+    world = world_of(6, MIB)
+    place = Place(world)
+    del place.objects[world.entries[3].tgb.key]
+    slices = await started(nursery, world, place)
+    await read(slices, world, 5)
+    await read(slices, world, 2)
+    slices.request([(world.entries[3], [SliceIndex(0)])])
+    await trio.sleep(0.5)
+    assert slices.holds(world.entries[3].step, SliceIndex(0))
 
 
 @pytest.mark.logs("has no data of this lake")

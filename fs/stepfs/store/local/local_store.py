@@ -1,7 +1,7 @@
 """A store in a directory of a POSIX file system.
 
-Calls run in worker threads and are never abandoned: a cancelled caller waits for its system call, so a create always reports
-its outcome.
+Calls run in worker threads and are not abandoned (but reads, where `abandons_reads`): a cancelled caller waits for its system
+call, so a create always reports its outcome.
 """
 
 import errno
@@ -215,6 +215,7 @@ class LocalStore:
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
         self.url = self.root.as_uri()
+        self.abandons_reads = False  # and a buffer with them: for callers who never use one again
         self.counts = Counts()
         self._limiter = trio.CapacityLimiter(THREADS_MAX)
         self._root_seen = False  # once seen, its absence is a lost mount, not an empty lake
@@ -231,7 +232,8 @@ class LocalStore:
         self, key: str, offset: int, buffer: memoryview, landed: Progress = ignore_progress
     ) -> int | None:
         self.counts.note("get", key)
-        got = await self._run(self._read_into, check_key(key), offset, buffer, landed)
+        place = check_key(key), offset, buffer, landed
+        got = await self._run(self._read_into, *place, abandon=self.abandons_reads)
         self.counts.bytes_read += got or 0
         return got
 
@@ -249,7 +251,7 @@ class LocalStore:
 
     async def list(self, prefix: str, *, after: str = "", limit: int | None = None, ages: bool = False) -> list[Entry]:
         self.counts.note("list", prefix)
-        return await self._run(self._list, check_prefix(prefix), after, limit, ages)
+        return await self._run(self._list, check_prefix(prefix), after, limit, ages, abandon=self.abandons_reads)
 
     async def delete(self, keys: Iterable[str]) -> None:
         names = [check_key(key) for key in keys]
@@ -260,8 +262,8 @@ class LocalStore:
     async def aclose(self) -> None:
         """Nothing to do: the store holds nothing between calls."""
 
-    async def _run(self, work: Callable[[*Arguments], T], *arguments: *Arguments) -> T:
-        return await trio.to_thread.run_sync(work, *arguments, limiter=self._limiter)
+    async def _run(self, work: Callable[[*Arguments], T], *arguments: *Arguments, abandon: bool = False) -> T:
+        return await trio.to_thread.run_sync(work, *arguments, limiter=self._limiter, abandon_on_cancel=abandon)
 
     def _get(self, key: str, bytes_max: int) -> bytes | None:
         with explained(self.root, f"read {key}"):
