@@ -31,7 +31,7 @@ from stepfs.mount.host.mount_points import (
 _GONE_S: Final = 60.0
 _GLANCE_S: Final = 0.02
 _USERS_SHOWN: Final = 3
-_UNSEEN: Final = "by a process that waits for a step, or of another user or mount namespace, such as a pod's"
+_UNSEEN: Final = "by a process that waits for a step, opened one within 10 s, or is of another user or mount namespace, such as a pod's"
 _BUSY_S: Final = 1.0  # a pass over all mounts of the machine, as by `df`, holds this one no longer
 _BUSY_RETRY_S: Final = 0.05
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import re
+import subprocess
 from pathlib import Path
 
 import json_schemas
@@ -93,6 +95,33 @@ async def test_who_unmounts_is_told_of_every_open_file_and_holds_back_those_that
             with busy():
                 await m.lookup(".stepfs", "leave")
         assert len(m.files) == 1  # nobody unmounted: it goes on
+
+
+@pytest.mark.parametrize(
+    "who", ["a loader", "a reader that is gone", "one in another pid namespace", "the one who asks"]
+)
+async def test_who_opens_file_after_file_is_busy_between_two(autojump_clock, who):
+    """A loader has no file open between two samples."""
+    with subprocess.Popen(["sleep", "600"]) as sleeps:  # noqa: ASYNC220 - it is there at once
+        try:
+            await _unmounted_between_two(who, sleeps)
+        finally:
+            sleeps.kill()
+
+
+async def _unmounted_between_two(who: str, sleeps: subprocess.Popen[bytes]) -> None:
+    reader = {"one in another pid namespace": 0, "the one who asks": os.getppid()}.get(who, sleeps.pid)
+    async with mounted() as m:
+        m.commit()
+        await m.read("step-000000000", "rank-00000.pt", pid=reader)
+        if who == "a reader that is gone":
+            sleeps.kill()
+            sleeps.wait()
+        if who in {"a loader", "one in another pid namespace"}:
+            with fails(errno.EBUSY):
+                await m.lookup(".stepfs", "leave", pid=os.getpid())
+            await trio.sleep(10)
+        await m.lookup(".stepfs", "leave", pid=os.getpid())
 
 
 async def test_directories_are_no_files_and_files_no_directories():

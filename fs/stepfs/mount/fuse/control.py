@@ -66,9 +66,9 @@ class Control:
     def directory(self) -> Attributes:
         return attributes.control(Fixed.CONTROL, self.now_ms, mode=attributes.DIRECTORY_MODE)
 
-    def lookup(self, parent: Fixed, name: bytes, uid: int) -> Attributes | None:
+    def lookup(self, parent: Fixed, name: bytes, uid: int, pid: int) -> Attributes | None:
         if parent is Fixed.CONTROL and name == b"leave":
-            return self._leave(uid)
+            return self._leave(uid, pid)
         if parent is Fixed.CONTROL:
             node = _FILES.get(name) or _DIRECTORIES.get(name)
             return None if node is None else self.fixed(node)
@@ -92,14 +92,14 @@ class Control:
             return self.directory
         return attributes.control(node, self.now_ms) if node in self.files else None
 
-    def _leave(self, uid: int) -> Attributes | None:
+    def _leave(self, uid: int, pid: int) -> Attributes | None:
         """`stepfs unmount` asks here first, because the kernel looks for users in its own mount namespace only.
 
-        Errno EBUSY while anybody has something open or waits, from any namespace; otherwise nobody opens a step's file
-        in the next moment. EACCES as for a hint.
+        Errno EBUSY while anybody has something open, waits, or opens file after file, from any namespace; otherwise nobody
+        opens a step's file in the next moment. EACCES as for a hint.
         """
         _check_owner(uid)
-        if self.waits.waiting or self.opened.in_use():
+        if self.waits.waiting or self.opened.in_use() or self.opened.opened_lately(pid):
             raise pyfuse3.FUSEError(errno.EBUSY)
         self.opened.close_door()
         return self.fixed(Fixed.LEAVE)

@@ -22,6 +22,7 @@ from stepfs.format.ids import SliceIndex, Step
 from stepfs.format.snapshot import StepEntry
 from stepfs.mount.fuse.guard import Shares, errno_of
 from stepfs.mount.fuse.kernel import LookupCounts
+from stepfs.mount.host.kernel import lineage
 from stepfs.view import attributes
 from stepfs.view.attributes import BLOCK_BYTES_HINT, Attributes
 from stepfs.view.names import (
@@ -217,6 +218,8 @@ class OpenStepFiles:
 _log = logging.getLogger("stepfs.mount")
 
 _FAILED_FOR_S: Final = 2.0
+_LATELY_S: Final = 10.0
+_OPENERS_MAX: Final = 256
 HELD_BACK_S: Final = 1.0  # umount2(2) follows the question at once
 
 
@@ -395,6 +398,7 @@ class FileTable(Handles[OpenFile]):
         self.directories: Handles[OpenDirectory] = Handles(self._shares)
         self._free_from = float("-inf")
         self._held_back = 0
+        self._openers: dict[int, float] = {}  # threads that opened a slice lately, and when; the newest last
 
     def release(self, handle: int) -> None:
         file = self.pop(handle)
@@ -422,6 +426,20 @@ class FileTable(Handles[OpenFile]):
         """Whether anybody but this daemon has a file or a directory open, or is held back by `close_door`."""
         others = any(handle & _MADE or not handle & 1 for handle in self.opened)
         return others or bool(self.directories or self._held_back)
+
+    def note_opener(self, thread: int) -> None:
+        self._openers.pop(thread, None)
+        self._openers[thread] = trio.current_time()
+        if len(self._openers) > _OPENERS_MAX:
+            del self._openers[next(iter(self._openers))]
+
+    def opened_lately(self, asking: int) -> bool:
+        """Whether a process that lives, and is not the one that asks, nor above it, opened a slice within 10 s: a loader
+        opens file after file, and none is open between two.
+        """
+        since, asks = trio.current_time() - _LATELY_S, set(lineage(asking))
+        lately = [thread for thread, at in self._openers.items() if at > since]
+        return any(not thread or ((found := lineage(thread)) and found[0] not in asks) for thread in lately)
 
     @property
     def closing(self) -> bool:

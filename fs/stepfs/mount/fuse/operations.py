@@ -242,7 +242,7 @@ class StepOperations(pyfuse3.Operations):
         elif isinstance(parent, StepDirectory):
             found = await self._lookup_in_step(parent.step, name, ctx)
         elif isinstance(parent, Fixed):
-            found = self.control.lookup(parent, name, ctx.uid)
+            found = self.control.lookup(parent, name, ctx.uid, ctx.pid)
         else:
             raise pyfuse3.FUSEError(errno.ENOTDIR)
         if found is None:
@@ -344,6 +344,8 @@ class StepOperations(pyfuse3.Operations):
                     raise
             # Counted only now: while it waits, the kernel may have another daemon answer it. direct_io would break
             # MAP_SHARED: np.memmap, safetensors.
+            if not own:
+                self.files.note_opener(ctx.pid)
             return pyfuse3.FileInfo(fh=self.files.add(inode, file, own=own), keep_cache=True)
         if not isinstance(node, StepFile | WaitFile):
             opened = self.control.open(node)

@@ -51,6 +51,20 @@ def process_start(pid: int) -> int | None:
     return int(text.rpartition(")")[2].split()[19])
 
 
+def lineage(thread: int) -> list[int]:
+    """The process of a thread, its parent, and so on up to pid 1; empty if it is gone, or of another pid namespace."""
+    found: list[int] = []
+    while thread > 0:
+        try:
+            status = Path(f"/proc/{thread}/status").read_text()
+        except OSError:
+            break
+        facts = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+        found.append(int(facts["Tgid"]))
+        thread = int(facts["PPid"])
+    return found
+
+
 READ_AHEAD_KB: Final = 4096
 MAX_BACKGROUND: Final = 64
 CONGESTION_THRESHOLD: Final = 48
