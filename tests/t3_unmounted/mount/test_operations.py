@@ -11,9 +11,10 @@ import trio
 from fakemount import ROOT, Caller, facts, fails, mounted
 from faketable import CREATED_MS, payload
 
-from stepfs.errors import ArchivedError, CorruptError, StoreUnreachableError
+from stepfs.errors import ArchivedError, CorruptError, RefusedError, StoreUnreachableError
 from stepfs.format.grid import Grid
 from stepfs.format.ids import SEGMENT_STEPS, Step
+from stepfs.lake.origins import OriginLostError
 from stepfs.mount.fuse.guard import CHANGES
 from stepfs.mount.fuse.operations import PendingSizes
 from stepfs.view.names import Fixed, directory_inode, slice_inode
@@ -296,8 +297,8 @@ async def test_what_the_kernel_should_stop_asking_is_enosys(name, arguments):
 
 
 @pytest.mark.logs("step 0 slice 0 cannot be read: .*0.tgb: broken")
-@pytest.mark.parametrize("kind", [CorruptError, ArchivedError])
-async def test_a_corrupt_or_archived_slice_is_eio_for_that_file_alone(caplog, kind):
+@pytest.mark.parametrize("kind", [CorruptError, ArchivedError, OriginLostError, RefusedError])
+async def test_a_slice_that_cannot_be_had_is_eio_for_that_file_alone(caplog, kind):
     async with mounted() as m:
         m.commit()
         m.slices.read_error = kind("broken")

@@ -18,7 +18,7 @@ from typing import Any, Final, NoReturn, TypeVar, cast
 
 import pyfuse3
 
-from stepfs.errors import AbsentError, ArchivedError, ReclaimedError, RefusedError, StepfsError, StoreUnreachableError
+from stepfs.errors import ReclaimedError, StepfsError, StoreUnreachableError
 from stepfs.follow.waits import WaitOutcome
 from stepfs.format.ids import Step
 from stepfs.histogram import Histogram
@@ -143,13 +143,8 @@ _log = logging.getLogger("stepfs.mount")
 
 _NOT_HANDLERS: Final = frozenset({"init", "stacktrace"})
 _WAITED_FOR: Final = frozenset({"lookup", "getattr", "open", "opendir", "readdir", "read"})
-_ERRNOS: Final = (
-    (StoreUnreachableError, errno.ETIMEDOUT),
-    (ArchivedError, errno.EIO),
-    (RefusedError, errno.EACCES),
-    (ReclaimedError, errno.ENOENT),
-    (AbsentError, errno.EIO),  # a missing committed object is damage, not "no such file"
-)
+# All others are EIO: archived, moved or damaged, and a committed object that is missing is not "no such file".
+_ERRNOS: Final = ((StoreUnreachableError, errno.ETIMEDOUT), (ReclaimedError, errno.ENOENT))
 _Operations = TypeVar("_Operations", bound=type[pyfuse3.Operations])
 _Handler = Callable[..., Awaitable[object]]
 
