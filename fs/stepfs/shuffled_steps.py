@@ -66,6 +66,7 @@ class ShuffledSteps:
         if not 0 <= self._seed < 10**16:
             raise UsageError(f"seed {seed} is not in [0, 10^16)")
         self._epoch = self._position = 0
+        self._asked: int | None = None  # the epoch that the trainer has set
         self._inside = self._drawn = False
         if isinstance(source, Lake):
             source.samplers.add(self)
@@ -76,7 +77,10 @@ class ShuffledSteps:
         """Set the epoch of the next iteration, and the number of its steps already consumed (to resume in the
         middle).
         """
-        epoch, position = check_integer(epoch, "epoch"), check_integer(position, "position")
+        self._go_to(check_integer(epoch, "epoch"), check_integer(position, "position"))
+        self._asked = self._epoch
+
+    def _go_to(self, epoch: int, position: int) -> None:
         steps = len(self.order)  # of every epoch
         if not 0 <= epoch < 10**16 or not 0 <= position <= steps:
             raise UsageError(f"epoch {epoch} has no position {position}")
@@ -115,7 +119,7 @@ class ShuffledSteps:
         expected = {"seed": self._seed, "first": self._first, "stop": self._stop}
         if any(state.get(name) != value for name, value in expected.items()):
             raise RefusedError(f"the checkpoint was trained in the order of {dict(state)}, this is {expected}")
-        self.set_epoch(state["epoch"], position=position)
+        self._go_to(check_integer(state["epoch"], "epoch"), check_integer(position, "position"))
 
     @property
     def order(self) -> ShuffledOrder:
@@ -125,6 +129,15 @@ class ShuffledSteps:
     def position(self) -> int:
         """The place at which a pass through the order begins."""
         return self._position
+
+    def check_place(self, place: int) -> None:
+        """`RefusedError` for a pass that would be empty though the trainer begins another epoch."""
+        if place == len(self.order) and self._asked not in {None, self._epoch}:
+            raise RefusedError(
+                f"the loader's state stands behind the last step of epoch {self._epoch}, and set_epoch({self._asked}) was called:"
+                f" begin that epoch with a loader that loads no state, or at a place of it with `set_epoch({self._asked},"
+                " position=…)`"
+            )
 
     def note_drawn(self, place: int, order: ShuffledOrder) -> None:
         """The places before this one were drawn."""
@@ -169,6 +182,7 @@ class _Draws:
         place = check_integer(state.get("place"), "the state of a pass through a shuffled order: place")
         if not 0 <= place <= len(self._order):
             raise RefusedError(f"the checkpoint is at place {place} of an order, this one has {len(self._order)}")
+        self._sampler.check_place(place)
         self._start = self._place = place
         self._sampler.note_drawn(place, self._order)
 

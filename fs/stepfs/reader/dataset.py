@@ -38,29 +38,49 @@ _SHARDERS: Final = {  # class of the code that asks: what to do
     "IterableDatasetShard": _ACCELERATE,
     "DataLoaderDispatcher": _ACCELERATE,
 }
+_STRIDES_MIN: Final = 3  # of the job's size in a row: nobody reads so by chance
+_SAMPLERS_MAX: Final = 8
 _told = False
 
 
 def warn_if_sharded(ranks: int) -> None:
     """Warn, once in a process, if a framework's code that deals out data among processes is asking for that of one of
-    `ranks` ranks: each rank would train on a part of its own steps. By names of code, in a job of several processes.
+    `ranks` ranks: each rank would train on a part of its own steps. By names of code, and of the samplers of the loader
+    that asks, in a job of several processes.
     """
-    global _told  # noqa: PLW0603 - there is one process
     if _told or ranks < 2 or processes() < 2:
         return
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the only way to see who asks
     while frame is not None:
-        advice = _SHARDERS.get(frame.f_code.co_qualname.partition(".")[0])
+        names = [frame.f_code.co_qualname.partition(".")[0], *_samplers_of(frame.f_locals.get("self"))]
+        advice = next((_SHARDERS[name] for name in names if name in _SHARDERS), None)
         if advice is not None:
-            _told = True
-            _log.warning(
-                "each rank's data is its own already, and a framework deals it out once more among %d processes: steps are "
-                "left out, or come to other ranks; %s",
-                processes(),
-                advice,
-            )
+            _warn_of_dealing(advice)
             return
         frame = frame.f_back
+
+
+def _samplers_of(asks: object) -> Iterator[str]:
+    """The names of the samplers, one inside the other, if it is torch's iterator of a loader: data sets around ours do
+    not tell who samples them.
+    """
+    sampler = getattr(asks, "_index_sampler", None)
+    for _ in range(_SAMPLERS_MAX):
+        if sampler is None:
+            return
+        yield from (kind.__name__ for kind in type(sampler).__mro__)
+        sampler = getattr(sampler, "sampler", getattr(sampler, "batch_sampler", None))
+
+
+def _warn_of_dealing(advice: str) -> None:
+    global _told  # noqa: PLW0603 - there is one process
+    _told = True
+    _log.warning(
+        "each rank's data is its own already, and a framework deals it out once more among %d processes: steps are "
+        "left out, or come to other ranks; %s",
+        processes(),
+        advice,
+    )
 
 
 def processes() -> int:
@@ -322,6 +342,8 @@ class _Items(StepDataset):
         self._next: int | None = None  # the item that begins the next request, if they go on in order
         self._announced = False
         self._drawn: tuple[ShuffledOrder, int] | None = None  # the sampler's order, and the place that comes next
+        self._before: int | None = None  # the first item of the last request
+        self._strides = 0  # requests in a row that left out the items of the job's other processes
 
     def __len__(self) -> int:
         assert self._stop is not None
@@ -350,6 +372,8 @@ class _Items(StepDataset):
 
     def _look_ahead(self, numbers: list[int]) -> None:
         worker, workers = self._enter()
+        if not _told and self.lake.world > 1:
+            self._look_for_dealing(numbers, workers)
         if self._sampler is not None:
             self._look_ahead_shuffled(self._sampler, numbers, worker, workers)
             return
@@ -366,6 +390,20 @@ class _Items(StepDataset):
                 self.lake.announce(ShuffleHint(order, 0))
         else:
             self._announced = False
+
+    def _look_for_dealing(self, numbers: list[int], workers: int) -> None:
+        """Whoever deals out the items of this rank as if they were the job's is told: by its loader at the first request,
+        by the stride of the requests where no loader is in sight.
+        """
+        before, self._before = self._before, numbers[0]
+        if before is None:
+            warn_if_sharded(self.lake.world)
+            return
+        among = processes()
+        dealt = among > 1 and numbers[0] - before == among * len(numbers) * workers
+        self._strides = self._strides + 1 if dealt else 0
+        if self._strides == _STRIDES_MIN:
+            _warn_of_dealing("give each rank all items of its data set, in the order of `ShuffledSteps` or its own")
 
     def _look_ahead_shuffled(self, sampler: Sampler, numbers: list[int], worker: int, workers: int) -> None:
         """Announce the sampler's order once a pass through it begins, or goes on where nobody said so."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from accelerate import skip_first_batches
 from accelerate.data_loader import prepare_data_loader
 from shelf import SMALL, commit_on_disk, lake_of, lake_on_disk
-from torch.utils.data import DataLoader
+from torch.utils.data import ConcatDataset, DataLoader, Subset, random_split
 from torch.utils.data.distributed import DistributedSampler
 
 from stepfs import ShuffledSteps, StepDataset
@@ -93,3 +94,70 @@ def test_who_reads_all_of_it_is_told_nothing(of_two, url, tmp_path, monkeypatch,
     monkeypatch.setenv("WORLD_SIZE", "1")
     by_torch(steps)
     assert "framework" not in caplog.text
+
+
+class Wrapper:
+    """A data set of one's own."""
+
+    def __init__(self, steps):
+        self.steps = steps
+
+    def __len__(self):
+        return STEPS
+
+    def __getitem__(self, item):
+        return self.steps[item]
+
+
+WRAPPERS = {
+    "Subset": lambda steps: Subset(steps, range(STEPS)),
+    "random_split": lambda steps: random_split(steps, [STEPS - 2, 2])[0],
+    "ConcatDataset": lambda steps: ConcatDataset([steps]),
+    "one's own": Wrapper,
+}
+
+
+@pytest.fixture
+def told(tmp_path, monkeypatch):
+    """The lines that the data set has told, in any process."""
+
+    def tell(message, *values):
+        with (tmp_path / "told").open("a") as file:  # by a worker, which is another process
+            print(message % values, file=file)
+
+    monkeypatch.setattr(dataset, "_log", SimpleNamespace(warning=tell))
+    return lambda: (tmp_path / "told").read_text().splitlines() if (tmp_path / "told").exists() else []
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS.values(), ids=WRAPPERS)
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_wrapper_hides_nobody_who_deals_out(of_two, told, wrapper, shuffle, workers):
+    wrapped = wrapper(of_two())
+    sampler = DistributedSampler(wrapped, shuffle=shuffle, **TWO)
+    list(DataLoader(wrapped, sampler=sampler, num_workers=workers))
+    assert {"no `DistributedSampler`" in line for line in told()} == {True}
+    assert len(told()) == max(1, workers)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_stride_of_the_jobs_size_is_told_whoever_makes_it(url, monkeypatch, told, batch, workers):
+    """Megatron's sampler, and a spawned worker, in whose process is no loader."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(dataset, "_told", False)
+    steps: Any = StepDataset(url, rank=1, stop=STEPS * 4, decode=len)
+    monkeypatch.setattr(steps, "_read", lambda step: step)
+    monkeypatch.setattr(steps, "_enter", lambda: (0, workers))
+    for first in range(0, 4 * 2 * batch * workers, 2 * batch * workers):
+        steps.__getitems__(list(range(first, first + batch)))
+    assert len(told()) == 1
+    assert "2 processes" in told()[0]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("wrapper", [*WRAPPERS.values(), lambda steps: steps], ids=[*WRAPPERS, "bare"])
+def test_who_reads_each_step_of_its_rank_is_left_alone(of_two, told, wrapper, workers):
+    for shuffle in (False, True):
+        list(DataLoader(wrapper(of_two()), shuffle=shuffle, num_workers=workers, batch_size=2))
+    assert told() == []

@@ -87,6 +87,30 @@ def test_a_loader_goes_on_where_it_stood(url, tmp_path, make, batch_size, worker
     assert len(flat(again, batch_size)) == len(order), "the next pass is whole"
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("batch_size", [None, 3])
+def test_a_state_behind_the_last_step_begins_no_other_epoch(url, workers, batch_size):
+    """It would be empty, without a word."""
+    sampler, loader = shuffled(url, bytes, batch_size, workers)
+    sampler.set_epoch(1)
+    for _ in loader:
+        state = loader.state_dict()  # in the loop, as trainers save
+    for epoch in (1, 2):
+        sampler, again = shuffled(url, bytes, batch_size, workers)
+        again.load_state_dict(state)
+        sampler.set_epoch(epoch)
+        if epoch == 2:
+            with pytest.raises(
+                RefusedError, match=r"behind the last step of epoch 1, and set_epoch\(2\) was .*position=…"
+            ):
+                list(again)
+        else:
+            assert list(again) == []
+    sampler, fresh = shuffled(url, bytes, batch_size, workers)
+    sampler.set_epoch(2, position=4)
+    assert len(flat(fresh, batch_size)) == STEPS - START - 4
+
+
 def test_a_shuffled_resume_fetches_ahead_and_keeps_its_first_step(url, tmp_path):
     """In the process, whose reader can be asked; a worker decides alike."""
     with Lake(url, group="run", ranks=1) as lake:
