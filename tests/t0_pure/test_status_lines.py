@@ -48,7 +48,7 @@ def test_the_screen_of_a_mount_at_work():
         "reading  1.00 MiB/s through the daemon, 512 MiB/s primed, 90.0 % of opens found their bytes",
         "fetched  2.00 MiB/s in 5.0/s GETs, 2 retries",
         "cache    3.00 GiB of 8.00 GiB in memory, 0 B of 0 B on disk",
-        "store    answers, 11.0/s requests; trouble: None",
+        "store    answers, 11.0/s requests; trouble: none",
     ]
 
 

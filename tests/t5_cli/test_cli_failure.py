@@ -192,3 +192,14 @@ def test_closed_streams_are_not_the_next_file_that_is_opened(tmp_path):
     done = subprocess.run(["bash", "-c", '"$0" -c "$1" <&- >&- 2>&-', sys.executable, script], check=False, timeout=30)
     assert done.returncode == 0
     assert (tmp_path / "data").read_bytes() == b""
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_a_terminal_without_a_letter_shows_another_and_a_path_its_bytes(encoding):
+    """`stepfs doctor` prints an arrow; a path may be bytes of no encoding."""
+    code = "from stepfs.cli.failure import open_standard_streams as o; o(); print('\\u2192 m\\udcff')"
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=False, capture_output=True, env={**os.environ, "PYTHONIOENCODING": encoding}
+    )
+    arrow = "→".encode() if encoding == "utf-8" else b"?"
+    assert (done.returncode, done.stdout, done.stderr) == (0, arrow + b" m\xff\n", b"")

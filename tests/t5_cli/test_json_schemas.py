@@ -56,6 +56,17 @@ def test_an_empty_lake_is_described_by_the_same_schemas(file_url):
     json_schemas.check("status-lake", stepfs("status", file_url, "--json").document)
 
 
+@pytest.mark.parametrize("command", [["status"], ["ls", "--step", 77], ["verify"], ["checkpoint", "--group", "g", 2]])
+def test_an_error_is_a_document_too(lake, file_url, command):
+    for where in (lake, f"{file_url}-none"):
+        ended = stepfs(command[0], where, *command[1:], "--json")
+        if ended.code == 0:
+            continue
+        json_schemas.check("error", ended.document)
+        assert ended.document["exit_code"] == ended.code
+        assert ended.err == f"stepfs: {ended.document['error']}\n"
+
+
 def test_retiring_and_forking_and_damage_are_described(lake, tmp_path):
     retired = stepfs("retire-producer", lake, "tok-0", "--json").document
     json_schemas.check("retire-producer", retired)

@@ -28,6 +28,7 @@ mount s3:/bucket/run ~/empty: 2 has no scheme; do you mean s3://bucket/run?
 mount S3://bucket/run ~/empty: 2 do you mean s3://bucket/run?
 mount gcs://bucket/run ~/empty: 2 do you mean gs://bucket/run?
 mount ~/lake ~/empty: 2 do you mean file://~/lake?
+mount ~/full/../lake ~/empty: 2 do you mean file://~/lake?
 mount file://lake ~/empty: 2 write "file://$PWD/lake"
 mount s3:///run ~/empty: 2 write s3://bucket/prefix
 mount s3://My_Bucket/run ~/empty: 2 'My_Bucket' is not a bucket name; write s3://bucket/prefix
@@ -120,6 +121,7 @@ produce text file://~/new --input ~/file --slices 2 --tokenizer-file ~/none.json
 produce text file://~/new --input ~/file --slices 2 --shard 2/2: 2 the first of 2 is 0/2
 produce find file://~/lake --source a --file x --record 0: 3 the lake has no source 'a'
 produce lineage file://~/lake --step 77: 3 (steps 0 to 4 are)
+produce lineage ~/full/../lake --step 3: 2 of a lake write file://~/lake
 produce lineage ~/file: 2 name one, or the lake: LAKE --step N --rank R
 produce replay file://~/lake --steps 3:1: 2 write A:B with A < B
 """

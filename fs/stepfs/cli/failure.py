@@ -4,6 +4,7 @@ Every command of both programs runs inside `reported()`. `STEPFS_DEBUG=1` prints
 `stepfs.errors`: 1 anything else, 130 interrupted, 141 the reader of our output went away (as a shell reports SIGPIPE).
 """
 
+import codecs
 import logging
 import os
 import sys
@@ -15,7 +16,7 @@ from typing import Final, TextIO
 
 import typer
 
-from stepfs.cli.columns import printable
+from stepfs.cli.columns import json_text, printable
 from stepfs.errors import StepfsError, leaves, severity
 from stepfs.interruption import listen
 
@@ -24,6 +25,8 @@ EXIT_INTERRUPTED: Final = 130
 EXIT_PIPE: Final = 141
 _running = "stepfs"
 _as_json: logging.Formatter | None = None
+_documents = False  # stdout is for a program that reads JSON
+_ANY: Final = "stepfs.printed"  # an error handler of codecs
 _STDOUT: Final = 1
 _STDERR: Final = 2
 _CONTROL_FLOW: Final = (typer.Exit, typer.Abort, typer.BadParameter)
@@ -32,8 +35,8 @@ _CONTROL_FLOW: Final = (typer.Exit, typer.Abort, typer.BadParameter)
 @contextmanager
 def reported(program: str = "stepfs") -> Iterator[None]:
     """Turn any exception into its line on stderr and `SystemExit(code)`. Use as decorator or context manager."""
-    global _running, _as_json
-    _running, _as_json = program, None
+    global _running, _as_json, _documents
+    _running, _as_json, _documents = program, None, False
     try:
         listen()
         yield
@@ -58,7 +61,7 @@ def reported(program: str = "stepfs") -> Iterator[None]:
 def open_standard_streams() -> None:
     """Open closed descriptors 0 to 2 on /dev/null: otherwise the next opened file would get their number.
 
-    Paths that are not UTF-8 are printed as the bytes they are.
+    Paths that are not UTF-8 are printed as the bytes they are, and letters that the terminal does not have as "?".
     """
     for number, stream in enumerate((sys.stdin, sys.stdout, sys.stderr)):
         if stream is None:  # closed: the lowest number that is free
@@ -67,8 +70,18 @@ def open_standard_streams() -> None:
                 sys.stdout = os.fdopen(number, "w", closefd=False)
             elif number == _STDERR:
                 sys.stderr = os.fdopen(number, "w", closefd=False)
+    codecs.register_error(_ANY, _any_bytes)
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="surrogateescape")
+        sys.stdout.reconfigure(errors=_ANY)
+
+
+def _any_bytes(error: UnicodeError) -> tuple[str | bytes, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    letters = error.object[error.start : error.end]
+    return b"".join(
+        bytes([ord(each) - 0xDC00]) if "\udc80" <= each <= "\udcff" else b"?" for each in letters
+    ), error.end
 
 
 def log_to_stderr() -> None:
@@ -76,6 +89,12 @@ def log_to_stderr() -> None:
     logging.basicConfig(stream=sys.stderr, format="%(name)s: %(levelname)s: %(message)s")
     level = logging.DEBUG if os.environ.get("STEPFS_DEBUG") == "1" else logging.WARNING
     logging.getLogger("stepfs").setLevel(level)
+
+
+def expect_document(expected: bool) -> None:
+    """Whether stdout still owes a JSON document: then an error is one, too."""
+    global _documents  # noqa: PLW0603
+    _documents = expected
 
 
 def log_as_json() -> None:
@@ -135,6 +154,10 @@ def _say(program: str, error: Exception, code: int, line: str) -> None:
     if line:
         line = "\n".join(map(printable, line.split("\n")))
         say(line if _as_json else f"{program}: {line}", logging.ERROR)
+        if _documents:
+            with suppress(OSError):
+                typer.echo(json_text({"error": line, "exit_code": code}, indent=None))
+                sys.stdout.flush()
     if code == EXIT_PIPE:
         _discard(sys.stdout)
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from stepfs.cli.failure import expect_document
 from stepfs.declared_option import Opt, declared, variable
 
 
@@ -37,6 +38,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
             parameters.append(each)
 
     def called(**given: Any) -> None:
+        expect_document(bool(given.get("as_json")))
         for name, parse in parsed.items():
             given[name] = None if given[name] is None else parse(given[name])
         for name, fields in groups.items():

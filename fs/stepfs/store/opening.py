@@ -1,5 +1,6 @@
 """Opens the store of a lake's URL: parsing and checks only; nothing here touches a disk or a network."""
 
+import os
 import re
 from difflib import get_close_matches
 from pathlib import Path
@@ -80,7 +81,7 @@ def meant_url(text: str) -> str:
     """The URL that a text without a scheme may mean: `s3:/bucket`, or a path."""
     near = _NEARLY.fullmatch(text)
     if near is None:
-        return Path(text).absolute().as_uri()
+        return Path(os.path.realpath(Path(text).expanduser() if text.startswith("~/") else text)).as_uri()
     return ("file:///" if near[1].lower() == "file" else f"{near[1].lower()}://") + near[2]
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from stepfs.cli.failure import log_as_json, reported
+from stepfs.cli.failure import expect_document, log_as_json, reported
 from stepfs.cli.options import EndpointUrl, Json, Lake, PlanDirectory, not_empty, with_options
 from stepfs.cli.program import new_program
 from stepfs.cli.target import check_order, is_lake
@@ -195,11 +195,14 @@ def lineage(
     else:
         for option, given in (("--step", step), ("--rank", rank)):
             if given is not None:
-                raise UsageError(f"{option} is for lakes; {target} is a path of a mount")
+                from stepfs.store.opening import meant_url
+
+                raise UsageError(f"{option} is for lakes; {target} is a path: of a lake write {meant_url(target)}")
         path, micro, token = _parted(target)
         asked = place_of(path, options, micro, token)
     printed, why = lineage_report(asked, plan_dir if text else None, as_json=as_json)
     typer.echo(printed)
+    expect_document(False)
     if text and why:
         raise AbsentError(why)
 

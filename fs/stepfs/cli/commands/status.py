@@ -307,9 +307,10 @@ def mount_lines(now: Mapping[str, object], before: Mapping[str, object]) -> Iter
         for kind in ("memory", "disk")
     ]
     answers = "answers" if store.get("reachable") else "DOES NOT ANSWER"
-    yield f"{now.get('lake')}, group {now.get('group')}  (pid {now.get('pid')}, up {age_text(_number(now, 'uptime_s'))})"
+    group = "without a group" if now.get("group") is None else f"group {now.get('group')}"
+    yield f"{now.get('lake')}, {group}  (pid {now.get('pid')}, up {age_text(_number(now, 'uptime_s'))})"
     yield ""
-    yield f"steps    {now.get('first_step')} to {now.get('frontier')}; last read {now.get('last_step')}"
+    yield f"steps    {now.get('first_step')} to {now.get('frontier')}; last read {_shown(now.get('last_step'))}"
     yield (
         f"readers  waited {100 * min(1.0, rate('waited_s')):.1f} % of the time, {now.get('waiting')} waiting for a commit,"
         f" {now.get('open_files')} open files"
@@ -323,7 +324,11 @@ def mount_lines(now: Mapping[str, object], before: Mapping[str, object]) -> Iter
             f"{near['corrupt']:.0f} corrupt, {near['failed']:.0f} failed"
         )
     yield f"cache    {held[0]} in memory, {held[1]} on disk"
-    yield f"store    {answers}, {rate('store', 'requests'):.1f}/s requests; trouble: {store.get('trouble')}"
+    yield f"store    {answers}, {rate('store', 'requests'):.1f}/s requests; trouble: {_shown(store.get('trouble'))}"
+
+
+def _shown(value: object) -> object:
+    return "none" if value is None else value
 
 
 def _number(document: Mapping[str, object], *path: str) -> float:
