@@ -26,6 +26,7 @@ from lakework import list_groups
 from realmount import PATIENCE_S, STEPFS, clear, gone, mounted, open_files, payload, running, stepfs, until
 
 from stepfs.control_files import answer_within
+from stepfs.doctor import machine
 from stepfs.lake.identity import open_lake
 from stepfs.mount.daemon import LOG_BYTES_MAX
 from stepfs.mount.host import mount_points
@@ -220,6 +221,7 @@ def test_a_mount_point_that_a_signal_has_left_is_closed_until_the_next_mount(lak
             mount.kill(signal.SIGTERM)
             gone(mount.pid)
         assert stat.S_IMODE(directory.stat().st_mode) == 0
+        assert "mode 0000, since a signal ended its mount" in machine.check_directory(directory).detail
         late = ["setpriv", "--reuid=54321", "--clear-groups", "cat", directory / "step-000000000/rank-00000.bin"]
         assert "Permission denied" in ran(late).stderr
         if back == "unmount":

@@ -45,7 +45,7 @@ def test_directories_that_cannot(tmp_path):
 
 
 STATE = b"<VersioningConfiguration><Status>%s</Status></VersioningConfiguration>"
-NOTE = "the bucket keeps versions: each mount with a group adds up to 8,640 a day"
+NOTE = "the bucket keeps versions: each mount with a group adds up to 2,880 a day"
 
 
 @pytest.mark.parametrize(("status", "notes"), [(b"Enabled", 1), (b"Suspended", 0)])

@@ -74,6 +74,6 @@ async def _check_store(store: Store) -> AsyncIterator[Finding]:
 def note_versions() -> Finding:
     return note(
         "versions",
-        "the bucket keeps versions: each mount with a group adds up to 8,640 a day, and reclaim frees no space by itself",
+        "the bucket keeps versions: each mount with a group adds up to 2,880 a day, and reclaim frees no space by itself",
         "make sure that a lifecycle rule expires noncurrent versions and expired delete markers (fs/OPERATIONS.md, Stores)",
     )

@@ -33,6 +33,7 @@ from stepfs.mount.host.mount_points import (
     Mounted,
     check_health,
     give_up_command,
+    is_closed,
     list_within,
     mount_at,
     mounts,
@@ -294,7 +295,8 @@ def check_directory(directory: Path) -> Finding:
         return ok(subject, f"is a mount of {mounted.source}")
     if mounted is not None:
         return fail(subject, f"is a mount of type {mounted.fstype}", "choose a directory of its own", exit_code=4)
-    names = list_within(real)
+    closed = is_closed(real)
+    names = [] if closed else list_within(real)
     if isinstance(names, FileNotFoundError | NotADirectoryError):
         remedy = command("mkdir", "-p", directory)
         return fail(subject, "does not exist or is no directory", remedy, exit_code=3)
@@ -303,4 +305,7 @@ def check_directory(directory: Path) -> Finding:
         return fail(subject, f"cannot be listed: {why}", "choose a directory you own")
     if names:
         return fail(subject, f"is not empty ({names[0]} …)", "mount on an empty directory", exit_code=4)
-    return ok(subject, "is empty and can be mounted on")
+    given_back = (
+        f"mode 0000, since a signal ended its mount: `{command('stepfs', 'unmount', directory)}` or a mount ends that"
+    )
+    return ok(subject, given_back if closed else "is empty and can be mounted on")

@@ -18,7 +18,7 @@ from stepfs.errors import StepfsError, UsageError
 from stepfs.follow.follower import Changes, Follower, Spacing
 from stepfs.follow.waits import HasPendingSignal, Waits
 from stepfs.format.control import GroupRecord
-from stepfs.format.ids import SliceIndex, Step
+from stepfs.format.ids import INTEGER_MAX, SliceIndex, Step
 from stepfs.format.tgb import Descriptor
 from stepfs.lake.control import Group
 from stepfs.lake.identity import open_lake
@@ -50,6 +50,7 @@ class GroupFollower:
     opened_here: Callable[[], Step] = lambda: Step(0)  # one past the greatest step that a reader has opened here
     order_needs_from: Callable[[], Step | None] = lambda: None
     on_retired: Callable[[], None] = lambda: None  # the group keeps nothing any more
+    first_live_step: Callable[[], Step] = lambda: Step(INTEGER_MAX)
 
     def __post_init__(self) -> None:
         self._shown = False  # the group was there
@@ -67,10 +68,13 @@ class GroupFollower:
         is_new, others = self.group.known is None, sorted(self.group.control.groups)
         record = await self.group.register()
         self._shown, self.tree.need = True, record.need
+        name = self.group.name
+        if not is_new and record.need > self.first_live_step():
+            return f"group {name!r} needs the steps from {record.need} on, others are not shown: another run takes a --group of its own"
         if not is_new:
             return None
         beside = f"; the lake has {', '.join(map(repr, others))}" if others else ""
-        return f"new group {self.group.name!r}: it keeps the steps from {record.need} on until it is retired{beside}"
+        return f"new group {name!r}: it keeps the steps from {record.need} on until it is retired{beside}"
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Follow the group's record, and the trainer's checkpoints, until cancelled; then record the last ones."""
@@ -262,6 +266,7 @@ class LakeParts:
             opened_here=opened_here,
             order_needs_from=self.prefetcher.hints.needed_from,
             on_retired=self.slices.keep_opened,
+            first_live_step=lambda: self.log.first_live_step,
         )
 
     def _near_store(self, url: str | None, opener: Opener) -> Store | None:

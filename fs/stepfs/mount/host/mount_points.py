@@ -275,6 +275,13 @@ def close_behind(directory: Path) -> None:
             os.close(descriptor)
 
 
+def is_closed(directory: Path) -> bool:
+    """Whether `close_behind` has closed it."""
+    with suppress(OSError):
+        return stat.S_IMODE(directory.stat().st_mode) == 0 and os.getxattr(directory, _FORMER) is not None
+    return False
+
+
 def reopen(directory: Path) -> bool:
     """Give a mount point that `close_behind` has closed its mode back; False for any other directory."""
     with suppress(OSError):
