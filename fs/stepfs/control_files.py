@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeVar
@@ -24,15 +25,22 @@ _SET_IDS: Final = {"x86_64": (117, 119), "aarch64": (147, 149)}
 
 Identity = tuple[int, int]  # user id, group id
 T = TypeVar("T")
+_turns: Final[dict[str, threading.Lock]] = {}  # by the device of a mount
 
 
 def answer_within(
-    look: Callable[[], T], timeout_s: float | None = None, *, asked_as: Identity | None = None
+    look: Callable[[], T], timeout_s: float | None = None, *, asked_as: Identity | None = None, device: str = ""
 ) -> T | OSError | None:
     """The result of `look`, or its OSError; None if it takes longer than `timeout_s` (`ANSWER_S`).
 
-    Only root may look with another user's rights.
+    Only root may look with another user's rights. Of those with one `device` one looks at a time, in this process: a mount
+    that is silent for good costs it one thread.
     """
+    timeout_s = ANSWER_S if timeout_s is None else timeout_s
+    until = time.monotonic() + timeout_s
+    turn = _turns.setdefault(device, threading.Lock()) if device else threading.Lock()
+    if not turn.acquire(timeout=timeout_s):
+        return None
     result: list[T | OSError] = []
 
     def run() -> None:
@@ -42,11 +50,17 @@ def answer_within(
             result.append(look())
         except OSError as error:
             result.append(error)
+        finally:
+            turn.release()
 
     # A thread that hangs in a dead file system is abandoned: it is a daemon thread and can be killed.
     thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(ANSWER_S if timeout_s is None else timeout_s)
+    try:
+        thread.start()
+    except RuntimeError:  # no thread can be started now
+        turn.release()
+        raise
+    thread.join(max(0.0, until - time.monotonic()))
     return result[0] if result else None
 
 

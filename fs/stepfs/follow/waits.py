@@ -83,8 +83,8 @@ class Waits:
 
     @property
     def waiting(self) -> int:
-        """The number of requests that wait now."""
-        return sum(deadline.waiters for deadline in self._deadlines.values())
+        """The number of requests that wait now. Any thread may ask."""
+        return sum(deadline.waiters for deadline in self._deadlines.copy().values())
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run the loads, and look for signals of the callers, until cancelled."""

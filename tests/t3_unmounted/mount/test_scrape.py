@@ -1,4 +1,4 @@
-"""The scrape port: on 127.0.0.1 unless told otherwise, and two paths."""
+"""The scrape port: on 127.0.0.1 unless told otherwise, and two paths; and looks at what may be silent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import trio
 from prometheus_client.registry import CollectorRegistry
 from trio.testing import wait_all_tasks_blocked
 
-from stepfs import scrape
+from stepfs import control_files, scrape
 from stepfs.errors import RefusedError
 from stepfs.mount.options import MountOptions
 
@@ -93,3 +93,32 @@ async def test_health_is_that_of_the_event_loop(monkeypatch):
             assert answered.wait(20)
         assert answers == [(503, "stuck\n")]
         assert await trio.to_thread.run_sync(ask, port, "/healthz") == (200, "ok\n")
+
+
+def test_of_one_device_one_looks_at_a_time_and_one_that_hangs_costs_a_thread():
+    hung, began = threading.Event(), threading.Semaphore(0)
+
+    def look() -> str:
+        began.release()
+        hung.wait()
+        return "seen"
+
+    before = threading.active_count()
+    assert [control_files.answer_within(look, 0.01, device="0:7") for _ in range(5)] == [None] * 5
+    assert (threading.active_count() - before, began.acquire(), began.acquire(blocking=False)) == (1, True, False)
+    assert control_files.answer_within(lambda: "seen", device="0:8") == "seen"
+    hung.set()
+    assert control_files.answer_within(look, device="0:7") == "seen"
+
+
+def test_a_look_that_fails_or_cannot_begin_leaves_the_turn_to_the_next(monkeypatch):
+    def fails() -> str:
+        raise OSError(5, "bad")
+
+    assert isinstance(control_files.answer_within(fails, device="0:7"), OSError)
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError):
+        patch.setattr(
+            threading.Thread, "start", lambda _: (_ for _ in ()).throw(RuntimeError("can't start new thread"))
+        )
+        control_files.answer_within(lambda: "seen", device="0:7")
+    assert control_files.answer_within(lambda: "seen", device="0:7") == "seen"

@@ -133,6 +133,24 @@ async def test_deadlines_are_forgotten(autojump_clock):
         assert len(m.waits._deadlines) <= 3
 
 
+async def test_a_scrape_counts_waits_while_others_come(autojump_clock):
+    """Its thread is another one than the loop's, which goes on in the middle of the count."""
+
+    class Counted:
+        at, idle_since = 300.0, 0.0
+
+        @property
+        def waiters(self) -> int:
+            waits._deadlines.setdefault(Step(9), Counted())
+            return 1
+
+    async with mounted(wait_s=5) as m:
+        waits = m.waits
+        for step in (0, 1):
+            waits._deadlines[Step(step)] = Counted()
+        assert waits.waiting == 2
+
+
 async def test_a_signalled_caller_is_let_go_within_a_fifth_of_a_second(autojump_clock):
     async with mounted(steps=range(3)) as m:
         m.later(3, m.signalled.add, 77)

@@ -190,7 +190,7 @@ _NAMES: Final = 8
 _DEAD: Final = frozenset({errno.ENOTCONN, errno.ECONNABORTED})
 
 
-def list_within(directory: Path, asked_as: Identity | None = None) -> list[str] | OSError | None:
+def list_within(directory: Path, asked_as: Identity | None = None, *, device: str = "") -> list[str] | OSError | None:
     """Some names of a directory; the error, if any; None if it did not answer in time.
 
     Only a few names: a root of 10⁶ steps takes many seconds to list, and its first names prove as much.
@@ -200,7 +200,7 @@ def list_within(directory: Path, asked_as: Identity | None = None) -> list[str] 
         with os.scandir(directory) as found:
             return [entry.name for entry in itertools.islice(found, _NAMES)]
 
-    return answer_within(names, asked_as=asked_as)
+    return answer_within(names, asked_as=asked_as, device=device)
 
 
 class Health(enum.Enum):
@@ -217,7 +217,7 @@ def check_health(mounted: Mounted, *, below: str = "") -> tuple[Health, OSError 
 
     `below` names a directory in it to list instead of its root.
     """
-    answer = list_within(Path(mounted.directory) / below, mounted.asked_as)
+    answer = list_within(Path(mounted.directory) / below, mounted.asked_as, device=mounted.device)
     if answer is None:
         return Health.SILENT, None
     if not isinstance(answer, OSError):
