@@ -22,6 +22,7 @@ from programs import commands_of
 from stepfs import __version__, errors
 from stepfs.cli.app import app
 from stepfs.csi.__main__ import parsed
+from stepfs.csi.holder import SECRET
 from stepfs.csi.node import OPTIONS
 from stepfs_producer.cli.app import app as producer_app
 
@@ -238,6 +239,7 @@ def test_the_drivers_pod_runs_what_the_volume_names():
         [document for of, document in documents() if of == name] for name in ("csi", "csi-volume")
     )
     assert volume["spec"]["csi"]["driver"] == driver["metadata"]["name"] == "stepfs.csi"
+    assert driver["spec"]["volumeLifecycleModes"] == ["Persistent"], "attributes name places of the node: an admin's"
     assert set(volume["spec"]["csi"]["volumeAttributes"]) <= {"lake", *OPTIONS}
     holder, plugin = containers(daemons)[:2]
     for container in (holder, plugin):
@@ -265,3 +267,8 @@ def test_the_manual_has_every_attribute_of_a_volume():
     ]
     page = (DEPLOY.parents[1] / "fs/OPERATIONS.md").read_text().partition("| attribute |")[2].partition("\n\n")[0]
     assert page.splitlines()[3:] == [row.replace("|  |", "| |") for row in rows]
+
+
+def test_the_manual_has_every_name_that_the_secret_of_a_volume_may_have():
+    page = (DEPLOY.parents[1] / "fs/OPERATIONS.md").read_text().partition("* The Secret of ")[2].partition("\n\n")[0]
+    assert sorted(re.findall(r"`([A-Z0-9_]+)`", page)) == sorted(SECRET)

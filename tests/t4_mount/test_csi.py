@@ -12,11 +12,14 @@ import sys
 import threading
 import time
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 
 import grpc
 import pytest
+import rawserver
 import servers
+from certificates import self_signed
 from prometheus_client.parser import text_string_to_metric_families
 from realmount import PATIENCE_S, lake_with, needs_resend, payload, until
 
@@ -537,10 +540,8 @@ def test_a_volume_behind_a_link_with_a_strange_name(node, lake, tmp_path):
         node.publish(volume, target, volume_context={"lake": lake})
     assert len(mounted_below(tmp_path / "disk")) == 1
     node.call("NodeGetVolumeStats", volume_id=volume, volume_path=str(target))
-    node.refused(
-        grpc.StatusCode.ALREADY_EXISTS, "a volumeHandle of its own", "NodePublishVolume", volume_id=volume,
-        target_path=str(target), volume_capability=READ_ONLY_MANY, volume_context={"lake": lake, "group": "g"},
-    )  # fmt: skip
+    node.publish(volume, target, volume_context={"lake": lake, "group": "g"})
+    assert "stays as it is: group is None, not 'g'" in (tmp_path / "plugin.log").read_text()
     node.unpublish(volume, target)
     assert (mounted_below(tmp_path), list(node.base.iterdir())) == ([], [])
 
@@ -573,3 +574,249 @@ def test_attributes_from_before_a_reboot_do_not_count(node, lake, tmp_path):
     state.write_text(text)
     node.publish("v", target, volume_context={"lake": lake})
     assert (target / "step-000000001/rank-00000.bin").read_bytes() == payload(1, 0)
+
+
+def test_a_secret_runs_no_program_and_opens_no_file(other_node, tmp_path):
+    """Whoever may write a Secret of a namespace is no root of the node."""
+    ran, token = tmp_path / "ran", tmp_path / "token"
+    (tmp_path / "config").write_text(f"[default]\ncredential_process = touch {ran}\n")
+    token.write_text("of the driver")
+    node = other_node(AWS_ACCESS_KEY_ID=None, AWS_SECRET_ACCESS_KEY=None, AWS_EC2_METADATA_DISABLED="true")
+    with rawserver.raw_server() as server:
+        url = server.endpoint_url
+        for secret in (
+            {"AWS_CONFIG_FILE": str(tmp_path / "config")},
+            {"AWS_WEB_IDENTITY_TOKEN_FILE": str(token), "AWS_ROLE_ARN": "arn:aws:iam::1:role/r", "AWS_ENDPOINT_URL_STS": url},
+            {"AWS_ENDPOINT_URL_S3": url},
+        ):  # fmt: skip
+            context = {"lake": "s3://bucket/run", "endpoint-url": url}
+            names = "the secret has " + ("the keys " if len(secret) > 1 or "AWS_CONFIG_FILE" in secret else "")
+            ended_with(node, grpc.StatusCode.INVALID_ARGUMENT, names, volume_context=context, secrets=secret)
+        assert server.requests == []
+    assert not ran.exists()
+
+
+def test_a_volume_with_keys_has_nothing_of_the_drivers_own_role(other_node, s3_url, tmp_path):
+    """And an authority comes as a text: the driver keeps it where nobody else reads."""
+    lake_with(s3_url, 2)
+    usual = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL_S3")
+    keys = {name: os.environ[name] for name in usual[:2]} | {"AWS_ENDPOINT_URL": os.environ[usual[2]]}
+    pem = self_signed(tmp_path).public.read_text()
+    role = {
+        "AWS_ROLE_ARN": "arn:aws:iam::1:role/r", "AWS_WEB_IDENTITY_TOKEN_FILE": "/t", "AWS_PROFILE": "driver", "AWS_SESSION_TOKEN": "t",
+        "GOOGLE_APPLICATION_CREDENTIALS": "/g", "AZURE_FEDERATED_TOKEN_FILE": "/a", "AWS_RETRY_MODE": "standard",
+    }  # fmt: skip
+    node = other_node(**dict.fromkeys((*usual, "AWS_DEFAULT_REGION", "AWS_EC2_METADATA_DISABLED")), **role)
+    target = tmp_path / "target"
+    node.publish("v", target, volume_context={"lake": s3_url}, secrets=keys | {"AWS_CA_BUNDLE": pem})
+    variables = Path(f"/proc/{daemon_of(target)}/environ").read_text().split("\0")
+    found = dict(line.split("=", 1) for line in variables if line.startswith(("AWS_", "GOOGLE_", "AZURE_")))
+    (kept,) = node.base.glob("*/ca.pem")
+    assert found == {
+        **{name: keys[name] for name in usual[:2]}, "AWS_ENDPOINT_URL_S3": keys["AWS_ENDPOINT_URL"],
+        "AWS_CA_BUNDLE": str(kept), "AWS_RETRY_MODE": "standard",
+    }  # fmt: skip
+    assert (kept.read_text().strip(), kept.stat().st_mode & 0o777) == (pem.strip(), 0o600)
+    assert node.base.stat().st_mode & 0o777 == 0o700
+    node.unpublish("v", target)
+    assert list(node.base.iterdir()) == []
+
+
+class Looker(threading.Thread):
+    """Lists a directory all the time, as a container may that starts just now, and notes each thing that it sees."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(daemon=True)
+        self.directory, self.ended, self.seen = directory, threading.Event(), set[str]()
+        self.start()
+
+    def run(self) -> None:
+        while not self.ended.is_set():
+            self.seen.add(shown(self.directory))
+
+    def end(self) -> set[str]:
+        self.ended.set()
+        self.join()
+        return self.seen
+
+
+def shown(directory: Path) -> str:
+    names = _listing(directory)
+    return errno.errorcode[names.errno or 0] if isinstance(names, OSError) else "steps" if names else "EMPTY"
+
+
+def killed(target: Path) -> None:
+    """The daemon of a volume with `recover: "false"`."""
+    os.kill(daemon_of(target), signal.SIGKILL)
+    until(lambda: shown(target) == "ENOTCONN", "the mount is dead")
+
+
+def answer(node: Node, method: str, volume: str, target: Path, **fields: object) -> str:
+    path = "volume_path" if method == "NodeGetVolumeStats" else "target_path"
+    if method == "NodePublishVolume":
+        fields = {"volume_capability": READ_ONLY_MANY, **fields}
+    try:
+        response = node.call(method, volume_id=volume, **{path: str(target)}, **fields)
+    except grpc.RpcError as error:
+        return error.code().name
+    return "ABNORMAL" if method == "NodeGetVolumeStats" and response.volume_condition.abnormal else "OK"
+
+
+# State of the target → what publish, stats and unpublish answer, and what the target shows after publish. Kubelet takes
+# every error but UNAVAILABLE and ABORTED as final, and forgets a volume that it had published.
+WELL, LATER = ("OK", "steps", "OK", "OK"), ("UNAVAILABLE", "ENOTCONN", "ABNORMAL", "OK")
+STATES = {
+    "alive, another secret": WELL,
+    "dead": WELL,
+    "dead, its other pod was served again with other attributes": WELL,
+    "dead, no holder": LATER,
+    "dead, the lake is gone": LATER,
+    "another volume": ("ALREADY_EXISTS", "steps", "NOT_FOUND", "FAILED_PRECONDITION"),
+    "a foreign mount": ("ALREADY_EXISTS", "EMPTY", "NOT_FOUND", "FAILED_PRECONDITION"),
+    "never published, no holder": ("UNAVAILABLE", "EMPTY", "NOT_FOUND", "OK"),
+}
+MORE_STATES = {
+    "never published": WELL,
+    "alive": WELL,
+    "alive, other attributes": WELL,
+    "alive, the lake is gone": WELL,
+    "alive, no holder": WELL,
+    "dead twice": WELL,
+    "dead, other attributes": WELL,
+    "dead, another secret": LATER,
+    "dead, unknown attributes": LATER,
+    "dead, the lake is damaged": LATER,
+    "another volume, dead": ("ALREADY_EXISTS", "ENOTCONN", "NOT_FOUND", "FAILED_PRECONDITION"),
+    "never published, the lake is gone": ("NOT_FOUND", "EMPTY", "NOT_FOUND", "OK"),
+    "never published, another secret": ("INVALID_ARGUMENT", "EMPTY", "NOT_FOUND", "OK"),
+}
+
+
+def brought(state: str, node: Node, lake: str, target: Path, other: Path) -> dict[str, object]:
+    """What kubelet publishes at `target`, which has come into this state."""
+    fields: dict[str, object] = {"volume_context": {"lake": lake, "recover": "false"}}
+    changed = {"volume_context": {"lake": lake, "rank" if "unknown" in state else "ranks": "1"}}
+    if state == "a foreign mount":
+        target.mkdir(parents=True)
+        subprocess.run(["mount", "-t", "tmpfs", "none", str(target)], check=True)
+    elif "never" not in state:
+        node.publish("w" if "another volume" in state else "v", target, **fields)
+    if "its other pod" in state:
+        node.publish("v", other, **fields)
+    for _ in range(2 if "twice" in state else "dead" in state):
+        if shown(target) == "ENOTCONN":
+            node.publish("v", target, **fields)
+        killed(target)
+    if "its other pod" in state:
+        node.publish("v", other, **changed)
+    elif "attributes" in state:
+        fields = changed
+    return fields | ({"secrets": {"username": "somebody"}} if "secret" in state else {})
+
+
+def spoil(state: str, node: Node, directory: Path) -> None:
+    """What is gone around the node."""
+    if "lake is" in state:
+        (directory / "lake.msgpack").rename(directory / "before")
+    if "damaged" in state:
+        (directory / "lake.msgpack").write_bytes(b"rotten")
+    if "no holder" in state:
+        node.holder.kill()
+        node.holder.wait()
+
+
+@pytest.mark.parametrize("state", [*STATES, *(pytest.param(one, marks=pytest.mark.slow) for one in MORE_STATES)])
+def test_each_call_in_every_state(state, node, lake, tmp_path):
+    target, other = tmp_path / "pod/mount", tmp_path / "pod2/mount"
+    fields = brought(state, node, lake, target, other)
+    spoil(state, node, tmp_path / "lake")
+    publish, shows, stats, unpublish = (STATES | MORE_STATES)[state]
+    looker = Looker(target)
+    for _ in range(2):
+        assert (answer(node, "NodePublishVolume", "v", target, **fields), shown(target)) == (publish, shows)
+    assert answer(node, "NodeGetVolumeStats", "v", target) == stats
+    empty = "EMPTY" in looker.end()
+    assert not empty or shows == "EMPTY" or "never" in state, "a container that starts meanwhile has no steps for good"
+    for _ in range(2):
+        assert answer(node, "NodeUnpublishVolume", "v", target) == unpublish
+    assert target.exists() == (unpublish != "OK")
+    if unpublish == "OK" and "no holder" not in state:
+        node.unpublish("v", other)
+        assert mounted_below(node.base) == []
+
+
+def test_a_container_that_follows_the_hosts_mounts_is_served_again_without_a_restart(node, lake, tmp_path):
+    """As with mountPropagation: HostToContainer. And a target that dies again and again has two mounts at most."""
+    pods, target = tmp_path / "pods", tmp_path / "pods/1/mount"
+    pods.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "none", str(pods)], check=True)
+    subprocess.run(["mount", "--make-shared", str(pods)], check=True)
+    fields = {"volume_context": {"lake": lake, "recover": "false"}}
+    node.publish("v", target, **fields)
+    data = tmp_path / "data"
+    data.mkdir()
+    follows = 'mount --bind "$0" "$1" && mount --make-rslave "$1" && echo begun && exec sleep infinity'
+    command = ["unshare", "--mount", "--propagation", "unchanged", "sh", "-ec", follows, str(target), str(data)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as container:
+        assert container.stdout is not None
+        assert container.stdout.readline() == "begun\n"
+        inside = Path(f"/proc/{container.pid}/root{data}")
+        for _ in range(3):
+            killed(target)
+            assert shown(inside) == "ENOTCONN"
+            node.publish("v", target, **fields)
+            assert (shown(target), shown(inside), mounted_below(target)) == ("steps", "steps", [str(target)] * 2)
+        container.kill()
+    node.unpublish("v", target)
+    assert mounted_below(tmp_path) == [str(pods)]
+
+
+def hanging_threads(pid: int) -> int:
+    """Those that wait for a file system."""
+    found = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(OSError):  # it has ended
+            found += any(word in (task / "wchan").read_text() for word in ("fuse", "request_wait"))
+    return found
+
+
+def test_a_silent_mount_costs_the_plugin_one_thread(node, lake, tmp_path):
+    free_port, target = servers.free_port_of_nobody(), tmp_path / "target"
+    node.more = [f"--metrics-port={free_port}", "--metrics-address=127.0.0.1"]
+    node.restart_plugin()
+    node.publish("v", target, volume_context={"lake": lake})
+    daemon = daemon_of(target)
+    os.kill(daemon, signal.SIGSTOP)
+    try:
+        for _ in range(3):
+            with urllib.request.urlopen(f"http://127.0.0.1:{free_port}/metrics", timeout=PATIENCE_S) as answered:
+                assert answered.read() == b""
+        assert answer(node, "NodeGetVolumeStats", "v", target) == "ABNORMAL"
+        assert answer(node, "NodePublishVolume", "v", target, volume_context={"lake": lake}) == "UNAVAILABLE"
+        assert hanging_threads(node.plugin.pid) == 1
+    finally:
+        os.kill(daemon, signal.SIGCONT)
+    until(lambda: answer(node, "NodeGetVolumeStats", "v", target) == "OK", "it answers again")
+
+
+def test_a_holder_that_is_gone_is_not_ready_and_one_that_cannot_start_a_mount_says_why(node, lake, tmp_path):
+    invalid, context = grpc.StatusCode.INVALID_ARGUMENT, {"lake": lake}
+    ended_with(node, invalid, "is too long or has a NUL", volume_context=context | {"group": "g" * 200_000})
+    ended_with(node, invalid, "is too long or has a NUL", volume_context=context | {"group": "a\0b"})
+    ended_with(node, invalid, "is too long or has a NUL", volume_context=context, secrets={"AWS_REGION": "a\0b"})
+    assert node.call("Probe", "Identity").ready.value is True
+    assert "not a request" not in (tmp_path / "holder.log").read_text()
+    node.holder.kill()
+    node.holder.wait()
+    assert node.call("Probe", "Identity").ready.value is False
+
+
+def test_statistics_of_what_is_no_volume_or_no_path(node, lake, tmp_path):
+    target = tmp_path / "target"
+    node.publish("v", target, volume_context={"lake": lake})
+    for volume, path, code in [
+        ("v", "some/path", grpc.StatusCode.NOT_FOUND), ("v", f"{target}/..", grpc.StatusCode.NOT_FOUND), ("v", "a\0b", grpc.StatusCode.NOT_FOUND),
+        ("w", str(target), grpc.StatusCode.NOT_FOUND), ("w", "some/path", grpc.StatusCode.NOT_FOUND),
+        ("", str(target), grpc.StatusCode.INVALID_ARGUMENT), ("v", "", grpc.StatusCode.INVALID_ARGUMENT),
+    ]:  # fmt: skip
+        node.refused(code, "volume", "NodeGetVolumeStats", volume_id=volume, volume_path=path)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stepfs import __version__
-from stepfs.csi.holder import hold
+from stepfs.csi.holder import hold, listens
 from stepfs.errors import MissingPackageError, StepfsError
 from stepfs.format.arguments import parse_log_format
 from stepfs.mount.daemon import Json, Text
@@ -89,7 +89,7 @@ def serve(given: argparse.Namespace) -> int:
         "Identity": {
             "GetPluginInfo": lambda _: MESSAGES["GetPluginInfoResponse"](name=_NAME, vendor_version=__version__),
             "GetPluginCapabilities": lambda _: MESSAGES["GetPluginCapabilitiesResponse"](),
-            "Probe": lambda _: MESSAGES["ProbeResponse"](ready={"value": holder.exists()}),
+            "Probe": lambda _: MESSAGES["ProbeResponse"](ready={"value": listens(holder)}),
         },
         "Node": {
             "NodePublishVolume": volumes.publish,

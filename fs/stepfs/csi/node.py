@@ -11,7 +11,6 @@ import hashlib
 import json
 import logging
 import os
-import re
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -57,7 +56,6 @@ OPTIONS: Final = {  # attribute → its type and its option of `stepfs mount`
     if name not in _OF_NO_VOLUME
 }
 _OF_KUBERNETES: Final = "csi.storage.k8s.io/"  # facts about the pod, where the driver's object asks for them
-_SECRET: Final = re.compile(r"(AWS|GOOGLE|AZURE)_[A-Z0-9_]+|STEPFS_SSE(_KMS_KEY_ID)?")
 _CODES: Final = {  # of the exit codes of `stepfs mount`
     2: grpc.StatusCode.INVALID_ARGUMENT,
     3: grpc.StatusCode.NOT_FOUND,
@@ -91,40 +89,59 @@ class Volumes:
     holder: Path  # its socket
     _locks: defaultdict[str, threading.Lock] = field(default_factory=lambda: defaultdict(threading.Lock))
 
+    def __post_init__(self) -> None:
+        self.base.mkdir(parents=True, exist_ok=True)
+        self.base.chmod(0o700)  # each mount lets all users in: as far as a pod's own directories do
+
     def publish(self, request: Any) -> Any:
-        """Make the volume appear at the target path; again at any time, also to repair one whose daemon has died."""
-        volume, target = _checked(request)
-        arguments = _arguments(request.volume_context)
-        environment = _environment(request.secrets)
+        """Make the volume appear at the target path; again at any time, also to repair one whose daemon has died.
+
+        What is there and answers is right, whatever the request says. Of what has died each error is UNAVAILABLE: others
+        but ABORTED make kubelet forget that it has published the volume.
+        """
+        volume, target = _named(request)
         with self._alone(volume):
-            directory = self._directory(volume)
-            there, source = mount_at(target), mount_at(directory / "mnt")
+            there = mount_at(target)
             if there is not None and there.fstype != FSTYPE:
                 raise RpcError(
                     grpc.StatusCode.ALREADY_EXISTS, f"{target} is a mount of {there.fstype}; unmount it first"
                 )
-            if there is not None and _alive(there):
-                if source is None or there.device != source.device:
-                    raise RpcError(grpc.StatusCode.ALREADY_EXISTS, f"{target} has another volume; unpublish that first")
-                self._check_same(directory, volume, arguments, grpc.StatusCode.ALREADY_EXISTS)
-                return MESSAGES["NodePublishVolumeResponse"]()
-            if there is not None:
-                unmount(target, lazy=True)  # its daemon is dead
-            _make_target(target)
+            if there is not None and not self._has(volume, there):
+                raise RpcError(grpc.StatusCode.ALREADY_EXISTS, f"{target} has another volume; unpublish that first")
             try:
-                self._serve(directory, volume, arguments, environment)
-                _bind(directory / "mnt", target)
-            except BaseException:
-                self._end_unused(directory, volume)  # kubelet unpublishes only what was published
-                raise
-        _log.info("volume %s is at %s; its daemon logs to %s", volume, target, log_file(directory / "mnt").name)
+                if there is None or not _alive(there):
+                    self._appear(request, volume, target, again=there is not None)
+                elif changes := self._changes(volume, _attributes(request.volume_context)):
+                    _log.warning("volume %s stays as it is: %s", volume, changes)
+            except Exception as error:
+                if there is None:
+                    raise
+                raise RpcError(grpc.StatusCode.UNAVAILABLE, str(error)) from error
         return MESSAGES["NodePublishVolumeResponse"]()
+
+    def _appear(self, request: Any, volume: str, target: Path, *, again: bool) -> None:
+        _check_capability(request.volume_capability)
+        directory = self._directory(volume)
+        if not again:
+            _make_target(target)
+        try:
+            self._serve(directory, volume, request, again=again)
+            if again:
+                _uncover(target)
+            _bind(directory / "mnt", target)
+        except BaseException:
+            if not again:
+                self._end_unused(directory, volume)  # kubelet unpublishes only what was published
+            raise
+        _log.info("volume %s is at %s; its daemon logs to %s", volume, target, log_file(directory / "mnt").name)
 
     def unpublish(self, request: Any) -> Any:
         """Take the volume from the target path, and end its daemon with the last one. What is not there is no error."""
         volume, target = _named(request)
         with self._alone(volume):
             while (there := mount_at(target)) is not None:
+                if not self._has(volume, there):
+                    raise RpcError(grpc.StatusCode.FAILED_PRECONDITION, f"{target} has another volume; unpublish that")
                 _unbind(target, there)
             if target.is_dir() and not target.is_symlink():
                 try:
@@ -140,10 +157,12 @@ class Volumes:
         There are no figures, not even of what is used: a volume that is only read is never full, and alerts divide what
         they are given. Without `available`, kubelet takes it as 0; without any usage, it drops the condition.
         """
-        path = _place(request.volume_id, request.volume_path, "volume_path")
-        there = mount_at(path)
-        if there is None or there.fstype != FSTYPE:
-            raise RpcError(grpc.StatusCode.NOT_FOUND, f"the volume is not at {path}")
+        volume, path = request.volume_id, _place(request.volume_path)
+        if not volume or not request.volume_path:
+            raise _invalid("volume_id and volume_path are required")
+        there = None if path is None else mount_at(path)
+        if there is None or there.fstype != FSTYPE or not self._has(volume, there):
+            raise RpcError(grpc.StatusCode.NOT_FOUND, f"the volume is not at {request.volume_path}")
         health, error = check_health(there, below=".stepfs")
         response = MESSAGES["NodeGetVolumeStatsResponse"](usage=[{"unit": BYTES}])
         response.volume_condition.abnormal = health is not Health.ALIVE
@@ -153,6 +172,12 @@ class Volumes:
             else f"{path}: {error.strerror if error else 'the mount does not answer'}"
         )
         return response
+
+    def _has(self, volume: str, there: Mounted) -> bool:
+        """Whether the mount at a target is of this volume, or of a daemon that no volume has any more."""
+        alike = [Path(one.directory) for one in mounts() if one.device == there.device]
+        places = [one for one in alike if one.name == "mnt" and one.parent.parent == self.base]
+        return not places or self._directory(volume) / "mnt" in places
 
     @contextmanager
     def _alone(self, volume: str) -> Iterator[None]:
@@ -187,27 +212,30 @@ class Volumes:
     def _directory(self, volume: str) -> Path:
         return self.base / hashlib.sha256(volume.encode()).hexdigest()[:16]
 
-    def _serve(self, directory: Path, volume: str, arguments: list[str], environment: dict[str, str]) -> None:
+    def _serve(self, directory: Path, volume: str, request: Any, *, again: bool) -> None:
         """Have a daemon serve the volume at `mnt` of its directory."""
-        mount = directory / "mnt"
+        mount, attributes = directory / "mnt", _attributes(request.volume_context)
         source = mount_at(mount)
         if source is not None and _alive(source):
-            self._check_same(directory, volume, arguments, grpc.StatusCode.FAILED_PRECONDITION)
+            if (changes := self._changes(volume, attributes)) and not again:
+                raise RpcError(
+                    grpc.StatusCode.FAILED_PRECONDITION,
+                    f"a volume with other attributes needs a volumeHandle of its own: on this node, {changes} (volume {volume})",
+                )
             return
+        lake, *options = _arguments(attributes)
         if source is None:  # else a dead mount lies there, and mounting clears it
             mount.mkdir(mode=0o755, parents=True, exist_ok=True)
-        (directory / "volume.json").write_text(json.dumps({"volume": volume, "arguments": arguments}))
-        lake, *options = arguments
-        self._command(["mount", *options, "--allow-other", "--", lake, str(mount)], environment)
+        (directory / "volume.json").write_text(json.dumps({"volume": volume, "attributes": attributes}))
+        self._command(["mount", *options, "--allow-other", "--", lake, str(mount)], dict(request.secrets))
 
-    def _check_same(self, directory: Path, volume: str, arguments: list[str], code: grpc.StatusCode) -> None:
-        known = json.loads((directory / "volume.json").read_text())["arguments"]
-        if known != arguments:
-            raise RpcError(
-                code,
-                f"a volume with other attributes needs a volumeHandle of its own: on this node it is mounted as"
-                f" {' '.join(known)}, not {' '.join(arguments)} (volume {volume})",
-            )
+    def _changes(self, volume: str, attributes: dict[str, str]) -> str:
+        """In what the attributes differ from those with which the volume was mounted."""
+        known = attributes  # where the file is lost: nothing is known against them
+        with suppress(OSError, ValueError, KeyError):
+            known = json.loads((self._directory(volume) / "volume.json").read_text())["attributes"]
+        names = sorted({name for name, _ in known.items() ^ attributes.items()})
+        return ", ".join(f"{name} is {known.get(name)!r}, not {attributes.get(name)!r}" for name in names)
 
     def _end_unused(self, directory: Path, volume: str) -> None:
         source = mount_at(directory / "mnt")
@@ -219,7 +247,7 @@ class Volumes:
             except RpcError as error:  # the pod is gone all the same; the next unpublish tries again
                 _log.warning("volume %s: %s", volume, error)
                 return
-        for path in (directory / "mnt", directory / "volume.json", directory):
+        for path in (directory / "mnt", directory / "ca.pem", directory / "volume.json", directory):
             with suppress(OSError):  # what is left is cleared by the next publish, or sweep
                 path.rmdir() if path.is_dir() else path.unlink()
 
@@ -236,20 +264,20 @@ class Volumes:
 
 
 def _named(request: Any) -> tuple[str, Path]:
-    return request.volume_id, _place(request.volume_id, request.target_path, "target_path")
+    target = _place(request.target_path)
+    if not request.volume_id or target is None:
+        raise _invalid("volume_id and an absolute target_path are required")
+    return request.volume_id, target
 
 
-def _place(volume: str, text: str, name: str) -> Path:
-    """As the mount table has it: without links, which kubelet's directory may have."""
+def _place(text: str) -> Path | None:
+    """As the mount table has it: without links, which kubelet's directory may have. None: no absolute path."""
     path = Path(text)
-    if not volume or not path.is_absolute() or ".." in path.parts or "\0" in text:
-        raise _invalid(f"volume_id and an absolute {name} are required")
-    return real_directory(path)
+    return real_directory(path) if path.is_absolute() and ".." not in path.parts and "\0" not in text else None
 
 
-def _checked(request: Any) -> tuple[str, Path]:
-    capability = request.volume_capability
-    if not request.HasField("volume_capability") or not capability.HasField("mount"):
+def _check_capability(capability: Any) -> None:
+    if not capability.HasField("mount"):
         raise _invalid("volume_capability must be a mount: volumeMode Filesystem")
     if capability.access_mode.mode not in READERS:  # `readonly` is each pod's; the mount is read-only without it, too
         raise _invalid(
@@ -262,12 +290,14 @@ def _checked(request: Any) -> tuple[str, Path]:
         )
     if capability.mount.fs_type:
         raise _invalid(f"fsType {capability.mount.fs_type}: leave it out, a lake is no disk to be formatted")
-    return _named(request)
 
 
-def _arguments(attributes: Mapping[str, str]) -> list[str]:
+def _attributes(context: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in context.items() if not name.startswith(_OF_KUBERNETES)}
+
+
+def _arguments(given: Mapping[str, str]) -> list[str]:
     """LAKE and the options of `stepfs mount`, which checks their values itself."""
-    given = {name: value for name, value in attributes.items() if not name.startswith(_OF_KUBERNETES)}
     if unknown := sorted(given.keys() - OPTIONS.keys() - {"lake"}):
         raise _invalid(f"unknown volumeAttributes: {', '.join(unknown)}; known are lake, {', '.join(OPTIONS)}")
     if "://" not in given.get("lake", ""):
@@ -287,12 +317,6 @@ def _words(name: str, value: str) -> list[str]:
     return [flag if value == "true" else negative] if value == "true" or negative else []
 
 
-def _environment(secrets: Mapping[str, str]) -> dict[str, str]:
-    if strange := sorted(name for name in secrets if not _SECRET.fullmatch(name)):
-        raise _invalid(f"the secret has the keys {', '.join(strange)}; use AWS_…, GOOGLE_… and AZURE_… variables alone")
-    return {name: value.strip() for name, value in secrets.items()}  # `echo KEY | base64` encodes a line break, too
-
-
 def _make_target(target: Path) -> None:
     target.mkdir(mode=0o750, parents=True, exist_ok=True)
     if any(target.iterdir()):
@@ -307,6 +331,12 @@ def _alive(mounted: Mounted) -> bool:
             grpc.StatusCode.UNAVAILABLE, f"the mount at {mounted.directory} does not answer now; kubelet asks again"
         )
     return health is Health.ALIVE
+
+
+def _uncover(target: Path) -> None:
+    """Leave one of the dead mounts at a target: below it is the empty directory, which would look like an empty lake."""
+    while len(stack := [one for one in mounts() if one.directory == str(target)]) > 1 and stack[-2].fstype == FSTYPE:
+        unmount(target, lazy=True)
 
 
 def _bind(source: Path, target: Path) -> None:
@@ -337,7 +367,9 @@ class Scraped(Collector):
     def collect(self) -> Iterator[Metric]:
         families: dict[str, Metric] = {}
         for directory, volume in self._volumes.known():
-            text = answer_within((directory / "mnt/.stepfs/metrics").read_text, _SCRAPE_S)
+            there = mount_at(directory / "mnt")
+            read = (directory / "mnt/.stepfs/metrics").read_text
+            text = None if there is None else answer_within(read, _SCRAPE_S, device=there.device)
             if not isinstance(text, str):
                 continue  # its series end, which is what the alert on a mount that is gone looks at
             labels = {"instance": f"{self._node}/{volume}"}
