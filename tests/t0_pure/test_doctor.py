@@ -126,7 +126,7 @@ def test_packages_that_are_absent(monkeypatch):
 def answers(monkeypatch):
     """What listing a directory gives, by the name of the mount point; the directories themselves are not there."""
     found = {"stale": OSError(errno.ENOTCONN, "Transport endpoint is not connected"), "alive": ["status.json"]}
-    monkeypatch.setattr(mount_points, "list_within", lambda directory, _: found[directory.parent.name])
+    monkeypatch.setattr(mount_points, "list_within", lambda directory, *_, **__: found[directory.parent.name])
     return found
 
 
