@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import grpc
+from grpc import StatusCode
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
@@ -57,11 +57,11 @@ OPTIONS: Final = {  # attribute → its type and its option of `stepfs mount`
 }
 _OF_KUBERNETES: Final = "csi.storage.k8s.io/"  # facts about the pod, where the driver's object asks for them
 _CODES: Final = {  # of the exit codes of `stepfs mount`
-    2: grpc.StatusCode.INVALID_ARGUMENT,
-    3: grpc.StatusCode.NOT_FOUND,
-    4: grpc.StatusCode.FAILED_PRECONDITION,
-    5: grpc.StatusCode.DATA_LOSS,
-    6: grpc.StatusCode.UNAVAILABLE,
+    2: StatusCode.INVALID_ARGUMENT,
+    3: StatusCode.NOT_FOUND,
+    4: StatusCode.FAILED_PRECONDITION,
+    5: StatusCode.DATA_LOSS,
+    6: StatusCode.UNAVAILABLE,
 }
 _MS_BIND: Final = 4096
 _PENDING_S: Final = 5.0  # more would fill the server's threads with kubelet's repetitions
@@ -72,13 +72,13 @@ _SCRAPE_S: Final = 2.0  # of the ten that Prometheus waits
 class RpcError(Exception):
     """A request ends with this status, and one line for `kubectl describe pod`."""
 
-    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+    def __init__(self, code: StatusCode, message: str) -> None:
         super().__init__(redacted("; ".join(message.splitlines()))[:_LINE_MAX])
         self.code = code
 
 
 def _invalid(message: str) -> RpcError:
-    return RpcError(grpc.StatusCode.INVALID_ARGUMENT, message)
+    return RpcError(StatusCode.INVALID_ARGUMENT, message)
 
 
 @dataclass(slots=True)
@@ -103,11 +103,9 @@ class Volumes:
         with self._alone(volume):
             there = mount_at(target)
             if there is not None and there.fstype != FSTYPE:
-                raise RpcError(
-                    grpc.StatusCode.ALREADY_EXISTS, f"{target} is a mount of {there.fstype}; unmount it first"
-                )
+                raise RpcError(StatusCode.ALREADY_EXISTS, f"{target} is a mount of {there.fstype}; unmount it first")
             if there is not None and not self._has(volume, there):
-                raise RpcError(grpc.StatusCode.ALREADY_EXISTS, f"{target} has another volume; unpublish that first")
+                raise RpcError(StatusCode.ALREADY_EXISTS, f"{target} has another volume; unpublish that first")
             try:
                 if there is None or not _alive(there):
                     self._appear(request, volume, target, again=there is not None)
@@ -116,7 +114,7 @@ class Volumes:
             except Exception as error:
                 if there is None:
                     raise
-                raise RpcError(grpc.StatusCode.UNAVAILABLE, str(error)) from error
+                raise RpcError(StatusCode.UNAVAILABLE, str(error)) from error
         return MESSAGES["NodePublishVolumeResponse"]()
 
     def _appear(self, request: Any, volume: str, target: Path, *, again: bool) -> None:
@@ -141,7 +139,7 @@ class Volumes:
         with self._alone(volume):
             while (there := mount_at(target)) is not None:
                 if not self._has(volume, there):
-                    raise RpcError(grpc.StatusCode.FAILED_PRECONDITION, f"{target} has another volume; unpublish that")
+                    raise RpcError(StatusCode.FAILED_PRECONDITION, f"{target} has another volume; unpublish that")
                 _unbind(target, there)
             if target.is_dir() and not target.is_symlink():
                 try:
@@ -162,15 +160,12 @@ class Volumes:
             raise _invalid("volume_id and volume_path are required")
         there = None if path is None else mount_at(path)
         if there is None or there.fstype != FSTYPE or not self._has(volume, there):
-            raise RpcError(grpc.StatusCode.NOT_FOUND, f"the volume is not at {request.volume_path}")
+            raise RpcError(StatusCode.NOT_FOUND, f"the volume is not at {request.volume_path}")
         health, error = check_health(there, below=".stepfs")
         response = MESSAGES["NodeGetVolumeStatsResponse"](usage=[{"unit": BYTES}])
         response.volume_condition.abnormal = health is not Health.ALIVE
-        response.volume_condition.message = (
-            "the mount answers"
-            if health is Health.ALIVE
-            else f"{path}: {error.strerror if error else 'the mount does not answer'}"
-        )
+        why = error.strerror if error else "the mount does not answer"
+        response.volume_condition.message = "the mount answers" if health is Health.ALIVE else f"{path}: {why}"
         return response
 
     def _has(self, volume: str, there: Mounted) -> bool:
@@ -183,9 +178,7 @@ class Volumes:
     def _alone(self, volume: str) -> Iterator[None]:
         lock = self._locks[volume]
         if not lock.acquire(timeout=_PENDING_S):
-            raise RpcError(
-                grpc.StatusCode.ABORTED, f"another request is not done; kubelet asks again (volume {volume})"
-            )
+            raise RpcError(StatusCode.ABORTED, f"another request is not done; kubelet asks again (volume {volume})")
         try:
             yield
         finally:
@@ -218,10 +211,8 @@ class Volumes:
         source = mount_at(mount)
         if source is not None and _alive(source):
             if (changes := self._changes(volume, attributes)) and not again:
-                raise RpcError(
-                    grpc.StatusCode.FAILED_PRECONDITION,
-                    f"a volume with other attributes needs a volumeHandle of its own: on this node, {changes} (volume {volume})",
-                )
+                needs = f"a volume with other attributes needs a volumeHandle of its own (volume {volume})"
+                raise RpcError(StatusCode.FAILED_PRECONDITION, f"{needs}: on this node, {changes}")
             return
         lake, *options = _arguments(attributes)
         if source is None:  # else a dead mount lies there, and mounting clears it
@@ -255,12 +246,10 @@ class Volumes:
         try:
             code, said = ask(self.holder, arguments, environment)
         except OSError as error:
-            raise RpcError(
-                grpc.StatusCode.UNAVAILABLE,
-                f"the holder at {self.holder} does not answer ({error}); is its container up?",
-            ) from error
+            silent = f"the holder at {self.holder} does not answer ({error}); is its container up?"
+            raise RpcError(StatusCode.UNAVAILABLE, silent) from error
         if code:
-            raise RpcError(_CODES.get(code, grpc.StatusCode.INTERNAL), said or f"exit code {code}")
+            raise RpcError(_CODES.get(code, StatusCode.INTERNAL), said or f"exit code {code}")
 
 
 def _named(request: Any) -> tuple[str, Path]:
@@ -320,16 +309,15 @@ def _words(name: str, value: str) -> list[str]:
 def _make_target(target: Path) -> None:
     target.mkdir(mode=0o750, parents=True, exist_ok=True)
     if any(target.iterdir()):
-        raise RpcError(grpc.StatusCode.FAILED_PRECONDITION, f"{target} is not empty; empty it, or name another path")
+        raise RpcError(StatusCode.FAILED_PRECONDITION, f"{target} is not empty; empty it, or name another path")
 
 
 def _alive(mounted: Mounted) -> bool:
     """Whether a mount's daemon answers, or is certainly gone. `RpcError` if it is silent: it may have readers."""
     health, _ = check_health(mounted, below=".stepfs")
     if health not in {Health.ALIVE, Health.DEAD}:
-        raise RpcError(
-            grpc.StatusCode.UNAVAILABLE, f"the mount at {mounted.directory} does not answer now; kubelet asks again"
-        )
+        silent = f"the mount at {mounted.directory} does not answer now; kubelet asks again"
+        raise RpcError(StatusCode.UNAVAILABLE, silent)
     return health is Health.ALIVE
 
 
@@ -343,12 +331,12 @@ def _bind(source: Path, target: Path) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.mount(os.fsencode(source), os.fsencode(target), None, _MS_BIND, None) != 0:
         code = ctypes.get_errno()
-        raise RpcError(grpc.StatusCode.INTERNAL, f"cannot bind {source} at {target}: {os.strerror(code)}")
+        raise RpcError(StatusCode.INTERNAL, f"cannot bind {source} at {target}: {os.strerror(code)}")
 
 
 def _unbind(target: Path, there: Mounted) -> None:
     if there.fstype != FSTYPE:
-        raise RpcError(grpc.StatusCode.FAILED_PRECONDITION, f"{target} is a mount of {there.fstype}, not of stepfs")
+        raise RpcError(StatusCode.FAILED_PRECONDITION, f"{target} is a mount of {there.fstype}, not of stepfs")
     try:
         unmount(target, lazy=False)
     except OSError as error:
