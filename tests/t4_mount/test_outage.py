@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -17,8 +19,9 @@ from pathlib import Path
 import faultproxy
 import pytest
 import servers
+from finished import ran
 from forked import Forked
-from realmount import PATIENCE_S, change_constants, lake_with, mounted, needs_resend, payload, stepfs, until
+from realmount import PATIENCE_S, change_constants, lake_with, mounted, needs_resend, payload, running, stepfs, until
 
 from stepfs_producer import Producer
 
@@ -126,6 +129,36 @@ def test_the_store_is_away_for_a_while(seaweed, s3_url, tmp_path, how, outage_s)
             assert reader.communicate(timeout=90)[0].strip() == digest(step, 1)
         until(lambda: mount.status()["store"]["reachable"], "status does not say that it is back")
         assert mount.steps()[-1] == "step-000000006"
+
+
+def test_an_unmount_names_the_store_that_a_killed_reader_waited_for(seaweed, s3_url, tmp_path):
+    """The kernel ends the reader, and not its READ, which keeps the file open."""
+    lake_with(s3_url, 6)
+    with (
+        road_to(seaweed) as road,
+        mounted(
+            s3_url,
+            tmp_path / "m",
+            "--prefetch",
+            "0",
+            "--no-prime",
+            "--endpoint-url",
+            road.endpoint_url,
+            allowed=ALLOWED,
+        ) as mount,
+    ):
+        assert mount.file(0, 0).read_bytes() == payload(0, 0)  # their index is at hand
+        road.cut("hangs")
+        until(lambda: not mount.status()["store"]["reachable"], "status does not say so", within_s=20)
+        with reader_of(mount.file(5, 1)) as reader:
+            until(lambda: mount.status()["open_files"] == 1, "nothing is read")
+            reader.kill()
+        done = stepfs("unmount", mount.directory)
+        assert (done.returncode, done.stderr.count("\n")) == (4, 1)
+        assert "by a read that waits for the store, which does not answer" in done.stderr
+        (offered,) = re.findall(r"`([^`]+)`", done.stderr)
+        assert ran(shlex.split(offered)).returncode == 0
+        until(lambda: not running(mount.pid), "the daemon goes on")
 
 
 @needs_resend

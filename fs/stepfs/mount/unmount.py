@@ -8,11 +8,12 @@ import errno
 import os
 import select
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from stepfs.control_files import answer_within, read_config
+from stepfs.control_files import answer_within, read_config, read_status
 from stepfs.errors import AbsentError, RefusedError, StepfsError, command
 from stepfs.mount.daemon import log_file
 from stepfs.mount.host.kernel import process_start
@@ -90,11 +91,21 @@ def _detach(mounted: Mounted) -> None:
         _unmount_once_idle(mounted)
     except OSError as error:
         if error.errno == errno.EBUSY:
-            users = ", ".join(users_of(directory)[:_USERS_SHOWN] or [_UNSEEN])
+            users = ", ".join(users_of(directory)[:_USERS_SHOWN] or [_reads_of_the_gone(directory) or _UNSEEN])
             raise RefusedError(
                 f"{directory} is busy ({users}); nothing was changed: end what uses it and try again"
             ) from error
         raise _not_ours(directory, error) from error
+
+
+def _reads_of_the_gone(directory: Path) -> str:
+    """The kernel does not pass it on when a reader is killed in a READ: its file stays open until the READ has ended."""
+    with suppress(StepfsError):
+        store: Any = read_status(directory)["store"]
+        if not store["reachable"]:
+            by_hand = command("umount", "-f", directory)
+            return f"by a read that waits for the store, which does not answer, up to 300 s, or until `{by_hand}`"
+    return ""
 
 
 def _not_ours(directory: Path, error: OSError) -> RefusedError:
