@@ -28,7 +28,7 @@ from stepfs.format.control import RECORD_ID_BYTES, encode_control
 from stepfs.format.ids import Epoch, Step
 from stepfs.format.keys import control_prefix, data_key, index_prefix, log_prefix, numbered, snapshot_prefix
 from stepfs.format.snapshot import LogState
-from stepfs.lake.control import Group
+from stepfs.lake.control import Control, Group
 from stepfs.lake.decisions import Request, decide
 from stepfs.lake.log.append import ownerless
 from stepfs.lake.log.reader import LogReader
@@ -91,7 +91,8 @@ def process(world: World, name: str) -> ProcessStore:
 
 
 def group(world: World, name: str, store: ProcessStore | None = None) -> Group:
-    return Group.of(store or process(world, f"group {name}"), world.identity, name, TrioClock())
+    """Also of a replica or a fork, whose names are no run's."""
+    return Group(Control(store or process(world, f"group {name}"), world.identity, TrioClock()), name)
 
 
 async def register(world: World, name: str, store: ProcessStore | None = None) -> None:

@@ -279,7 +279,9 @@ async def test_a_fork_that_its_parent_holds_no_more_is_told_how_to_be_held_again
     await group(world, name).retire()
     await reclaim(stores.child, child, origins=origins, clock=TrioClock())
     (record,) = caplog.records
-    assert record.getMessage().endswith(f"may reclaim them: stepfs checkpoint {stores.parent.url} --group {name} 9")
+    assert record.getMessage().endswith(
+        f"may reclaim them: stepfs checkpoint {stores.parent.url} --group {name} 9 --new-group"
+    )
     await group(world, name).add(Step(9))
     await reclaim(stores.child, child, origins=origins, clock=TrioClock())
     assert len(caplog.records) == 1

@@ -7,6 +7,7 @@ from stepfs.control_files import read_status
 from stepfs.errors import RefusedError, UsageError
 from stepfs.format.control import GroupRecord
 from stepfs.format.ids import Step
+from stepfs.format.records import FORK_GROUP, check_id
 from stepfs.lake.control import Control, Group
 
 
@@ -20,16 +21,18 @@ async def record_checkpoint(
     drop: bool = False,
     resumed: bool = False,
     creates: bool = True,
+    by_hand: bool = False,
 ) -> GroupRecord:
     """Record for `group` a durable checkpoint that resumes at `next_step`; with `drop` its deletion; with `resumed`
     that training continues from it. `keep` belongs to the first of these. `NoSuchGroupError` for a group that is not
-    there, unless it `creates` one.
+    there, unless it `creates` one. `by_hand`: an operator may move what a fork holds, and drop what a replica does.
 
     Refuses a step beyond the `committed` ones, which no reader can have consumed yet: the lake would delete unread steps.
     """
     assert not (drop and resumed)
     check_next_step(next_step, committed)
-    run = Group.on(control, group)
+    held = by_hand and (drop or group.startswith(FORK_GROUP))
+    run = Group(control, check_id(group, "group")) if held else Group.on(control, group)
     if drop:
         return await run.drop(Step(next_step))
     if resumed:

@@ -29,6 +29,7 @@ class GroupRecord:
     kept: tuple[Step, ...] = ()  # `next` of every kept, durable checkpoint, ascending, distinct
     recorded: tuple[Step, ...] = ()  # `kept` in the order of recording; empty when that is ascending
     fork: str = ""  # URL of the fork that holds the group in its parent, which alone releases it
+    replica: str = ""  # URL of the replica that the group is of: of its runs, or of data alone if `fork` is set, too
 
     @property
     def need(self) -> Step:
@@ -111,6 +112,8 @@ def _group_body(name: str, group: GroupRecord) -> dict[str, object]:
         body["recorded"] = list(group.recorded)
     if group.fork:
         body["fork"] = group.fork
+    if group.replica:
+        body["replica"] = group.replica
     return body
 
 
@@ -126,6 +129,7 @@ def _read_group(fields: Fields, what: str) -> GroupRecord:
         kept=tuple(map(Step, kept)),
         recorded=tuple(map(Step, recorded)),
         fork=fields.text("fork", bytes_max=URL_BYTES_MAX) if "fork" in fields else "",
+        replica=fields.text("replica", bytes_max=URL_BYTES_MAX) if "replica" in fields else "",
     )
 
 

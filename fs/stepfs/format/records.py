@@ -14,6 +14,10 @@ from stepfs.format.ids import ID_BYTES_MAX, SLICES_MAX
 
 HEAD_BYTES: Final = 512  # the first bytes of a slice that the checks need
 
+HOME_GROUP: Final = "home"  # of a replica: what the lake itself still has
+REPLICA_GROUP: Final = "replica:"  # of a lake: what a replica needs
+FORK_GROUP: Final = "fork:"  # of a lake: what a fork shares
+
 _SHOWN_BYTES: Final = 12
 _SAFETENSORS_HEADER_MAX: Final = 100_000_000  # the limit of the safetensors library
 _TAR_MAGIC_AT: Final = 257
@@ -93,6 +97,7 @@ class LakeIdentity:
     created_ms: int
     check_payload: bool = False  # slices are files of kind `ext`: producers and `verify --content` check it
     replica_of: str | None = None  # URL of the lake whose commits are copied here; nobody else adds any
+    archive: bool = False  # a replica that gives up no step
 
     @property
     def slices(self) -> int:
@@ -115,6 +120,15 @@ def check_id(identifier: str, what: str) -> str:
     return identifier
 
 
+def check_group(name: str) -> str:
+    """The name of a training run, as `check_id` takes it, but none under which stepfs itself keeps steps."""
+    if name == HOME_GROUP or name.startswith((REPLICA_GROUP, FORK_GROUP)):
+        raise UsageError(
+            f"group {name!r}: stepfs keeps steps for replicas and forks under such names; name the run otherwise"
+        )
+    return check_id(name, "group")
+
+
 def encode_lake(identity: LakeIdentity) -> bytes:
     body: dict[str, object] = {
         "lake": identity.lake_id,
@@ -127,6 +141,8 @@ def encode_lake(identity: LakeIdentity) -> bytes:
         body["check_payload"] = True
     if identity.replica_of is not None:
         body["replica_of"] = identity.replica_of
+    if identity.archive:
+        body["archive"] = True
     return readable(Kind.LAKE, encode(Kind.LAKE, body), identity, decode_lake)
 
 
@@ -140,4 +156,5 @@ def decode_lake(data: bytes, what: str) -> LakeIdentity:
     grid = decode_grid(fields.map("grid"), slices, what)
     check_payload = "check_payload" in fields and fields.boolean("check_payload")
     replica_of = fields.text("replica_of", bytes_max=URL_BYTES_MAX) if "replica_of" in fields else None
-    return LakeIdentity(lake_id, grid, ext, fields.integer("created"), check_payload, replica_of)
+    archive = "archive" in fields and fields.boolean("archive")
+    return LakeIdentity(lake_id, grid, ext, fields.integer("created"), check_payload, replica_of, archive)

@@ -28,7 +28,7 @@ from stepfs.format.control import (
 )
 from stepfs.format.ids import Step, Version
 from stepfs.format.keys import control_prefix, numbered
-from stepfs.format.records import LakeIdentity, check_id
+from stepfs.format.records import LakeIdentity, check_group
 from stepfs.lake.create_once import STRAY_GAP, Mine, Unknown, last_dense_number, last_number, listed_slots, take_slot
 from stepfs.lake.decisions import Add, Advance, Drop, Register, Request, Resume, Retire, Revise, decide, successor
 from stepfs.store.api import Store
@@ -265,7 +265,9 @@ def _held(record: ControlRecord) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One consumer group of one lake, by name. Each verb raises what `Control.change` raises."""
+    """One consumer group of one lake, by name. Each verb raises what `Control.change` raises. `on` and `of` take the name of a
+    run; those of replicas and forks are made here alone.
+    """
 
     control: Control
     name: str
@@ -278,7 +280,7 @@ class Group:
     @classmethod
     def on(cls, control: Control, name: str) -> Group:
         """`UsageError` for a name that cannot be one."""
-        return cls(control, check_id(name, "group"))
+        return cls(control, check_group(name))
 
     @property
     def known(self) -> GroupRecord | None:
@@ -290,12 +292,12 @@ class Group:
         await self.control.refresh()
         return self.known
 
-    async def register(self, fork: str = "") -> GroupRecord:
+    async def register(self, fork: str = "", replica: str = "") -> GroupRecord:
         """Make the group exist; it keeps every live step until its first checkpoint. Idempotent.
 
-        `fork`: the URL of the fork that holds it.
+        `fork`: the URL of the fork that holds it. `replica`: see `GroupRecord`; of one that is there, too.
         """
-        return await self._changed(Register(self.name, fork))
+        return await self._changed(Register(self.name, fork, replica))
 
     async def add(self, next_step: Step, *, keep: int | None = None, creates: bool = True) -> GroupRecord:
         """Record a durable checkpoint that resumes at `next_step`. With `keep`, only the last `keep` recorded ones

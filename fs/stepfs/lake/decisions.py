@@ -47,10 +47,13 @@ def _without(order: Sequence[Step], gone: Iterable[Step]) -> Order:
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """Make the group exist; a new one needs every live step. `fork`: the URL of the fork that will hold it."""
+    """Make the group exist; a new one needs every live step. `fork`: the URL of the fork that will hold it. `replica`: that of
+    the replica that holds it from now on, as `fork` says.
+    """
 
     group: str
     fork: str = ""
+    replica: str = ""
     fences: ClassVar[bool] = True
 
 
@@ -163,8 +166,8 @@ def decide(number: int, record: ControlRecord, request: Request) -> ControlRecor
 def _joined(group: GroupRecord, is_new: bool, request: Register | Add | Resume | Revise) -> GroupRecord | None:
     """The group after a request that makes it exist."""
     match request:
-        case Register(fork=fork):
-            return replace(group, fork=fork) if is_new else group
+        case Register(fork=fork, replica=replica):
+            return replace(group, fork=fork, replica=replica) if is_new or replica else group
         case Add(next_step=step, keep=keep):
             return _with_order(group, add_to_order(group.order, step, keep))
         case Resume(next_step=step):

@@ -15,14 +15,14 @@ from typing import Final
 import trio
 
 from stepfs import entropy
-from stepfs.clock import Clock
+from stepfs.clock import Clock, SystemClock
 from stepfs.errors import AbsentError, CorruptError, NewerFormatError, RefusedError, StepfsError, UsageError, command
 from stepfs.format import keys, snapshot
 from stepfs.format.commit import Commit, CommitKind, Origin, chain_digest, decode_commit
 from stepfs.format.control import RECORD_ID_BYTES, ControlRecord, GroupRecord, encode_control
 from stepfs.format.ids import INTEGER_MAX, SEGMENT_STEPS, SegmentIndex, Step, Version
-from stepfs.format.records import LakeIdentity
-from stepfs.lake.control import Group
+from stepfs.format.records import FORK_GROUP, LakeIdentity
+from stepfs.lake.control import Control, Group
 from stepfs.lake.create_once import create_own, listed_slots
 from stepfs.lake.identity import create_lake, open_lake, refuse_existing
 from stepfs.lake.log.append import ownerless
@@ -35,11 +35,11 @@ from stepfs.store.api import Entry, Store
 
 _log = logging.getLogger("stepfs.lake.fork")
 
-_NAME: Final = re.compile(r"fork:[0-9a-f]{32}")
+_NAME: Final = re.compile(FORK_GROUP + r"[0-9a-f]{32}")
 
 
 def group_name(child_lake_id: str) -> str:
-    return f"fork:{child_lake_id}"
+    return FORK_GROUP + child_lake_id
 
 
 def only_holds(name: str, group: GroupRecord) -> bool:
@@ -61,7 +61,7 @@ async def group_in_parent(reader: LogReader, origins: OriginStores, clock: Clock
             store = origins.open(parent)
             identity = await open_lake(store)
             if identity.lake_id == parent.lake_id:
-                return Group.of(store, identity, group_name(reader.identity.lake_id), clock)
+                return Group(Control(store, identity, clock or SystemClock()), group_name(reader.identity.lake_id))
     return None
 
 
@@ -78,7 +78,11 @@ async def release_origins(reader: LogReader, origins: OriginStores, clock: Clock
 
     if record is None:
         if need is not None:
-            _log.warning("%s holds the steps of this fork no more, and may reclaim them: %s", parent.url, by_hand(need))
+            _log.warning(
+                "%s holds the steps of this fork no more, and may reclaim them: %s",
+                parent.url,
+                by_hand(need, "--new-group"),
+            )
     elif need is not None and need <= record.need:
         return
     elif record.fork != reader.store.url:
@@ -215,7 +219,7 @@ async def fork(parent: LogReader, store: Store, cut: Cut, clock: Clock, *, rewin
     # Report mistakes before anything is written.
     shared = parent_steps(cut, parent.first_live_step, parent.state.next_step)
     lake_id = keys.new_lake_id()
-    group = Group.on(parent.control, group_name(lake_id)) if any(shared) else None
+    group = Group(parent.control, group_name(lake_id)) if any(shared) else None
     filled = False
     try:
         if group is not None:

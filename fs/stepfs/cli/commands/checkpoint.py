@@ -50,6 +50,7 @@ def checkpoint(
     Steps that no kept checkpoint of any group needs may then be reclaimed. Say it only after the checkpoint is safe.
     """
     from stepfs.checkpoints.record import check_on_mount, record_checkpoint
+    from stepfs.format.records import check_id
     from stepfs.lake.control import Group
     from stepfs.view.mounted import mounted_lake
 
@@ -68,10 +69,18 @@ def checkpoint(
     async def change() -> GroupRecord:
         async with opened_log(lake, store_options) as log:
             if next_step is None:
-                return await Group.on(log.control, group).retire()
+                return await Group(log.control, check_id(group, "group")).retire()
             committed = log.state.next_step
             return await record_checkpoint(
-                log.control, committed, group, next_step, keep=keep, drop=drop, resumed=resumed, creates=new_group
+                log.control,
+                committed,
+                group,
+                next_step,
+                keep=keep,
+                drop=drop,
+                resumed=resumed,
+                creates=new_group,
+                by_hand=True,
             )
 
     try:
