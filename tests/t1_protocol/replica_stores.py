@@ -8,15 +8,16 @@ from typing import Any
 import trio
 from doubles.faulty_store import Event, ObjectMap
 from doubles.trio_clock import TrioClock
-from lakework import reclaim
+from lakework import list_groups, reclaim
 from process_store import ProcessStore
-from producer_world import SLICES, World
+from producer_world import SLICES, World, feed
 from small_world import process
 
 from stepfs.format.commit import decode_commit
-from stepfs.format.control import decode_control
+from stepfs.format.control import GroupRecord, decode_control
 from stepfs.format.ids import SliceIndex, Step
-from stepfs.format.keys import LAKE, control_prefix, log_prefix, number_of
+from stepfs.format.keys import LAKE, component, control_prefix, log_prefix, number_of
+from stepfs.format.records import REPLICA_GROUP
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.log.snapshots import log_contains
@@ -24,6 +25,19 @@ from stepfs.lake.replicate import Copier, Replica
 from stepfs.lake.verify.lake import TgbCheck
 
 COPY = "memory://the copy"
+HOLD = f"{REPLICA_GROUP}{component(COPY)}"
+
+
+async def grows(world: World, steps: int = 1) -> None:
+    """Each producer of the world makes so many more."""
+    for who in ("a", "b"):
+        async with world.producer(who) as producer:
+            await feed(producer, (producer.position or 0) + steps)
+
+
+async def home_hold(world: World) -> GroupRecord | None:
+    """What the lake keeps for the replica."""
+    return (await list_groups(process(world, "operator"), world.identity)).get(HOLD)
 
 
 async def copied(copier: Copier, **options: Any) -> Replica:

@@ -17,15 +17,16 @@ from fork_stores import CUT, Stores, reclaimed
 from lakework import list_groups, reclaim
 from process_store import ProcessStore
 from producer_world import World, append, feed, simulate
-from replica_stores import COPY, Pair, copied
+from replica_stores import COPY, HOLD, Pair, copied, grows, home_hold
 from scenarios import scenario
 from small_world import NEED, PAUSES_MAX, STEPS, checkpoint, clean, flipped, group, grow, move_on, process, small
 
 from stepfs.errors import CorruptError, RefusedError, StoreUnreachableError
 from stepfs.format.commit import CommitKind, encode_commit
 from stepfs.format.ids import Step
-from stepfs.format.keys import LAKE, component, log_prefix, numbered, plan_key
-from stepfs.lake.control import Group
+from stepfs.format.keys import LAKE, log_prefix, numbered, plan_key
+from stepfs.format.records import HOME_GROUP
+from stepfs.lake.control import Control, Group
 from stepfs.lake.fork import group_name
 from stepfs.lake.identity import create_lake, open_lake
 from stepfs.lake.log.append import ownerless, retire_producer, seal
@@ -34,14 +35,7 @@ from stepfs.lake.origins import OriginStores
 from stepfs.lake.replicate import Copier, Replica
 from stepfs_producer import AsyncProducer
 
-HOLD = f"replica:{component(COPY)}"
 REFUSED = "is a replica: produce to memory://home; if that is lost for good: stepfs fork 'memory://the copy@STEP' NEW"
-
-
-async def grows(world: World, steps: int = 1) -> None:
-    for who in ("a", "b"):
-        async with world.producer(who) as producer:
-            await feed(producer, (producer.position or 0) + steps)
 
 
 async def happens(rng: random.Random, pair: Pair) -> None:
@@ -180,7 +174,7 @@ def test_a_first_copy_whose_steps_go_is_no_damage_and_begins_again() -> None:
 
     async def one(at: int, world: World) -> bool:
         pair = Pair(world)
-        await group(world, HOLD).add(Step(12))
+        await Group(Control(process(world, "former"), world.identity, TrioClock()), HOLD).add(Step(12))
         copier = pair.copier("it")
         home: ProcessStore = copier.home
 
@@ -323,7 +317,7 @@ def test_a_reclaim_of_the_replica_deletes_nothing_that_its_log_will_name() -> No
         home: ProcessStore = copier.home
 
         async def cleaned() -> None:
-            await Group.of(pair.store, world.identity, "home", TrioClock()).add(Step(NEED), keep=1)
+            await Group(Control(pair.store, world.identity, TrioClock()), HOME_GROUP).add(Step(NEED), keep=1)
             await pair.reclaimed_there()
 
         home.inside[at] = cleaned
@@ -379,22 +373,18 @@ async def test_a_reclaim_of_the_replica_of_a_fork_releases_nothing_in_the_parent
     copy = ProcessStore(ObjectMap(), actor="copy")
     await copied(Copier(stores.child, copy), first=Step(12))
     copy.url = stores.child.url
-    held = await group(world, group_name(twin.identity.lake_id)).read()
+    held = (await list_groups(stores.parent, world.identity))[group_name(twin.identity.lake_id)]
     asked: list[str] = []
 
     def opened(url: str) -> ProcessStore:
         asked.append(url)
         return stores.parent
 
-    await Group.of(copy, twin.identity, "home", TrioClock()).add(Step(14), keep=1)
+    await Group(Control(copy, twin.identity, TrioClock()), HOME_GROUP).add(Step(14), keep=1)
     report = await reclaim(copy, await open_lake(copy), origins=OriginStores(copy, opened), clock=TrioClock())
     assert report.deleted_objects > 0
     assert asked == []
-    assert await group(world, group_name(twin.identity.lake_id)).read() == held
-
-
-async def home_hold(world: World):
-    return (await list_groups(process(world, "operator"), world.identity)).get(HOLD)
+    assert (await list_groups(stores.parent, world.identity))[group_name(twin.identity.lake_id)] == held
 
 
 @scenario(small, on=grow)
@@ -433,7 +423,7 @@ async def test_runs_that_read_the_replica_hold_the_lake_and_its_producers(world:
         return await home_hold(world)
 
     held = await looked()
-    assert (held.need, held.fork) == (4, "")
+    assert (held.need, held.fork, held.replica) == (4, "", COPY)
     await clean(world)
     assert world.ledger.first_live_step == 4
     await run.add(Step(6), keep=1)
@@ -441,7 +431,8 @@ async def test_runs_that_read_the_replica_hold_the_lake_and_its_producers(world:
     await run.add(Step(10_000), keep=1)  # a mistake there is none here
     assert (await looked()).need == STEPS
     await run.retire()
-    await Group.of(pair.store, world.identity, f"fork:{'ab' * 16}", TrioClock()).register("memory://a fork of it")
+    child = Group(Control(pair.store, world.identity, TrioClock()), f"fork:{'ab' * 16}")
+    await child.register("memory://a fork of it")
     assert await looked() is None, "which has its data there"
 
 
@@ -450,7 +441,7 @@ async def test_an_archive_holds_what_is_not_copied_and_no_producer_counts_it(wor
     pair = Pair(world)
     replica = await pair.replicated("it", keeps_all=True)
     held = await home_hold(world)
-    assert (held.need <= STEPS, held.fork) == (True, COPY)
+    assert (held.need <= STEPS, held.fork, held.replica) == (True, COPY, COPY)
     await grows(world, 2)
     await checkpoint(world, "run", STEPS + 3)
     await clean(world)
@@ -600,7 +591,7 @@ async def test_plans_are_there_before_the_epochs_that_name_them(world: World) ->
 
 @scenario(simulate)
 async def test_it_asks_seldom(world: World) -> None:
-    """For one version with one object: at most five requests beside the two that move the object."""
+    """For one version with one object: at most six requests beside the two that move the object."""
     pair, versions = Pair(world), 20
     async with world.producer("a") as producer:
         await feed(producer, 1)
@@ -612,7 +603,7 @@ async def test_it_asks_seldom(world: World) -> None:
             await append(producer, number)
             await producer.flush()
             assert not await replica.follow()
-    assert (home.requests + copy.requests - before) / versions <= 5 + 2
+    assert (home.requests + copy.requests - before) / versions <= 6 + 2
     await pair.equals_home()
 
 
@@ -633,7 +624,7 @@ async def test_memory_of_a_request_that_failed_is_not_used_again() -> None:
 async def test_memory_is_bounded_and_used_again(world: World) -> None:
     """Four objects at once where they fit, one where even that is more than the bound."""
     size = world.ledger.steps[0].tgb.size
-    for bytes_max, most in ((1 << 30, 4), (2 * size, 2), (1, 1)):
+    for bytes_max, most in ((1 << 30, 4), (2 * (size + 1), 2), (1, 1)):
         pair = Pair(world)
         copier = pair.copier(f"with {bytes_max}")
         copier = Copier(copier.home, copier.store, bytes_max)
@@ -651,6 +642,6 @@ async def test_memory_is_bounded_and_used_again(world: World) -> None:
         copier.home.read_into = reads
         await Replica.open(copier, clock=TrioClock())
         assert peak == most
-        assert copier._buffers.bytes <= max(bytes_max, size)
+        assert copier._buffers.bytes <= max(bytes_max, size + 1)
         await pair.replicated("next")
         await pair.equals_home()

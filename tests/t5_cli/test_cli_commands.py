@@ -163,7 +163,7 @@ class TestStatus:
         assert document["frontier"] == 4
         assert document["sealed"] is False
         assert document["groups"] == {
-            "train": {"need": 2, "kept": [2, 4], "held_bytes": document["live_bytes"] * 3 // 5}
+            "train": {"need": 2, "kept": [2, 4], "held_bytes": document["live_bytes"] * 3 // 5, "held_for": None}
         }
         assert set(document["producers"]) == {"tok-0", "tok-1"}
         assert document["producers"]["tok-0"]["next_seq"] == 3

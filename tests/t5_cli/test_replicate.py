@@ -17,9 +17,9 @@ import trio
 from lakes import SLICES, commit, payloads, stepfs
 from produced_text import produce_in_a_process
 
-from stepfs import Lake
+from stepfs import CheckpointHook, Lake, StepDataset
 from stepfs.clock import SystemClock
-from stepfs.errors import RefusedError
+from stepfs.errors import CorruptError, ReclaimedError, RefusedError, UsageError
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.append import seal
 from stepfs.lake.log.reader import LogReader
@@ -239,3 +239,94 @@ def test_a_first_step_beyond_the_head_is_the_head(home, copy):
 def test_options_that_mean_nothing(home, copy, options):
     assert stepfs("replicate", home, copy, *options).code == 2
     assert not path(copy).exists()
+
+
+def test_a_damaged_copy_is_mended_as_verify_says(home, copy):
+    replicated(home, copy)
+    objects = sorted(path(copy).glob("*/data/*/*"))
+    body = bytearray(objects[1].read_bytes())
+    body[body.index(payloads(1)[0])] ^= 1
+    objects[1].write_bytes(body)
+    objects[3].unlink()
+    assert replicated(home, copy)["copied"]["objects"] == 0
+    said = stepfs("verify", copy)
+    first, *others = (line for line in said.err.splitlines() if line.startswith("to do: "))
+    assert (said.code, first) == (5, f"to do: first put again what {home} has: stepfs replicate {home} {copy} --check")
+    assert "fork" in others[0]
+    with Lake(copy, memory="64M") as lake, pytest.raises(CorruptError, match="`stepfs verify` says how to restore it"):
+        _ = lake[1][0], lake[1][1]
+    assert replicated(home, copy, "--check")["copied"]["objects"] == 2
+    assert stepfs("verify", copy).code == 0
+    assert replicated(home, copy, "--check")["copied"]["objects"] == 0
+    stepfs("verify", home)
+    assert [one.read_bytes() for one in objects] == [one.read_bytes() for one in sorted(path(home).glob("*/data/*/*"))]
+
+
+def test_an_archive_is_one_from_its_making_on(home, copy):
+    replicated(home, copy)
+    refused(4, f"{copy} was made without --keep-all, and is no archive", "replicate", home, copy, "--keep-all")
+    archive = f"{copy}-archive"
+    replicated(home, archive, "--keep-all")
+    replicated(home, archive)
+    assert f"copy of   {home}  (an archive)" in stepfs("status", archive).out
+    stepfs("checkpoint", home, "--group", "run", "--new-group", 4)
+    for url in (home, archive, copy):
+        replicated(home, archive), replicated(home, copy)
+        assert stepfs("reclaim", url, "--grace", "0").code == 0
+    first = [stepfs("status", url, "--json").document["first_step"] for url in (home, archive, copy)]
+    assert first == [4, 0, 4]
+
+
+def held(url: str) -> dict[str, object]:
+    document = stepfs("status", url, "--json").document
+    json_schemas.check("status-lake", document)
+    return {name: group["held_for"] for name, group in document["groups"].items()}
+
+
+def test_what_a_copy_holds_says_whose_it_is_and_how_it_ends(home, copy):
+    """After one that ended; one that goes on follows the runs there."""
+    replicated(home, copy)
+    stepfs("checkpoint", copy, "--group", "far", "--new-group", 2)
+    said = stepfs("replicate", home, copy).out.splitlines()
+    (name,) = held(home)
+    assert (name.startswith("replica:"), held(home)) == (True, {name: copy})
+    assert held(copy) == {"far": None, "home": None}
+    assert f"{name} of {copy} " in stepfs("status", home).out
+    ends = f"stepfs checkpoint {home} --group {name} --retire"
+    assert said[1] == f"until this runs again, {home} keeps what is needed at {copy} now; to end that: {ends}"
+    assert stepfs(*ends.split()[1:]).code == 0
+    assert held(home) == {}
+    stepfs("checkpoint", copy, "--group", "far", "--retire")
+    assert len(stepfs("replicate", home, copy).out.splitlines()) == 1
+    refused(2, f"group '{name}': stepfs keeps steps", "checkpoint", home, "--group", name, 3, "--new-group")
+    refused(2, "group 'home': stepfs keeps steps", "checkpoint", copy, "--group", "home", 3)
+    assert stepfs("checkpoint", copy, "--group", "home", "--retire").code == 0
+
+
+@pytest.mark.parametrize("name", ["home", "replica:0123", f"fork:{'ab' * 16}"])
+def test_no_run_has_a_name_under_which_stepfs_keeps_steps(home, copy, name):
+    """At every door, of a lake and of its replica, which it may be read from later."""
+    replicated(home, copy)
+    said = f"group {name!r}: stepfs keeps steps for replicas and forks under such names; name the run otherwise"
+    for url in (home, copy):
+        with pytest.raises(UsageError, match=said), Lake(url, group=name, memory="64M"):
+            pass
+        with pytest.raises(UsageError, match=said):
+            _ = StepDataset(url, rank=0, stop=6, group=name)[0]
+        hook = CheckpointHook(url, group=name)
+        with pytest.raises(UsageError, match=said):
+            hook(3)
+        with pytest.raises(UsageError, match=said):
+            hook.resumed(3)
+        before = held(url)
+        if not name.startswith("fork:"):  # an operator may hold on to what a fork shares
+            refused(2, said, "checkpoint", url, "--group", name, 3, "--new-group")
+            refused(2, said, "checkpoint", url, "--group", name, 3, "--resumed")
+        assert held(url) == before
+
+
+def test_a_copy_that_begins_later_says_what_it_has(home, copy):
+    replicated(home, copy, "--from", 4)
+    with Lake(copy, memory="64M") as lake, pytest.raises(ReclaimedError) as absent:
+        _ = lake[2]
+    assert str(absent.value) == f"step 2 is not in this replica, which has the steps from 4 on: see {home}"

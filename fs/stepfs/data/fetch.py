@@ -355,7 +355,7 @@ class Fetcher:
         if problem is None:
             return None
         self.counts.corrupt += 1
-        return CorruptError(f"{name}: {problem}; restore the object, or fork the lake around the step")
+        return CorruptError(f"{name}: {problem}; `stepfs verify` says how to restore it, or go around the step")
 
 
 def _tell_memory(waited_s: float, step: Step) -> None:

@@ -1,6 +1,7 @@
 """A lake as it is served, by a mount or to one program: the view, its bytes, its group, and the tasks that keep them new."""
 
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -14,7 +15,7 @@ from stepfs.data.fetch import CONNECTIONS_MAX, ConcurrencyLimit
 from stepfs.data.memory import MemoryGovernor
 from stepfs.data.prefetch import Prefetcher
 from stepfs.data.slices import Slices
-from stepfs.errors import StepfsError, UsageError
+from stepfs.errors import StepfsError, UsageError, command
 from stepfs.follow.follower import Changes, Follower, Spacing
 from stepfs.follow.waits import HasPendingSignal, Waits
 from stepfs.format.control import GroupRecord
@@ -74,6 +75,9 @@ class GroupFollower:
         if not is_new:
             return None
         beside = f"; the lake has {', '.join(map(repr, others))}" if others else ""
+        if home := self.group.control.identity.replica_of:
+            leave = command("stepfs", "checkpoint", home, "--group", name, "--retire")
+            beside += f"; if this run has read {home} before, its steps are kept there, too, and hold its producers, until {leave}"
         return f"new group {name!r}: it keeps the steps from {record.need} on until it is retired{beside}"
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -273,6 +277,9 @@ class LakeParts:
         if url is None:
             return None
         near = opener(url)
+        if near.url == self.store.url and url == os.environ.get("STEPFS_NEAR"):  # a node's default for all its lakes
+            _log.warning("STEPFS_NEAR is %s, the lake itself: it is not used here", url)
+            return None
         if near.url == self.store.url:
             raise UsageError(f"near is {url}, the lake itself; name a place that is nearer, or leave it out")
         if isinstance(near, LocalStore):  # NFS whose server is away must not hold an unmount

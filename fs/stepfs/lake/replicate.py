@@ -33,23 +33,24 @@ from stepfs.errors import command as shell_command
 from stepfs.format import keys
 from stepfs.format.commit import Commit, CommitKind, decode_commit
 from stepfs.format.control import RECORD_ID_BYTES, ControlRecord, GroupRecord, encode_control
-from stepfs.format.ids import SegmentIndex, Step, Version
-from stepfs.format.records import LakeIdentity, encode_lake
+from stepfs.format.ids import FIRST_STEP, SEGMENT_STEPS, SegmentIndex, Step, Version
+from stepfs.format.records import HOME_GROUP, REPLICA_GROUP, LakeIdentity, encode_lake
 from stepfs.format.snapshot import Segment, StepEntry, encode_segment
 from stepfs.format.tgb import Descriptor
 from stepfs.lake.control import Control, Group
-from stepfs.lake.create_once import SlotLost, create_own, settled, take_slot
+from stepfs.lake.create_once import SlotLost, create_own, listed_slots, settled, take_slot
 from stepfs.lake.fork import copy_objects, only_holds
 from stepfs.lake.identity import check_identity, open_lake
 from stepfs.lake.log.apply import ChainError, list_versions, read_commit, read_versions
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.log.snapshots import log_contains, newest_snapshot, snapshot_due, write_snapshot
+from stepfs.lake.reclaim.sweep import live_entries
 from stepfs.lake.several import pages
 from stepfs.lake.verify.lake import TgbCheck
+from stepfs.lake.verify.metadata import verify_metadata
 from stepfs.store.api import Store
 from stepfs.store.probe import probe_store
 
-HOME: Final = "home"  # the group of a replica that needs what the lake itself still has
 _AGAIN: Final = "replicate again"
 _VERSIONS_MAX: Final = 64  # read ahead of what is copied
 _COPIES: Final = 4  # at once
@@ -115,6 +116,8 @@ class Copier:
     note: Callable[[Copier, int], None] = lambda _copier, _step: None  # called for each copied object
     copied: int = 0  # objects
     copied_bytes: int = 0
+    has_replica: bool = False  # this process has seen it there
+    sound_below: Step = FIRST_STEP  # what this process has put, or checked, since it began the replica
     _buffers: _Buffers = field(init=False)
 
     def __post_init__(self) -> None:
@@ -125,7 +128,7 @@ class Copier:
     ) -> None:
         """Copy the objects of all parts, a few at once, begun in order. `publish` gets the parts whose objects are here, and
         all before, as soon as that is so. The first error in this order is raised behind what comes before it. `again`: not
-        those that are here.
+        those that are here as they should be.
         """
         missing = [len(named) for named, _ in parts]
         failed: dict[int, StepfsError] = {}
@@ -145,7 +148,7 @@ class Copier:
         async def one(number: int, step: Step, tgb: Descriptor) -> None:
             try:
                 try:
-                    await (self._copy_missing if again else self._copy)(step, tgb)
+                    await self._copy(step, tgb, again=again)
                 finally:
                     slots.release()
                 missing[number] -= 1
@@ -163,34 +166,38 @@ class Copier:
         if failed:
             raise failed[min(failed)]
 
-    async def _copy_missing(self, step: Step, tgb: Descriptor) -> None:
-        """A put is whole, and its bytes were verified."""
-        if await self.store.read_into(tgb.key, tgb.size - 1, memoryview(bytearray(1))) != 1:
-            await self._copy(step, tgb)
-
-    async def _copy(self, step: Step, tgb: Descriptor) -> None:
+    async def _copy(self, step: Step, tgb: Descriptor, *, again: bool) -> None:
         """`CorruptError` for an object that is damaged, or gone."""
         where = f"{self.home.url}/{tgb.key}: step {step}"
-        async with self._buffers.leased(tgb.size) as body:
+        async with self._buffers.leased(tgb.size + again) as room:  # one byte more shows an object that is too long
+            if again and await _problem(self.store, tgb, room) == "":
+                return
+            body = room[: tgb.size]
             for _ in range(_TRIES):
-                got = await self.home.read_into(tgb.key, 0, body)
-                if got is None:
+                problem = await _problem(self.home, tgb, body)
+                if problem is None:
                     raise _GoneError(f"{where}: the object is missing; restore it", step)
-                check = TgbCheck(tgb)
-                if got < _IN_THREAD_BYTES:
-                    check.feed(body[:got])
-                else:
-                    await trio.to_thread.run_sync(check.feed, body[:got])
-                if not (problems := check.finish()):
+                if not problem:
                     break
             else:
-                raise CorruptError(
-                    f"{where}: {problems[0][1]}; restore the object, `stepfs verify` says what else to do"
-                )
+                raise CorruptError(f"{where}: {problem}; restore the object, `stepfs verify` says what else to do")
             await self.store.put(tgb.key, [body])
         self.copied += 1
         self.copied_bytes += tgb.size
         self.note(self, step)
+
+
+async def _problem(store: Store, tgb: Descriptor, room: memoryview) -> str | None:
+    """How the object differs from the log, '' if it does not; None if there is none. Its bytes are in `room`."""
+    got = await store.read_into(tgb.key, 0, room)
+    if got is None:
+        return None
+    check = TgbCheck(tgb)
+    if got < _IN_THREAD_BYTES:
+        check.feed(room[:got])
+    else:
+        await trio.to_thread.run_sync(check.feed, room[:got])
+    return next((problem for _, problem in check.finish()), "")
 
 
 @dataclass(eq=False, slots=True)
@@ -206,9 +213,16 @@ class Replica:
 
     @classmethod
     async def open(
-        cls, copier: Copier, *, first: Step | None = None, keeps_all: bool = False, clock: Clock | None = None
+        cls,
+        copier: Copier,
+        *,
+        first: Step | None = None,
+        keeps_all: bool = False,
+        check: bool = False,
+        clock: Clock | None = None,
     ) -> Replica:
         """The replica in `copier.store`, made if there is none: it begins at step `first`, or at the lake's first live one.
+        `check`: put again what is not as the log says.
 
         `RefusedError` if the replica is of another lake or history, if another lake is there, or the lake itself.
         """
@@ -216,22 +230,34 @@ class Replica:
         identity = await open_lake(home)
         if identity.replica_of is not None:
             raise RefusedError(f"{home.url} is itself a replica: replicate {identity.replica_of}")
-        lake, own = Control(home, identity, clock), replace(identity, replica_of=home.url)
+        lake, own = Control(home, identity, clock), replace(identity, replica_of=home.url, archive=keeps_all)
 
         async def opened() -> Replica:
-            log = await LogReader.open(store, own, control=Control(store, own, clock))
-            return cls(lake, log, copier, keeps_all)
+            # A commit that is damaged or missing ends the log here, and is copied again.
+            log = await LogReader.open(store, own, control=Control(store, own, clock), until_damage=True)
+            return cls(lake, log, copier, own.archive)
 
         try:
-            _check_place(home, store, identity, await open_lake(store))
+            there = await open_lake(store)
         except AbsentError:
-            await _group(lake, store).register(store.url)  # the lake might give steps up before they are copied
+            if copier.has_replica:
+                raise RefusedError(
+                    f"{store.url} was a replica a moment ago, and nothing is there: put it back"
+                ) from None
+            # The lake might give steps up before they are copied.
+            await _group(lake, store).register(store.url, store.url)
             await _begin(lake, copier, own, first)
             await (await opened()).reach_first_step()
             settled(await take_slot(store, keys.LAKE, encode_lake(own)), store, _AGAIN)
-            _check_place(home, store, identity, await open_lake(store))
+            there = await open_lake(store)
+        own = _checked_place(home, store, own, there)
+        copier.has_replica = True
+        if check:
+            await _restore(home, store, own)
         replica = await opened()
         await replica.look()
+        if check:
+            await replica.check()
         return replica
 
     async def reach_first_step(self) -> None:
@@ -259,6 +285,7 @@ class Replica:
     async def look(self) -> None:
         """Look whether the lake is what it was, then `keep`; and copy what a run keeps after its start."""
         await self._check_history()
+        await self._check_end()
         await _copy_plans(self.home.store, self.log.store, self.home.identity.lake_id)
         self._look_at_s = trio.current_time() + _LOOK_S
         await self.keep()
@@ -275,6 +302,43 @@ class Replica:
                 " an earlier time, or somebody wrote into the replica. Go on from the one that is right: make a new replica in"
                 f" another place, or {shell_command('stepfs', 'fork', f'{self.log.store.url}@STEP', 'NEW')}"
             )
+
+    async def _check_end(self) -> None:
+        """A replica that was put back to an older copy of itself is opened again, before a hole is made in its log."""
+        if not await log_contains(self.log.store, self.log.identity, self.log.head):
+            raise StoreUnreachableError(
+                f"{self.log.store.url} does not have version {self.log.head.version} of its log any more: it was put back to an"
+                f" older copy, or others were faster; {_AGAIN}"
+            )
+
+    async def check(self) -> None:
+        """Put again what of the replica is not as its log says. The first error is raised when all was looked at."""
+        home, store, state, lake_id = self.home.store, self.log.store, self.log.state, self.log.identity.lake_id
+        live, failed = self.log.first_live_step, None
+        for number in range(live // SEGMENT_STEPS, state.sealed_segments + 1):
+            index = SegmentIndex(number)
+            try:
+                entries = state.tail if number == state.sealed_segments else (await self._segment(index)).entries
+                await self.copier.in_order([(_named(entries, live), None)], _nothing, again=True)
+            except CorruptError as error:
+                failed = failed or error
+        log = keys.log_prefix(lake_id)
+        for version in set(range(self.log.control.floor, state.version)) - (await listed_slots(store, log)).keys():
+            key = keys.numbered(log, version)  # which a snapshot covers: else it would have been followed
+            if (body := await home.get(key)) is not None:
+                await store.put(key, [body])
+        if failed is not None:
+            raise failed
+
+    async def _segment(self, index: SegmentIndex) -> Segment:
+        ref, key = self.log.state.segment_ref(index), keys.extent(keys.index_prefix(self.log.identity.lake_id), index)
+        try:
+            return await self.log.segments.peek(index, ref)
+        except CorruptError:
+            if (body := await self.home.store.get(key)) is None:
+                raise
+            await self.log.store.put(key, [body])
+            return await self.log.segments.peek(index, ref)
 
     async def follow(self) -> bool:
         """Copy the versions behind the replica's head, at most `_VERSIONS_MAX`. False if there are no more."""
@@ -322,12 +386,18 @@ class Replica:
         self._check_gap()  # a slot below the floor may be a reclaimed one that a sleeper took again
         if any(commit.kind is CommitKind.EPOCH for commit, _ in commits):
             await _copy_plans(self.home.store, store, lake_id)
+        await self._check_end()
         for commit, body in commits:
             before = self.log.head
             self.log.extend(commit, body)
             key = keys.numbered(keys.log_prefix(lake_id), commit.version)
             outcome = settled(await take_slot(store, key, body), store, _AGAIN)
             if outcome == SlotLost(taken=True):
+                try:
+                    await read_commit(store, lake_id, commit.version)
+                except CorruptError as error:
+                    check = shell_command("stepfs", "replicate", self.home.store.url, store.url, "--check")
+                    raise CorruptError(f"{store.url}: {error}; put it again: {check}") from error
                 raise RefusedError(
                     f"{store.url}/{key} is not as at {self.home.store.url}: somebody wrote into the replica; make a new one in"
                     " another place"
@@ -362,53 +432,69 @@ class Replica:
         if not await self.log.confirm():
             return
         end, live = self.log.state.next_step, self.home.first_live_step
-        here = Group.on(self.log.control, HOME)
+        here = Group(self.log.control, HOME_GROUP)
         if not self.keeps_all and here.known is not None and here.known.need < min(live, end):
             await here.replace(frozenset({Step(min(live, end))}))
         hold = _group(self.home, self.log.store)
         runs = [
             group.need
             for name, group in self.log.control.groups.items()
-            if name != HOME and not only_holds(name, group)
+            if name != HOME_GROUP and not only_holds(name, group)
         ]
         others = [group.need for name, group in self.home.groups.items() if name != hold.name]
         if runs:
-            await self._hold(hold, Step(min(*runs, end)), "")
+            await self._hold(hold, Step(min(*runs, end)), runs=True)
         elif self.keeps_all and others:  # without any, the lake keeps everything
             known = hold.known
             lags = known is None or known.need < min(*others, end)
-            await self._hold(hold, end if known is None or lags else known.need, self.log.store.url)
+            await self._hold(hold, end if known is None or lags else known.need, runs=False)
         elif hold.known is not None:
             with suppress(AbsentError):
                 await hold.retire()
 
-    async def _hold(self, hold: Group, need: Step, holder: str) -> None:
-        """`holder`: the replica's URL for data alone, which no producer's lead counts from (`only_holds`)."""
-        need = max(need, self.home.first_live_step)
-        if hold.known is not None and hold.known.fork != holder:
-            with suppress(AbsentError):
-                await hold.retire()
-        if hold.known is None:
-            await hold.register(holder)
+    @property
+    def hold(self) -> Group | None:
+        """The lake's group for what the replica needs, if it stands."""
+        group = _group(self.home, self.log.store)
+        return None if group.known is None else group
+
+    async def _hold(self, hold: Group, need: Step, *, runs: bool) -> None:
+        """`runs`: it counts for producers' lead, which data alone does not (`only_holds`)."""
+        url, need = self.log.store.url, max(need, self.home.first_live_step)
+        marks = ("" if runs else url, url)
+        if hold.known is None or (hold.known.fork, hold.known.replica) != marks:
+            await hold.register(*marks)
         if hold.known is not None and hold.known.need != need:
             with suppress(WithdrawnError):  # reclaimed meanwhile: the next look says so, if it matters
                 await hold.replace(frozenset({need}))
 
 
+def _named(entries: Iterable[StepEntry], live: Step) -> Named:
+    return [(entry.step, entry.tgb) for entry in entries if entry.step >= live]
+
+
+async def _nothing(_: list[None]) -> None:
+    pass
+
+
 def _group(home: Control, store: Store) -> Group:
     """The lake's group that holds what the replica in `store` needs of it."""
-    return Group.on(home, f"replica:{keys.component(store.url)}")
+    return Group(home, REPLICA_GROUP + keys.component(store.url))
 
 
-def _check_place(home: Store, store: Store, identity: LakeIdentity, there: LakeIdentity) -> None:
-    if there.lake_id != identity.lake_id:
+def _checked_place(home: Store, store: Store, own: LakeIdentity, there: LakeIdentity) -> LakeIdentity:
+    """The replica that is there. Whether it is an archive was said by whoever made it."""
+    if there.lake_id != own.lake_id:
         raise RefusedError(
-            f"{store.url} is lake {there.lake_id}, and {home.url} is {identity.lake_id}: replicate to another place"
+            f"{store.url} is lake {there.lake_id}, and {home.url} is {own.lake_id}: replicate to another place"
         )
     if there.replica_of is None:
         raise RefusedError(
             f"{store.url} is {home.url} by another name, or a copy that is a lake of its own: replicate to another place"
         )
+    if own.archive and not there.archive:
+        raise RefusedError(f"{store.url} was made without --keep-all, and is no archive: make one in another place")
+    return there
 
 
 async def _begin(home: Control, copier: Copier, own: LakeIdentity, first: Step | None) -> None:
@@ -439,7 +525,11 @@ async def _copy_base_data(home: Control, copier: Copier, first: Step | None) -> 
     identity, store = home.identity, copier.store
     log = await LogReader.open(home.store, identity, control=home)
     base = await newest_snapshot(home.store, identity, home)
-    live = Step(min(max(first or 0, home.first_live_step), max(log.state.next_step, base.next_step)))
+    began, deleted = log.first_live_step, home.record.deleted_bytes
+    live = Step(min(max(first or 0, began), max(log.state.next_step, base.next_step)))
+    async with aclosing(live_entries(log, began, live)) as parts:
+        async for part in parts:
+            deleted += sum(entry.tgb.payload_bytes for entry in part)
     inherited = base.origins[0].end if base.origins else Step(0)
     if live < inherited:
         raise RefusedError(
@@ -447,28 +537,24 @@ async def _copy_base_data(home: Control, copier: Copier, first: Step | None) -> 
             f"begin behind them, with --from {inherited}"
         )
 
-    def named(entries: Iterable[StepEntry]) -> Named:
-        return [(entry.step, entry.tgb) for entry in entries if entry.step >= live]
-
     async def write(segments: list[Segment]) -> None:
         for segment in segments:
             body = encode_segment(identity.lake_id, identity.slices, segment)
             await create_own(store, keys.extent(keys.index_prefix(identity.lake_id), segment.index), body, _AGAIN)
-
-    async def nothing(_: list[None]) -> None:
-        pass
+            copier.sound_below = max(copier.sound_below, Step(segment.entries[-1].step + 1))
 
     for number in range(base.trimmed(live).first_segment, base.sealed_segments):
         index = SegmentIndex(number)
         segment = await log.segments.peek(index, base.segment_ref(index))
-        await copier.in_order([(named(segment.entries), segment)], write, again=True)
-    await copier.in_order([(named(base.tail), None)], nothing, again=True)
+        await copier.in_order([(_named(segment.entries, max(live, copier.sound_below)), segment)], write, again=True)
+    await copier.in_order([(_named(base.tail, live), None)], _nothing, again=True)
     return ControlRecord(
         record_id=entropy.token(RECORD_ID_BYTES),
         time_ms=base.time_ms,
         first_live_step=live,
         floor=Version(max(base.version, 0)),
-        groups={HOME: GroupRecord(start=live)},
+        deleted_bytes=deleted,
+        groups={HOME_GROUP: GroupRecord(start=live)},
     )
 
 
@@ -485,6 +571,17 @@ async def _copy_base(home: Store, store: Store, lake_id: str, version: Version) 
         )
     await create_own(store, log_key, body, _AGAIN)
     await create_own(store, key, snapshot, _AGAIN)
+
+
+async def _restore(home: Store, store: Store, own: LakeIdentity) -> None:
+    """Put again what can be read of the replica's log, snapshots and index no more, as far as the lake has it."""
+    lake_id = own.lake_id
+    copied = (keys.log_prefix(lake_id), keys.snapshot_prefix(lake_id), keys.index_prefix(lake_id))
+    for damage in await verify_metadata(store, own):
+        is_lost = not damage.key.startswith(copied) or await store.get(damage.key) is None  # that comes behind its data
+        body = None if is_lost else await home.get(damage.key)
+        if body is not None:
+            await store.put(damage.key, [body])
 
 
 async def _copy_plans(home: Store, store: Store, lake_id: str) -> None:

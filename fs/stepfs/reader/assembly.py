@@ -178,6 +178,10 @@ class ReaderParts(LakeParts):
                 f"step {step} is outside of the steps {steps.start}:{steps.stop} of this view"
             )
         if step < self.log.first_live_step:
+            if home := self.log.identity.replica_of:
+                return errors.ReclaimedError(
+                    f"step {step} is not in this replica, which has the steps from {self.log.first_live_step} on: see {home}"
+                )
             return errors.ReclaimedError(
                 f"step {step} was reclaimed: no checkpoint that is kept needs it; the lake begins at step"
                 f" {self.log.first_live_step}"

@@ -168,6 +168,11 @@ class BackPressure:
         if only_holds(name, self._control.groups[name]):
             return f"{says}{reclaims}"
         at = ("stepfs", "checkpoint", url, "--group", name)
+        if replica := self._control.groups[name].replica:
+            return (
+                f"{says}, by the runs that read the replica {replica}: see `{command('stepfs', 'status', replica)}`, and let "
+                f"the slowest record a later checkpoint there; if nobody replicates to it, `{command(*at, '--retire')}`{reclaims}"
+            )
         later = f"let it record a later checkpoint with `{command(*at, '…', '--keep', 1)}`"
         drop = f", drop that one with `{command(*at, need, '--drop')}`" if kept > 1 else ""
         retire = f", or if it has ended, `{command(*at, '--retire')}`"

@@ -61,13 +61,17 @@ def test_bytes_come_from_a_copy_of_the_objects_although_the_lake_lost_them(tmp_p
         assert lake[2][0] == payload(2, 0, SMALL)
 
 
-@pytest.mark.logs("has no data of this lake")
-def test_a_near_place_without_the_lake_changes_nothing_and_the_lake_itself_is_none(tmp_path):
+@pytest.mark.logs("has no data of this lake|STEPFS_NEAR is")
+def test_a_near_place_without_the_lake_changes_nothing_and_the_lake_itself_is_none(tmp_path, monkeypatch, caplog):
     url = lake_of(tmp_path, 2)
     with Lake(url, near=f"file://{tmp_path}/nothing") as lake:
         assert lake[1][0] == payload(1, 0, SMALL)
     with pytest.raises(UsageError, match="the lake itself; name a place that is nearer, or leave it out"):
         Lake(url, near=url + "/")
+    monkeypatch.setenv("STEPFS_NEAR", url)  # a node's default for all lakes, of which this one is the place
+    with Lake(url) as lake:
+        assert lake[1][0] == payload(1, 0, SMALL)
+    assert f"STEPFS_NEAR is {url}, the lake itself: it is not used here" in caplog.text
     with pytest.raises(UsageError, match="unknown scheme"):
         Lake(url, near="ftp://host/x")
 

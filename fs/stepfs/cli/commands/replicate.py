@@ -15,7 +15,7 @@ from stepfs.cli.failure import say
 from stepfs.cli.options import EndpointUrl, Json, Lake, not_empty
 from stepfs.cli.target import opened_store
 from stepfs.declared_option import Opt
-from stepfs.errors import StoreUnreachableError
+from stepfs.errors import StoreUnreachableError, command
 from stepfs.format.arguments import parse_interval, parse_size
 from stepfs.store.api import StoreOptions
 
@@ -41,6 +41,9 @@ def replicate(
     keep_all: Annotated[
         bool, Opt("--keep-all", "An archive: COPY gives up no step, and LAKE none before it is copied.")
     ] = False,
+    check: Annotated[
+        bool, Opt("--check", "First read all that COPY has, and put again what is not as the log says.")
+    ] = False,
     memory: Annotated[int, Opt("--memory", "For objects on their way.", "SIZE", parse=parse_size, given="1G")] = 1
     << 30,
     as_json: Json = False,
@@ -62,12 +65,13 @@ def replicate(
         async with opened_store(home, options) as source, opened_store(copy, options.for_origin()) as store:
             with _progress(quiet=as_json or every is not None) as note:
                 copier, replica = Copier(source, store, memory, note), None
-                more, show_at_s, complain_at_s = False, float("-inf"), float("-inf")
+                more, show_at_s, complain_at_s, checks = False, float("-inf"), float("-inf"), check
                 while True:
                     try:
                         replica = replica or await Replica.open(
-                            copier, first=None if first is None else Step(first), keeps_all=keep_all
+                            copier, first=None if first is None else Step(first), keeps_all=keep_all, check=checks
                         )
+                        checks = False
                         more = await replica.round()
                         if every is None and not more:
                             await replica.look()
@@ -86,12 +90,12 @@ def replicate(
                         show_at_s = trio.current_time() + _SHOW_S
                     if not more:
                         await trio.sleep(_AGAIN_S if replica is None else every or 0)
-        _show(replica, as_json=as_json)
+        _show(replica, as_json=as_json, is_last=True)
 
     interruption.run(work)
 
 
-def _show(replica: Replica, *, as_json: bool) -> None:
+def _show(replica: Replica, *, as_json: bool, is_last: bool = False) -> None:
     copier, state, first = replica.copier, replica.log.state, replica.log.first_live_step
     home, copy = copier.home.url, copier.store.url
     if as_json:
@@ -102,6 +106,9 @@ def _show(replica: Replica, *, as_json: bool) -> None:
         return
     span = f"steps {first} to {state.next_step - 1} of {home}" if state.next_step > first else f"no step of {home} yet"
     typer.echo(f"{copy} has {span}; copied {copier.copied} objects ({size_text(copier.copied_bytes)})")
+    if is_last and (hold := replica.hold) is not None:
+        retire = command("stepfs", "checkpoint", home, "--group", hold.name, "--retire")
+        typer.echo(f"until this runs again, {home} keeps what is needed at {copy} now; to end that: {retire}")
 
 
 @contextmanager

@@ -124,7 +124,12 @@ def lake_document(log: LogReader, groups: Mapping[str, GroupRecord], nodes: Sequ
         "live_bytes": log.live_bytes,
         "producers": _producers(state),
         "groups": {
-            name: {"need": record.need, "kept": list(record.kept), "held_bytes": _held_bytes(log, record)}
+            name: {
+                "need": record.need,
+                "kept": list(record.kept),
+                "held_bytes": _held_bytes(log, record),
+                "held_for": record.replica or record.fork or None,
+            }
             for name, record in groups.items()
         },
         "nodes": [_node_document(record) for record in nodes],
@@ -217,7 +222,7 @@ def _lake_lines(log: LogReader, groups: Mapping[str, GroupRecord]) -> Iterator[s
     )
     yield f"lake      {state.lake_id}  ({log.identity.grid}, {log.identity.ext}{', sealed' if state.sealed else ''})"
     if log.identity.replica_of is not None:
-        yield f"copy of   {log.identity.replica_of}  (a replica)"
+        yield f"copy of   {log.identity.replica_of}  ({'an archive' if log.identity.archive else 'a replica'})"
     for origin in _origins(log):
         yield f"fork of   {origin['url']}  (lake {origin['lake_id']}, the same below step {origin['cut']})"
     yield f"steps     {span}  ({live} live, {state.next_step} committed)"
@@ -229,7 +234,7 @@ def _lake_lines(log: LogReader, groups: Mapping[str, GroupRecord]) -> Iterator[s
         yield ""
         rows = [
             [
-                name,
+                f"{name} of {url}" if (url := record.replica or record.fork) else name,
                 str(record.need),
                 str(len(record.kept)),
                 str(state.next_step - record.need),

@@ -81,7 +81,7 @@ async def _verify(
     from stepfs.lake.control import Control
     from stepfs.lake.identity import open_lake
     from stepfs.lake.log.reader import LogReader
-    from stepfs.lake.verify.lake import Damage, Verification, advice, is_superseded, verify_lake
+    from stepfs.lake.verify.lake import Damage, Verification, advice, from_home, is_superseded, verify_lake
     from stepfs.lake.verify.metadata import verify_metadata
 
     result, found = Verification(), []
@@ -113,7 +113,7 @@ async def _verify(
                 has_beginning = await _ends_well(begun, StepfsError)
     lake_id = None if identity is None else identity.lake_id
     live = range(0) if log is None else range(log.first_live_step, log.state.next_step)
-    lines = advice(
+    lines = from_home(lake, identity, result.errors) + advice(
         lake, lake_id, result.errors, opens=opens, has_beginning=has_beginning, live=live, control_reads=control_reads
     )
     return result, lines, control_reads and all(is_superseded(lake_id, damage) for damage in result.errors)

@@ -18,7 +18,7 @@ from stepfs.errors import (
 )
 from stepfs.format.ids import BLOCK_BYTES, SEGMENT_STEPS, SegmentIndex, SliceIndex, Step
 from stepfs.format.keys import LAKE, control_prefix, index_prefix, log_prefix, nodes_prefix, segment_of, snapshot_prefix
-from stepfs.format.records import HEAD_BYTES, payload_problem
+from stepfs.format.records import HEAD_BYTES, LakeIdentity, payload_problem
 from stepfs.format.snapshot import StepEntry
 from stepfs.format.tgb import (
     ALIGNMENT_BYTES,
@@ -350,6 +350,15 @@ def advice(
     if under(nodes_prefix(lake_id)):
         lines.append("what a mount said of itself is informative only: nothing to do")
     return lines
+
+
+def from_home(url: str, identity: LakeIdentity | None, damages: Iterable[Damage]) -> list[str]:
+    """The line that comes first for a replica, unless only what is its own is damaged."""
+    own = () if identity is None else (control_prefix(identity.lake_id), nodes_prefix(identity.lake_id))
+    if identity is None or identity.replica_of is None or all(damage.key.startswith(own) for damage in damages):
+        return []
+    again = command("stepfs", "replicate", identity.replica_of, url, "--check")
+    return [f"first put again what {identity.replica_of} has: {again}"]
 
 
 def is_superseded(lake_id: str | None, damage: Damage) -> bool:

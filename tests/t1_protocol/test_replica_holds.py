@@ -1,0 +1,162 @@
+"""What a replica and its lake keep for each other: the hold at the lake, the group `home` at the replica, archives."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import partial
+
+import pytest
+import trio
+from doubles.trio_clock import TrioClock
+from fork_stores import reclaimed
+from lakework import list_groups
+from producer_world import World, append
+from replica_stores import COPY, HOLD, Pair, copied, grows, home_hold
+from scenarios import scenario
+from small_world import STEPS, checkpoint, clean, grow, process, small
+
+from stepfs.errors import RefusedError
+from stepfs.follow.served import GroupFollower
+from stepfs.format.ids import Step
+from stepfs.format.records import HOME_GROUP
+from stepfs.lake.control import Group
+from stepfs.lake.identity import open_lake
+from stepfs.lake.log.reader import LogReader
+
+
+@scenario(small, on=grow)
+async def test_a_run_at_an_archive_counts_for_producers_until_it_ends(world: World) -> None:
+    pair = Pair(world)
+    replica = await pair.replicated("it", keeps_all=True)
+    run = Group.of(pair.store, world.identity, "there", TrioClock())
+    await run.add(Step(11), keep=1)
+    before = len(world.ledger.controls)
+    marks, ends = [], (False, True)
+    for ended in ends:
+        if ended:
+            await run.retire()
+        await trio.sleep(1)
+        await replica.round()
+        held = await home_hold(world)
+        marks.append((held.fork, held.replica))
+    assert marks == [("", COPY), (COPY, COPY)]
+    stood = [HOLD in record.groups for record in world.ledger.controls[before:]]
+    assert all(stood), "a reclaim in between would take what was not copied"
+
+
+@scenario(small, on=grow)
+async def test_whether_it_is_an_archive_was_said_by_its_maker(world: World) -> None:
+    """Two of them, with and without, changed the lake's record each second."""
+    pair, other = Pair(world), Pair(world)
+    await pair.replicated("plain")
+    with pytest.raises(RefusedError, match=f"{COPY} was made without --keep-all, and is no archive"):
+        await pair.replicated("asks for more", keeps_all=True)
+    assert not (await open_lake(pair.store)).archive
+    both = [await other.replicated("archive", keeps_all=True), await other.replicated("says nothing")]
+    assert (await open_lake(other.store)).archive
+    before = len(world.ledger.controls)
+    for _ in range(10):
+        await trio.sleep(1)
+        for replica in both:
+            await replica.round()
+    assert len(world.ledger.controls) == before
+    await checkpoint(world, "run", STEPS)
+    await clean(world)
+    await trio.sleep(1)
+    await both[1].round()
+    assert await other.reclaimed_there() == 0
+
+
+def test_two_makers_with_different_wishes_make_one_replica() -> None:
+    async def one(at: int, world: World) -> bool:
+        pair = Pair(world)
+        copier = pair.copier("plain")
+
+        async def other() -> None:
+            with suppress(RefusedError):
+                await pair.replicated("archive", keeps_all=True)
+
+        copier.home.inside[at] = other
+        replica = await copied(copier)
+        assert replica.keeps_all == (await open_lake(pair.store)).archive
+        found.add(replica.keeps_all)
+        await pair.equals_home()
+        return not copier.home.inside
+
+    found: set[bool] = set()
+    reached = 0
+    while small(partial(one, 1 + 8 * reached), on=reclaimed, seed=reached):
+        reached += 1
+    assert found == {True, False}
+
+
+@scenario(small, on=grow)
+async def test_its_group_home_needs_no_step_that_it_does_not_have(world: World) -> None:
+    """The lake has given up more than was copied, and its log still has the versions that name it."""
+    pair = Pair(world)
+    await pair.replicated("it")
+    await grows(world)
+    await checkpoint(world, "run", STEPS + 1)
+    await clean(world)
+    for name in ("again", "and again"):
+        with pytest.raises(RefusedError, match="that were not copied"):
+            await pair.replicated(name)
+    assert (await list_groups(pair.store, world.identity))[HOME_GROUP].need == STEPS
+    await pair.reclaimed_there()
+    await pair.is_sound()
+
+
+@pytest.mark.parametrize("first", [None, 12, STEPS + 1, 10_000])
+@scenario(small, on=reclaimed)
+async def test_live_bytes_are_those_of_the_steps_that_it_has(world: World, first: int | None) -> None:
+    pair = Pair(world)
+    await grows(world, 1)
+    await pair.replicated("it", first=None if first is None else Step(first))
+    await grows(world, 1)
+    await pair.replicated("more")
+    log = await LogReader.open(pair.store, await open_lake(pair.store))
+    live = world.ledger.steps[log.first_live_step :]
+    assert log.live_bytes == sum(entry.tgb.payload_bytes for entry in live)
+
+
+@pytest.mark.logs("held back by max_lead")
+@scenario(small, on=grow)
+async def test_a_producer_that_waits_for_a_run_there_says_where(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    pair = Pair(world)
+    replica = await pair.replicated("it")
+    run = Group.of(pair.store, world.identity, "there", TrioClock())
+    await run.add(Step(3), keep=1)
+    await trio.sleep(1)
+    await replica.round()
+    async with world.producer("a", max_lead=6) as producer:
+        with trio.move_on_after(20):
+            await append(producer, producer.position)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert (
+        f"group '{HOLD}' needs all from step 3, 11 steps are committed since, by the runs that read the replica {COPY}:"
+        in said
+    )
+    assert f"`stepfs status '{COPY}'`" in said
+    assert f"stepfs checkpoint memory://a --group {HOLD} --retire" in said
+    await run.add(Step(12), keep=1)
+    await trio.sleep(1)
+    await replica.round()
+    async with world.producer("a", max_lead=6) as producer:
+        with trio.fail_after(60):
+            await append(producer, producer.position)
+
+
+@scenario(small, on=grow)
+async def test_a_run_that_moves_there_is_told_what_stays_behind(world: World) -> None:
+    pair = Pair(world)
+    await pair.replicated("it")
+    said = []
+    for store in (pair.store, pair.store, process(world, "home")):
+        joining = Group.of(store, await open_lake(store), "moves", TrioClock())
+        said.append(await GroupFollower(joining, _Shown(), lambda: None).register())
+    assert said[0].endswith("until stepfs checkpoint memory://home --group moves --retire")
+    assert (said[1], "checkpoint" in said[2]) == (None, False)
+
+
+class _Shown:
+    need = 0
