@@ -28,6 +28,7 @@ from lakework import list_groups, reclaim
 from ledger import Ledger
 from operators import ReclaimerActor, SealerActor
 from process_store import ProcessStore
+from replicas import Copy
 from scenario import Life, Scenario
 from trainers import TrainerActor
 from watched_run import NodeActor, WatchedRun, WatchedTrainer
@@ -35,8 +36,8 @@ from watched_run import NodeActor, WatchedRun, WatchedTrainer
 from stepfs.format.grid import Grid
 from stepfs.format.ids import Step
 from stepfs.format.keys import LAKE
-from stepfs.format.records import LakeIdentity, encode_lake
-from stepfs.lake.control import Group
+from stepfs.format.records import FORK_GROUP, REPLICA_GROUP, LakeIdentity, encode_lake
+from stepfs.lake.control import Control, Group
 from stepfs.lake.log.reader import LogReader
 
 _VIRTUAL_S_MAX = 4 * 3600.0
@@ -92,6 +93,7 @@ class _Cluster:
         self.world.lying = plan.lying
         self.runs = [WatchedRun(self.world, watched) for watched in plan.watched]
         self.forks = [ForkActor(self.world, forked) for forked in plan.forks]
+        self.copies = [Copy(self.world, replica) for replica in plan.replicas]
         self.faults: Plan = Storm(plan.faults, trio.current_time) if plan.faults else no_faults
 
     async def run(self) -> Outcome:
@@ -118,6 +120,9 @@ class _Cluster:
                 background.start_soon(self._process, ReclaimerActor(self.world, reclaimer), reclaimer.lives, 0.0)
             for follower in self.plan.followers:
                 background.start_soon(self._process, FollowerActor(self.world, follower), follower.lives, 0.0)
+            for copy in self.copies:
+                for one, lives in zip(copy.actors(), (*copy.plan.replicators, copy.plan.run), strict=False):
+                    background.start_soon(self._process, one, lives, 0.0)
             async with trio.open_nursery() as nursery:
                 for actor, lives, begins_s in self._cast():
                     nursery.start_soon(self._process, actor, lives, begins_s)
@@ -196,6 +201,9 @@ class _Cluster:
         store = ProcessStore(self.shared, actor="end", seed=self.plan.seed)
         rng = self.world.rng("end")
         identity, end = self.ledger.identity, len(self.ledger.steps)
+        for copy in self.copies:
+            copy.place.shared.settle(trio.current_time())
+            await copy.end(store)
         for name in [*(run.name for run in self.plan.trainers), *(run.name for run in self.plan.watched)]:
             step = rng.choice((end, rng.randint(self.ledger.promises[name], end)))
             self.ledger.promises[name] = step
@@ -207,14 +215,18 @@ class _Cluster:
             self.ledger.first_live_step == self.ledger.first_needed,
             f"needed from {self.ledger.first_needed}, kept from {self.ledger.first_live_step}",
         )
+        for copy in self.copies:
+            await copy.audit(store)
 
     async def _let_go_of_forks(self, store: ProcessStore) -> None:
-        """An operator retires what forks hold: those that came to be are done, those that died half-made never will."""
+        """An operator retires what forks hold: those that came to be are done, those that died half-made never will. So
+        with replicas, of which the one that is left is copied to its end.
+        """
         for name in {name for forked in self.forks for name in forked.groups}:
             self.ledger.release(name)
         for name in await list_groups(store, self.ledger.identity):
-            if name.startswith("fork:"):
-                await Group.of(store, self.ledger.identity, name, self.world.clock).retire()
+            if name.startswith((FORK_GROUP, REPLICA_GROUP)):
+                await Group(Control(store, self.ledger.identity, self.world.clock), name).retire()
 
 
 def _single(error: BaseException) -> BaseException:

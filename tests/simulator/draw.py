@@ -40,6 +40,7 @@ from scenario import (
     NodePlan,
     ProducerPlan,
     ReclaimerPlan,
+    ReplicaPlan,
     Scenario,
     TrainerPlan,
     WatchedPlan,
@@ -108,7 +109,7 @@ def scenario(seed: int, *, flavour: Flavour | None = None) -> Scenario:
         watchers=tuple(WatcherPlan(f"w{n}", 0.0, ()) for n in range(rng.choice((0, 1, 1)))),
         seal=rng.random() < 0.25,
     )
-    return lean(_with_more(plan, rng), flavour, rng)
+    return _with_replica(lean(_with_more(plan, rng), flavour, rng), random.Random(f"replica/{seed}"))
 
 
 def _with_more(plan: Scenario, rng: random.Random) -> Scenario:
@@ -127,6 +128,18 @@ def _with_more(plan: Scenario, rng: random.Random) -> Scenario:
     # A trainer keeps the steps of `keep` checkpoints and reads on to the next; nobody may wait for the other for ever.
     lead = max(run.every * (run.keep + 2) for run in runs) + 2 * len(plan.producers)
     return replace(plan, producers=tuple(replace(one, max_lead=lead) for one in plan.producers))
+
+
+def _with_replica(plan: Scenario, rng: random.Random) -> Scenario:
+    """Nobody bounds the lead: what a run at a replica that was lost holds, no new checkpoint gives up."""
+    if rng.random() > 0.15:
+        return plan
+    lives = [_lives(rng, most=4, reach=200, freeze=0.3) for _ in range(rng.choice((1, 1, 2)))]
+    replica = ReplicaPlan(
+        "c0", rng.choice((0.2, 1.0, 5.0)), rng.choice((0, 1, 3)), rng.random() < 0.3, tuple(lives),
+        _lives(rng, most=2, reach=120, freeze=0.3),
+    )  # fmt: skip
+    return replace(plan, replicas=(replica,), producers=tuple(replace(one, max_lead=None) for one in plan.producers))
 
 
 def _with_unstored(plan: Scenario, rng: random.Random) -> Scenario:

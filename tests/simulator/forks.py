@@ -15,7 +15,7 @@ from stepfs.errors import RefusedError, StoreUnreachableError, UsageError, Withd
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import StepEntry
-from stepfs.lake.control import Group
+from stepfs.lake.control import Control, Group
 from stepfs.lake.fork import Cut, fork, group_name
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.origins import OriginStores
@@ -66,7 +66,7 @@ class ForkActor:
         if identity is None:
             return False
         name = group_name(identity.lake_id)
-        record = await Group.of(parent.store, ledger.identity, name, self.world.clock).read()
+        record = await Group(Control(parent.store, ledger.identity, self.world.clock), name).read()
         self.identity, self.next_step = identity, step
         if record is not None:  # it shares steps
             ledger.promise(name, record.need)
@@ -127,7 +127,7 @@ class ForkActor:
             f"{self.name}: a fork of the fork has {entry}",
         )
         await self._read(parent, entry, origin.parent_step(step))
-        await Group.of(child, reader.identity, group_name(identity.lake_id), self.world.clock).retire()
+        await Group(Control(child, reader.identity, self.world.clock), group_name(identity.lake_id)).retire()
         self.world.ledger.counts["forks of forks"] += 1
 
     async def _read(self, parent: ProcessStore, entry: StepEntry, number: int) -> None:

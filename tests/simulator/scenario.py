@@ -108,6 +108,16 @@ class ReclaimerPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplicaPlan:
+    name: str
+    every_s: float
+    every: int  # steps between checkpoints of the run there; 0: nobody reads it
+    keeps_all: bool
+    replicators: tuple[tuple[Life, ...], ...]  # the lives of each
+    run: tuple[Life, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Scenario:
     seed: int
     slices: int
@@ -126,4 +136,5 @@ class Scenario:
     watchers: tuple[WatcherPlan, ...]
     seal: bool
     followers: tuple[FollowerPlan, ...] = ()
+    replicas: tuple[ReplicaPlan, ...] = ()
     far: Mapping[str, float] = field(default_factory=dict)  # process → how many times the usual latency

@@ -9,19 +9,21 @@ import pytest
 import trio
 from doubles.trio_clock import TrioClock
 from fork_stores import reclaimed
-from lakework import list_groups
+from lakework import list_groups, reclaim
 from producer_world import World, append
 from replica_stores import COPY, HOLD, Pair, copied, grows, home_hold
 from scenarios import scenario
-from small_world import STEPS, checkpoint, clean, grow, process, small
+from small_world import NEED, STEPS, checkpoint, clean, grow, process, small
 
-from stepfs.errors import RefusedError
+from stepfs.errors import RefusedError, StoreUnreachableError
 from stepfs.follow.served import GroupFollower
 from stepfs.format.ids import Step
+from stepfs.format.keys import LAKE
 from stepfs.format.records import HOME_GROUP
-from stepfs.lake.control import Group
+from stepfs.lake.control import Control, Group
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
+from stepfs.store.api import Put
 
 
 @scenario(small, on=grow)
@@ -88,6 +90,91 @@ def test_two_makers_with_different_wishes_make_one_replica() -> None:
     while small(partial(one, 1 + 8 * reached), on=reclaimed, seed=reached):
         reached += 1
     assert found == {True, False}
+
+
+@pytest.mark.parametrize("keeps_all", [True, False], ids=["an archive", "a run there"])
+@scenario(small, on=grow)
+async def test_what_is_not_copied_is_held_with_the_commits_without_steps(world: World, keeps_all: bool) -> None:
+    """A producer has started since: the version of the next step is not the next version."""
+    pair = Pair(world)
+    replica = await pair.replicated("it", keeps_all=keeps_all)
+    if not keeps_all:
+        await Group.of(pair.store, world.identity, "there", TrioClock()).add(Step(STEPS), keep=1)
+    await trio.sleep(1)
+    await replica.round()
+    for _ in range(4):
+        await grows(world, 2)
+    await checkpoint(world, "run", len(world.ledger.steps))
+    await clean(world)
+    await pair.replicated("late", keeps_all=keeps_all)
+    await pair.equals_home()
+
+
+@pytest.mark.parametrize("keeps_all", [True, False], ids=["an archive", "a run there"])
+@scenario(small, on=grow)
+async def test_one_that_slept_does_not_take_for_lost_what_another_has_copied(world: World, keeps_all: bool) -> None:
+    pair = Pair(world)
+    sleeper = await pair.replicated("sleeper", keeps_all=keeps_all)
+    for _ in range(2):
+        await grows(world, 2)
+        other = await pair.replicated("other", keeps_all=keeps_all)
+        await checkpoint(world, "run", len(world.ledger.steps))
+        await trio.sleep(1)
+        await other.round()
+        await clean(world)
+    await trio.sleep(60)
+    with pytest.raises(StoreUnreachableError, match="others were faster; replicate again"):
+        await sleeper.round()
+    await pair.equals_home()
+
+
+@scenario(small, on=grow)
+async def test_its_group_home_that_another_has_moved_on_is_left_there(world: World) -> None:
+    """The lake gives more up while one of two looks, and the replica is reclaimed before it says what it saw."""
+    pair = Pair(world)
+    slow = await pair.replicated("slow")
+    await clean(world)
+    group, here = await group_there(pair), pair.store
+    moved = [True]
+    create = slow.log.store.create
+
+    async def creates(key: str, body: bytes) -> Put:
+        if "/control/" in key and moved:
+            moved.clear()
+            await group.add(Step(NEED + 2), keep=1)
+            await reclaim(here, world.identity, clock=TrioClock())
+        return await create(key, body)
+
+    slow.log.store.create = creates
+    await slow.keep()
+    assert not moved
+    assert (await list_groups(pair.store, world.identity))[HOME_GROUP].need == NEED + 2
+
+
+async def group_there(pair: Pair) -> Group:
+    return Group(Control(pair.store, await open_lake(pair.store), TrioClock()), HOME_GROUP)
+
+
+@pytest.mark.parametrize("part", ["/control/", LAKE])
+@scenario(small, on=grow)
+async def test_a_false_conflict_begins_no_replica_without_its_first_objects(world: World, part: str) -> None:
+    pair = Pair(world)
+    copier = pair.copier("it")
+    create, lies = copier.store.create, [True]
+
+    async def creates(key: str, body: bytes) -> Put:
+        if part in key and lies:
+            lies.clear()
+            return Put.EXISTS
+        return await create(key, body)
+
+    copier.store.create = creates
+    with pytest.raises(StoreUnreachableError, match="taken and shows nothing there; replicate again"):
+        await copied(copier)
+    assert LAKE not in pair.place.objects
+    await copied(copier)
+    await pair.equals_home()
+    assert HOME_GROUP in await list_groups(pair.store, world.identity)
 
 
 @scenario(small, on=grow)

@@ -39,7 +39,7 @@ _MET = {
     "data commits": 4000, "epoch commits": 1800, "seal commits": 54, "kills": 1000, "freezes": 400, "fenced": 54,
     "landed late": 120, "zombie slots": 80, "reclaims": 1200, "deleted data": 4800, "withdrawn": 54,
     "reclaims cut short": 80, "watched changes": 480, "damage reported": 6, "forks": 7, "rotten log": 2,
-    "rotten snapshot": 2,
+    "rotten snapshot": 2, "replicas": 60, "steps read there": 400, "holds for a run there": 60,
 }  # fmt: skip
 
 
@@ -88,6 +88,8 @@ def test_some_of_every_kind_take_part() -> None:
     for met in (
         [plan for plan in plans if plan.watched],
         [plan for plan in plans if plan.forks],
+        [plan for plan in plans if plan.replicas],
+        [plan for plan in plans if any(replica.keeps_all for replica in plan.replicas)],
         [plan for plan in plans if plan.rots],
         [plan for plan in plans if plan.lying],
         [plan for plan in plans if plan.page],

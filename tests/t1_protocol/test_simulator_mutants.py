@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import trio
@@ -39,6 +40,7 @@ from stepfs.lake import decisions as decisions_room
 from stepfs.lake.control import Control
 from stepfs.lake.decisions import Add, Register, Request, Resume, successor
 from stepfs.lake.log import snapshots as snapshots_room
+from stepfs.lake.replicate import Copier, Replica, _nothing
 from stepfs_producer.commit import loop as commit_loop
 from stepfs_producer.commit import rebase as rebase_room
 from stepfs_producer.commit.producer import TgbWriter
@@ -124,6 +126,26 @@ def nothing_is_fenced(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(kind, "fences", False)
 
 
+def copy_named_before_it_is_there(patch: pytest.MonkeyPatch) -> None:
+    """A replica's log goes before its data."""
+    in_order = Copier.in_order
+
+    async def hasty(copier: Copier, parts: Any, publish: Any, *, again: bool = False) -> None:
+        await publish([item for _, item in parts])
+        await in_order(copier, [(named, None) for named, _ in parts], _nothing, again=again)
+
+    patch.setattr(Copier, "in_order", hasty)
+
+
+def nothing_is_held_for_a_copy(patch: pytest.MonkeyPatch) -> None:
+    """The lake knows nothing of the runs that read a replica."""
+
+    async def nowhere(*_: object, **__: object) -> None:
+        """Records nothing."""
+
+    patch.setattr(Replica, "_hold", nowhere)
+
+
 LEANS = {  # these windows are one request wide: ordinary seeds meet them once in hundreds
     late_steps_are_taken: Flavour.RUSH,
     only_probes_are_checked: Flavour.SLEEPERS,
@@ -150,6 +172,7 @@ FOUND_BY = {  # seeds that noticed before: tried first, for a search from 0 cost
         commits_before_durable, no_compare, groups_unseen, decided_once, late_steps_are_taken,
         forgetful_of_grace, nothing_is_fenced, deletes_first, no_snapshot, no_orphans, impatient_orphans,
         by_record_not_by_floor, only_probes_are_checked, never_rebuilt, undecided_is_believed,
+        copy_named_before_it_is_there, nothing_is_held_for_a_copy,
     ], ids=lambda mutate: mutate.__name__,
 )  # fmt: skip
 def test_mutant_is_found_by_the_simulator(mutate, monkeypatch):

@@ -248,7 +248,7 @@ class Replica:
             await _group(lake, store).register(store.url, store.url)
             await _begin(lake, copier, own, first)
             await (await opened()).reach_first_step()
-            settled(await take_slot(store, keys.LAKE, encode_lake(own)), store, _AGAIN)
+            await _took(store, keys.LAKE, encode_lake(own))
             there = await open_lake(store)
         own = _checked_place(home, store, own, there)
         copier.has_replica = True
@@ -295,7 +295,7 @@ class Replica:
         home, state = self.home.store, self.log.state
         await check_identity(home, self.home.identity)
         await self.home.refresh()
-        self._check_gap()
+        await self._check_gap()
         if self.home.floor <= state.version and not await log_contains(home, self.home.identity, state):
             raise RefusedError(
                 f"{home.url} does not have version {state.version} of its log as {self.log.store.url} has it: it was restored from"
@@ -356,7 +356,7 @@ class Replica:
             )
         except _GoneError as error:
             await self.home.refresh()
-            self._check_gap(error.step)
+            await self._check_gap(error.step)
             raise
         except ChainError:
             await self._check_history()  # another one is no damage
@@ -383,7 +383,7 @@ class Replica:
         """Create the log versions whose data is here."""
         store, lake_id, due = self.log.store, self.home.identity.lake_id, False
         await self.home.refresh()
-        self._check_gap()  # a slot below the floor may be a reclaimed one that a sleeper took again
+        await self._check_gap()  # a slot below the floor may be a reclaimed one that a sleeper took again
         if any(commit.kind is CommitKind.EPOCH for commit, _ in commits):
             await _copy_plans(self.home.store, store, lake_id)
         await self._check_end()
@@ -391,8 +391,7 @@ class Replica:
             before = self.log.head
             self.log.extend(commit, body)
             key = keys.numbered(keys.log_prefix(lake_id), commit.version)
-            outcome = settled(await take_slot(store, key, body), store, _AGAIN)
-            if outcome == SlotLost(taken=True):
+            if not await _took(store, key, body):
                 try:
                     await read_commit(store, lake_id, commit.version)
                 except CorruptError as error:
@@ -402,21 +401,22 @@ class Replica:
                     f"{store.url}/{key} is not as at {self.home.store.url}: somebody wrote into the replica; make a new one in"
                     " another place"
                 )
-            if outcome == SlotLost(taken=False):
-                raise StoreUnreachableError(
-                    f"{store.url}: the store calls {key} taken and shows nothing there; {_AGAIN}"
-                )
             due |= snapshot_due(before, self.log.head)
         if not await self.log.confirm():  # this process has slept while the replica was reclaimed
             raise StoreUnreachableError(f"{store.url}: others were faster; {_AGAIN}")
         if due:
             await write_snapshot(store, self.log.identity, self.log.state, self.log.segments, self.log.control)
 
-    def _check_gap(self, gone: Step | None = None) -> None:
+    async def _check_gap(self, gone: Step | None = None) -> None:
         """`gone`: the step whose data is not there. A reclaim takes data long before the log versions that name it."""
         state = self.log.state
         lacks = gone is not None and self.home.first_live_step > gone
         if lacks or self.home.floor > state.version + 1:
+            following = Version(self.log.head.version + 1)
+            if not await self.log.confirm() or await read_commit(self.log.store, state.lake_id, following) is not None:
+                raise StoreUnreachableError(
+                    f"{self.log.store.url}: others were faster; {_AGAIN}"
+                )  # they have copied it
             raise RefusedError(
                 f"{self.home.store.url} has reclaimed steps from {state.next_step} on that were not copied: make a new replica in"
                 f" another place, and delete {self.log.store.url}"
@@ -428,26 +428,28 @@ class Replica:
         """
         self._keep_at_s = trio.current_time() + _KEEP_S
         await self.home.refresh()
-        self._check_gap()
+        await self._check_gap()
         if not await self.log.confirm():
             return
         end, live = self.log.state.next_step, self.home.first_live_step
         here = Group(self.log.control, HOME_GROUP)
         if not self.keeps_all and here.known is not None and here.known.need < min(live, end):
-            await here.replace(frozenset({Step(min(live, end))}))
+            with suppress(WithdrawnError):  # another one has seen more, and the replica was reclaimed
+                await here.replace(frozenset({Step(min(live, end))}))
         hold = _group(self.home, self.log.store)
         runs = [
             group.need
             for name, group in self.log.control.groups.items()
             if name != HOME_GROUP and not only_holds(name, group)
         ]
+        last = Step(max(end - 1, 0))  # the lake keeps the version of the step that it holds, and all that is not copied
         others = [group.need for name, group in self.home.groups.items() if name != hold.name]
         if runs:
-            await self._hold(hold, Step(min(*runs, end)), runs=True)
+            await self._hold(hold, min(*runs, last), runs=True)
         elif self.keeps_all and others:  # without any, the lake keeps everything
             known = hold.known
-            lags = known is None or known.need < min(*others, end)
-            await self._hold(hold, end if known is None or lags else known.need, runs=False)
+            lags = known is None or known.need < min(*others, last)
+            await self._hold(hold, last if known is None or lags else known.need, runs=False)
         elif hold.known is not None:
             with suppress(AbsentError):
                 await hold.retire()
@@ -471,6 +473,14 @@ class Replica:
 
 def _named(entries: Iterable[StepEntry], live: Step) -> Named:
     return [(entry.step, entry.tgb) for entry in entries if entry.step >= live]
+
+
+async def _took(store: Store, key: str, body: bytes) -> bool:
+    """Create an object. False if another one is there; one that is in doubt is not there."""
+    outcome = settled(await take_slot(store, key, body), store, _AGAIN)
+    if outcome == SlotLost(taken=False):
+        raise StoreUnreachableError(f"{store.url}: the store calls {key} taken and shows nothing there; {_AGAIN}")
+    return not isinstance(outcome, SlotLost)
 
 
 async def _nothing(_: list[None]) -> None:
@@ -512,7 +522,7 @@ async def _begin(home: Control, copier: Copier, own: LakeIdentity, first: Step |
             if home.first_live_step == began:
                 raise
             raise RefusedError(f"{home.store.url} has reclaimed steps before they were copied; {_AGAIN}") from error
-        settled(await take_slot(store, slot, encode_control(own.lake_id, record)), store, _AGAIN)
+        await _took(store, slot, encode_control(own.lake_id, record))
     at = Control(store, own)
     await at.refresh()
     if at.floor > 0:  # by whichever process took the slot
