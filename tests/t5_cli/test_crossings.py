@@ -36,7 +36,7 @@ FEATURES = {
     "kill": "--cache-dir --cache-size --foreground --replace --recover",  # kill -9, restarts, unmounting, other daemons
     "replaced": "",  # another lake under the URL, of a lake or of a fork's parent
     "namespaces": "--allow-other",  # bind mounts, pods, other users
-    "replica": "--from --keep-all",
+    "replica": "--from --keep-all --check",
 }
 
 # why an option is of no feature → the options

@@ -78,11 +78,8 @@ async def release_origins(reader: LogReader, origins: OriginStores, clock: Clock
 
     if record is None:
         if need is not None:
-            _log.warning(
-                "%s holds the steps of this fork no more, and may reclaim them: %s",
-                parent.url,
-                by_hand(need, "--new-group"),
-            )
+            again = by_hand(need, "--new-group")
+            _log.warning("%s holds the steps of this fork no more, and may reclaim them: %s", parent.url, again)
     elif need is not None and need <= record.need:
         return
     elif record.fork != reader.store.url:

@@ -324,9 +324,9 @@ class Replica:
                 failed = failed or error
         log = keys.log_prefix(lake_id)
         for version in set(range(self.log.control.floor, state.version)) - (await listed_slots(store, log)).keys():
-            key = keys.numbered(log, version)  # which a snapshot covers: else it would have been followed
-            if (body := await home.get(key)) is not None:
-                await store.put(key, [body])
+            await _put_again(
+                home, store, keys.numbered(log, version)
+            )  # a snapshot covers it: else it had been followed
         if failed is not None:
             raise failed
 
@@ -335,9 +335,8 @@ class Replica:
         try:
             return await self.log.segments.peek(index, ref)
         except CorruptError:
-            if (body := await self.home.store.get(key)) is None:
+            if not await _put_again(self.home.store, self.log.store, key):
                 raise
-            await self.log.store.put(key, [body])
             return await self.log.segments.peek(index, ref)
 
     async def follow(self) -> bool:
@@ -588,10 +587,16 @@ async def _restore(home: Store, store: Store, own: LakeIdentity) -> None:
     lake_id = own.lake_id
     copied = (keys.log_prefix(lake_id), keys.snapshot_prefix(lake_id), keys.index_prefix(lake_id))
     for damage in await verify_metadata(store, own):
-        is_lost = not damage.key.startswith(copied) or await store.get(damage.key) is None  # that comes behind its data
-        body = None if is_lost else await home.get(damage.key)
-        if body is not None:
-            await store.put(damage.key, [body])
+        if (
+            damage.key.startswith(copied) and await store.get(damage.key) is not None
+        ):  # what is lost comes behind its data
+            await _put_again(home, store, damage.key)
+
+
+async def _put_again(home: Store, store: Store, key: str) -> bool:
+    if (body := await home.get(key)) is not None:
+        await store.put(key, [body])
+    return body is not None
 
 
 async def _copy_plans(home: Store, store: Store, lake_id: str) -> None:

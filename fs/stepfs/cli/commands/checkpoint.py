@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -70,18 +71,10 @@ def checkpoint(
         async with opened_log(lake, store_options) as log:
             if next_step is None:
                 return await Group(log.control, check_id(group, "group")).retire()
-            committed = log.state.next_step
-            return await record_checkpoint(
-                log.control,
-                committed,
-                group,
-                next_step,
-                keep=keep,
-                drop=drop,
-                resumed=resumed,
-                creates=new_group,
-                by_hand=True,
+            recorded = partial(
+                record_checkpoint, keep=keep, drop=drop, resumed=resumed, creates=new_group, by_hand=True
             )
+            return await recorded(log.control, log.state.next_step, group, next_step)
 
     try:
         record = interruption.run(change)

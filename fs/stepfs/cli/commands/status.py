@@ -124,12 +124,8 @@ def lake_document(log: LogReader, groups: Mapping[str, GroupRecord], nodes: Sequ
         "live_bytes": log.live_bytes,
         "producers": _producers(state),
         "groups": {
-            name: {
-                "need": record.need,
-                "kept": list(record.kept),
-                "held_bytes": _held_bytes(log, record),
-                "held_for": record.replica or record.fork or None,
-            }
+            name: {"need": record.need, "kept": list(record.kept), "held_bytes": _held_bytes(log, record)}
+            | {"held_for": record.replica or record.fork or None}
             for name, record in groups.items()
         },
         "nodes": [_node_document(record) for record in nodes],
@@ -234,7 +230,7 @@ def _lake_lines(log: LogReader, groups: Mapping[str, GroupRecord]) -> Iterator[s
         yield ""
         rows = [
             [
-                f"{name} of {url}" if (url := record.replica or record.fork) else name,
+                f"{name} of {printable(url)}" if (url := record.replica or record.fork) else name,
                 str(record.need),
                 str(len(record.kept)),
                 str(state.next_step - record.need),
