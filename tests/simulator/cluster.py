@@ -121,7 +121,7 @@ class _Cluster:
             for follower in self.plan.followers:
                 background.start_soon(self._process, FollowerActor(self.world, follower), follower.lives, 0.0)
             for copy in self.copies:
-                for one, lives in zip(copy.actors(), (*copy.plan.replicators, copy.plan.run), strict=False):
+                for one, lives in copy.actors():
                     background.start_soon(self._process, one, lives, 0.0)
             async with trio.open_nursery() as nursery:
                 for actor, lives, begins_s in self._cast():

@@ -139,6 +139,8 @@ def _with_replica(plan: Scenario, rng: random.Random) -> Scenario:
         "c0", rng.choice((0.2, 1.0, 5.0)), rng.choice((0, 1, 3)), rng.random() < 0.3, tuple(lives),
         _lives(rng, most=2, reach=120, freeze=0.3),
     )  # fmt: skip
+    if rng.random() < 0.5:
+        replica = replace(replica, near=_lives(rng, most=1, reach=120, freeze=0.3))
     return replace(plan, replicas=(replica,), producers=tuple(replace(one, max_lead=None) for one in plan.producers))
 
 

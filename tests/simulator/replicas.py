@@ -6,6 +6,9 @@ the version that names it, and nothing goes that the run there was promised.
 
 from __future__ import annotations
 
+import random
+from typing import cast
+
 import trio
 from cluster_world import World
 from crc32c import crc32c
@@ -13,10 +16,12 @@ from doubles.faulty_store import Event, ObjectMap
 from doubles.trio_clock import TrioClock
 from following import read_step
 from lakework import reclaim
+from ledger import payload
 from process_store import ProcessStore
-from scenario import ReplicaPlan
+from scenario import Life, ReplicaPlan
 
-from stepfs.errors import RefusedError, StoreUnreachableError
+from stepfs.data.slices import Slices
+from stepfs.errors import AbsentError, RefusedError, StoreUnreachableError
 from stepfs.format.commit import chain_digest, decode_commit
 from stepfs.format.control import decode_control
 from stepfs.format.ids import SliceIndex, Step
@@ -27,6 +32,7 @@ from stepfs.lake.control import Group
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.replicate import Copier, Replica
+from stepfs.store.api import Progress, Store, ignore_progress
 
 RUN = "there"
 _GAPS = ("that were not copied", "which", "nothing is there")
@@ -97,9 +103,17 @@ class Copy:
         self.url = f"memory://{plan.name}"
         self.place = Place(world, self.url)
 
-    def actors(self) -> list[Replicator | CopyRun]:
-        replicators = [Replicator(self, f"{self.plan.name}r{n}") for n in range(len(self.plan.replicators))]
-        return [*replicators, CopyRun(self)] if self.plan.every else [*replicators]
+    def actors(self) -> list[tuple[Replicator | CopyRun | NearReader, tuple[Life, ...]]]:
+        """Who takes part, with their lives."""
+        plan = self.plan
+        cast: list[tuple[Replicator | CopyRun | NearReader, tuple[Life, ...]]] = [
+            (Replicator(self, f"{plan.name}r{n}"), lives) for n, lives in enumerate(plan.replicators)
+        ]
+        if plan.every:
+            cast.append((CopyRun(self), plan.run))
+        if plan.near is not None:
+            cast.append((NearReader(self), plan.near))
+        return cast
 
     def lost(self, place: Place, error: RefusedError) -> None:
         """`place` cannot go on. No error if nobody at the lake was known to keep what it lacks."""
@@ -258,3 +272,74 @@ class CopyRun:
             await reader.poll()
             with trio.move_on_after(0.5):
                 await over.wait()
+
+
+class Unsteady:
+    """The replica as `--near` may find it: requests that hang, fail, find nothing, or get other bytes."""
+
+    def __init__(self, door: ProcessStore, rng: random.Random) -> None:
+        self.url, self._door, self._rng = door.url, door, rng
+
+    async def read_into(
+        self, key: str, offset: int, buffer: memoryview, landed: Progress = ignore_progress
+    ) -> int | None:
+        what = self._rng.choice(("well", "well", "well", "absent", "other bytes", "away", "hangs"))
+        if what == "hangs":
+            await trio.sleep(self._rng.choice((1.0, 30.0, 10_000.0)))
+        elif what == "absent":
+            return None
+        elif what == "away":
+            raise StoreUnreachableError(f"{self.url}: away")
+        size = await self._door.read_into(key, offset, buffer)
+        if what == "other bytes" and size:
+            buffer[self._rng.randrange(size)] ^= 1
+        landed(size or 0)
+        return size
+
+
+class NearReader:
+    """A mount of the lake with `--near` the replica: reads each step that is live, in order, and gets the lake's bytes."""
+
+    def __init__(self, copy: Copy) -> None:
+        self.copy, self.world, self.name = copy, copy.world, f"{copy.plan.name}n"
+        self.rng = self.world.rng(self.name)
+
+    async def main(self, store: ProcessStore) -> bool:
+        world, place = self.world, self.copy.place
+        try:
+            reader = await LogReader.open(store, world.ledger.identity)
+            near = Unsteady(place.door(store), self.rng)
+            slices = Slices(store, memory_bytes=1 << 20, near=cast("Store", near), deadline_s=60.0)
+            async with trio.open_nursery() as nursery:
+                await nursery.start(slices.run)
+                step = 0
+                while not world.over.is_set() and place is self.copy.place:
+                    step = max(step, reader.first_live_step)
+                    if step < reader.state.next_step:
+                        await self._read(slices, reader, Step(step))
+                        step += 1
+                    elif not await reader.poll():
+                        with trio.move_on_after(0.5):
+                            await world.over.wait()
+                nursery.cancel_scope.cancel()
+        except* StoreUnreachableError:
+            pass  # and begins again
+        return world.over.is_set()
+
+    async def _read(self, slices: Slices, reader: LogReader, step: Step) -> None:
+        ledger = self.world.ledger
+        try:
+            entry = await reader.entry(step)
+            slices.request([(entry, [SliceIndex(0)])])
+            for index in map(SliceIndex, range(entry.tgb.slices)):
+                handle = slices.open(entry, index)
+                try:
+                    read = bytes(await handle.read(0, handle.length))
+                finally:
+                    handle.close()
+                good = read == payload(entry.producer_id, entry.tgb.seq, index)
+                ledger.require(good, f"{self.name} read other bytes at step {step} slice {index}")
+        except AbsentError:
+            ledger.require(step < ledger.first_live_step, f"{self.name} cannot read step {step}, which is live")
+        ledger.counts["blocks read near"] += slices.counts.near_hits
+        slices.counts.near_hits = 0

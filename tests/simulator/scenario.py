@@ -115,6 +115,7 @@ class ReplicaPlan:
     keeps_all: bool
     replicators: tuple[tuple[Life, ...], ...]  # the lives of each
     run: tuple[Life, ...]
+    near: tuple[Life, ...] | None = None  # of a reader of the lake that asks the replica first
 
 
 @dataclass(frozen=True, slots=True)
