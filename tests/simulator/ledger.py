@@ -76,6 +76,19 @@ class Ledger:
         shared.watch = twin._watch
         return twin
 
+    def copied(self) -> Callable[[], None]:
+        """Copy the store and the truth about it. The result puts the copy back: what came after it is lost, and was said."""
+        objects = dict(self.shared.objects)
+        kept = {"shared", "identity", "segment_steps", "stop", "broken", "counts", "graces_s", "said"}
+        truth = {name: copy.copy(value) for name, value in vars(self).items() if name not in kept}
+
+        def put_back() -> None:
+            self.shared.put_back(objects)
+            for name, value in truth.items():
+                setattr(self, name, copy.copy(value))
+
+        return put_back
+
     @property
     def first_needed(self) -> int:
         """The least step promised to anybody; nothing from here on may go. Without promises, what groups that are being retired

@@ -84,6 +84,15 @@ def never_look(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LogReader, "confirm", _trust)
 
 
+def never_looks_back(patch: pytest.MonkeyPatch) -> None:
+    """The log has what it had."""
+
+    async def believes(_reader: LogReader) -> None:
+        """No request."""
+
+    patch.setattr(LogReader, "check_history", believes)
+
+
 def only_probes_are_checked(patch: pytest.MonkeyPatch) -> None:
     """A slot that was not probed (a LIST showed it, or it was taken after a reopen) needs no look at the floor."""
     confirm, read = LogReader.confirm, LogReader._read_listed

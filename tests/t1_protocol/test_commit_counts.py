@@ -32,6 +32,7 @@ async def requests_of(producer: AsyncProducer, world: World, first: int, count: 
 async def test_an_uncontended_commit_takes_three_requests(world: World, tgbs: int, history: int) -> None:
     async with world.producer("old") as old:
         await feed(old, history)
+        await old.retire()
     async with world.producer("p", uploads=1000) as producer:
         await feed(producer, 1)
         await producer.flush()
@@ -44,6 +45,19 @@ async def test_an_uncontended_commit_takes_three_requests(world: World, tgbs: in
         snapshots = [name for name in requests if name not in once]
         assert hot[: 3 * commits] == once * commits
         assert not snapshots or history % 512 + tgbs > 400, "snapshots come at segment boundaries only"
+
+
+@scenario(simulate)
+async def test_a_commit_beside_others_looks_at_the_one_before_unless_that_is_new(world: World) -> None:
+    """Who has just read a commit that follows its own has seen that the log still has that."""
+    async with world.producer("b") as b, world.producer("a") as a:
+        for number in range(3):
+            await feed(b, number + 1)
+            await b.flush()
+            rooms = await requests_of(a, world, 2 * number, 1)
+            assert rooms == ["get log", "get log", "create log", "get control"], "one hit, one miss"
+            rooms = await requests_of(a, world, 2 * number + 1, 1)
+            assert rooms == ["get log", "get log", "create log", "get control"], "a miss, and the one before"
 
 
 @scenario(simulate)

@@ -5,7 +5,7 @@ A mutant puts one classic mistake back. If its run still passed, the scenario wo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -24,8 +24,9 @@ from doubles.faults import (
     Scripted,
     delayed,
 )
+from doubles.faulty_store import FaultyStore
 from ledger import payload
-from mutants import forgetful_rebase, trusting_take_slot, undecided_is_believed
+from mutants import forgetful_rebase, never_looks_back, trusting_take_slot, undecided_is_believed
 from process_store import ProcessStore
 from producer_world import SLICES, World, append, caught, feed, reclaim_below, simulate
 from scenarios import scenario
@@ -49,12 +50,23 @@ from stepfs_producer.commit.rebase import Incarnation
 from stepfs_producer.commit.uploads import CommitWindow, Item
 
 
+class Sleeper(FaultyStore):
+    """Sleeps before its next create in the log, while all of `meanwhile` happens."""
+
+    meanwhile: Callable[[], Awaitable[None]] | None = None
+
+    async def create(self, key: str, body: bytes) -> Put:
+        if self.meanwhile is not None and "/log/" in key:
+            meanwhile, self.meanwhile = self.meanwhile, None
+            await meanwhile()
+        return await super().create(key, body)
+
+
 async def hazard_01(world: World, faults: Sequence[Fault]) -> None:
     """A producer sleeps while the slots after its head are filled by others, consumed, and deleted."""
-    sleeper_store = world.store("sleeper")
-    async with world.producer("sleeper", sleeper_store) as sleeper:
-        await append(sleeper, 0)
-        await sleeper.flush()
+    store = Sleeper(world.shared, actor="sleeper")
+
+    async def meanwhile() -> None:
         async with world.producer("busy") as busy:
             for number in range(20):
                 await append(busy, number)
@@ -62,7 +74,12 @@ async def hazard_01(world: World, faults: Sequence[Fault]) -> None:
                 if number == 9:
                     await reclaim_below(world, 5)  # the floor rises once a second snapshot stands above it
         await reclaim_below(world, 15)
-        sleeper_store.plan = Scripted([("create", "log/", fault) for fault in faults])
+        store.plan = Scripted([("create", "log/", fault) for fault in faults])
+
+    async with world.producer("sleeper", store) as sleeper:
+        await append(sleeper, 0)
+        await sleeper.flush()
+        store.meanwhile = meanwhile
         await append(sleeper, 1)
         await sleeper.flush()
         assert sleeper.tally.lost == 1
@@ -300,6 +317,7 @@ def test_hazard_07_a_recreated_lake_is_noticed_and_never_written_to() -> None:
 
 def test_hazard_07_mutant_that_never_looks_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commit_loop, "IDENTITY_CHECK_S", float("inf"))
+    never_looks_back(monkeypatch)
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
         simulate(hazard_07)
 

@@ -570,5 +570,5 @@ async def test_a_far_object_under_log_is_named_with_what_to_do(world: World) -> 
     key = numbered(log_prefix(world.identity.lake_id), FAR)
     world.shared.watch = None
     world.shared.put(key, b"not a commit")
-    with pytest.raises(CorruptError, match=f"or delete {key} if no stepfs wrote it"):
+    with pytest.raises(CorruptError, match=f"or if no stepfs wrote it, delete {key}"):
         await LogReader.open(process(world, "reader"), world.identity)

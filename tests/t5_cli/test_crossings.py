@@ -167,7 +167,7 @@ holdout × replaced: BYTES
 holdout × namespaces: SIDES
 holdout × replica: BYTES
 producers × lead: t1_protocol/test_lead.py::test_several_producers_exceed_the_bound_by_what_each_appends_between_its_looks
-producers × rollback: untested: what a producer does when an older copy of its store is put back under it
+producers × rollback: t1_protocol/test_another_history.py::test_hazard_13_a_producer_that_knows_a_longer_log_commits_nothing_behind_a_hole
 producers × kill: t1_protocol/test_producer_restart.py::test_killed_at_any_await_and_restarted
 producers × replaced: t1_protocol/test_commit_hazards.py::test_hazard_07_a_recreated_lake_is_noticed_and_never_written_to
 producers × namespaces: SIDES
@@ -224,7 +224,7 @@ def test_a_cell_names_a_test_that_is_there_or_says_why_there_is_none(pair):
 
 
 def test_the_untested_crossings_are_known():
-    assert [pair for pair, cell in CELLS.items() if cell.startswith("untested")] == ["producers × rollback"]
+    assert not [pair for pair, cell in CELLS.items() if cell.startswith("untested")]
 
 
 def test_every_option_belongs_to_one_feature_or_is_apart_from_all():

@@ -16,7 +16,7 @@ import trio
 
 from stepfs import entropy
 from stepfs.clock import Clock, SystemClock
-from stepfs.errors import CorruptError, RefusedError, StoreUnreachableError, UsageError, command
+from stepfs.errors import CorruptError, OtherHistoryError, RefusedError, StoreUnreachableError, UsageError, command
 from stepfs.format.control import (
     NOTHING_YET,
     RECORD_BYTES_MAX,
@@ -91,7 +91,7 @@ class Control:
 
         now_s, known = trio.current_time(), self.number
         if listed or now_s - self._looked_s > _LIST_AFTER_S:
-            known = await self._find_newest()
+            known = await self._find_newest(writes=listed)
         is_new = behind is not None and known > behind
         newest = known if is_new else await last_dense_number(known, exists)  # a LIST may be old
         before = self.number
@@ -136,10 +136,18 @@ class Control:
             "delete that object; until then it is passed over"
         )
 
-    async def _find_newest(self) -> int:
-        """The greatest record, by LIST from `hint` on. A hole is passed: the record after it was decided on it."""
+    async def _find_newest(self, *, writes: bool = False) -> int:
+        """The greatest record, by LIST from `hint` on. A hole is passed: the record after it was decided on it.
+
+        A writer (`writes`) must know the newest: `OtherHistoryError` if the sequence ends before the record that is known.
+        """
         prefix, known = control_prefix(self.identity.lake_id), self.number
-        newest = await last_number(self.store, prefix, after=max(known, self.hint - 1))
+        newest = await last_number(self.store, prefix, after=max(known, self.hint) - 1)
+        if writes and newest is None and known >= 0 and await self._body(known) is None:  # a LIST may be old
+            raise OtherHistoryError(
+                f"{self.store.url}: another history: control record {known}, which was read here, is gone, so the store was "
+                "rolled back; begin again from what it has: mount again, or restart this process"
+            )
         if newest is None and known < self.hint - 1:
             newest = await last_number(self.store, prefix, after=known)  # another store's hint: the log was copied
         return known if newest is None else newest
@@ -151,7 +159,7 @@ class Control:
         answer: the change may have landed, or may land later; the next call settles that first.
         """
         async with self._changing:
-            await self._settle()
+            await self._settle_former()
             begun_s = trio.current_time()
             await self.refresh(listed=True)
             fenced = not request.fences
@@ -176,7 +184,7 @@ class Control:
         filled a hole, and what is deleted is gone: so it looks once more behind it.
         """
         async with self._changing:
-            await self._settle()
+            await self._settle_former()
             for attempt in range(_ROUNDS_MAX):
                 await self.refresh(listed=True)
                 following = decide(self.number, self.record, request)
@@ -210,6 +218,12 @@ class Control:
         body = encode_control(self.identity.lake_id, record, frees=frees)
         self._unanswered = number, record, body
         return await self._settle()
+
+    async def _settle_former(self) -> None:
+        """Decide a create of an earlier call, unless the record that it was decided on is gone: `OtherHistoryError`."""
+        if self._unanswered is not None:
+            await self._find_newest(writes=True)
+            await self._settle()
 
     async def _settle(self) -> bool:
         """Take, or lose, the slot of a create that has no answer yet. False: another writer has it, or there is none."""

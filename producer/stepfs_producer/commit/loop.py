@@ -46,6 +46,8 @@ from stepfs_producer.commit.uploads import CommitWindow
 
 _log = logging.getLogger("stepfs.producer")
 
+_SLEPT_S: Final = 1.0  # an attempt that took longer looks once more at the commit before its own
+
 
 @dataclass(frozen=True, slots=True)
 class Committed:
@@ -96,15 +98,17 @@ class Committer:
     def head(self) -> LogState:
         return self.reader.head
 
-    async def attempt(self, rebase: Rebase) -> CommitOutcome:
-        """Try once to commit the result of `rebase` for the head.
+    async def attempt(self, rebase: Rebase, *, alone: bool = False) -> CommitOutcome:
+        """Try once to commit the result of `rebase` for the head. `alone`: as far as is known nobody else commits here.
 
-        Three requests without interference: a probe, a create, a floor read. Raises the store's errors; after
-        `StoreUnreachableError` call again, the state is consistent.
+        Alone three requests without interference: a look at the head, a create, a floor read. Raises the store's errors;
+        after `StoreUnreachableError` call again, the state is consistent.
         """
         if self._unresolved is not None:
+            await self.reader.check_history()
+            self._followed_s = trio.current_time()
             return await self._take(self._unresolved)
-        await self.reader.refresh()
+        await self.reader.precede(alone=alone)
         self._followed_s = trio.current_time()
         control = max(self.reader.control.number, 0)
         stamp = Stamp(entropy.token(COMMIT_ID_BYTES), self._clock.now_ms(), control)
@@ -144,6 +148,8 @@ class Committer:
 
     async def _settle_mine(self, attempt: _Attempt) -> Committed | CommitLost:
         sound = await self.reader.confirm()
+        if sound and trio.current_time() - self._followed_s > _SLEPT_S:
+            await self.reader.check_history()  # it slept between the look and the create
         self._unresolved = None
         if not sound:
             return CommitLost()
@@ -346,7 +352,7 @@ class CommitLoop:
         await self._check_identity()
         started_s = trio.current_time()
         self.tally.attempts += 1
-        outcome = await self._committer.attempt(self._rebase)
+        outcome = await self._committer.attempt(self._rebase, alone=self._pacer.is_alone)
         exposure_s = self._committer.exposure_s
         self._pacer.note_head(
             self.head, self._me.producer_id, trio.current_time(), self._committer.reader.control.record.pauses_asked

@@ -107,6 +107,11 @@ class Pacer:
         return self.interval_s > self.delay_max_s
 
     @property
+    def is_alone(self) -> bool:
+        """Whether nobody else commits here, as far as this producer has seen."""
+        return not self.others and not self.losses
+
+    @property
     def pacing(self) -> Pacing:
         return Pacing(self.others, self.exposure_s, self.interval_s, self.gives_way)
 

@@ -11,7 +11,7 @@ import bisect
 import hashlib
 import heapq
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import NamedTuple
@@ -78,6 +78,15 @@ class ObjectMap:
         self._written_s.pop(key, None)
         if self.objects.pop(key, None) is not None:
             del self._keys[bisect.bisect_left(self._keys, key)]
+
+    def put_back(self, objects: Mapping[str, bytes]) -> None:
+        """Become an older copy of this map. What is on its way is lost: the server was stopped."""
+        self._landing.clear()
+        for key in self.objects.keys() - objects.keys():
+            self.remove(key)
+        for key in sorted(objects):
+            if self.objects.get(key) != objects[key]:
+                self.put(key, objects[key])
 
     def select(
         self, prefix: str, after: str = "", limit: int | None = None, *, stale_s: float = 0.0, ages: bool = False

@@ -188,7 +188,7 @@ async def _append(reader: LogReader, make: Callable[[LogState], Commit | None], 
             await pauses.look(reader.control, now_s - waited_s)
         if not pauses.is_open(trio.current_time()):
             await trio.sleep(entropy.uniform(0, _RETRY_S * min(attempt, _RETRIES_LONGER)))
-        await reader.refresh()
+        await reader.precede()
         pauses.note(trio.current_time(), reader.control.record.pauses_asked)
         commit = make(reader.head)
         if commit is None:

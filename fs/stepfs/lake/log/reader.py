@@ -1,14 +1,14 @@
 """Following the log: a bounded number of requests when nothing is new, and nothing published unchecked.
 
 `head` is the state as read, `state` what may be shown; the floor check (`confirm`) stands between them (hazard 1). Readers
-`poll`; writers `refresh`, take the next slot, `extend`, and `confirm` on every branch. One task at a time awaits here.
+`poll`; writers `precede` the next slot, take it, `extend`, and `confirm` on every branch. One task at a time awaits here.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -92,12 +92,19 @@ class LogReader:
 
     @classmethod
     async def continued(cls, store: Store, identity: LakeIdentity, state: LogState) -> LogReader:
-        """Open a reader from what another one `knows`: two requests while it is the newest, and three for the floor."""
+        """Open a reader from what another one `knows`: two requests while it is the newest, and three for the floor.
+
+        `OtherHistoryError` if the log has lost that: the process before, or one beside this, has read other steps.
+        """
         reader = cls(store, identity, Control(store, identity, hint=state.control), state)
-        with suppress(CorruptError):
-            known = await log_contains(store, identity, state)
-            if known and await reader.read_on(_PROBES_BEFORE_LIST) and await reader.confirm():
+        try:
+            await reader.check_history()
+            if await reader.read_on(_PROBES_BEFORE_LIST) and await reader.confirm():
                 return reader
+        except OtherHistoryError:
+            raise
+        except CorruptError:
+            pass  # damaged, or reclaimed and taken again
         return await cls.open(store, identity, control=reader.control, reads_only=True)
 
     @property
@@ -150,6 +157,18 @@ class LogReader:
                 raise
         if self._stale:
             await self.reopen()
+
+    async def precede(self, *, alone: bool = False) -> None:
+        """What a writer does before it takes the slot behind `head`: follow; if nothing is new, see that the log has `head`,
+        for in a store that was rolled back it would commit behind a hole. `alone`: the create will tell of others.
+        """
+
+        async def look() -> None:
+            self._touch(Version(self.head.version + 1))
+            if alone or not await self.catch_up():
+                await self.check_history()
+
+        await self.refresh(look)
 
     async def catch_up(self, *, lists_max: int = _LISTS_PER_CATCH_UP) -> bool:
         """Advance `head` until a probe misses: GET by GET at first, by LIST when far behind. True if it moved.
@@ -227,19 +246,24 @@ class LogReader:
         self._stale = False
 
     async def check_history(self) -> None:
-        """`OtherHistoryError`, now and in `astray`, unless the log still has the newest commit that was published here."""
-        version = self.state.version
-        found = await log_contains(self.store, self.identity, self.state)
-        if found or not await self.confirm() or self.control.floor > version:
-            self.astray = None  # or that commit was reclaimed: the next look goes on behind it, or starts again
+        """`OtherHistoryError`, now and in `astray`, unless the log still has the newest commit that was read here."""
+        head = self.head
+        for _ in range(2):  # a store may hide an object once
+            if await log_contains(self.store, self.identity, head):
+                break
         else:
-            raise self._gone_astray()
+            await check_identity(self.store, self.identity)
+            await self.control.refresh()
+            if self.control.floor <= head.version:
+                raise self._gone_astray()
+            self.mark_stale()
+        self.astray = None
 
     def _gone_astray(self) -> OtherHistoryError:
         self.astray = OtherHistoryError(
-            f"{self.store.url}: another history: the log has lost version {self.state.version}, which was read here, so the "
-            "store was rolled back or lost objects; mount again, or restart this process, and resume from a checkpoint that "
-            "the lake still covers"
+            f"{self.store.url}: another history: the log has lost version {self.head.version}, which was read here, so the "
+            "store was rolled back or lost objects; mount again, or restart this process: a producer goes on from what the "
+            "lake has, training from a checkpoint that the lake still covers"
         )
         return self.astray
 
@@ -318,9 +342,11 @@ class LogReader:
         while self.head.version + 1 < behind:
             if not await self._probe():
                 missing = f"log version {self.head.version + 1} is missing, but version {behind} is there"
-                far = behind - self.head.version > STRAY_GAP
-                other = f", or delete {numbered(log_prefix(self.identity.lake_id), behind)} if no stepfs wrote it"
-                raise CorruptError(f"{self.store.url}: {missing}; restore it{other if far else ''}")
+                stray = numbered(log_prefix(self.identity.lake_id), behind)
+                other = f"if no stepfs wrote it, delete {stray}"
+                if behind - self.head.version <= STRAY_GAP:
+                    other = f"if an older copy of the store was put back under producers, stop them and delete {stray} and all after it"
+                raise CorruptError(f"{self.store.url}: {missing}; restore it, or {other}")
 
     async def _read_listed(self) -> Version | None:
         """Read all beyond `head` that a LIST shows, several GETs at once. Returns the first version behind a gap."""

@@ -194,6 +194,8 @@ class Reclaimer:
         remover = CountingRemover(None if dry_run else self._store)
         before, now_ms = self._progress, self._clock.now_ms()
         last: LastDead = {}
+        if before is None or before.swept != target or before.state is not reader.state or search:
+            await reader.check_history()  # else what came after a roll-back would be taken for orphans
         if before is None or before.swept != target or search:
             last = await walk_doomed(reader, target, remover.remove)
         since = None if search or before is None else before.state

@@ -1,0 +1,187 @@
+"""The store is put back to an older copy (hazard 13): who knew the longer log notices, and mixes nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+import trio
+from doubles.trio_clock import TrioClock
+from mutants import never_looks_back
+from process_store import ProcessStore
+from producer_world import World, append, caught, feed, simulate
+from scenarios import scenario
+from small_world import NEED, checkpoint, group, grow, process, small
+
+from stepfs.errors import CorruptError, OtherHistoryError, StoreUnreachableError
+from stepfs.format.ids import Step
+from stepfs.lake.log.append import seal
+from stepfs.lake.log.reader import LogReader
+from stepfs.lake.reclaim.run import Reclaimer
+from stepfs.store.api import Put
+
+
+async def hazard_13(world: World, *, more: int = 0, rest_s: float = 0.0, beside: bool = False) -> None:
+    """A copy of the store is put back under a producer that knows the longer log. `more` steps of another one come before it,
+    or go `beside` it and were there from the beginning.
+    """
+    async with world.producer("after") as other:
+        await feed(other, 1 if beside else 0)
+        async with world.producer("p") as producer:
+            await feed(producer, 4)
+            await producer.flush()
+            put_back = world.ledger.copied()
+            for number in range(4, 8):
+                await append(producer, number)
+                await producer.flush()
+            put_back()
+            async with world.producer("before it") as before:
+                await feed(before, more)
+            await trio.sleep(rest_s)
+            await feed(producer, 12)
+
+
+@pytest.mark.parametrize("rest_s", [0.0, 2.0, 100.0])
+@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize("more", [0, 1, 3, 4])
+def test_hazard_13_a_producer_that_knows_a_longer_log_commits_nothing_behind_a_hole(
+    more: int, rest_s: float, beside: bool
+) -> None:
+    async def restarted(world: World) -> None:
+        with pytest.raises(OtherHistoryError, match="restart this process: a producer goes on from what"):
+            await hazard_13(world, more=more, rest_s=rest_s, beside=beside)
+        async with world.producer("p") as producer:
+            assert producer.position == 4
+            await feed(producer, 6)
+        world.check(p=6, **{"before it": more, "after": int(beside)})
+
+    simulate(restarted)
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_hazard_13_mutant_that_never_looks_back(beside: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    never_looks_back(monkeypatch)
+
+    async def broken(world: World) -> None:
+        await hazard_13(world, beside=beside)
+        world.check()
+
+    with caught():
+        simulate(broken)
+
+
+class Slow(ProcessStore):
+    """Sleeps before its next create in the log, while an older copy is put back."""
+
+    put_back: Callable[[], None] | None = None
+
+    async def create(self, key: str, body: bytes) -> Put:
+        if self.put_back is not None and "/log/" in key:
+            self.put_back()
+            self.shared.watch = self.put_back = None
+            await trio.sleep(5)
+        return await super().create(key, body)
+
+
+@scenario(simulate)
+async def test_hazard_13_a_producer_that_slept_behind_its_look_does_not_say_that_it_committed(world: World) -> None:
+    store = Slow(world.shared, actor="p")
+    with pytest.raises(OtherHistoryError, match="another history"):
+        async with world.producer("p", store) as producer:
+            await feed(producer, 4)
+            await producer.flush()
+            put_back = world.ledger.copied()
+            await feed(producer, 8)
+            await producer.flush()
+            store.put_back = put_back
+            await append(producer, 8)
+            await producer.flush()
+
+
+@scenario(small, on=grow)
+async def test_a_hole_that_a_blind_writer_left_is_named_with_the_way_out(world: World, monkeypatch) -> None:
+    writer = await LogReader.open(process(world, "operator"), world.identity)
+    put_back = world.ledger.copied()
+    async with world.producer("d") as producer:
+        await feed(producer, 2)
+    never_looks_back(monkeypatch)
+    await writer.refresh()
+    put_back()
+    world.shared.watch = None
+    await seal(writer, TrioClock())
+    monkeypatch.undo()
+    with pytest.raises(
+        CorruptError, match=r"older copy .* put back .*stop them and delete \S+/log/\d+ and all"
+    ) as told:
+        await LogReader.open(process(world, "reader"), world.identity)
+    first = re.search(r"delete (\S+)", str(told.value))
+    assert first is not None
+    for key in [key for key in world.shared.objects if "/log/" in key and key >= first[1]]:
+        world.shared.remove(key)
+    reader = await LogReader.open(process(world, "reader"), world.identity)
+    assert (reader.state.version, reader.state.sealed) == (world.ledger.state.version, False)
+
+
+@scenario(small, on=grow)
+async def test_an_operator_commits_nothing_behind_a_hole(world: World) -> None:
+    operator = await LogReader.open(process(world, "operator"), world.identity)
+    put_back = world.ledger.copied()
+    async with world.producer("d") as producer:
+        await feed(producer, 2)
+    await operator.refresh()
+    put_back()
+    with pytest.raises(OtherHistoryError, match="another history"):
+        await seal(operator, TrioClock())
+    assert not world.ledger.broken
+
+
+@pytest.mark.parametrize("answered", [True, False])
+@scenario(small, on=grow)
+async def test_who_writes_control_records_notices_that_the_sequence_went_back(world: World, *, answered: bool) -> None:
+    """Behind the hole its record would be the newest, and give up steps of a lake that does not have them yet. The same if it
+    was sent before, and the store did not answer.
+    """
+    store = process(world, "run")
+    run = group(world, "run", store)
+    put_back = world.ledger.copied()
+    await checkpoint(world, "run", NEED + 1, store)
+    await run.read()
+
+    async def away(_key: str, _body: bytes) -> Put:
+        raise StoreUnreachableError("away")
+
+    if not answered:
+        store.create = away  # type: ignore[method-assign]
+        with pytest.raises(StoreUnreachableError):
+            await run.add(Step(NEED + 2))
+        del store.create
+    put_back()
+    numbers = len(world.ledger.controls)
+    for _ in range(2):
+        with pytest.raises(OtherHistoryError, match="another history"):
+            await run.add(Step(NEED + 2))
+    assert len(world.ledger.controls) == numbers
+    assert not world.ledger.broken
+    await checkpoint(world, "run", NEED + 1)
+
+
+@scenario(small, on=grow)
+async def test_a_reclaimer_takes_nothing_for_an_orphan_that_was_made_after_a_roll_back(world: World) -> None:
+    """By the log that it knew, an epoch of the new history is over."""
+    put_back = world.ledger.copied()
+    for until in (6, 7, 8):
+        async with world.producer("b") as producer:
+            await feed(producer, until)
+    reclaimer = Reclaimer(process(world, "old"), world.identity, clock=TrioClock())
+    await reclaimer.run()
+    put_back()
+    async with world.producer("b") as producer:
+        await feed(producer, 6)
+        await producer.flush()
+        await reclaimer.run()
+        await reclaimer.run(orphans=True)
+    assert not world.ledger.broken, world.ledger.broken
+    reader = await LogReader.open(process(world, "stranger"), world.identity)
+    for step in range(reader.first_live_step, reader.state.next_step):
+        assert (await reader.entry(Step(step))).tgb.key in world.shared.objects
