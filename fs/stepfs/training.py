@@ -6,13 +6,14 @@ durable = CheckpointHook("/mnt/run", keep=2)             # `durable(stream.next_
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import os
 import sys
 import threading
 import weakref
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,10 +24,11 @@ import trio
 
 from stepfs.background import BackgroundLoop
 from stepfs.checkpoints.record import breaks_order, check_on_mount, record_checkpoint
-from stepfs.control_files import read_status
-from stepfs.errors import AbsentError, RefusedError, StepfsError, StoreUnreachableError, UsageError
+from stepfs.control_files import read_control_file, read_status
+from stepfs.errors import AbsentError, OtherHistoryError, RefusedError, StepfsError, StoreUnreachableError, UsageError
 from stepfs.format.arguments import check_integer
 from stepfs.format.ids import INTEGER_MAX
+from stepfs.format.snapshot import LogState
 from stepfs.lake.control import Control
 from stepfs.lake.identity import check_identity, open_lake
 from stepfs.lake.log.reader import LogReader
@@ -57,6 +59,7 @@ class StreamState:
         self, *, lake_id: str, slices: int, next_step: int = 0, origins: Mapping[str, int] | None = None
     ) -> None:
         """`origins`: for each lake that this one was forked from, the step below which its steps are the same here."""
+        self._object_of: Callable[[int], str | None] | None = None  # as `Lake.object_of`
         self.lake_id = lake_id
         self.slices = slices
         self._origins = dict(origins or {})
@@ -74,21 +77,30 @@ class StreamState:
             raise RefusedError(
                 f"{directory} shows {document['world']} ranks, the trainer has {world}: mount it with --world {world}, or its --mesh"
             )
-        return cls(lake_id=document["lake_id"], slices=document["slices"], origins=document["origins"])
+        stream = cls(lake_id=document["lake_id"], slices=document["slices"], origins=document["origins"])
+        stream._object_of = partial(_object_on_mount, Path(directory))
+        return stream
 
     @classmethod
     def of_lake(cls, lake: Lake) -> Self:
         """The identity of a lake that is read without a mount."""
         assert lake.lake_id is not None
-        return cls(lake_id=lake.lake_id, slices=lake.slices, origins=lake.origin_cuts)
+        stream = cls(lake_id=lake.lake_id, slices=lake.slices, origins=lake.origin_cuts)
+        stream._object_of = lake.object_of
+        return stream
 
     def state_dict(self) -> dict[str, object]:
         """The state for a checkpoint: the same on every rank, for any world size."""
-        return {"lake_id": self.lake_id, "next_step": check_integer(self.next_step, "next_step"), "slices": self.slices}
+        next_step = check_integer(self.next_step, "next_step")
+        behind = None  # the object of the step before: in another history of the lake it is another one
+        if self._object_of is not None and next_step > 0:
+            with suppress(StepfsError):  # a checkpoint does not fail for that
+                behind = self._object_of(next_step - 1) or None
+        return {"lake_id": self.lake_id, "next_step": next_step, "slices": self.slices, "behind": behind}
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Resume. `RefusedError` for the state of another lake, unless this one was forked from it and has all its steps
-        up to there, or of another number of slices per step.
+        up to there, of another number of slices per step, or of steps that the lake has lost, or does not have yet.
         """
         lake_id, next_step, slices = (state.get(name) for name in ("lake_id", "next_step", "slices"))
         next_step = check_integer(next_step, "not the state of a stepfs stream: next_step")
@@ -97,7 +109,23 @@ class StreamState:
         check_resumable(lake_id, next_step, self.lake_id, self._origins)
         if slices != self.slices:
             raise RefusedError(f"the checkpoint counted steps of {slices} slices, here a step has {self.slices}")
+        behind = state.get("behind")
+        found = self._object_of(next_step - 1) if behind and self._object_of is not None else None
+        if found not in {None, behind}:  # None: reclaimed, so nobody can tell
+            late = "" if found else ", or, from a replica that is behind, later"
+            raise RefusedError(
+                f"the checkpoint was trained up to step {next_step - 1} of lake {lake_id}, and here {'is another' if found else 'is no'}"
+                f" such step: the store was put back to an older copy; resume from an earlier checkpoint{late}"
+            )
         self.next_step = next_step
+
+
+def _object_on_mount(directory: Path, step: int) -> str | None:
+    if step >= int(str(read_status(directory)["next_step"])):
+        return ""
+    with suppress(AbsentError):  # reclaimed
+        return str(json.loads(read_control_file(directory, f"steps/{step}.json"))["object"])
+    return None
 
 
 class CheckpointHook:
@@ -214,7 +242,7 @@ class CheckpointHook:
         if self._mounted is not None:
             try:
                 self._committed = check_on_mount(next_step, self._mounted)
-            except RefusedError:
+            except (RefusedError, OtherHistoryError):
                 raise
             except StepfsError as error:
                 _log.info("%s cannot be asked for the order of steps: %s", self._mounted, error)
@@ -223,7 +251,7 @@ class CheckpointHook:
         """The loop of this process, started when there is none: it keeps the lake open from one record to the next."""
         with self._starting:
             if self._loop is None or not self._loop.is_here:
-                recorder = partial(_Recorder, self._lake, self._endpoint_url, self._group, self._keep)
+                recorder = partial(_Recorder, self._lake, self._endpoint_url, self._group, self._keep, self._reads)
                 self._loop = BackgroundLoop(
                     lambda: _recording(recorder()), name="stepfs-checkpoints", closed="the interpreter ends"
                 )
@@ -252,6 +280,7 @@ class _Recorder:
     endpoint_url: str | None
     group: str
     keep: int | None
+    reads: Lake | None  # the trainer's own
     errors: list[Exception] = field(default_factory=list)  # of records that will never be made, for a caller to hear
 
     def __post_init__(self) -> None:
@@ -306,6 +335,7 @@ class _Recorder:
         while control is not None and self._pending:
             one = self._pending[0]
             try:
+                await self._check_history(control)
                 committed = await self.committed(control, one.next_step, one.known)
                 await record_checkpoint(control, committed, self.group, one.next_step, keep=self.keep, **one.fate)
             except StoreUnreachableError:
@@ -316,6 +346,13 @@ class _Recorder:
             del self._pending[0]
             one.error = None
             one.tried.set()
+
+    async def _check_history(self, control: Control) -> None:
+        """`OtherHistoryError` unless the log has what it had here, or what the trainer's own reader knows of it."""
+        known = None if self.reads is None else self.reads.known
+        log = self._log if known is None else LogReader(control.store, control.identity, control, known)
+        if log is not None:
+            await log.check_history()
 
     async def committed(self, control: Control, next_step: int, known: int) -> int:
         """The number of committed steps, `known` if that is enough for this step."""

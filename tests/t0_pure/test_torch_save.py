@@ -97,7 +97,7 @@ def test_equal_values_are_equal_bytes_whichever_objects_they_are():
 
 
 def state(**changes: object) -> dict[str, object]:
-    return {"lake_id": "a" * 32, "next_step": 42, "slices": 8, **changes}
+    return {"lake_id": "a" * 32, "next_step": 42, "slices": 8, "behind": None, **changes}
 
 
 def test_dump_is_a_pt_file_that_torch_maps(tmp_path):

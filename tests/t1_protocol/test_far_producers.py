@@ -277,7 +277,7 @@ async def looks_for_a_step_that_is_not_committed(world: World) -> int:
     async with world.producer("near") as near:
         store = Outrun(world.shared, actor="trainer")
         store.rival = near
-        recorder, control = _Recorder("", None, "run", None), Control(store, world.identity)
+        recorder, control = _Recorder("", None, "run", None, None), Control(store, world.identity)
         for _ in range(3):
             committed = near.committed_seq
             assert await recorder.committed(control, 10**9, 0) >= committed

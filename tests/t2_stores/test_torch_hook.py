@@ -18,7 +18,14 @@ from lakework import list_groups, reclaim
 from realmount import until
 
 from stepfs import CheckpointHook, Lake, StreamState, training
-from stepfs.errors import AbsentError, RefusedError, StoreUnreachableError, UsageError, WithdrawnError
+from stepfs.errors import (
+    AbsentError,
+    OtherHistoryError,
+    RefusedError,
+    StoreUnreachableError,
+    UsageError,
+    WithdrawnError,
+)
 from stepfs.format.control import GroupRecord
 from stepfs.format.ids import Step
 from stepfs.lake.identity import create_lake, open_lake
@@ -267,11 +274,12 @@ def test_a_hook_opens_the_lake_once(lake, tmp_path, monkeypatch):
     by_url(10)
     asked.clear()
     by_url(20)
-    assert asked == ["get lake.msgpack", "list control", "get control", "create control"]
+    assert asked == ["get lake.msgpack", "get log", "list control", "get control", "create control"]
     (tmp_path / ".stepfs").mkdir()
     options = {"lake": lake, "endpoint_url": None, "group": "mount"}
     (tmp_path / ".stepfs/config.json").write_text(json.dumps({"options": options}))
-    (tmp_path / ".stepfs/status.json").write_text(json.dumps({"next_step": 40, "order_needs_from": None}))
+    status = {"next_step": 40, "order_needs_from": None, "store": {"reachable": True, "trouble": None}}
+    (tmp_path / ".stepfs/status.json").write_text(json.dumps(status))
 
     def looks(where: Path | Lake, kinds: tuple[str, ...]) -> list[str]:
         hook = CheckpointHook(where)
@@ -284,6 +292,23 @@ def test_a_hook_opens_the_lake_once(lake, tmp_path, monkeypatch):
     with Lake(lake, group="reader") as reader:
         assert not looks(reader, ("list log",)), "it polls meanwhile"
     assert kept(lake, "mount") == kept(lake, "reader") == kept(lake, "url") == [10, 20]
+
+
+def test_a_mount_that_shows_steps_that_the_lake_has_lost_records_no_checkpoint(lake, tmp_path):
+    (tmp_path / ".stepfs").mkdir()
+    options = {"lake": lake, "endpoint_url": None, "group": "run"}
+    (tmp_path / ".stepfs/config.json").write_text(json.dumps({"options": options}))
+    store = {"reachable": True, "trouble": "another history: mount again"}
+    status = {"next_step": 40, "order_needs_from": None, "store": store}
+    hook = CheckpointHook(tmp_path)
+    (tmp_path / ".stepfs/status.json").write_text(json.dumps(status))
+    with pytest.raises(OtherHistoryError, match=f"{tmp_path}: another history: mount again"):
+        hook(10)
+    assert kept(lake) == []
+    store |= {"reachable": False, "trouble": "the store does not answer"}
+    (tmp_path / ".stepfs/status.json").write_text(json.dumps(status))
+    hook(10)
+    assert kept(lake) == [10]
 
 
 def test_a_lake_that_was_replaced_gets_no_checkpoint_of_the_former(lake):

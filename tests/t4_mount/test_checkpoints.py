@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 from endings import save
-from realmount import change_constants, lake_with, mounted, payload, stepfs, until
+from realmount import change_constants, lake_with, mounted, payload, produce, stepfs, until
 
-from stepfs import CheckpointHook
+from stepfs import CheckpointHook, StreamState
 from stepfs.data.pagecache import resident_bytes
+from stepfs.errors import RefusedError
 
 STEPS, SIZE = 20, 300_000
 OFTEN_S = {  # how often a mount looks for checkpoints; the second for other mounts' ones
@@ -134,3 +135,31 @@ def test_a_final_checkpoint_is_refused_while_the_mount_stands_or_recorded_when_i
         (remedy,) = re.findall(r"`(stepfs checkpoint .*)`", done.stderr)
         assert shlex.split(remedy)[1:] == ["checkpoint", url, "--group", "my run", "3"]
         assert stepfs(*shlex.split(remedy)[1:]).returncode == 0
+
+
+def test_a_state_of_steps_that_the_lake_has_lost_is_refused_by_a_mount_of_what_it_has(file_url, tmp_path):
+    home = Path(file_url.removeprefix("file://"))
+    lake_with(file_url, 4)
+    shutil.copytree(home, tmp_path / "copy")
+    produce(file_url, 4)
+    with mounted(file_url, tmp_path / "before") as mount:
+        stream, states = StreamState.of_mount(mount.directory), {}
+        for stream.next_step in (0, 4, 6, 8):
+            states[stream.next_step] = stream.state_dict()
+            stream.load_state_dict(states[stream.next_step])
+    shutil.rmtree(home)
+    shutil.copytree(tmp_path / "copy", home)
+    produce(file_url, 3)
+    with mounted(file_url, tmp_path / "after", "--group", "run") as mount:
+        stream = StreamState.of_mount(mount.directory)
+        for step in (0, 4):
+            stream.load_state_dict(states[step])
+        for step, why in ((6, "is another such step"), (8, "is no such step")):
+            with pytest.raises(RefusedError, match=why):
+                stream.load_state_dict(states[step])
+        assert stream.next_step == 4
+        stepfs("checkpoint", mount.directory, "--group", "run", "3").check_returncode()
+        stepfs("reclaim", file_url, "--grace", "0").check_returncode()
+        until(lambda: mount.status()["first_step"] == 3, "the reclaim")
+        stream.next_step = 3
+        stream.load_state_dict(stream.state_dict() | {"behind": states[4]["behind"]})  # reclaimed: nobody can tell

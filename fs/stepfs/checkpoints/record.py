@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from stepfs.control_files import read_status
-from stepfs.errors import RefusedError, UsageError
+from stepfs.errors import OtherHistoryError, RefusedError, UsageError
 from stepfs.format.control import GroupRecord
 from stepfs.format.ids import Step
 from stepfs.format.records import FORK_GROUP, check_id
@@ -42,9 +42,13 @@ async def record_checkpoint(
 
 def check_on_mount(next_step: int, directory: Path) -> int:
     """The number of committed steps that the mount knows. `RefusedError` for a checkpoint in the middle of a shuffled
-    epoch of its readers, which would release steps of that epoch; other errors as `read_control_file`.
+    epoch of its readers, which would release steps of that epoch; `OtherHistoryError` if the mount shows steps that the lake
+    has lost; other errors as `read_control_file`.
     """
     status: Any = read_status(directory)
+    store = status["store"]
+    if store["reachable"] and store["trouble"]:
+        raise OtherHistoryError(f"{directory}: {store['trouble']}")
     why = breaks_order(next_step, status["order_needs_from"])
     if why:
         raise RefusedError(why)

@@ -288,6 +288,15 @@ class Lake:
         number, index = Step(check_integer(step, "step")), slice_at(self.rank_map, rank, micro, file)
         return self._call(lambda parts: parts.holds(number, index))
 
+    def object_of(self, step: int) -> str | None:
+        """The key of a step's object, which no other step has had or will have; "" before it is committed, None when it was
+        reclaimed.
+        """
+        number, log = _numbered(step), self._parts().log
+        if not log.first_live_step <= number < log.state.next_step:
+            return None if number < log.first_live_step else ""
+        return self._call(lambda parts: parts.log.entry(number)).tgb.key
+
     def counts(self) -> dict[str, int]:
         """The counters of this process's data layer (requests, bytes fetched …), as `data` of a mount's status."""
         return self._parts().slices.counts.as_dict()
@@ -302,7 +311,7 @@ class Lake:
 
     def rest(self) -> None:
         """End the background thread until the next use: before a fork, or for hours without reading."""
-        self._known = self._newest_known()
+        self._known = self.known
         loop, self._loop = self._loop, None
         if loop is not None:
             loop.stop()
@@ -317,12 +326,14 @@ class Lake:
 
     def __getstate__(self) -> dict[str, Any]:
         names = ("options", "lake_id", "slices", "ext", "_grid", "_closed")
-        known = self._newest_known()
+        known = self.known
         large = (
             known is not None
             and len(known.tail) * (_ENTRY_BYTES + self.slices * SLICE_ENTRY_BYTES) > _PICKLED_BYTES_MAX
         )
-        return {name: getattr(self, name) for name in names} | {"_known": None if large else known}
+        return {name: getattr(self, name) for name in names} | {
+            "_known": replace(known, tail=()) if known and large else known  # enough to notice another history
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._setup(state["options"])
@@ -361,7 +372,7 @@ class Lake:
             if loop is None or not loop.is_here:
                 if self._closed:
                     raise ClosedError(_CLOSED)
-                opening = partial(open_reader, self.options, self.lake_id, self._newest_known())
+                opening = partial(open_reader, self.options, self.lake_id, self.known)
                 loop = BackgroundLoop(opening, name="stepfs-reader", closed=_CLOSED, owner=self._owner)
                 self._collected = weakref.finalize(self, loop.stop, join_s=0)
                 self._collected.atexit = False  # `background` ends all loops at exit
@@ -370,7 +381,8 @@ class Lake:
                 self.rest()
             return loop
 
-    def _newest_known(self) -> LogState | None:
+    @property
+    def known(self) -> LogState | None:
         """The log as this process, or the one that it was forked from, saw it: a worker need not read it again."""
         loop = self._loop
         if loop is not None:

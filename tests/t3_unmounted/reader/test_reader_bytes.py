@@ -661,7 +661,7 @@ def test_a_long_tail_of_wide_steps_does_not_travel_to_each_worker(tmp_path, monk
     lake_on_disk(url, slices=slices)
     commit_on_disk(url, range(steps), 1, slices=slices)
     with Lake(url) as lake:
-        assert len(lake._newest_known().tail) == steps
+        assert len(lake.known.tail) == steps
         travels = pickle.dumps(lake)
         assert len(travels) < 4096, "it was 100 KB a step"
         with pickle.loads(travels) as copy:

@@ -99,12 +99,12 @@ class LogReader:
         reader = cls(store, identity, Control(store, identity, hint=state.control), state)
         try:
             await reader.check_history()
-            if await reader.read_on(_PROBES_BEFORE_LIST) and await reader.confirm():
+            whole = state.sealed_steps + len(state.tail) == state.next_step  # a large tail is not passed on
+            if whole and await reader.read_on(_PROBES_BEFORE_LIST) and await reader.confirm():
                 return reader
-        except OtherHistoryError:
-            raise
-        except CorruptError:
-            pass  # damaged, or reclaimed and taken again
+        except CorruptError as error:  # damaged, or reclaimed and taken again
+            if isinstance(error, OtherHistoryError):
+                raise
         return await cls.open(store, identity, control=reader.control, reads_only=True)
 
     @property
