@@ -31,6 +31,7 @@ class Outage:
 
     def __init__(self) -> None:
         self._failing: WeakSet[Backoff] = WeakSet()
+        self.failed_s = float("-inf")  # when the store gave no answer last
 
     def join(self, task: Backoff) -> bool:
         """Whether `task` is the first."""
@@ -51,7 +52,7 @@ class Backoff:
         """`outage`: shared by the tasks that one failing store stops together."""
         self._what = what
         self._limit_s = limit_s
-        self._outage = outage or Outage()
+        self.outage = outage or Outage()
         self._failing_since_s: float | None = None
         self._failures = 0
 
@@ -70,10 +71,10 @@ class Backoff:
         """Wait before the next try; raises `error` once the failures have lasted too long."""
         if isinstance(error, StoreSilentError):
             raise error  # `Silence` has already waited for its limit
-        now_s = trio.current_time()
+        self.outage.failed_s = now_s = trio.current_time()
         if self._failing_since_s is None:
             self._failing_since_s = now_s
-            level = logging.WARNING if self._outage.join(self) else logging.DEBUG
+            level = logging.WARNING if self.outage.join(self) else logging.DEBUG
             _log.log(level, "%s: %s; trying on for %.0f s", self._what, error, self._limit_s)
         if now_s - self._failing_since_s >= self._limit_s:
             raise error
@@ -83,7 +84,7 @@ class Backoff:
 
     def succeeded(self) -> None:
         """Note an answer of the store: failures count from zero again."""
-        if self._failing_since_s is not None and self._outage.leave(self):
+        if self._failing_since_s is not None and self.outage.leave(self):
             _log.info("%s: the store answers again after %d failures", self._what, self._failures)
         self._failing_since_s = None
         self._failures = 0

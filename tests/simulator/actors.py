@@ -51,7 +51,7 @@ class ProducerActor:
             ) as producer:
                 done = int(producer.position or 0)  # type: ignore[call-overload]
                 ledger.require(
-                    done == producer.next_seq <= ledger.published.get(plan.name, 0),
+                    ledger.is_former_life or done == producer.next_seq <= ledger.published.get(plan.name, 0),
                     f"{plan.name} resumes at {done} with seq {producer.next_seq}, {ledger.published} is published",
                 )
                 if plan.constructors:
@@ -60,12 +60,14 @@ class ProducerActor:
                     await self._append(producer, done)
                 await producer.flush()
                 ledger.require(
-                    ledger.published.get(plan.name, 0) == plan.total, f"{plan.name} flushed, but {ledger.published}"
+                    ledger.is_former_life or ledger.published.get(plan.name, 0) == plan.total,
+                    f"{plan.name} flushed, but {ledger.published}",
                 )
                 if plan.retire:
                     await producer.retire()
                     # A successor may have started since, and lives: what counts is that the log says goodbye.
-                    ledger.require((plan.name, producer.epoch + 1) in ledger.farewells, f"{plan.name} did not retire")
+                    said = (plan.name, producer.epoch + 1) in ledger.farewells
+                    ledger.require(said or ledger.is_former_life, f"{plan.name} did not retire")
         except StoreUnreachableError:
             return False
         except FencedError:

@@ -33,7 +33,10 @@ def audit(ledger: Ledger, totals: dict[str, int], reader: LogReader) -> None:
         "a fresh reader folds the log to another state",
     )
     live = ledger.steps[ledger.first_live_step :]
-    _same(ledger, "data", _names(shared, data_prefix(lake_id)), {entry.tgb.key for entry in live})
+    uploads = _names(shared, data_prefix(lake_id))
+    if ledger.era:  # what came late of an epoch that the log has lost is no orphan that anybody can tell
+        uploads &= {entry.tgb.key for entry in live}
+    _same(ledger, "data", uploads, {entry.tgb.key for entry in live})
     versions = range(ledger.floor_version, ledger.state.version + 1)
     _same(ledger, "log", _names(shared, log_prefix(lake_id)), {ledger.head_key(v) for v in versions})
     _snapshots(ledger, _names(shared, snapshot_prefix(lake_id)))

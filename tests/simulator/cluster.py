@@ -25,14 +25,15 @@ from draw import Storm, scenario
 from flavours import Flavour
 from forks import ForkActor
 from lakework import list_groups, reclaim
-from ledger import Ledger
+from ledger import Ledger, life_began_in
 from operators import ReclaimerActor, SealerActor
 from process_store import ProcessStore
 from replicas import Copy
-from scenario import Life, Scenario
+from scenario import Life, RollBack, Scenario
 from trainers import TrainerActor
 from watched_run import NodeActor, WatchedRun, WatchedTrainer
 
+from stepfs.errors import StepfsError, leaves
 from stepfs.format.grid import Grid
 from stepfs.format.ids import Step
 from stepfs.format.keys import LAKE
@@ -94,6 +95,8 @@ class _Cluster:
         self.runs = [WatchedRun(self.world, watched) for watched in plan.watched]
         self.forks = [ForkActor(self.world, forked) for forked in plan.forks]
         self.copies = [Copy(self.world, replica) for replica in plan.replicas]
+        self.went_back = trio.Event()
+        self.done_in: dict[str, int] = {}  # process → the era in which its work was done
         self.faults: Plan = Storm(plan.faults, trio.current_time) if plan.faults else no_faults
 
     async def run(self) -> Outcome:
@@ -126,9 +129,26 @@ class _Cluster:
             async with trio.open_nursery() as nursery:
                 for actor, lives, begins_s in self._cast():
                     nursery.start_soon(self._process, actor, lives, begins_s)
+                if self.plan.roll_back is not None:
+                    nursery.start_soon(self._roll_back, self.plan.roll_back)
                 for number, rot in enumerate(self.plan.rots):
                     nursery.start_soon(self.world.damage.inflict, rot, self.world.rng(f"rot/{number}"))
             self.world.over.set()
+
+    async def _roll_back(self, plan: RollBack) -> None:
+        """An operator copies the store, and later stops the server and puts the copy back."""
+        await trio.sleep(plan.copied_s)
+        self.shared.settle(trio.current_time())
+        put_back = self.ledger.copied()
+        await trio.sleep(plan.lasts_s)
+        self.shared.settle(trio.current_time())
+        self.ledger.begin_era()
+        self.shared.away_until_s = trio.current_time() + plan.away_s + 0.001
+        put_back()
+        await trio.sleep(plan.away_s)
+        put_back()  # what was on the way is lost
+        self.ledger.counts["roll-backs"] += 1
+        self.went_back.set()
 
     def _cast(self) -> Iterator[tuple[Actor, tuple[Life, ...], float]]:
         """Everybody who works towards the end, with their lives and when they begin."""
@@ -149,8 +169,16 @@ class _Cluster:
             yield SealerActor(world), (), 0.0
 
     async def _process(self, actor: Actor, lives: tuple[Life, ...], begins_s: float) -> None:
-        """One process through its lives; the last ones are undisturbed and repeat until its work is done."""
+        """One process through its lives; the last ones are undisturbed and repeat until its work is done. An operator starts it
+        again where the store has lost what it did.
+        """
         await trio.sleep(begins_s)
+        await self._until_done(actor, lives)
+        if self.plan.roll_back is not None and self.done_in[actor.name] == 0:
+            await self.went_back.wait()
+            await self._until_done(actor, ())
+
+    async def _until_done(self, actor: Actor, lives: tuple[Life, ...]) -> None:
         done = trio.Event()
         async with trio.open_nursery() as nursery:
             number = 0
@@ -165,6 +193,8 @@ class _Cluster:
 
     async def _live(self, actor: Actor, number: int, life: Life, successor_due: trio.Event, done: trio.Event) -> None:
         self.world.set_wall_clock(f"{actor.name}.{number}", skewed=self.plan.skewed)
+        era = self.ledger.era
+        life_began_in.set(era)
         store = ProcessStore(
             self.shared, actor=f"{actor.name}.{number}", seed=self.plan.seed, plan=self.faults, page=self.plan.page,
             times=self.plan.far.get(actor.name, 1.0),
@@ -180,10 +210,13 @@ class _Cluster:
             if life.replaced:
                 store.on_freeze = successor_due.set
             try:
-                if await actor.main(store):
+                if await actor.main(store) and era == self.ledger.era:
+                    self.done_in[actor.name] = era
                     done.set()
             except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding with a seed
-                if self.world.excuses(_single(error)):
+                if era != self.ledger.era and all(isinstance(leaf, StepfsError) for leaf in leaves(error)):
+                    self.ledger.counts["another history noticed"] += 1
+                elif self.world.excuses(_single(error)):
                     self.ledger.counts["damage reported"] += 1
                 elif not store.dead:
                     self.ledger.blame(f"{actor.name}.{number}: {_one_line(error)}")
@@ -210,6 +243,9 @@ class _Cluster:
             await Group.of(store, identity, name, self.world.clock).replace(frozenset({Step(step)}))
         await self._let_go_of_forks(store)
         await reclaim(store, identity, clock=self.world.clock, orphans=True)
+        self.ledger.require(
+            self.plan.roll_back is None or self.went_back.is_set(), "the copy that was to be put back was not"
+        )
         audit(self.ledger, self.totals, await LogReader.open(store, identity))
         self.ledger.require(
             self.ledger.first_live_step == self.ledger.first_needed,

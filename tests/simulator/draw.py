@@ -41,6 +41,7 @@ from scenario import (
     ProducerPlan,
     ReclaimerPlan,
     ReplicaPlan,
+    RollBack,
     Scenario,
     TrainerPlan,
     WatchedPlan,
@@ -58,6 +59,7 @@ _KINDS: tuple[Fault, ...] = (
 
 
 _STORM_S = 2 * 3600.0
+_ROLLED_BACK = 0.12  # of the usual scenarios, those in which the store is put back to an older copy
 
 _RUNS = (("trainer",), ("trainer",), ("trainer", "trainer"), ("watched",), ("trainer", "watched"))
 
@@ -109,7 +111,37 @@ def scenario(seed: int, *, flavour: Flavour | None = None) -> Scenario:
         watchers=tuple(WatcherPlan(f"w{n}", 0.0, ()) for n in range(rng.choice((0, 1, 1)))),
         seal=rng.random() < 0.25,
     )
-    return _with_replica(lean(_with_more(plan, rng), flavour, rng), random.Random(f"replica/{seed}"))
+    plan = lean(_with_more(plan, rng), flavour, rng)
+    if flavour is Flavour.USUAL:
+        plan = _rolled_back(plan, random.Random(f"roll back/{seed}"))
+    return plan if plan.roll_back else _with_replica(plan, random.Random(f"replica/{seed}"))
+
+
+def _rolled_back(plan: Scenario, rng: random.Random) -> Scenario:
+    """An older copy of the store is put back while all goes on. Nobody sleeps between a look and the create that it was for:
+    he would take a slot behind the hole.
+    """
+    if plan.lying or rng.random() > _ROLLED_BACK:
+        return plan
+
+    def awake(lives: tuple[Life, ...]) -> tuple[Life, ...]:
+        return tuple(life for life in lives if life.freeze_at is None and not life.stalls)
+
+    return replace(
+        plan,
+        rots=(), watched=(), forks=(), followers=(), seal=False,
+        producers=tuple(
+            replace(
+                one, lives=awake(one.lives), gap_s=rng.choice((0.3, 1.0, 3.0)),
+                max_lead=one.max_lead if plan.trainers and not plan.watched else None,
+            )
+            for one in plan.producers
+        ),
+        trainers=tuple(replace(one, lives=awake(one.lives), behind=0.0, retires=0.0) for one in plan.trainers),
+        reclaimers=tuple(replace(one, lives=awake(one.lives)) for one in plan.reclaimers),
+        watchers=(*plan.watchers, WatcherPlan("w9", 0.0, ())),
+        roll_back=RollBack(rng.uniform(0.2, 5.0), rng.uniform(0.2, 10.0), rng.choice((5.0, 25.0))),
+    )  # fmt: skip
 
 
 def _with_more(plan: Scenario, rng: random.Random) -> Scenario:

@@ -7,6 +7,7 @@ from crc32c import crc32c
 from ledger import Ledger, payload
 
 from stepfs.errors import CorruptError, StoreUnreachableError
+from stepfs.follow.follower import IDENTITY_CHECK_S
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.lake.log.reader import LogReader
 from stepfs.store.api import Store
@@ -20,18 +21,30 @@ class Following:
     def __init__(self, name: str, ledger: Ledger) -> None:
         self.name, self.ledger = name, ledger
         self._seen = 0
+        self._looked_s = trio.current_time()
 
     async def until(self, reader: LogReader, step: int) -> None:
         """Return once `step` is committed as far as `reader` knows."""
         self._check(reader)
         idle_s = _IDLE_S[0]
         while reader.state.next_step <= step:
-            if await reader.poll():
+            if await self._polled(reader):
                 self._check(reader)
                 idle_s = _IDLE_S[0]
             else:
                 await trio.sleep(idle_s)
+                if trio.current_time() - self._looked_s > IDENTITY_CHECK_S:
+                    await reader.check_history()
+                    self._looked_s = trio.current_time()
                 idle_s = min(2 * idle_s, _IDLE_S[1])
+
+    async def _polled(self, reader: LogReader) -> bool:
+        try:
+            return await reader.poll()
+        except StoreUnreachableError:
+            if not self.ledger.era:
+                raise
+            return False  # a mount survives an outage, and may have known more than the store has when it is back
 
     def _check(self, reader: LogReader) -> None:
         self.ledger.check_reader(self.name, reader.state, reader.first_live_step)
@@ -51,7 +64,7 @@ async def read_step(
     except (StoreUnreachableError, CorruptError):
         raise  # who damaged the store on purpose knows whether this is to be expected
     except Exception as error:  # noqa: BLE001 - whatever it is, a step that was promised is not to be had
-        gone = may_go and step < ledger.first_live_step
+        gone = (may_go and step < ledger.first_live_step) or ledger.is_former_life
         ledger.require(gone, f"{name} cannot find step {step}: {type(error).__name__}: {error}")
         return
     ledger.check_entry(name, entry)
@@ -60,7 +73,7 @@ async def read_step(
         ref = entry.tgb.slice(SliceIndex(index))
         buffer = bytearray(ref.length)
         size = await store.read_into(entry.tgb.key, ref.offset, memoryview(buffer))
-        if size is None and may_go and step < ledger.first_live_step:
+        if size is None and ((may_go and step < ledger.first_live_step) or ledger.is_former_life):
             return
         ledger.require(size == ref.length, f"{name} lost step {step} slice {index}: {entry.tgb.key} gave {size}")
         if size != ref.length:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 import msgpack
@@ -40,6 +41,9 @@ def payload(producer_id: str, number: int, index: int) -> bytes:
     return f"{producer_id} {number} {index} ".encode().ljust(24 + (number * 7 + index * 3) % 40, b".")
 
 
+life_began_in: ContextVar[int] = ContextVar("the era in which this life of a process began", default=0)
+
+
 @dataclass
 class Ledger:
     """The truth about one lake, and the first thing found to contradict it."""
@@ -59,6 +63,8 @@ class Ledger:
     control_times_s: list[float] = field(default_factory=list)  # when each was created
     said: set[tuple[str, GroupRecord]] = field(default_factory=set)  # what a control record has said of a group
     graces_s: dict[str, float] = field(default_factory=dict)  # of reclaimers, by name
+    era: int = 0  # counts how often the store was put back
+    former: Ledger | None = None  # what held in the era before
 
     def __post_init__(self) -> None:
         self.state: LogState = genesis(self.identity.lake_id, self.identity.slices)
@@ -76,10 +82,22 @@ class Ledger:
         shared.watch = twin._watch
         return twin
 
+    def begin_era(self) -> None:
+        """The store is put back: what a process tells that began before is no lie if it was true then."""
+        self.former, self.era = copy.copy(self), self.era + 1
+        for name, value in vars(self.former).items():
+            if isinstance(value, list | dict) and name != "broken":
+                setattr(self.former, name, copy.copy(value))
+
+    @property
+    def is_former_life(self) -> bool:
+        """Whether a process asks that has known the log that was lost."""
+        return life_began_in.get() < self.era
+
     def copied(self) -> Callable[[], None]:
         """Copy the store and the truth about it. The result puts the copy back: what came after it is lost, and was said."""
         objects = dict(self.shared.objects)
-        kept = {"shared", "identity", "segment_steps", "stop", "broken", "counts", "graces_s", "said"}
+        kept = {"shared", "identity", "segment_steps", "stop", "broken", "counts", "graces_s", "said", "era", "former"}
         truth = {name: copy.copy(value) for name, value in vars(self).items() if name not in kept}
 
         def put_back() -> None:
@@ -122,7 +140,9 @@ class Ledger:
             self.blame(what)
 
     def promise(self, group: str, step: int) -> None:
-        """From now on `group` may read from `step` on, whatever happens."""
+        """From now on `group` may read from `step` on, whatever happens; but for what the store has lost."""
+        if self.is_former_life:
+            return
         self.promises[group] = step
         self.require(
             step >= self.first_live_step,
@@ -269,16 +289,22 @@ class Ledger:
             self.require(key.startswith("probe/") or "/nodes/" in key, f"{key} was deleted")
             self.require(key != LAKE, "the lake's identity was deleted")
 
+    @property
+    def _truths(self) -> tuple[Ledger, ...]:
+        """What who asks may tell: a process that knew the log that was lost, also what was true then."""
+        return (self,) if self.former is None or not self.is_former_life else (self, self.former)
+
     def check_reader(self, who: str, state: LogState, first_live_step: int) -> None:
         """A published state of any reader is a state of the one history, at one of its versions."""
-        known = state.version < len(self.digests) and (state.version < 0 or self.digests[state.version] == state.digest)
+        known = state.version < 0 or any(state.digest in one.digests[state.version :][:1] for one in self._truths)
         self.require(known, f"{who} publishes version {state.version} of another history")
-        self.require(first_live_step <= self.first_live_step, f"{who} says {first_live_step} is the first live step")
+        latest = max(one.first_live_step for one in self._truths)
+        self.require(first_live_step <= latest, f"{who} says {first_live_step} is the first live step")
 
     def check_entry(self, who: str, entry: StepEntry) -> None:
         """Every reader sees the same TGB at a step."""
-        truth = self.steps[entry.step] if entry.step < len(self.steps) else None
-        self.require(entry == truth, f"{who} sees {entry} at step {entry.step}, the log has {truth}")
+        truths = [one.steps[entry.step] if entry.step < len(one.steps) else None for one in self._truths]
+        self.require(entry in truths, f"{who} sees {entry} at step {entry.step}, the log has {truths}")
 
     def check_record(self, who: str, group: str, record: GroupRecord) -> None:
         """What a group writer was told is recorded was, for a moment at least, what everybody read."""

@@ -119,6 +119,15 @@ class ReplicaPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class RollBack:
+    """The store is copied, and put back to that copy later while its server is stopped for so long."""
+
+    copied_s: float
+    lasts_s: float  # from the copy until it is put back
+    away_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Scenario:
     seed: int
     slices: int
@@ -138,4 +147,5 @@ class Scenario:
     seal: bool
     followers: tuple[FollowerPlan, ...] = ()
     replicas: tuple[ReplicaPlan, ...] = ()
+    roll_back: RollBack | None = None
     far: Mapping[str, float] = field(default_factory=dict)  # process → how many times the usual latency

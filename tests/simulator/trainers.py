@@ -86,11 +86,14 @@ class TrainerActor:
         self.newest = 0  # the newest checkpoint on the trainer's own disk
         self.start: int | None = None
         self.returns = 0
+        self.era = 0
 
     async def main(self, store: ProcessStore) -> bool:
         world, ledger = self.world, self.world.ledger
+        if self.era != ledger.era:
+            self._forget()
         try:
-            reader = await LogReader.open(store, ledger.identity)
+            self.reader = reader = await LogReader.open(store, ledger.identity)
             group = (OneByOne if self.plan.one_by_one else WholeSet)(world, self.name, store)
             if self.start is None:
                 joining = Group.of(store, ledger.identity, self.name, world.clock)
@@ -102,7 +105,7 @@ class TrainerActor:
                 # took none of its checkpoints, producers that may not lead by more would wait for this run for ever.
                 step = await self._resume(group, step)
             follow = Following(self.name, ledger)
-            while step < world.total_steps:
+            while step < world.total_steps and not ledger.is_former_life:  # the job begins again, too
                 await follow.until(reader, step)
                 await read_step(self.name, ledger, store, reader, Step(step))
                 step += 1
@@ -121,7 +124,7 @@ class TrainerActor:
         ledger = self.world.ledger
         group = Group.of(store, ledger.identity, self.name, self.world.clock)
         ledger.release(self.name)
-        self.acknowledged, self.maybe, self.order, self.start = set(), set(), (), None
+        self._forget()
         with suppress(AbsentError):  # an earlier life has retired it, and its record lands only now
             await group.retire()
         record = await group.register()
@@ -131,8 +134,14 @@ class TrainerActor:
         ledger.counts["retired and begun again"] += 1
         return self.start
 
+    def _forget(self) -> None:
+        """Begin anew: with the group as it is on record."""
+        self.acknowledged, self.maybe, self.order, self.start = set(), set(), (), None
+        self.era = self.world.ledger.era
+
     async def _checkpoint(self, group: Door, step: int) -> None:
         """Register; what `keep` drops loses its protection when the call begins, what is added has it at the end."""
+        await self.reader.check_history()  # as the hook does
         self.newest = step
         sure = [kept for kept in self.order if kept in self.acknowledged]
         # What is unsure may be the newest; what lies beyond this step does not count.
@@ -144,6 +153,8 @@ class TrainerActor:
         self._confirmed(step, record)
 
     def _confirmed(self, step: int, record: GroupRecord) -> None:
+        if self.world.ledger.is_former_life:
+            return
         self.world.ledger.require(
             {step, *self.acknowledged} <= set(record.kept), f"{self.name}: {step}, {self.acknowledged} not in {record}"
         )
@@ -155,7 +166,7 @@ class TrainerActor:
 
     async def _go_back(self, group: Door, step: int) -> int:
         """Resume from a kept checkpoint; or bring back one that was dropped, which may come too late."""
-        if self.returns >= _RETURNS_MAX:
+        if self.returns >= _RETURNS_MAX or not self.acknowledged:
             return step
         if self.rng.random() < self.plan.rollback:
             step = await self._resume(group, self.rng.choice(sorted(self.acknowledged)))

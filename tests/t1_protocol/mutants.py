@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -34,7 +34,7 @@ def forgetful_rebase(head: LogState, pending: Sequence[Durable], me: Incarnation
     return rebase(head, fresh, me, stamp)
 
 
-async def trusting_take_slot(store: Store, key: str, body: bytes) -> SlotOutcome:
+async def trusting_take_slot(store: Store, key: str, body: bytes, _look: object = None) -> SlotOutcome:
     """A writer that believes the first answer: anything but success is a conflict."""
     return Mine() if await store.create(key, body) is Put.CREATED else SlotLost(taken=True)
 
@@ -45,8 +45,10 @@ def undecided_is_believed(patch: pytest.MonkeyPatch) -> None:
     take, settle = committer._take, committer._settle_mine
     undecided: list[commit_loop._Attempt] = []
 
-    async def noted(self: commit_loop.Committer, attempt: commit_loop._Attempt) -> commit_loop.CommitOutcome:
-        outcome = await take(self, attempt)
+    async def noted(
+        self: commit_loop.Committer, attempt: commit_loop._Attempt, again: Callable[[], Awaitable[None]]
+    ) -> commit_loop.CommitOutcome:
+        outcome = await take(self, attempt, again)
         if isinstance(outcome, commit_loop.Undecided):
             undecided.append(attempt)
         return outcome
@@ -87,8 +89,8 @@ def never_look(monkeypatch: pytest.MonkeyPatch) -> None:
 def never_looks_back(patch: pytest.MonkeyPatch) -> None:
     """The log has what it had."""
 
-    async def believes(_reader: LogReader) -> None:
-        """No request."""
+    async def believes(_reader: LogReader) -> bool:
+        return True
 
     patch.setattr(LogReader, "check_history", believes)
 

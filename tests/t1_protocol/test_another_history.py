@@ -14,10 +14,11 @@ from producer_world import World, append, caught, feed, simulate
 from scenarios import scenario
 from small_world import NEED, checkpoint, group, grow, process, small
 
-from stepfs.errors import CorruptError, OtherHistoryError, StoreUnreachableError
+from stepfs.errors import CorruptError, FencedError, OtherHistoryError, StoreUnreachableError
 from stepfs.format.ids import Step
 from stepfs.lake.log.append import seal
 from stepfs.lake.log.reader import LogReader
+from stepfs.lake.log.snapshots import write_snapshot
 from stepfs.lake.reclaim.run import Reclaimer
 from stepfs.store.api import Put
 
@@ -80,7 +81,7 @@ class Slow(ProcessStore):
         if self.put_back is not None and "/log/" in key:
             self.put_back()
             self.shared.watch = self.put_back = None
-            await trio.sleep(5)
+            await trio.sleep(11)
         return await super().create(key, body)
 
 
@@ -185,3 +186,107 @@ async def test_a_reclaimer_takes_nothing_for_an_orphan_that_was_made_after_a_rol
     reader = await LogReader.open(process(world, "stranger"), world.identity)
     for step in range(reader.first_live_step, reader.state.next_step):
         assert (await reader.entry(Step(step))).tgb.key in world.shared.objects
+
+
+class Unanswered(Slow):
+    """Its next create in the log gets no answer and is not carried out; meanwhile an older copy is put back."""
+
+    async def create(self, key: str, body: bytes) -> Put:
+        if self.put_back is None or "/log/" not in key:
+            return await super().create(key, body)
+        self.put_back()
+        self.put_back = None
+        return Put.UNKNOWN
+
+
+@scenario(simulate)
+async def test_hazard_13_a_create_without_an_answer_is_not_sent_again_into_another_history(world: World) -> None:
+    store = Unanswered(world.shared, actor="p")
+    with pytest.raises(OtherHistoryError, match="another history"):
+        async with world.producer("p", store) as producer:
+            await feed(producer, 4)
+            await producer.flush()
+            put_back = world.ledger.copied()
+            await feed(producer, 8)
+            await producer.flush()
+            store.put_back = put_back
+            await append(producer, 8)
+            await producer.flush()
+    assert not world.ledger.broken
+
+
+async def lost_upload(world: World, *, fenced: bool = False) -> None:
+    """The log is what it was; but of two uploads that waited for a slower one the store has lost those made before."""
+    store = world.store("p")
+    async with world.producer("p", store) as producer:
+        await feed(producer, 1)
+        await producer.flush()
+        put_back = world.ledger.copied()
+        slow = iter([15.0, 0.1, 12.0])
+        store._latency = lambda verb, size, rng: next(slow) if verb == "put" else 0.01
+        for number in (1, 2, 3):
+            await append(producer, number)
+        await trio.sleep(5)
+        put_back()
+        if fenced:
+            async with world.producer("p"):
+                pass
+        await producer.flush()
+
+
+def test_hazard_13_no_step_is_committed_whose_object_is_lost() -> None:
+    async def restarted(world: World) -> None:
+        with pytest.raises(OtherHistoryError, match="was uploaded and is gone"):
+            await lost_upload(world)
+        async with world.producer("p") as producer:
+            assert producer.position == 1
+            await feed(producer, 5)
+        world.check(p=5)
+
+    simulate(restarted)
+
+
+@scenario(simulate)
+async def test_a_producer_whose_uploads_are_gone_because_it_was_fenced_is_not_told_to_restart(world: World) -> None:
+    with pytest.raises(FencedError, match="do not restart"):
+        await lost_upload(world, fenced=True)
+
+
+@scenario(small, on=grow)
+async def test_no_snapshot_of_a_log_that_was_lost_comes_into_another_history(world: World) -> None:
+    """Segments of the index have no history in their names: the next one of the new history would be taken for equal."""
+    put_back = world.ledger.copied()
+    reader = await LogReader.open(process(world, "late"), world.identity)
+    async with world.producer("b") as producer:
+        for until in range(6, 12):
+            await feed(producer, until)
+            await producer.flush()
+            await reader.poll()
+    put_back()
+    objects = dict(world.shared.objects)
+    with pytest.raises(CorruptError, match="another history"):
+        await write_snapshot(reader.store, reader.identity, reader.state, reader.segments, reader.control)
+    assert world.shared.objects == objects
+
+
+@scenario(small, on=grow)
+async def test_a_look_that_hung_while_an_older_copy_was_put_back_is_none(world: World) -> None:
+    """It read new commits, then its next request took long: it was told of them before."""
+    put_back = world.ledger.copied()
+    store = process(world, "operator")
+    reader = await LogReader.open(store, world.identity)
+    async with world.producer("b") as producer:
+        await feed(producer, 8)
+    get = store.get
+
+    async def hangs(key: str, *, bytes_max: int = 1 << 20) -> bytes | None:
+        body = await get(key, bytes_max=bytes_max)
+        if body is None and "/log/" in key:
+            put_back()
+            await trio.sleep(15)
+        return body
+
+    store.get = hangs  # type: ignore[method-assign]
+    with pytest.raises(OtherHistoryError, match="another history"):
+        await seal(reader, TrioClock())
+    assert not world.ledger.broken

@@ -253,8 +253,10 @@ def test_hazard_05_mutant_that_clears_what_is_pending(monkeypatch: pytest.Monkey
 def test_hazard_05_mutant_that_forgets_what_it_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     take = commit_loop.Committer._take
 
-    async def forget(self: commit_loop.Committer, attempt: commit_loop._Attempt) -> commit_loop.SlotOutcome:  # type: ignore[name-defined]
-        outcome = await take(self, attempt)
+    async def forget(
+        self: commit_loop.Committer, attempt: commit_loop._Attempt, again: Callable[[], Awaitable[None]]
+    ) -> commit_loop.CommitOutcome:
+        outcome = await take(self, attempt, again)
         self._unresolved = None
         return outcome
 

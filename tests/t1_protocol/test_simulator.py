@@ -40,6 +40,7 @@ _MET = {
     "landed late": 120, "zombie slots": 80, "reclaims": 1200, "deleted data": 4800, "withdrawn": 54,
     "reclaims cut short": 80, "watched changes": 480, "damage reported": 6, "forks": 7, "rotten log": 2,
     "rotten snapshot": 2, "replicas": 60, "steps read there": 400, "holds for a run there": 60,
+    "roll-backs": 20, "another history noticed": 20,
 }  # fmt: skip
 
 
@@ -93,6 +94,7 @@ def test_some_of_every_kind_take_part() -> None:
         [plan for plan in plans if plan.rots],
         [plan for plan in plans if plan.lying],
         [plan for plan in plans if plan.page],
+        [plan for plan in plans if plan.roll_back],
         [plan for plan in plans if plan.skewed],
         [plan for plan in plans if any(trainer.one_by_one for trainer in plan.trainers)],
         [plan for plan in plans if any(life.locked_out_s for one in plan.producers for life in one.lives)],

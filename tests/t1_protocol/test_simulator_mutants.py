@@ -22,6 +22,7 @@ from mutants import (
     impatient_orphans,
     late_steps_are_taken,
     never_look,
+    never_looks_back,
     never_rebuilt,
     no_compare,
     no_orphans,
@@ -172,7 +173,7 @@ FOUND_BY = {  # seeds that noticed before: tried first, for a search from 0 cost
         commits_before_durable, no_compare, groups_unseen, decided_once, late_steps_are_taken,
         forgetful_of_grace, nothing_is_fenced, deletes_first, no_snapshot, no_orphans, impatient_orphans,
         by_record_not_by_floor, only_probes_are_checked, never_rebuilt, undecided_is_believed,
-        copy_named_before_it_is_there, nothing_is_held_for_a_copy,
+        copy_named_before_it_is_there, nothing_is_held_for_a_copy, never_looks_back,
     ], ids=lambda mutate: mutate.__name__,
 )  # fmt: skip
 def test_mutant_is_found_by_the_simulator(mutate, monkeypatch):

@@ -250,7 +250,7 @@ class Follower:
                 f"the lake {self.reader.identity.lake_id} was replaced by {found} under its URL; mount the new one"
             )
 
-    async def _guarded(self, step: Callable[[], Awaitable[None]]) -> None:
+    async def _guarded(self, step: Callable[[], Awaitable[object]]) -> None:
         try:
             await step()
         except ReplacedError:

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 import trio
@@ -230,7 +231,7 @@ class Control:
         if self._unanswered is None:
             return False
         number, record, body = self._unanswered
-        outcome = await take_slot(self.store, self.key(number), body)
+        outcome = await take_slot(self.store, self.key(number), body, partial(self._find_newest, writes=True))
         if isinstance(outcome, Unknown):
             raise StoreUnreachableError(
                 f"{self.store.url}: the store stopped answering{outcome.why}; the change may be on record or not: see "

@@ -46,17 +46,22 @@ class Unknown:
 SlotOutcome = Mine | SlotLost | Unknown
 
 
-async def take_slot(store: Store, key: str, body: bytes) -> SlotOutcome:
+async def take_slot(
+    store: Store, key: str, body: bytes, look: Callable[[], Awaitable[object]] = trio.lowlevel.checkpoint
+) -> SlotOutcome:
     """Create `key` with `body`, resolving every ambiguity by reading the slot.
 
     The same bytes are sent to the same slot again only if a read showed the slot absent after an ambiguous attempt, or
-    if the server asked for a retry. Bounded: after `_ROUNDS_MAX` undecided rounds the outcome is Unknown.
+    if the server asked for a retry; and after a `look`, which raises if the store was rolled back meanwhile. Bounded: after
+    `_ROUNDS_MAX` undecided rounds the outcome is Unknown.
     """
     for round_number in range(_ROUNDS_MAX):
         if round_number:
             low, high = _RETRY_S
             await trio.sleep(entropy.uniform(low, high) * 2 ** min(round_number, 5))
         try:
+            if round_number:
+                await look()
             put = await store.create(key, body)
             if put is Put.CREATED:
                 return Mine()

@@ -7,7 +7,8 @@ unusable: its owner must start a new incarnation.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,18 +16,20 @@ import trio
 
 from stepfs import entropy
 from stepfs.clock import Clock
-from stepfs.errors import FencedError, SealedError, StepfsError, StoreUnreachableError
+from stepfs.errors import FencedError, OtherHistoryError, SealedError, StepfsError, StoreUnreachableError
 from stepfs.format.commit import COMMIT_ID_BYTES, Commit
 from stepfs.format.ids import Step, Version
 from stepfs.format.keys import log_prefix, numbered
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import LogState, ProducerState
+from stepfs.format.tgb import Descriptor
 from stepfs.lake.create_once import Mine, SlotLost, Unknown, take_slot
 from stepfs.lake.identity import check_identity, check_writable, open_lake
 from stepfs.lake.log.append import Waiting
 from stepfs.lake.log.apply import rehearsed
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.log.snapshots import snapshot_due, write_snapshot
+from stepfs.lake.several import in_order
 from stepfs.store.api import Store
 from stepfs.store.probe import probe_store
 from stepfs_producer.backoff import Backoff
@@ -46,7 +49,7 @@ from stepfs_producer.commit.uploads import CommitWindow
 
 _log = logging.getLogger("stepfs.producer")
 
-_SLEPT_S: Final = 1.0  # an attempt that took longer looks once more at the commit before its own
+_LONG_S: Final = 10.0  # what was seen longer ago is looked at once more: the store may have been rolled back
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,17 +101,27 @@ class Committer:
     def head(self) -> LogState:
         return self.reader.head
 
-    async def attempt(self, rebase: Rebase, *, alone: bool = False) -> CommitOutcome:
-        """Try once to commit the result of `rebase` for the head. `alone`: as far as is known nobody else commits here.
+    async def attempt(
+        self, rebase: Rebase, look: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint, *, alone: bool = False
+    ) -> CommitOutcome:
+        """Try once to commit the result of `rebase` for the head, after a `look` that may raise. `alone`: as far as is known
+        nobody else commits here.
 
         Alone three requests without interference: a look at the head, a create, a floor read. Raises the store's errors;
         after `StoreUnreachableError` call again, the state is consistent.
         """
+
+        async def again() -> None:
+            if await self.reader.check_history():
+                await look()
+
         if self._unresolved is not None:
-            await self.reader.check_history()
+            if await self._store.get(self._unresolved.key) is None:
+                await again()
             self._followed_s = trio.current_time()
-            return await self._take(self._unresolved)
+            return await self._take(self._unresolved, again)
         await self.reader.precede(alone=alone)
+        await look()
         self._followed_s = trio.current_time()
         control = max(self.reader.control.number, 0)
         stamp = Stamp(entropy.token(COMMIT_ID_BYTES), self._clock.now_ms(), control)
@@ -122,7 +135,7 @@ class Committer:
         if not isinstance(made, Commit):
             return made if await self.reader.confirm() else CommitLost()
         self._unresolved = _Attempt(made, numbered(log_prefix(made.lake_id), made.version), body)
-        outcome = await self._take(self._unresolved)
+        outcome = await self._take(self._unresolved, again)
         self.exposure_s = self._answered_s - self._followed_s
         return outcome
 
@@ -131,8 +144,8 @@ class Committer:
         if pacer.is_locked_out:
             await pacer.pauses.look(self.reader.control, pacer.losing_since_s)
 
-    async def _take(self, attempt: _Attempt) -> CommitOutcome:
-        slot = await take_slot(self._store, attempt.key, attempt.body)
+    async def _take(self, attempt: _Attempt, again: Callable[[], Awaitable[None]]) -> CommitOutcome:
+        slot = await take_slot(self._store, attempt.key, attempt.body, again)
         self._answered_s = trio.current_time()
         match slot:
             case Mine():
@@ -148,7 +161,7 @@ class Committer:
 
     async def _settle_mine(self, attempt: _Attempt) -> Committed | CommitLost:
         sound = await self.reader.confirm()
-        if sound and trio.current_time() - self._followed_s > _SLEPT_S:
+        if sound and trio.current_time() - self._followed_s > _LONG_S:
             await self.reader.check_history()  # it slept between the look and the create
         self._unresolved = None
         if not sound:
@@ -352,7 +365,8 @@ class CommitLoop:
         await self._check_identity()
         started_s = trio.current_time()
         self.tally.attempts += 1
-        outcome = await self._committer.attempt(self._rebase, alone=self._pacer.is_alone)
+        alone = self._pacer.is_alone and not self._doubtful()
+        outcome = await self._committer.attempt(self._rebase, self._check_uploads, alone=alone)
         exposure_s = self._committer.exposure_s
         self._pacer.note_head(
             self.head, self._me.producer_id, trio.current_time(), self._committer.reader.control.record.pauses_asked
@@ -397,6 +411,22 @@ class CommitLoop:
         if trio.current_time() - self._identity_checked_s >= IDENTITY_CHECK_S:
             await check_identity(self._store, self._identity)
             self._identity_checked_s = trio.current_time()
+
+    def _doubtful(self) -> list[Descriptor]:
+        """What was uploaded a while ago, or before the store was away: it may have been rolled back since."""
+        return self._pending.durable_before(max(self._backoff.outage.failed_s, trio.current_time() - _LONG_S))
+
+    async def _check_uploads(self) -> None:
+        """`OtherHistoryError` if what is to be committed now is gone, unless it was committed before, or this is fenced."""
+        there = in_order(self._doubtful(), lambda tgb: self._store.read_into(tgb.key, 0, memoryview(bytearray(1))))
+        mine = self.head.producers[self._me.producer_id]
+        async with aclosing(there) as looks:
+            async for tgb, size in looks:
+                if size is None and mine.incarnation == self._me.incarnation and tgb.seq >= mine.next_seq:
+                    raise OtherHistoryError(
+                        f"{self._store.url}: {tgb.key} was uploaded and is gone, so the store was rolled back; restart this "
+                        "process: it goes on from what the lake has"
+                    )
 
     def _error_of(self, outcome: CommitOutcome) -> FencedError | SealedError:
         who = f"producer {self._me.producer_id!r}"

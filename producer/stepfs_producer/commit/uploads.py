@@ -252,6 +252,10 @@ class CommitWindow:
         """The longest durable prefix."""
         return [item.durable for item in self._items[: self._ready] if item.durable is not None]
 
+    def durable_before(self, time_s: float) -> list[Descriptor]:
+        """Those of them that were durable before this time."""
+        return [item.durable.tgb for item in self._items[: self._ready] if item.durable and item.durable_s < time_s]
+
     def committed_below(self, next_seq: int) -> int:
         """Drop the appends below `next_seq`, which the log holds: by seq and not by count. Returns their number."""
         gone = next_seq - self.first_seq

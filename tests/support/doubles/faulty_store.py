@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import trio
 
-from doubles.faults import THROTTLED_503, Fault, Plan, Told, no_faults
+from doubles.faults import RESET_BEFORE, THROTTLED_503, Fault, Plan, Told, no_faults
 from doubles.object_map import Event, Listing, ObjectMap
 from stepfs.errors import CorruptError, StoreUnreachableError
 from stepfs.store.api import Buffer, Counts, Progress, Put, check_key, check_prefix, ignore_progress
@@ -204,6 +204,8 @@ class FaultyStore:
             raise
         now_s = trio.current_time()
         self.shared.settle(now_s)
+        if now_s < self.shared.away_until_s:
+            fault = RESET_BEFORE
         if fault is None:
             outcome = effect()
             self._note(now_s, verb, keys, outcome, "", crc)

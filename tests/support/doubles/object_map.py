@@ -40,6 +40,7 @@ class ObjectMap:
     objects: dict[str, bytes] = field(default_factory=dict)
     trace: list[Event] = field(default_factory=list)
     watch: Callable[[Event], None] | None = None  # called after each request, for invariants that hold at every moment
+    away_until_s: float = -math.inf  # until then the server is stopped
     now_s: float = -math.inf  # virtual time of the last request; older objects have no age
     _written_s: dict[str, float] = field(default_factory=dict)
     _keys: list[str] = field(default_factory=list)

@@ -198,7 +198,8 @@ async def _append(reader: LogReader, make: Callable[[LogState], Commit | None], 
         commit = replace(commit, control=max(reader.control.number, 0))
         body = rehearsed(reader.head, commit)
         key = numbered(log_prefix(reader.identity.lake_id), commit.version)
-        outcome = settled(await take_slot(reader.store, key, body), reader.store, "run it again to see")
+        taken = await take_slot(reader.store, key, body, reader.check_history)
+        outcome = settled(taken, reader.store, "run it again to see")
         if isinstance(outcome, SlotLost):
             if not outcome.taken:
                 reader.mark_stale()

@@ -13,6 +13,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
+import trio
+
 from stepfs.errors import AbsentError, CorruptError, OtherHistoryError, ReclaimedError
 from stepfs.format.commit import Commit, decode_commit
 from stepfs.format.ids import SEGMENT_STEPS, SegmentIndex, Step, Version
@@ -33,6 +35,7 @@ _PROBES_BEFORE_LIST: Final = 4
 _LISTS_PER_CATCH_UP: Final = 4
 _MISSES_PER_FLOOR_PROBE: Final = 50
 _REOPENS_MAX: Final = 5
+_SLOW_S: Final = 10.0  # what a writer read so long ago may be gone
 
 
 class LogReader:
@@ -165,7 +168,8 @@ class LogReader:
 
         async def look() -> None:
             self._touch(Version(self.head.version + 1))
-            if alone or not await self.catch_up():
+            began_s = trio.current_time()
+            if alone or not await self.catch_up() or trio.current_time() - began_s > _SLOW_S:
                 await self.check_history()
 
         await self.refresh(look)
@@ -245,19 +249,22 @@ class LogReader:
         self._misses = 0
         self._stale = False
 
-    async def check_history(self) -> None:
-        """`OtherHistoryError`, now and in `astray`, unless the log still has the newest commit that was read here."""
+    async def check_history(self) -> bool:
+        """`OtherHistoryError`, now and in `astray`, unless the log still has the newest commit that was read here. False: that
+        was reclaimed.
+        """
         head = self.head
         for _ in range(2):  # a store may hide an object once
             if await log_contains(self.store, self.identity, head):
-                break
-        else:
-            await check_identity(self.store, self.identity)
-            await self.control.refresh()
-            if self.control.floor <= head.version:
-                raise self._gone_astray()
-            self.mark_stale()
+                self.astray = None
+                return True
+        await check_identity(self.store, self.identity)
+        await self.control.refresh()
+        if self.control.floor <= head.version:
+            raise self._gone_astray()
         self.astray = None
+        self.mark_stale()
+        return False
 
     def _gone_astray(self) -> OtherHistoryError:
         self.astray = OtherHistoryError(

@@ -202,6 +202,10 @@ async def _write_snapshot(
     if any(segment is None for segment in found.values()):
         async with aclosing(_folded(store, identity, base, state.version)) as rebuilt:
             found |= {segment.index: segment async for segment in rebuilt if segment.index in wanted}
+    if not await log_contains(store, identity, state):
+        raise CorruptError(
+            f"{store.url}: log version {state.version} is gone; its snapshot would be of another history"
+        )
     for segment in found.values():
         assert segment is not None
         await _create(

@@ -7,7 +7,7 @@ steps up  →  delete: data, index, log, snapshots
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Final
@@ -71,15 +71,17 @@ class Report:
 
 
 class CountingRemover:
-    """Deletes from `store` and counts; with None it only counts."""
+    """Deletes from `store` and counts; with None it only counts. `look` raises if what was planned by is not true any more."""
 
-    def __init__(self, store: Store | None) -> None:
+    def __init__(self, store: Store | None, look: Callable[[], Awaitable[object]] = trio.lowlevel.checkpoint) -> None:
         self._store = store
+        self._look = look
         self.objects = 0
         self.bytes = 0
 
     async def remove(self, entries: Sequence[Entry]) -> None:
         if self._store is not None and entries:
+            await self._look()
             await self._store.delete([entry.key for entry in entries])
         self.objects += len(entries)
         self.bytes += sum(entry.size for entry in entries)
@@ -191,11 +193,9 @@ class Reclaimer:
 
     async def _sweep(self, reader: LogReader, target: Target, need: Need, *, dry_run: bool, search: bool) -> Report:
         """Delete the objects below `target`, or with `dry_run` count them: both walk through the same objects."""
-        remover = CountingRemover(None if dry_run else self._store)
+        remover = CountingRemover(None if dry_run else self._store, reader.check_history)
         before, now_ms = self._progress, self._clock.now_ms()
         last: LastDead = {}
-        if before is None or before.swept != target or before.state is not reader.state or search:
-            await reader.check_history()  # else what came after a roll-back would be taken for orphans
         if before is None or before.swept != target or search:
             last = await walk_doomed(reader, target, remover.remove)
         since = None if search or before is None else before.state
