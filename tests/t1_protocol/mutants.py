@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -46,9 +46,9 @@ def undecided_is_believed(patch: pytest.MonkeyPatch) -> None:
     undecided: list[commit_loop._Attempt] = []
 
     async def noted(
-        self: commit_loop.Committer, attempt: commit_loop._Attempt, again: Callable[[], Awaitable[None]]
+        self: commit_loop.Committer, attempt: commit_loop._Attempt, lost: commit_loop.Lost | None
     ) -> commit_loop.CommitOutcome:
-        outcome = await take(self, attempt, again)
+        outcome = await take(self, attempt, lost)
         if isinstance(outcome, commit_loop.Undecided):
             undecided.append(attempt)
         return outcome

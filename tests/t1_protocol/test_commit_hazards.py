@@ -254,9 +254,9 @@ def test_hazard_05_mutant_that_forgets_what_it_sent(monkeypatch: pytest.MonkeyPa
     take = commit_loop.Committer._take
 
     async def forget(
-        self: commit_loop.Committer, attempt: commit_loop._Attempt, again: Callable[[], Awaitable[None]]
+        self: commit_loop.Committer, attempt: commit_loop._Attempt, lost: commit_loop.Lost | None
     ) -> commit_loop.CommitOutcome:
-        outcome = await take(self, attempt, again)
+        outcome = await take(self, attempt, lost)
         self._unresolved = None
         return outcome
 

@@ -7,9 +7,10 @@ unusable: its owner must start a new incarnation.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import trio
@@ -76,6 +77,7 @@ class Undecided:
 
 CommitOutcome = Committed | CommitLost | Undecided | Refusal
 Rebase = Callable[[LogState, Stamp], Commit | Refusal]
+Lost = Callable[[], Awaitable[list[Descriptor]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,33 +103,30 @@ class Committer:
     def head(self) -> LogState:
         return self.reader.head
 
-    async def attempt(
-        self, rebase: Rebase, look: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint, *, alone: bool = False
-    ) -> CommitOutcome:
-        """Try once to commit the result of `rebase` for the head, after a `look` that may raise. `alone`: as far as is known
-        nobody else commits here.
+    async def attempt(self, rebase: Rebase, lost: Lost | None = None, *, alone: bool = False) -> CommitOutcome:
+        """Try once to commit the result of `rebase` for the head. `lost` finds uploads that are gone: `OtherHistoryError` if
+        it would commit one. `alone`: as far as is known nobody else commits here.
 
         Alone three requests without interference: a look at the head, a create, a floor read. Raises the store's errors;
         after `StoreUnreachableError` call again, the state is consistent.
         """
-
-        async def again() -> None:
-            if await self.reader.check_history():
-                await look()
-
         if self._unresolved is not None:
-            if await self._store.get(self._unresolved.key) is None:
-                await again()
+            await self._look_again(self._unresolved, lost)
             self._followed_s = trio.current_time()
-            return await self._take(self._unresolved, again)
+            return await self._take(self._unresolved, lost)
         await self.reader.precede(alone=alone)
-        await look()
+        gone = await lost() if lost is not None else []
+        if gone:
+            await self.reader.refresh()  # a successor has fenced this one, perhaps, or a create landed after all
         self._followed_s = trio.current_time()
         control = max(self.reader.control.number, 0)
         stamp = Stamp(entropy.token(COMMIT_ID_BYTES), self._clock.now_ms(), control)
         try:
             made = rebase(self.head, stamp)
-            body = rehearsed(self.head, made) if isinstance(made, Commit) else b""
+            body = b""
+            if isinstance(made, Commit):
+                self._refuse_lost(made, gone)
+                body = rehearsed(self.head, made)
         except StepfsError:
             if await self.reader.confirm():  # a refusal must not rest on a resurrected slot
                 raise
@@ -135,7 +134,7 @@ class Committer:
         if not isinstance(made, Commit):
             return made if await self.reader.confirm() else CommitLost()
         self._unresolved = _Attempt(made, numbered(log_prefix(made.lake_id), made.version), body)
-        outcome = await self._take(self._unresolved, again)
+        outcome = await self._take(self._unresolved, lost)
         self.exposure_s = self._answered_s - self._followed_s
         return outcome
 
@@ -144,8 +143,23 @@ class Committer:
         if pacer.is_locked_out:
             await pacer.pauses.look(self.reader.control, pacer.losing_since_s)
 
-    async def _take(self, attempt: _Attempt, again: Callable[[], Awaitable[None]]) -> CommitOutcome:
-        slot = await take_slot(self._store, attempt.key, attempt.body, again)
+    async def _look_again(self, attempt: _Attempt, lost: Lost | None) -> None:
+        """Before these bytes are sent once more: that the log has the commit before, and the store what they name."""
+        if not await self.reader.check_history() or lost is None or not (gone := await lost()):
+            return
+        if await self._store.get(attempt.key) is None and await self.reader.confirm():  # else it landed, or is too late
+            self._refuse_lost(attempt.commit, gone)
+
+    def _refuse_lost(self, commit: Commit, gone: Sequence[Descriptor]) -> None:
+        for tgb in commit.tgbs:
+            if tgb in gone:
+                raise OtherHistoryError(
+                    f"{self._store.url}: {tgb.key} was uploaded and is gone, so the store was rolled back; restart this "
+                    "process: it goes on from what the lake has"
+                )
+
+    async def _take(self, attempt: _Attempt, lost: Lost | None) -> CommitOutcome:
+        slot = await take_slot(self._store, attempt.key, attempt.body, partial(self._look_again, attempt, lost))
         self._answered_s = trio.current_time()
         match slot:
             case Mine():
@@ -365,8 +379,7 @@ class CommitLoop:
         await self._check_identity()
         started_s = trio.current_time()
         self.tally.attempts += 1
-        alone = self._pacer.is_alone and not self._doubtful()
-        outcome = await self._committer.attempt(self._rebase, self._check_uploads, alone=alone)
+        outcome = await self._committer.attempt(self._rebase, self._lost, alone=self._pacer.is_alone)
         exposure_s = self._committer.exposure_s
         self._pacer.note_head(
             self.head, self._me.producer_id, trio.current_time(), self._committer.reader.control.record.pauses_asked
@@ -412,21 +425,12 @@ class CommitLoop:
             await check_identity(self._store, self._identity)
             self._identity_checked_s = trio.current_time()
 
-    def _doubtful(self) -> list[Descriptor]:
-        """What was uploaded a while ago, or before the store was away: it may have been rolled back since."""
-        return self._pending.durable_before(max(self._backoff.outage.failed_s, trio.current_time() - _LONG_S))
-
-    async def _check_uploads(self) -> None:
-        """`OtherHistoryError` if what is to be committed now is gone, unless it was committed before, or this is fenced."""
-        there = in_order(self._doubtful(), lambda tgb: self._store.read_into(tgb.key, 0, memoryview(bytearray(1))))
-        mine = self.head.producers[self._me.producer_id]
+    async def _lost(self) -> list[Descriptor]:
+        """What was uploaded a while ago, or before the store was away, and is gone: it may have been rolled back since."""
+        tgbs = self._pending.durable_before(max(self._backoff.outage.failed_s, trio.current_time() - _LONG_S))
+        there = in_order(tgbs, lambda tgb: self._store.read_into(tgb.key, 0, memoryview(bytearray(1))))
         async with aclosing(there) as looks:
-            async for tgb, size in looks:
-                if size is None and mine.incarnation == self._me.incarnation and tgb.seq >= mine.next_seq:
-                    raise OtherHistoryError(
-                        f"{self._store.url}: {tgb.key} was uploaded and is gone, so the store was rolled back; restart this "
-                        "process: it goes on from what the lake has"
-                    )
+            return [tgb async for tgb, size in looks if size is None]
 
     def _error_of(self, outcome: CommitOutcome) -> FencedError | SealedError:
         who = f"producer {self._me.producer_id!r}"
