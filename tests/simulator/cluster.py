@@ -43,6 +43,7 @@ from stepfs.lake.log.reader import LogReader
 
 _VIRTUAL_S_MAX = 4 * 3600.0
 _SETTLED_S = 120.0  # longer than any fault delays what it delays
+_LATER_S = 1.0
 _QUIET = Life()
 
 
@@ -242,7 +243,9 @@ class _Cluster:
             self.ledger.promises[name] = step
             await Group.of(store, identity, name, self.world.clock).replace(frozenset({Step(step)}))
         await self._let_go_of_forks(store)
-        await reclaim(store, identity, clock=self.world.clock, orphans=True)
+        grace_s = max(self.ledger.graces_s.values(), default=0.0)
+        await trio.sleep(grace_s + _LATER_S)
+        await reclaim(store, identity, clock=self.world.clock, orphans=True, grace_s=grace_s)
         self.ledger.require(
             self.plan.roll_back is None or self.went_back.is_set(), "the copy that was to be put back was not"
         )

@@ -13,6 +13,7 @@ from scenario import ForkPlan
 
 from stepfs.errors import RefusedError, StoreUnreachableError, UsageError, WithdrawnError
 from stepfs.format.ids import SliceIndex, Step
+from stepfs.format.keys import control_prefix
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import StepEntry
 from stepfs.lake.control import Control, Group
@@ -21,6 +22,7 @@ from stepfs.lake.log.reader import LogReader
 from stepfs.lake.origins import OriginStores
 
 _GROUP = "trainer"
+_LOSES_CONTROL = 0.5  # chance that the newest control record of a new fork is lost
 
 
 class ForkActor:
@@ -32,6 +34,7 @@ class ForkActor:
         self.child: ObjectMap = ObjectMap()
         self.identity: LakeIdentity | None = None
         self.next_step = 0  # of the child's trainer
+        self.begins = 0  # the child's first step
         self.groups: set[str] = set()  # held in the parent by forks that came to be
 
     async def main(self, store: ProcessStore) -> bool:
@@ -65,9 +68,12 @@ class ForkActor:
             return False
         if identity is None:
             return False
+        if self.rng.random() < _LOSES_CONTROL:
+            prefix = control_prefix(identity.lake_id)
+            self.child.remove(max(entry.key for entry in self.child.select(prefix)))
         name = group_name(identity.lake_id)
         record = await Group(Control(parent.store, ledger.identity, self.world.clock), name).read()
-        self.identity, self.next_step = identity, step
+        self.identity, self.next_step, self.begins = identity, step, parent.first_live_step
         if record is not None:  # it shares steps
             ledger.promise(name, record.need)
             self.groups.add(name)
@@ -91,6 +97,9 @@ class ForkActor:
         assert self.identity is not None
         reader = await LogReader.open(child, self.identity)
         (origin,) = reader.state.origins
+        self.world.ledger.require(
+            reader.first_live_step >= self.begins, f"{self.name} begins at {reader.first_live_step}, not {self.begins}"
+        )
         name = group_name(self.identity.lake_id)
         if self.plan.again:
             await self._fork_again(reader, child, parent)

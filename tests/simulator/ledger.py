@@ -255,6 +255,8 @@ class Ledger:
     def _gives_up(self, key: str, record: ControlRecord, event: Event) -> None:
         """Nothing that anybody was promised, nor anything that a group needed within the reclaimer's grace."""
         first = record.first_live_step
+        gone = sum(entry.tgb.payload_bytes for entry in self.steps[:first])
+        self.require(record.deleted_bytes == gone, f"{key}: {record.deleted_bytes} bytes given up, they are {gone}")
         self.require(
             first <= self.first_needed, f"{key}: gives up steps below {first}, but {self.promises} were promised"
         )

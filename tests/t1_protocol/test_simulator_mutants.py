@@ -5,6 +5,7 @@ The directed tests aim at each hazard; this shows that random clusters, which ai
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -34,14 +35,21 @@ from mutants import (
 
 from stepfs.errors import StepfsError
 from stepfs.format.control import ControlRecord
-from stepfs.format.snapshot import LogState, ProducerState
+from stepfs.format.ids import Step
+from stepfs.format.keys import control_prefix, number_of
+from stepfs.format.snapshot import LogState, ProducerState, StepEntry
 from stepfs.format.tgb import Descriptor
 from stepfs.lake import control as control_room
 from stepfs.lake import decisions as decisions_room
+from stepfs.lake import fork as fork_room
 from stepfs.lake.control import Control
 from stepfs.lake.decisions import Add, Register, Request, Resume, successor
 from stepfs.lake.log import snapshots as snapshots_room
+from stepfs.lake.log.reader import LogReader
+from stepfs.lake.reclaim import run as run_room
+from stepfs.lake.reclaim.sweep import live_entries
 from stepfs.lake.replicate import Copier, Replica, _nothing
+from stepfs.store.api import Store
 from stepfs_producer.commit import loop as commit_loop
 from stepfs_producer.commit import rebase as rebase_room
 from stepfs_producer.commit.producer import TgbWriter
@@ -147,6 +155,38 @@ def nothing_is_held_for_a_copy(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Replica, "_hold", nowhere)
 
 
+def one_control_record(patch: pytest.MonkeyPatch) -> None:
+    """A fork begins with one control record: where that is lost, what it does not have counts as steps."""
+    create = fork_room._create
+
+    async def but_the_second(store: Store, key: str, body: bytes) -> None:
+        if number_of(control_prefix(key.partition("/")[0]), key) != 1:
+            await create(store, key, body)
+
+    patch.setattr(fork_room, "_create", but_the_second)
+
+
+def ages_of_the_records_after(patch: pytest.MonkeyPatch) -> None:
+    """A need is as old as the record after the one that ended it."""
+    ages = run_room.ages_of_minima
+
+    async def younger(control: Control, grace_s: float) -> dict[int, float]:
+        found = await ages(control, grace_s)
+        listed = await control.store.list(control_prefix(control.identity.lake_id), ages=True)
+        return {ended: max([0.0, *(entry.age_s for entry in listed[ended + 1 :])]) for ended in found}
+
+    patch.setattr(run_room, "ages_of_minima", younger)
+
+
+def a_step_is_not_counted(patch: pytest.MonkeyPatch) -> None:
+    """What an advance gives up is counted but for its last step."""
+
+    def short(reader: LogReader, first: Step, end: Step) -> AsyncGenerator[Sequence[StepEntry], None]:
+        return live_entries(reader, first, Step(end - 1))
+
+    patch.setattr(run_room, "live_entries", short)
+
+
 LEANS = {  # these windows are one request wide: ordinary seeds meet them once in hundreds
     late_steps_are_taken: Flavour.RUSH,
     only_probes_are_checked: Flavour.SLEEPERS,
@@ -162,6 +202,7 @@ FOUND_BY = {  # seeds that noticed before: tried first, for a search from 0 cost
     nothing_is_fenced: (7, 15),
     only_probes_are_checked: (23, 70),
     never_rebuilt: (11, 24),
+    one_control_record: (22, 73),
 }
 
 
@@ -174,6 +215,7 @@ FOUND_BY = {  # seeds that noticed before: tried first, for a search from 0 cost
         forgetful_of_grace, nothing_is_fenced, deletes_first, no_snapshot, no_orphans, impatient_orphans,
         by_record_not_by_floor, only_probes_are_checked, never_rebuilt, undecided_is_believed,
         copy_named_before_it_is_there, nothing_is_held_for_a_copy, never_looks_back,
+        one_control_record, ages_of_the_records_after, a_step_is_not_counted,
     ], ids=lambda mutate: mutate.__name__,
 )  # fmt: skip
 def test_mutant_is_found_by_the_simulator(mutate, monkeypatch):
