@@ -28,7 +28,7 @@ from stepfs.control_files import read_control_file, read_status
 from stepfs.errors import AbsentError, OtherHistoryError, RefusedError, StepfsError, StoreUnreachableError, UsageError
 from stepfs.format.arguments import check_integer
 from stepfs.format.ids import INTEGER_MAX
-from stepfs.format.snapshot import LogState
+from stepfs.format.records import check_group
 from stepfs.lake.control import Control
 from stepfs.lake.identity import check_identity, open_lake
 from stepfs.lake.log.reader import LogReader
@@ -162,7 +162,7 @@ class CheckpointHook:
             group = group or mounted.group
         if group is None:
             raise UsageError(f"whose checkpoints are these? Name a group, or mount {where} with --group")
-        self._group = group
+        self._group = check_group(group)
         self._keep = keep
         self._committed = 0  # steps, as far as the mount, or the `Lake`, has said
         self._loop: BackgroundLoop[_Recorder] | None = None

@@ -17,7 +17,7 @@ from stepfs import CheckpointHook, Lake, StepDataset, StreamState
 from stepfs.clock import SystemClock
 from stepfs.errors import OtherHistoryError, RefusedError
 from stepfs.format.ids import Step
-from stepfs.lake.control import Group
+from stepfs.lake.control import Control, Group
 from stepfs.lake.fork import Cut, fork
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
@@ -123,7 +123,7 @@ def test_a_state_whose_last_step_was_reclaimed_or_that_is_of_the_parent_resumes(
         await Group.of(store, identity, "run").add(Step(7))
         for name in await list_groups(store, identity):
             if name != "run":
-                await Group.of(store, identity, name).retire()
+                await Group(Control(store, identity), name).retire()
         await reclaim(store, identity)
 
     trio.run(work)
