@@ -48,6 +48,7 @@ class Place:
         self.promised: int | None = None  # the first step of the run there
         self.is_held = False  # the lake was seen to hold what that run needs and is not copied
         self.step = 0
+        self.end = 0  # the first step that its log does not have
         self._steps: dict[str, int] = {}  # of data that the log names
         self._first_live = 0
 
@@ -84,7 +85,7 @@ class Place:
         known = commit.version < len(ledger.digests) and ledger.digests[commit.version]
         self._require(chain_digest(commit.prev_digest, body) == known, f"{key} is not the lake's")
         for step, tgb in enumerate(commit.tgbs, start=commit.first_step):
-            self._steps[tgb.key] = step
+            self._steps[tgb.key], self.end = step, max(self.end, step + 1)
             self._require(step < self._first_live or self.has(tgb), f"{key} names step {step}, which is not here")
 
     def has(self, tgb: Descriptor) -> bool:
@@ -136,9 +137,10 @@ class Copy:
         need = groups[RUN].need if RUN in groups else None
         if need is not None:
             known = hold.known if hold is not None else None
-            wanted = max(min(need, end - 1), replica.home.first_live_step)
-            ledger.require(
-                known is not None and (known.need, known.fork, known.replica) == (wanted, "", self.url),
+            live = replica.home.first_live_step
+            wanted, at_most = (max(min(need, known_end - 1), live) for known_end in (end, place.end))
+            ledger.require(  # another replicator may have copied more while this one slept
+                known is not None and wanted <= known.need <= at_most and (known.fork, known.replica) == ("", self.url),
                 f"{self.url}: the lake holds {known} for a run that needs {need} of {end}",
             )
             place.is_held = place.is_held or wanted <= end
