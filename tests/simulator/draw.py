@@ -119,7 +119,7 @@ def scenario(seed: int, *, flavour: Flavour | None = None) -> Scenario:
 
 def _rolled_back(plan: Scenario, rng: random.Random) -> Scenario:
     """An older copy of the store is put back while all goes on. Nobody sleeps between a look and the create that it was for:
-    he would take a slot behind the hole.
+    he would take a slot behind the hole. The server is away for more than the 10 s of which a producer believes what it saw.
     """
     if plan.lying or rng.random() > _ROLLED_BACK:
         return plan
@@ -140,7 +140,7 @@ def _rolled_back(plan: Scenario, rng: random.Random) -> Scenario:
         trainers=tuple(replace(one, lives=awake(one.lives), behind=0.0, retires=0.0) for one in plan.trainers),
         reclaimers=tuple(replace(one, lives=awake(one.lives)) for one in plan.reclaimers),
         watchers=(*plan.watchers, WatcherPlan("w9", 0.0, ())),
-        roll_back=RollBack(rng.uniform(0.2, 5.0), rng.uniform(0.2, 10.0), rng.choice((5.0, 25.0))),
+        roll_back=RollBack(rng.uniform(0.2, 5.0), rng.uniform(0.2, 10.0), rng.choice((11.0, 25.0))),
     )  # fmt: skip
 
 

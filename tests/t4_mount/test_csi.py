@@ -596,6 +596,9 @@ def test_a_secret_runs_no_program_and_opens_no_file(other_node, tmp_path):
     assert not ran.exists()
 
 
+OF_OTHER_TESTS = "AWS_DEFAULT_REGION", "AWS_EC2_METADATA_DISABLED", "GOOGLE_BASE_URL", "AZURE_STORAGE_ENDPOINT"
+
+
 def test_a_volume_with_keys_has_nothing_of_the_drivers_own_role(other_node, s3_url, tmp_path):
     """And an authority comes as a text: the driver keeps it where nobody else reads."""
     lake_with(s3_url, 2)
@@ -606,7 +609,7 @@ def test_a_volume_with_keys_has_nothing_of_the_drivers_own_role(other_node, s3_u
         "AWS_ROLE_ARN": "arn:aws:iam::1:role/r", "AWS_WEB_IDENTITY_TOKEN_FILE": "/t", "AWS_PROFILE": "driver", "AWS_SESSION_TOKEN": "t",
         "GOOGLE_APPLICATION_CREDENTIALS": "/g", "AZURE_FEDERATED_TOKEN_FILE": "/a", "AWS_RETRY_MODE": "standard",
     }  # fmt: skip
-    node = other_node(**dict.fromkeys((*usual, "AWS_DEFAULT_REGION", "AWS_EC2_METADATA_DISABLED")), **role)
+    node = other_node(**dict.fromkeys((*usual, *OF_OTHER_TESTS)), **role)
     target = tmp_path / "target"
     node.publish("v", target, volume_context={"lake": s3_url}, secrets=keys | {"AWS_CA_BUNDLE": pem})
     variables = Path(f"/proc/{daemon_of(target)}/environ").read_text().split("\0")

@@ -23,7 +23,7 @@ HOSTILE = "tok\x1b]0;owned\x07\x1b[2J\u202e\nproducer"
 @pytest.fixture
 def lake(file_url, monkeypatch):
     monkeypatch.setattr("stepfs_producer.commit.producer.check_id", lambda name, _: name)  # as no honest writer would
-    monkeypatch.setattr("stepfs.lake.control.check_id", lambda name, _: name)
+    monkeypatch.setattr("stepfs.lake.control.check_group", lambda name, _: name)
     stepfs("init", file_url, "--slices", 3)
     commit(file_url, range(3), producer_id=HOSTILE)
     stepfs("checkpoint", file_url, "--group", HOSTILE, "--new-group", 1)

@@ -211,13 +211,13 @@ class Hand:
         self.number = signal.SIGINT
         answer = LocalStore._run
 
-        async def run(store: LocalStore, work: Callable, *arguments: object) -> object:
+        async def run(store: LocalStore, work: Callable, *arguments: object, **options: bool) -> object:
             if self.requests == self.at:
                 self.at = None
                 signal.raise_signal(self.number)
                 await trio.sleep_forever()
             self.requests += 1
-            return await answer(store, work, *arguments)
+            return await answer(store, work, *arguments, **options)
 
         monkeypatch.setattr(LocalStore, "_run", run)
 
