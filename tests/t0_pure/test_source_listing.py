@@ -167,9 +167,7 @@ def test_a_file_that_changed_between_two_starts_is_refused_by_name(root, change)
     (root / "web/new.jsonl").write_bytes(LINE)
     assert len(located(before, list_corpus(spec), "code").files) == 2  # a new file is none of this epoch's
     change(root / "web/b.jsonl")
-    with pytest.raises(
-        RefusedError, match=rf"b\.jsonl {CHANGES[change]}.*restore it, .* or give the source a new name"
-    ):
+    with pytest.raises(RefusedError, match=rf"b\.jsonl {CHANGES[change]}.*restore it, or .* --accept-changes"):
         located(before, list_corpus(spec), "code")
 
 
@@ -179,7 +177,7 @@ def test_a_file_that_changed_since_it_was_listed_is_refused_by_name(root, change
     layout = laid_out(spec)
     change(root / "web/b.jsonl")
     opened._checked.clear()
-    with pytest.raises(RefusedError, match=rf"b\.jsonl {CHANGES[change]}.*restore it, or give the source a new name"):
+    with pytest.raises(RefusedError, match=rf"b\.jsonl {CHANGES[change]}.*restore it, or .* --accept-changes"):
         blocks(spec, layout)
 
 

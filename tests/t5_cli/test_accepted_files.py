@@ -84,7 +84,7 @@ def test_the_counts_add_up(plan: Path, file_url: str) -> None:
     written(web / f"c{kind}", texts("c", 2, 900))
     refused = run(plan, file_url)
     assert (refused.code, refused.err.count("\n")) == (4, 1), refused.err
-    assert f"the file 0/b{kind} is gone; restore it, go on with what is there by --accept-changes" in refused.err
+    assert f"the file 0/b{kind} is gone; restore it, or run again with --accept-changes" in refused.err
     compared = produce("check", plan, file_url, "--accept-changes")
     assert f"source web: 0/b{kind} is gone: it gives nothing from here on" in compared.out + compared.err
     accepted = run(plan, file_url, "--accept-changes", "--limit-steps", 27)

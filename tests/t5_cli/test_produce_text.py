@@ -113,6 +113,8 @@ def test_a_lake_may_be_sealed_with_the_text(file_url: str, corpus: Path) -> None
     assert "the lake is sealed" in produce(file_url, "-i", corpus, *RAW, "--seal").stdout
     again = produce(file_url, "-i", corpus, *RAW, "--seal")
     assert (again.returncode, "sealed, nothing to do" in again.stdout) == (0, True)
+    for path in corpus.iterdir():
+        path.write_text(f"another {path.name}")
     refused(produce(file_url, "-i", corpus, *RAW, "--producer-id", "another"), 4, "sealed")
 
 
@@ -180,6 +182,7 @@ def test_a_lake_of_another_shape_or_stream_is_refused(file_url: str, corpus: Pat
         refused(produce(file_url, *fine, *other, "--producer-id", "beside"), 4, "rows [8, 48]", f"makes rows {rows}")
     other_shard = ["--shard", "0/2", "--producer-id", "text-0-of-1"]
     refused(produce(file_url, *fine, *other_shard), 4, "the plan changed", "sources.text.shard: 0/1 → 0/2")
+    refused(produce(file_url, *fine, *other_shard, "--accept-changes"), 4, "source text is not the one", "undo that")
     (tmp_path / "rows.jsonl").write_text('{"text": "one"}\n')
     refused(produce(file_url, *fine, "-i", tmp_path / "rows.jsonl"), 2, "name one kind")
     (corpus / "01.txt").write_text("another beginning\n" * 7)
@@ -188,6 +191,30 @@ def test_a_lake_of_another_shape_or_stream_is_refused(file_url: str, corpus: Pat
         path.rename(path.with_suffix(".moved"))
     refused(produce(file_url, *fine), 4, "00.txt is gone")
     assert committed(file_url) == before
+
+
+def test_what_is_advised_where_a_file_is_gone_is_accepted_and_nothing_comes_twice(file_url: str, corpus: Path) -> None:
+    lines = {name: [f"line {name}{n} of this text" for n in range(300)] for name in "ab"}
+    for path in corpus.iterdir():
+        path.unlink()
+    for name, text in lines.items():
+        (corpus / f"{name}.txt").write_text("\n".join(text))
+    given = ["-i", corpus, *RAW]
+    assert produce(file_url, *given, "--limit-steps", 8).returncode == 0
+    (corpus / "b.txt").unlink()
+    says = "0/b.txt is gone; restore it, or run again with --accept-changes to go on with what is there"
+    refused(produce(file_url, *given), 4, says)
+    other = [*given, "--producer-id", "other"]
+    for more in ((), ("--accept-changes",), ("--shard", "1/2")):
+        refused(produce(file_url, *other, *more), 4, "producer text-0-of-1 reads 0/a.txt too; continue that one")
+    accepted = produce(file_url, *given, "--accept-changes")
+    assert (accepted.returncode, "0/b.txt is gone: it gives nothing" in accepted.stderr) == (0, True)
+    said = bytes(text_in(file_url)).decode()
+    assert said == "\n".join(lines["a"])[: len(said)], "the rest of a begun block is left out, as the warning says"
+    (corpus / "a.txt").unlink()
+    (corpus / "c.txt").write_text("later files alone")
+    assert produce(file_url, *other).returncode == 0
+    assert documents_in(text_in(file_url, producer="other")) == [b"later files alone"]
 
 
 @pytest.mark.parametrize("limit", [["--limit-steps", 3], []])

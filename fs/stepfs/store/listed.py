@@ -7,7 +7,7 @@ from typing import Final, NamedTuple, Protocol
 
 from stepfs.errors import RefusedError
 
-_RESTORE: Final = "restore it, or give the source a new name to begin it anew"
+ADVICE: Final = "restore it, or run again with --accept-changes to go on with what is there"
 
 
 class ListedObject(NamedTuple):
@@ -34,12 +34,12 @@ class Bucket(Protocol):
 
 
 def gone(url: str) -> RefusedError:
-    return RefusedError(f"{url} is gone; {_RESTORE}")
+    return RefusedError(f"{url} is gone; {ADVICE}")
 
 
 def replaced(url: str) -> RefusedError:
-    return RefusedError(f"{url} was replaced since it was listed (other etag); {_RESTORE}")
+    return RefusedError(f"{url} was replaced since it was listed (other etag); {ADVICE}")
 
 
 def shorter(url: str) -> RefusedError:
-    return RefusedError(f"{url} is shorter than listed; {_RESTORE}")
+    return RefusedError(f"{url} is shorter than listed; {ADVICE}")

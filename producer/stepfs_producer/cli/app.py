@@ -290,6 +290,7 @@ def text(
         producer_id=options.producer_id or f"text-{index}-of-{count}",
         max_lead=None,
         limit_steps=options.limit_steps,
+        accept_changes=options.accept_changes,
         seal=options.seal,
         fixed_shape=True,
         store_options=store_options,

@@ -79,7 +79,7 @@ class State:
 def read_position(value: object) -> State:
     """The state in a stored position. `RefusedError` if it belongs to something else."""
     if not isinstance(value, Mapping) or value.get("pipeline") != "plan":
-        raise RefusedError("this producer id was used by another pipeline; choose another --producer-id")
+        raise RefusedError("this producer id was used by another pipeline; go on with that one, or name another lake")
     fields: Mapping[str, Any] = value
     if fields.get("v") != VERSION:
         raise RefusedError(
@@ -90,7 +90,7 @@ def read_position(value: object) -> State:
         made_of = str(fields["tokenizer"]), bool(fields["held_out"])
         return State(str(fields["plan"]), int(fields["step"]), sources, int(fields["revision"]), *made_of)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise RefusedError(f"the position of this plan is malformed ({error}); choose another --producer-id") from error
+        raise RefusedError(f"the position of this plan is malformed ({error}); name another lake") from error
 
 
 def _source_state(identity: object, listing: object, *numbers: Any) -> SourceState:

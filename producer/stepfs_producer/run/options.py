@@ -16,6 +16,14 @@ LimitSteps = Annotated[
     Opt("--limit-steps", "Stop when this producer id has N steps, earlier runs included.", "N", least=1),
 ]
 
+AcceptChanges = Annotated[
+    bool,
+    Opt(
+        "--accept-changes",
+        "Continue although the plan is not the one that the lake's steps were made by. Otherwise a run shows the changes, and fences no one.",
+    ),
+]
+
 
 @dataclass(frozen=True, slots=True)
 class Workers:
@@ -54,13 +62,7 @@ class RunOptions:
             "ID",
         ),
     ] = "plan"
-    accept_changes: Annotated[
-        bool,
-        Opt(
-            "--accept-changes",
-            "Continue although the plan is not the one that the lake's steps were made by. Otherwise a run shows the changes, and fences no one.",
-        ),
-    ] = False
+    accept_changes: AcceptChanges = False
     workers: Annotated[
         Workers | None,
         Opt(
@@ -163,6 +165,7 @@ class TextOptions:
         Opt("--ext", "Kind of file: .safetensors .npy .pt .tar .bin; .safetensors for a new lake.", ".EXT"),
     ] = None
     limit_steps: LimitSteps = None
+    accept_changes: AcceptChanges = False
     seal: Annotated[bool, Opt("--seal", "Seal the lake at the end of the text: no more steps come.")] = False
     shard: Annotated[str, Opt("--shard", "Produce part I of N of the text, one process each.", "I/N")] = "0/1"
     producer_id: Annotated[

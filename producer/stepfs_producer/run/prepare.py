@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, NamedTuple
 
@@ -24,6 +25,7 @@ from stepfs.lake.identity import check_writable, open_lake
 from stepfs.lake.kept_plans import kept_listing, kept_plan
 from stepfs.lake.log.reader import LogReader
 from stepfs.store.api import Store
+from stepfs.store.listed import ADVICE
 from stepfs.store.opening import open_store
 from stepfs_producer.engine.worker import find_modules_in
 from stepfs_producer.payloads.step import ColumnSpec, PayloadSpec
@@ -53,12 +55,12 @@ from stepfs_producer.run.lake import committed_positions, keep, keep_listing
 from stepfs_producer.run.load import LoadedSource
 from stepfs_producer.run.options import RunOptions
 from stepfs_producer.sources.listing import (
-    ADVICE,
     RULE,
     Layout,
     accepted,
     added,
     begun_block,
+    common,
     continued_at,
     list_corpus,
     located,
@@ -445,7 +447,7 @@ async def _listing_then(store: Store, identity: LakeIdentity, name: str, digest:
     if then is None:
         raise RefusedError(
             f"source {name}: its files are not those of before, and the list of those is not in the lake; restore the objects "
-            f"sources/{digest}/, or give the source a new name to begin it anew"
+            f"sources/{digest}/, or give the source of a plan a new name to begin it anew"
         )
     return then
 
@@ -559,8 +561,10 @@ async def refuse_unfit(
     mine = positions.get(options.producer_id)
     if mine is None:  # what has begun was accepted, and `fit_plan` compares it
         _refuse_other_producers(begun, place, prepared, options, say)
-    for producer_id, (_, settings) in begun.items():
+    for producer_id, (state, settings) in begun.items():
         _refuse_other_arrays(settings, place.plan, f"{store.url}: producer {producer_id}", options)
+        if mine is None and options.fixed_shape:
+            await _refuse_repeats(store, identity, producer_id, state, settings, prepared)
     return mine, log.state.sealed
 
 
@@ -615,8 +619,7 @@ def _refuse_other_producers(
         if state.tokenizer and state.tokenizer != mine:
             difference = f"the tokenizer of producer {producer_id} is {state.tokenizer}, and this plan's is {mine}"
             if not options.accept_changes:
-                # `text` does not have the option.
-                also = "" if options.fixed_shape else ", or add --accept-changes to mix their ids for good"
+                also = ", or add --accept-changes to mix their ids for good"
                 raise RefusedError(f"{options.lake}: {difference}; name another lake{also}")
             say(f"warning: {difference}")
 
@@ -625,20 +628,41 @@ def _refuse_other_shards(
     settings: Mapping[str, Any], producer_id: str, state: State, specs: Mapping[str, SourceSpec]
 ) -> None:
     """`specs`: by the digests of their listings."""
-    theirs = settings.get("sources")
-    if not isinstance(theirs, dict):
-        return
-    for name, source in state.sources.items():
-        spec = specs.get(source.listing)
-        if spec is None or name not in theirs:
-            continue
-        index, count = parse_shard(theirs[name].get("shard", "0/1"))
-        if count != spec.shard[1]:
+    for index, count, listing in _shards(settings, state):
+        spec = specs.get(listing)
+        if spec is not None and count != spec.shard[1]:
             mine = "{}/{}".format(*spec.shard)
             raise RefusedError(
                 f"producer {producer_id} has produced shard {index}/{count} of these files, not {mine}: that would commit "
                 f"the same records again; continue with shard {index}/{count} and the others of it, or produce into "
                 "another lake"
+            )
+
+
+def _shards(settings: Mapping[str, Any], state: State) -> Iterator[tuple[int, int, str]]:
+    """Index, count and listing of each source that a producer with this plan has begun."""
+    theirs = settings.get("sources")
+    if isinstance(theirs, dict):
+        for name in state.sources.keys() & theirs.keys():
+            yield *parse_shard(theirs[name].get("shard", "0/1")), state.sources[name].listing
+
+
+async def _refuse_repeats(
+    store: Store,
+    identity: LakeIdentity,
+    producer_id: str,
+    state: State,
+    settings: Mapping[str, Any],
+    prepared: PreparedPlan,
+) -> None:
+    """`RefusedError` for files that another producer reads already: `text` takes each record once."""
+    for one, (index, count, digest) in product(prepared.sources, _shards(settings, state)):
+        if count == one.spec.shard[1] and index != one.spec.shard[0]:
+            continue
+        listing = await kept_listing(store, identity.lake_id, digest)
+        if listing is not None and (both := common(listing, one.layout.listing)):
+            raise RefusedError(
+                f"producer {producer_id} reads {_named(both)} too; continue that one, or leave out its files"
             )
 
 
@@ -708,5 +732,5 @@ async def _refuse_changes(store: Store, identity: LakeIdentity, plan: Plan, stat
     raise PlanChangedError(
         f"the plan changed since step {state.step}:\n  "
         + "\n  ".join(changes)
-        + "\nadd --accept-changes to go on with it from that step on (text: name another --producer-id)"
+        + "\nadd --accept-changes to go on with it from that step on"
     )

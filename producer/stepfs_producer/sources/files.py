@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol
 from urllib.parse import unquote, urlsplit
 
 from stepfs.errors import AbsentError, MissingPackageError, RefusedError, UsageError
+from stepfs.store.listed import ADVICE
 from stepfs_producer.sources.record import FileRef, Fragment, Kind, Raw, SourceSpec, Unit, Value
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 HEAD_BYTES: Final = 64 << 10
 _CHECKED_MAX: Final = 1 << 16
-_RESTORE: Final = "restore it, or give the source a new name to begin it anew"
 _checked: OrderedDict[tuple[str, str], None] = OrderedDict()
 
 
@@ -64,7 +64,7 @@ class _Local:
             # A FIFO must not block.
             self._descriptor = os.open(location, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except (FileNotFoundError, NotADirectoryError) as error:
-            raise RefusedError(f"{location} is gone; {_RESTORE}") from error
+            raise RefusedError(f"{location} is gone; {ADVICE}") from error
         except PermissionError as error:
             raise RefusedError(f"{location} is not readable; change its mode") from error
         try:
@@ -74,7 +74,7 @@ class _Local:
             raise
         if refused:
             self.close()
-            raise RefusedError(f"{location} {refused}; {_RESTORE}")
+            raise RefusedError(f"{location} {refused}; {ADVICE}")
 
     def _change(self, status: os.stat_result, head: str) -> str:
         """How the file differs from the listed one; "" if it does not."""
@@ -99,7 +99,7 @@ class _Local:
             except OSError as error:
                 raise OSError(error.errno, error.strerror, self.location) from error
             if not piece:
-                raise RefusedError(f"{self.location} became shorter while it was read; {_RESTORE}")
+                raise RefusedError(f"{self.location} became shorter while it was read; {ADVICE}")
             pieces.append(piece)
             begin += len(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)

@@ -14,15 +14,11 @@ from numpy.typing import NDArray
 
 from stepfs.errors import AbsentError, CorruptError, RefusedError
 from stepfs.format.planned import CorpusFile, Listing
+from stepfs.store.listed import ADVICE
 from stepfs_producer.plan.order import block_key, fragment_order
 from stepfs_producer.sources.files import FoundFile, find_files, head_of, open_file
 from stepfs_producer.sources.formats import format_of
 from stepfs_producer.sources.record import BlockAddress, BlockTask, FileRef, Fragment, Kind, SourceSpec, Unit
-
-ADVICE: Final = (
-    "restore it, go on with what is there by --accept-changes (text: name another --producer-id), or give the source a new "
-    "name to begin it anew"
-)
 
 
 def located(listing: Listing, now: Listing, source: str, *, advice: str = ADVICE) -> Listing:
@@ -49,6 +45,12 @@ def accepted(listing: Listing, now: Listing) -> tuple[Listing, list[str]]:
             rest = "is gone: it gives nothing from here on" if not new.size else "is another: it is read as it is now"
             lines.append(f"{file.name} {rest}")
     return Listing(tuple(found)), lines
+
+
+def common(listing: Listing, other: Listing) -> list[str]:
+    """Names of the files that are in both, with the same bytes."""
+    there = set(map(_content, listing.files))
+    return [file.name for file in other.files if file.size and _content(file) in there]
 
 
 def added(listing: Listing, now: Listing) -> list[str]:
