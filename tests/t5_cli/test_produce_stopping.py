@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pty
 import signal
@@ -11,9 +12,11 @@ from pathlib import Path
 import pytest
 import trio
 import trio.testing
-from produced_text import PROGRAM
+from produced_text import PROGRAM, documents_in, produce, text_in, texts_of
 
 from stepfs.cli.failure import announce
+from stepfs.store.local.local_store import LocalStore, explain
+from stepfs_producer.run import session
 from stepfs_producer.run.session import Stopping
 
 
@@ -64,6 +67,27 @@ async def test_a_signal_while_nobody_reads_stderr_still_only_asks(monkeypatch: p
         monkeypatch.undo()
         os.dup2(os.open(os.devnull, os.O_WRONLY), theirs)
     assert (stopping.exit_code, did) == (130, ["stop"])
+
+
+@pytest.mark.logs("no space left on device; free space and retry")
+def test_a_signal_does_not_wait_for_room_on_a_full_disk(file_url, corpus, monkeypatch) -> None:
+    monkeypatch.setattr(session, "PATIENCE_S", 0.5)
+    arguments = [file_url, "-i", corpus, "--slices", 1, "--ext", ".bin", "--seq-len", 16]
+
+    def full(store, key, body):
+        if "/log/" not in key or key.endswith(("0", "1", "2")):
+            return create(store, key, body)
+        signal.raise_signal(signal.SIGTERM)  # Python handles it in the main thread
+        raise explain(OSError(errno.ENOSPC, "No space left on device"), store.root, f"create {key}")
+
+    create = LocalStore._create
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStore, "_create", full)
+        done = produce(*arguments)
+    assert done.returncode == 143, done.stderr
+    assert "stepfs-produce: the store did not answer for 0.5 s: abandoned what was not committed yet" in done.stderr
+    assert produce(*arguments).returncode == 0
+    assert documents_in(text_in(file_url)) == texts_of(corpus)
 
 
 def test_a_terminal_gets_a_progress_bar_on_stderr_only(file_url: str, tmp_path: Path) -> None:

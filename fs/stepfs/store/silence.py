@@ -45,6 +45,11 @@ class Silence:
         self._last_sign_s = 0.0
         self._silent_s = 0.0  # when the last request ended
 
+    @property
+    def silent_s(self) -> float:
+        """Seconds that requests have waited for a sign of life; 0.0 if none waits."""
+        return self._now_s() - self._last_sign_s if self._waiting else 0.0
+
     def note_sign_of_life(self) -> None:
         self._last_sign_s = self._now_s()
 

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 import trio
 
 from stepfs.errors import RefusedError, StepfsError, StoreUnreachableError
-from stepfs_producer.backoff import Backoff
+from stepfs_producer.backoff import Backoff, Outage
 
 T = TypeVar("T")
 H = TypeVar("H")
@@ -249,6 +249,7 @@ class TaskRunner:
     def __init__(self, engine: Engine, give_up_after_s: float) -> None:
         self._engine = engine
         self._give_up_after_s = give_up_after_s
+        self._outages = defaultdict(lambda: Outage(apart=True), {"": Outage()})  # by source; "": of the lake
         self._room = trio.CapacityLimiter(engine.workers)
         self._spares = trio.CapacityLimiter(engine.spares)
         self._held_s: dict[str, float] = defaultdict(float)
@@ -325,7 +326,7 @@ class TaskRunner:
         *,
         keep: bool,
     ) -> Any:
-        backoff = Backoff(what, self._give_up_after_s)
+        backoff = Backoff(what, self._give_up_after_s, self._outages[source])
         deaths = _Deaths(what)
         with ExitStack() as held:
             for argument in arguments:

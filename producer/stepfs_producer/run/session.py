@@ -1,7 +1,7 @@
 """One run of a plan into a lake, from the checks before it to its end, by itself or by a signal.
 
 SIGINT and SIGTERM end it between two steps while it makes some, so that appended ones are committed first; else at
-once. The second SIGINT abandons pending appends, which is safe but repeats work later.
+once. The second SIGINT, or a store that does not answer then, abandons pending appends: safe, but work is repeated later.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from stepfs.lake.log.reader import LogReader
 from stepfs.store.api import Store
 from stepfs.store.opening import open_store
 from stepfs.store.silence import Silence
+from stepfs_producer.backoff import OF_RUN, Outage
 from stepfs_producer.commit.producer import GIVE_UP_AFTER_S, AsyncProducer
 from stepfs_producer.engine.tasks import Engine
 from stepfs_producer.payloads.files import encoder_for
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+PATIENCE_S: Final = 10.0  # with a store that does not answer, once a signal has come: supervisors kill after 30 s
 
 
 class Stopping:
@@ -112,8 +114,12 @@ class Stopping:
             self._stop()
             self._say("stopping as soon as what was appended is committed; Ctrl-C again abandons it")
             return
+        self.abandon()
+
+    def abandon(self, why: str = "") -> None:
+        """End now."""
         if self._stop is not None:
-            self._say("abandoned what was not committed yet; run the same command again to continue")
+            self._say(f"{why}abandoned what was not committed yet; run the same command again to continue")
         end_soon(self.exit_code)
         if self._abandon is None:
             raise KeyboardInterrupt
@@ -167,6 +173,7 @@ class _RunSession:
     workers_max: int = 1
     bottleneck: Bottleneck | None = None
     silence: Silence = field(init=False)
+    outage: Outage = field(default_factory=Outage)
     begun_s: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
@@ -174,6 +181,7 @@ class _RunSession:
 
     async def run(self) -> RunResult:
         options = self.options
+        OF_RUN.set(self.outage)
         prepared = await looked_up(self.place)  # before a lake is created on behalf of a mistake
         encoder_for(prepared.payloads.ext, vocabulary=prepared.payloads.vocabulary)  # or torch is missing
         async with (
@@ -308,6 +316,7 @@ class _RunSession:
                 sink = StepSink(producer, put_step, to)
                 conductor = Conductor(config, engine, sink, callbacks_of(prepared, totals, show))
                 nursery.start_soon(notice_silence, store, lambda: totals.steps)
+                nursery.start_soon(self._lose_patience)
                 if registry is not None:
                     info = {"lake": options.lake, "producer": options.producer_id, "plan": prepared.digest}
                     from stepfs_producer.run.metrics import PlanMetrics  # noqa: PLC0415
@@ -319,6 +328,15 @@ class _RunSession:
                 self.bottleneck = conductor.bottleneck(producer.held_s)
                 nursery.cancel_scope.cancel()
         return conductor, ending
+
+    async def _lose_patience(self) -> None:
+        """Abandon what cannot be committed after a signal."""
+        answered_s = trio.current_time()
+        while trio.current_time() - answered_s < PATIENCE_S:
+            if not self.stopping.requested or not (self.outage.goes_on or self.silence.silent_s > PATIENCE_S):
+                answered_s = trio.current_time()
+            await trio.sleep(PATIENCE_S / 10)
+        self.stopping.abandon(f"the store did not answer for {PATIENCE_S:g} s: ")
 
     @asynccontextmanager
     async def _scraped(self) -> AsyncIterator[CollectorRegistry | None]:

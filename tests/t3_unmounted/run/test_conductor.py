@@ -18,6 +18,7 @@ from random import Random
 import numpy as np
 import pytest
 import trio
+import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planned_run import HereEngine, NotedProducer, rules, run, sources_in, write_corpus
@@ -27,6 +28,7 @@ from stepfs.format.grid import Grid
 from stepfs.format.keys import data_prefix, parse_data_key
 from stepfs.lake.identity import create_lake, open_lake
 from stepfs.store.opening import open_store
+from stepfs_producer.backoff import OF_RUN, Backoff, Outage
 from stepfs_producer.commit.uploads import Ticket
 from stepfs_producer.engine import tasks as failover
 from stepfs_producer.engine.local import local_engine
@@ -329,6 +331,21 @@ async def test_the_first_answer_counts_and_every_other_try_ends(
     assert since(began_s) == took_s
     assert (engine.ended, engine.replaced, engine.busiest) == (ended, len(ended), busiest)
     assert (tasks.late, len(engine.began)) == (1, len(ended) + 1)
+
+
+@pytest.mark.logs("no space|away")
+async def test_the_steps_and_the_commit_of_a_run_tell_one_outage_and_each_source_its_own(caplog, autojump_clock):
+    OF_RUN.set(Outage())
+    full, away = StoreUnreachableError("no space"), OSError("away")
+    engine = TimedEngine([1] * 8, workers=4, answers={0: full, 1: full, 2: away, 3: away})
+    tasks, commit = TaskRunner(engine, 600), Backoff("commit", 600, Outage())
+    await commit.failed(full)
+    async with trio.open_nursery() as nursery:
+        for source in ("", "", "code", "code"):
+            nursery.start_soon(tasks.carry_out, "it", source, work)
+            await trio.testing.wait_all_tasks_blocked()
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert said == [f"{what}; trying on for 600 s" for what in ("commit: no space", "it: it: away")]
 
 
 async def test_late_is_ten_times_the_mean_of_its_kind_and_source(autojump_clock) -> None:
