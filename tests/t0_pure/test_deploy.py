@@ -166,7 +166,26 @@ def test_every_variable_of_a_manifest_is_one_that_stepfs_reads():
         name for of, document in documents() if of != "ray" for name in re.findall(r"\$\(?(STEPFS_\w+)", str(document))
     }
     assert used <= values
-    assert not any("SECRET" in name or "KEY" in name for name in values | given)
+    assert not any("SECRET" in name or "KEY" in name for name in values)
+
+
+def test_a_secret_gives_a_container_keys_by_name_and_no_other_variable():
+    """Who edits it may not set LD_PRELOAD, PYTHONPATH or AWS_CONFIG_FILE in a container with more rights."""
+    keys = {name for name in SECRET if re.search("_KEY(_ID)?$|_TOKEN$", name) and not name.startswith("STEPFS")}
+    taken: dict[str, set[str]] = {}
+    for of, document in documents():
+        for one in containers(document):
+            assert not any("secretRef" in source for source in one.get("envFrom", [])), of
+            for variable in one.get("env", []):
+                if (place := variable.get("valueFrom", {}).get("secretKeyRef")) is not None:
+                    assert place["key"] == variable["name"]
+                    assert place.get("optional", False) == (variable["name"] in keys)
+                    taken.setdefault(f"{of} {one['name']}", set()).add(variable["name"])
+                else:
+                    assert "SECRET" not in variable["name"]
+                    assert "KEY" not in variable["name"]
+    alike = dict.fromkeys(["daemonset stepfs", "sidecar stepfs", "reclaim reclaim", "replicate replicate"], keys)
+    assert taken == alike | dict.fromkeys(["ray produce", "ray node"], keys | {"RAY_AUTH_TOKEN"})
 
 
 def test_the_command_of_the_ray_job_is_one_and_its_final_endings_are_final():
