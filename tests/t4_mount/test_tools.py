@@ -15,6 +15,7 @@ import pytest
 from finished import ran
 from realmount import lake_with, make_lake, mounted, produce, stepfs
 
+from stepfs import Lake
 from stepfs.format.grid import Grid
 
 STEPS, SLICES = 12, 3
@@ -178,3 +179,34 @@ def test_ls_and_verify_take_a_mount(lake, tmp_path):
             of_mount = stepfs(*command, mount.directory)
             assert (of_mount.returncode, of_mount.stdout) == (0, of_lake.stdout), of_mount.stderr
             assert of_lake.stdout
+
+
+def test_a_lake_below_a_hive_like_prefix_lives_a_whole_life(lake_url, tmp_path):
+    url, root = f"{lake_url}/dt=2026-11-01/run 1+größe~日本", tmp_path / "m"
+    batches = lake_with(url, STEPS, size=200_000)
+    options = ["--group", "run", "--no-prime"]
+    with mounted(url, root, *options) as mount:
+        for step, batch in enumerate(batches):
+            for rank, data in enumerate(batch):
+                assert (root / f"step-{step:09d}/rank-{rank:05d}.bin").read_bytes() == data
+        assert json.loads((root / ".stepfs/status.json").read_text())["lake"] == url
+        replaced = stepfs("mount", url, root, *options, "--replace")
+        assert replaced.returncode == 0, replaced.stderr
+        mount.pid = int(json.loads((root / ".stepfs/config.json").read_text())["pid"])
+        assert stepfs("checkpoint", root, str(STEPS - 2), "--group", "run").returncode == 0
+        assert stepfs("status", root).returncode == 0
+    reclaimed = stepfs("reclaim", url, "--grace", "0s")
+    assert reclaimed.returncode == 0, reclaimed.stderr
+    copy = f"{lake_url}-copy/{'ü' * 9} 2"
+    for words in (
+        ["verify", url],
+        ["replicate", url, copy],
+        ["verify", copy],
+        ["fork", f"{copy}@11", f"{copy}f"],
+        ["verify", f"{copy}f"],
+    ):
+        done = stepfs(*words)
+        assert done.returncode == 0, done.stderr
+    with Lake(copy) as lake, Lake(f"{copy}f") as fork:
+        assert [[bytes(lake[step][rank]) for rank in range(2)] for step in range(STEPS - 2, STEPS)] == batches[-2:]
+        assert [bytes(fork[STEPS - 2][rank]) for rank in range(2)] == batches[-2]

@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 from stepfs.errors import MissingPackageError, UsageError
 from stepfs.format.arguments import check_text
-from stepfs.store.api import Store, StoreOptions, check_key
+from stepfs.store.api import KEY_BYTES_MAX, Store, StoreOptions
 from stepfs.store.local.local_store import LocalStore
 from stepfs.store.settings import AZURE, GOOGLE, S3
 from stepfs.store.silence import Silence
@@ -19,6 +19,7 @@ _NEARLY: Final = re.compile(r"(file|s3|gs|az)(?::/*|//+)([^/].*)", re.IGNORECASE
 _ACCOUNT: Final = re.compile(r"[a-z0-9]{3,24}")
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _OF_GOOGLE: Final = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
+_PART: Final = re.compile(r"[A-Za-z0-9_=+~\x80-\U0010ffff-][A-Za-z0-9_=+~\x80-\U0010ffff. -]*(?<! )")  # of a prefix
 _SERVERS: Final = {"s3": (S3, _BUCKET), "gs": (GOOGLE, _OF_GOOGLE), "az": (AZURE, _BUCKET)}
 
 
@@ -47,14 +48,16 @@ def open_store(
         raise UsageError(f"{url!r}: unknown scheme {scheme!r}; {meant}")
     words, name = _SERVERS[scheme]
     if "@" in rest or "?" in rest:
-        raise UsageError(f"credentials and options do not belong into a URL; {words.check_keys}")
+        raise UsageError(
+            f"credentials and options do not belong into a URL, and '@' and '?' not into a prefix; {words.check_keys}"
+        )
     account, _, inner = rest.partition("/") if scheme == "az" else ("", "", rest)
     bucket, _, prefix = inner.partition("/")
     if scheme == "az" and _ACCOUNT.fullmatch(account) is None:
         raise UsageError(f"{url!r}: {account!r} is not an account name; write {words.form}")
     if name.fullmatch(bucket) is None:
         raise UsageError(f"{url!r}: {bucket!r} is not a {words.container} name; write {words.form}")
-    prefix = prefix.strip("/") and check_key(prefix.strip("/"))
+    prefix = _checked(prefix.strip("/"))
     if scheme == "s3":
         from stepfs.store.s3.s3_store import S3Store  # noqa: PLC0415 (boto3 is heavy; only S3 lakes pay for it)
 
@@ -75,6 +78,16 @@ def open_store(
         ) from error
     place = azure_place(account, bucket, prefix) if scheme == "az" else google_place(bucket, prefix)
     return CloudStore(place, data_threads=options.connections, silence=silence)
+
+
+def _checked(prefix: str) -> str:
+    plain = prefix.isprintable() and len(prefix.encode()) <= KEY_BYTES_MAX
+    if not plain or (prefix and not all(map(_PART.fullmatch, prefix.split("/")))):
+        raise UsageError(
+            f"the prefix {prefix[:80]!r}: its parts take letters, digits, - _ = + ~, inside also blanks and dots, and all "
+            f"together {KEY_BYTES_MAX} bytes; use another"
+        )
+    return prefix
 
 
 def meant_url(text: str) -> str:

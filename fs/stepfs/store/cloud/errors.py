@@ -9,7 +9,7 @@ from typing import Final
 from stepfs.store.server_answers import Answer, Verdict, verdict_of
 
 _STATUS: Final = re.compile(r"Error performing [A-Z]+ \S+ in \S+ - Server returned non-2xx status code: (\d{3})\b")
-_DELETED: Final = re.compile(r"Bulk delete request failed for key \S+: .*\(code: (\d{3})\)", re.DOTALL)
+_DELETED: Final = re.compile(r"Bulk delete request failed for key [^:]+: .*\(code: (\d{3})\)", re.DOTALL)
 _CODE: Final = re.compile(r"<Code>(\w{1,80})</Code>")
 _REASON: Final = re.compile(r'(?:message|error): "([^"]+)"|\b(TimedOut|Incomplete\w+)\b')
 _OF_PROVIDER: Final = re.compile(r"credential provider: (.+?)(?:\.\s|$)")  # its first sentence
