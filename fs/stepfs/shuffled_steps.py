@@ -131,12 +131,12 @@ class ShuffledSteps:
         return self._position
 
     def check_place(self, place: int) -> None:
-        """`RefusedError` for a pass that would be empty though the trainer begins another epoch."""
-        if place == len(self.order) and self._asked not in {None, self._epoch}:
+        """`RefusedError` where the trainer has set another epoch than the state's: what is left of that may be nothing."""
+        if self._asked not in {None, self._epoch}:
             raise RefusedError(
-                f"the loader's state stands behind the last step of epoch {self._epoch}, and set_epoch({self._asked}) was called:"
-                f" begin that epoch with a loader that loads no state, or at a place of it with `set_epoch({self._asked},"
-                " position=…)`"
+                f"the loader's state is at place {place} of epoch {self._epoch}, and set_epoch({self._asked}) was called: call"
+                f" set_epoch({self._epoch}) to go on there, or begin epoch {self._asked} with a loader that loads no state"
+                f" (`set_epoch({self._asked}, position=…)` says where)"
             )
 
     def note_drawn(self, place: int, order: ShuffledOrder) -> None:

@@ -111,7 +111,7 @@ class StreamState:
             raise RefusedError(f"the checkpoint counted steps of {slices} slices, here a step has {self.slices}")
         behind = state.get("behind")
         found = self._object_of(next_step - 1) if behind and self._object_of is not None else None
-        if found not in {None, behind}:  # None: reclaimed, so nobody can tell
+        if found not in (None, behind):  # None: reclaimed, so nobody can tell
             late = "" if found else ", or, from a replica that is behind, later"
             raise RefusedError(
                 f"the checkpoint was trained up to step {next_step - 1} of lake {lake_id}, and here {'is another' if found else 'is no'}"
@@ -218,6 +218,8 @@ class CheckpointHook:
     def _add(self, next_step: int, **fate: bool) -> None:
         """`fate`: as `record_checkpoint` takes it; saved by default."""
         next_step = check_integer(next_step, "next_step")
+        if next_step < 0:
+            raise UsageError(f"next_step is {next_step}: steps count from 0")
         if _rank() != 0:
             return
         record, loop = _Record(next_step, fate, self._committed), self._running()
@@ -316,7 +318,13 @@ class _Recorder:
                 await self._added.wait()
             self._added = trio.Event()
 
-    async def aclose(self) -> None:
+    async def end(self) -> None:
+        """The process ends: try once more, and say what is not recorded."""
+        with trio.move_on_after(_PATIENCE_S), suppress(StoreUnreachableError):
+            await self._record()
+        for one in self._pending:
+            text = "checkpoint %d is not recorded: record it with `stepfs checkpoint`, or by `resumed` in the next run"
+            _log.warning(text, one.next_step)
         if self._store is not None:
             await self._store.aclose()
 
@@ -377,7 +385,7 @@ async def _recording(recorder: _Recorder) -> AsyncIterator[_Recorder]:
             nursery.cancel_scope.cancel()
     finally:
         with trio.CancelScope(shield=True):
-            await recorder.aclose()
+            await recorder.end()
 
 
 def _rank() -> int:

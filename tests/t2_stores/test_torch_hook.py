@@ -206,10 +206,29 @@ def test_a_store_that_is_silent_holds_no_training(lake, monkeypatch, verb):
     until(lambda: kept(lake) == [20], "they are recorded in their order")
 
 
+@pytest.mark.parametrize("answers", [False, True])
+@pytest.mark.logs("is recorded when the store answers", "is not recorded: record it with")
+def test_the_end_of_a_process_tries_once_more_and_says_what_is_lost(lake, monkeypatch, caplog, answers):
+    async def away(*_args: object, **_options: object) -> None:
+        raise StoreUnreachableError("away")
+
+    hook = CheckpointHook(lake, group="run")
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStore, "create", away)
+        hook(10)
+        if not answers:
+            hook._running().stop()
+    hook._running().stop()
+    assert kept(lake) == [10] * answers
+    assert ("checkpoint 10 is not recorded: record it with `stepfs checkpoint`" in caplog.text) is not answers
+
+
 def test_what_cannot_be_right_is_told_to_the_caller(lake):
     hook = CheckpointHook(lake, group="run")
     with pytest.raises(UsageError, match="only 40 steps are committed"):
         hook(41)
+    with pytest.raises(UsageError, match="steps count from 0"):
+        hook(-1)
     hook(30)
 
     async def give_up() -> None:

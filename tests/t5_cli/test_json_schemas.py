@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import json_schemas
@@ -65,6 +68,16 @@ def test_an_error_is_a_document_too(lake, file_url, command):
         json_schemas.check("error", ended.document)
         assert ended.document["exit_code"] == ended.code
         assert ended.err == f"stepfs: {ended.document['error']}\n"
+
+
+@pytest.mark.parametrize("arguments", [["ls"], ["status", "x", "--nothing"], ["ls", "file:///x", "--step", "y"]])
+def test_a_wrong_call_is_a_document_too(arguments):
+    done = subprocess.run(
+        [sys.executable, "-m", "stepfs", *arguments, "--json"], check=False, capture_output=True, text=True
+    )
+    document = json.loads(done.stdout)
+    json_schemas.check("error", document)
+    assert (done.returncode, document["exit_code"], done.stderr) == (2, 2, f"stepfs: {document['error']}\n")
 
 
 def test_retiring_and_forking_and_damage_are_described(lake, tmp_path):

@@ -1,7 +1,8 @@
 """Recording a durable checkpoint, by the lake's URL or through a mount of it: the one entry for all callers."""
 
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from stepfs.control_files import read_status
 from stepfs.errors import OtherHistoryError, RefusedError, UsageError
@@ -9,6 +10,8 @@ from stepfs.format.control import GroupRecord
 from stepfs.format.ids import Step
 from stepfs.format.records import FORK_GROUP, check_id
 from stepfs.lake.control import Control, Group
+
+_OF_FORK: Final = re.compile(rf"{FORK_GROUP}[0-9a-f]{{32}}")
 
 
 async def record_checkpoint(
@@ -31,7 +34,7 @@ async def record_checkpoint(
     """
     assert not (drop and resumed)
     check_next_step(next_step, committed)
-    held = by_hand and (drop or group.startswith(FORK_GROUP))
+    held = by_hand and (drop or _OF_FORK.fullmatch(group) is not None)
     run = Group(control, check_id(group, "group")) if held else Group.on(control, group)
     if drop:
         return await run.drop(Step(next_step))

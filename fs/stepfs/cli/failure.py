@@ -97,6 +97,13 @@ def expect_document(expected: bool) -> None:
     _documents = expected
 
 
+def print_document(line: str, code: int) -> None:
+    """An error on stdout, in place of the document that it prevents."""
+    with suppress(OSError):
+        typer.echo(json_text({"error": line, "exit_code": code}, indent=None))
+        sys.stdout.flush()
+
+
 def log_as_json() -> None:
     """Make each line on stderr a JSON object from now on, as in the log of a mount."""
     from stepfs.mount.daemon import Json
@@ -155,9 +162,7 @@ def _say(program: str, error: Exception, code: int, line: str) -> None:
         line = "\n".join(map(printable, line.split("\n")))
         say(line if _as_json else f"{program}: {line}", logging.ERROR)
         if _documents:
-            with suppress(OSError):
-                typer.echo(json_text({"error": line, "exit_code": code}, indent=None))
-                sys.stdout.flush()
+            print_document(line, code)
     if code == EXIT_PIPE:
         _discard(sys.stdout)
 

@@ -8,6 +8,7 @@ import importlib
 import logging
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Annotated, Any, Final
@@ -17,7 +18,7 @@ from typer.core import TyperGroup
 
 from stepfs import __version__
 from stepfs.cli.columns import printable
-from stepfs.cli.failure import reported, say
+from stepfs.cli.failure import print_document, reported, say
 from stepfs.cli.options import with_options
 
 _PREFIX: Final = "STEPFS_"
@@ -52,7 +53,10 @@ def _in_one_line() -> Iterator[None]:
         if error.ctx:  # `python -m` is in the path alone
             path, name = error.ctx.command_path, error.ctx.find_root().command.name or name
         what = " ".join(error.format_message().rstrip(".").split())
-        say(printable(f"{name}: {what}; see `{path} --help`"), logging.ERROR)
+        line = printable(f"{what}; see `{path} --help`")
+        say(f"{name}: {line}", logging.ERROR)
+        if "--json" in sys.argv:
+            print_document(line, error.exit_code)
         raise SystemExit(error.exit_code) from None
 
 

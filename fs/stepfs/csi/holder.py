@@ -61,8 +61,8 @@ def environment_of(secret: Mapping[str, str], directory: Path, own: Mapping[str,
     if (url := given.pop("AWS_ENDPOINT_URL", None)) is not None:  # botocore would ask token services there, too
         given.setdefault("AWS_ENDPOINT_URL_S3", url)
     if (text := given.get("AWS_CA_BUNDLE")) is not None:
-        if not text.startswith(_CERTIFICATE):
-            raise UsageError(f"AWS_CA_BUNDLE in a secret is the certificate itself: a text that begins {_CERTIFICATE}")
+        if _CERTIFICATE not in text:
+            raise UsageError(f"AWS_CA_BUNDLE in a secret is the certificate itself: a text with {_CERTIFICATE}")
         file = directory / "ca.pem"
         file.touch(mode=0o600)
         file.write_text(f"{text}\n")

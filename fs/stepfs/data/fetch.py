@@ -628,8 +628,9 @@ class BlockLoader:
                     await self._wake.wait()  # somebody may have opened it
             self._absent.discard(block)
             if not waits() or trio.current_time() >= until_s:
-                if until_s - trio.current_time() <= TUNING.near_absent_s - TUNING.silence_s:
-                    near.gave_up()
+                waited_s = TUNING.near_absent_s - (until_s - trio.current_time())
+                if waited_s > 0:
+                    near.waited(waited_s)
                 return answer
             pause_s *= 2
 

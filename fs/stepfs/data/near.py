@@ -41,7 +41,8 @@ class Near:
     counts: DataCounts
     patience: Patience
     _newest: Step | None = None  # that was found here; None: nothing was
-    _hopeless_until_s: float = -inf  # after a wait in vain
+    _in_vain: int = 0  # waits for absent data, in a row
+    _hopeless_until_s: float = -inf  # after some, or a long one
 
     async def look(self, lake_id: str) -> None:
         """Look until the place has data of this lake; warn of one that has none."""
@@ -66,9 +67,11 @@ class Near:
         """
         return self._newest is not None and step >= self._newest and trio.current_time() >= self._hopeless_until_s
 
-    def gave_up(self) -> None:
-        """Absent data was waited for, and did not come."""
-        self._hopeless_until_s = trio.current_time() + TUNING.silent_rest_max_s
+    def waited(self, seconds: float) -> None:
+        """Absent data was waited for, and did not come until somebody opened it, or at all."""
+        self._in_vain += 1
+        if seconds >= TUNING.silence_s or self._in_vain >= TUNING.near_in_vain_max:
+            self._in_vain, self._hopeless_until_s = 0, trio.current_time() + TUNING.silent_rest_max_s
 
     async def load(self, block: Block, buffer: Buffer, *, insists: bool = False) -> Answer:
         """Read the block into `buffer`. `insists`: also from a place that rests."""
@@ -88,7 +91,8 @@ class Near:
             name = f"{self.store.url}/{key}"
             _log.warning("%s: %s; copy the object again", name, problem, extra={"alike": ("near", name)})
             return Answer.NONE
-        self._newest = max(block.step, self._newest or Step(0))
+        if block.step > (self._newest or -1):
+            self._newest, self._in_vain = block.step, 0
         self.counts.near_hits += 1
         self.counts.near_bytes += attempt.got
         return Answer.BYTES

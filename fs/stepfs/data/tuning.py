@@ -36,6 +36,9 @@ class Tuning:
     silent_rest_max_s: float = 60.0  # one that is back is noticed so soon
     late_max: int = 2  # requests that one of them still owes: each keeps a thread and a buffer beside the budget
     near_absent_s: float = 10.0  # that a block which nobody opened waits for who copies it: reading ahead is faster
+    near_in_vain_max: int = (
+        3  # waits that a reader ended: nobody fills the place, or the reader is faster than who does
+    )
     near_look_s: float = 0.25  # before the place is asked again for it; doubled each time
     memory_told_s: float = 10.0  # that a reader has waited for memory before the log says so
     memory_poll_s: float = 0.05  # memory that a reader or a thread still sees returns without a signal

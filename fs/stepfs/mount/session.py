@@ -16,6 +16,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import sdnotify
@@ -364,6 +365,14 @@ class _Session:
                 self._notifier.notify(f"EXTEND_TIMEOUT_USEC={int(left_s + _LAKE_POLL_S) * 1_000_000 + 30_000_000}")
                 await trio.sleep(min(_LAKE_POLL_S, left_s))
 
+    def _cache_dir(self) -> Path | None:
+        """None for a daemon that follows another one, where the disk does not answer: readers wait for what it serves."""
+        found = self._options.cache_dir
+        if self._predecessor is None or found is None or cache_directory.answers(found):
+            return found
+        _log.warning("%s does not answer: this daemon serves without a disk cache", found)
+        return None
+
     async def _open(self, store: Store, *, mounted: Callable[[], None]) -> None:
         options, before = self._options, self._predecessor
         identity = await self._identity(store)
@@ -372,10 +381,11 @@ class _Session:
         reader = await LogReader.open(store, identity, reads_only=True)
         check_steps(options.steps, reader.state)
         here = self._directory if self._descriptor is None else None
-        inherited = None if before is None else before.cache(options.cache_dir)
+        cache_dir = self._cache_dir()
+        inherited = None if before is None else before.cache(cache_dir)
         self._has_cache = inherited is None
         with cache_directory.claimed(
-            options.cache_dir, identity.lake_id, here, inherited=inherited, is_ours=lambda: self._has_cache
+            cache_dir, identity.lake_id, here, inherited=inherited, is_ours=lambda: self._has_cache
         ) as self._place:
             cache = cache_directory.NOWHERE if self._place is None else self._place.path
             machine = Machine(
@@ -383,7 +393,7 @@ class _Session:
                 follows=None if before is None else before.facts["pid"],
             )  # fmt: skip
             disk = None
-            if machine.disk_bytes:
+            if machine.disk_bytes and self._place is not None:
                 shared = inherited is not None
                 disk = await trio.to_thread.run_sync(
                     lambda: DiskCache(cache, identity.lake_id, limit=machine.disk_bytes, shared=shared)

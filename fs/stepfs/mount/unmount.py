@@ -123,6 +123,8 @@ def _unmount_once_idle(mounted: Mounted) -> None:
                 raise answer
             return unmount(directory, lazy=False)
         except OSError as error:
+            if error.errno == errno.EINVAL:  # another one was faster
+                return None
             if error.errno != errno.EBUSY or time.monotonic() > deadline:
                 raise
         time.sleep(_BUSY_RETRY_S)
@@ -166,11 +168,18 @@ def _wait(daemon: Daemon, log: Path, descriptor: int | None, deadline: float) ->
     if descriptor is not None:
         ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
         if not ready:
-            raise StepfsError(f"unmounted, but the daemon (pid {daemon.pid}) has not ended; look at {log}")
+            hangs = "" if _answers(daemon.cache_dir) else f": its cache disk does not answer ({daemon.cache_dir})"
+            raise StepfsError(f"unmounted, but the daemon (pid {daemon.pid}) has not ended{hangs}; look at {log}")
+    if not _answers(daemon.cache_dir):
+        raise StepfsError(f"unmounted, but the cache disk does not answer: {daemon.cache_dir} is left there; remove it")
     while daemon.cache_dir.exists():
         if time.monotonic() > deadline:
             raise StepfsError(f"unmounted, but the cache {daemon.cache_dir} is still there; remove it")
         time.sleep(_GLANCE_S)
+
+
+def _answers(place: Path) -> bool:
+    return answer_within(place.exists) is not None
 
 
 def users_of(directory: Path) -> list[str]:

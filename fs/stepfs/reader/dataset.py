@@ -53,7 +53,8 @@ def warn_if_sharded(ranks: int) -> None:
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the only way to see who asks
     while frame is not None:
         names = [frame.f_code.co_qualname.partition(".")[0], *_samplers_of(frame.f_locals.get("self"))]
-        advice = next((_SHARDERS[name] for name in names if name in _SHARDERS), None)
+        deals = frame.f_locals.get("num_replicas") != 1
+        advice = next((_SHARDERS[name] for name in names if name in _SHARDERS and deals), None)
         if advice is not None:
             _warn_of_dealing(advice)
             return
@@ -66,7 +67,7 @@ def _samplers_of(asks: object) -> Iterator[str]:
     """
     sampler = getattr(asks, "_index_sampler", None)
     for _ in range(_SAMPLERS_MAX):
-        if sampler is None:
+        if sampler is None or getattr(sampler, "num_replicas", 0) == 1:
             return
         yield from (kind.__name__ for kind in type(sampler).__mro__)
         sampler = getattr(sampler, "sampler", getattr(sampler, "batch_sampler", None))

@@ -283,8 +283,11 @@ async def test_it_waits_only_for_what_may_come(nursery, autojump_clock, reason):
     assert gone
 
 
+@pytest.mark.parametrize("pace_s", [1.0, 0.05])
 @pytest.mark.parametrize("shuffled", [False, True])
-async def test_a_place_with_a_part_of_the_objects_leaves_the_rest_to_reading_ahead(nursery, autojump_clock, shuffled):
+async def test_a_place_with_a_part_of_the_objects_leaves_the_rest_to_reading_ahead(
+    nursery, autojump_clock, shuffled, pace_s
+):
     world = world_of(60, MIB)
     place = Place(world)
     for entry in world.entries[20:]:
@@ -296,11 +299,11 @@ async def test_a_place_with_a_part_of_the_objects_leaves_the_rest_to_reading_ahe
     waited = 0.0
     for number, step in enumerate(order):
         slices.request((world.entries[ahead], [SliceIndex(0)]) for ahead in order[number : number + 8])
-        await trio.sleep(1)
+        await trio.sleep(pace_s)
         waited += await read(slices, world, step)
     assert waited < 1.0
     assert slices.counts.near_hits == 20
-    assert slices.counts.hits >= 58
+    assert slices.counts.hits >= 50
 
 
 async def test_absent_data_behind_the_newest_is_not_waited_for_wherever_it_was_read(nursery, autojump_clock):

@@ -17,8 +17,8 @@ from stepfs.data.disk import DiskCache
 from stepfs.doctor import machine
 from stepfs.doctor.bundle import write_bundle
 from stepfs.doctor.machine import Level
-from stepfs.errors import AbsentError, RefusedError
-from stepfs.mount import daemon
+from stepfs.errors import AbsentError, RefusedError, StepfsError
+from stepfs.mount import daemon, unmount
 from stepfs.mount.daemon import log_file
 from stepfs.mount.host import cache_directory, mount_points
 from stepfs.mount.host.kernel import tune
@@ -495,3 +495,9 @@ def test_a_budget_beyond_the_limit_is_said(monkeypatch, capsys, options, said):
     monkeypatch.setattr(limits, "read_memory", lambda: limits.Memory(2 << 30, 1 << 30, 0.0))
     warn_of_memory(MountOptions("file:///lake", Path("/m"), **options))
     assert ("3.00 GiB is more than this machine or its cgroup has (2.00 GiB)" in capsys.readouterr().err) is said
+
+
+def test_an_unmount_ends_though_the_cache_disk_hangs(tmp_path, monkeypatch):
+    monkeypatch.setattr(unmount, "answer_within", lambda _look: None)
+    with pytest.raises(StepfsError, match=rf"unmounted, but the cache disk does not answer: {tmp_path} is left"):
+        unmount._wait(unmount.Daemon(1, None, tmp_path), Path("log"), None, time.monotonic() + 600)

@@ -100,15 +100,26 @@ def test_a_state_behind_the_last_step_begins_no_other_epoch(url, workers, batch_
         again.load_state_dict(state)
         sampler.set_epoch(epoch)
         if epoch == 2:
-            with pytest.raises(
-                RefusedError, match=r"behind the last step of epoch 1, and set_epoch\(2\) was .*position=…"
-            ):
+            with pytest.raises(RefusedError, match=r"of epoch 1, and set_epoch\(2\) was .*position=…"):
                 list(again)
         else:
             assert list(again) == []
     sampler, fresh = shuffled(url, bytes, batch_size, workers)
     sampler.set_epoch(2, position=4)
     assert len(flat(fresh, batch_size)) == STEPS - START - 4
+
+
+def test_a_state_of_an_epoch_goes_on_in_no_other(url):
+    sampler, loader = shuffled(url, bytes, 2, 2)
+    given = iter(loader)
+    next(given)
+    state = loader.state_dict()
+    del given
+    sampler, again = shuffled(url, bytes, 2, 2)
+    again.load_state_dict(state)
+    sampler.set_epoch(1)
+    with pytest.raises(RefusedError, match=r"of epoch 0, and set_epoch\(1\) was called: call set_epoch\(0\)"):
+        list(again)
 
 
 def test_a_shuffled_resume_fetches_ahead_and_keeps_its_first_step(url, tmp_path):
@@ -121,7 +132,7 @@ def test_a_shuffled_resume_fetches_ahead_and_keeps_its_first_step(url, tmp_path)
         for _ in range(9):
             next(given)
         state = loader.state_dict()
-        sampler.set_epoch(4)
+        sampler.set_epoch(0)
         durable(START + 1)  # no epoch has begun
         loader.load_state_dict(state)
         hits = lake.counts()["hits"]

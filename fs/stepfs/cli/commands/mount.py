@@ -9,8 +9,9 @@ from stepfs.cli.columns import size_text
 from stepfs.cli.failure import log_as_json, say
 from stepfs.cli.options import Directory, Lake
 from stepfs.cli.target import check_order
+from stepfs.control_files import answer_within
 from stepfs.declared_option import Opt
-from stepfs.errors import UsageError
+from stepfs.errors import RefusedError, UsageError
 from stepfs.mount.options import MountOptions
 
 
@@ -79,5 +80,8 @@ def check_watching(options: MountOptions) -> None:
     if options.group is None:
         raise UsageError("--checkpoint-dir needs --group: whose checkpoints are these?")
     place = Place.parse(options.checkpoint_dir)
-    if not place.directory.is_dir():
+    there = answer_within(place.directory.is_dir)
+    if there is None:
+        raise RefusedError(f"checkpoint directory {place.directory} does not answer; name another, or try again")
+    if there is not True:
         say(f"checkpoint directory {place.directory} does not exist (yet): nothing is recorded until it does")

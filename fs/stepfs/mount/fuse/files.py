@@ -356,6 +356,11 @@ class Handles(Generic[_T]):
         self.put(handle, opened)
         return handle
 
+    def check_room(self, uid: int) -> None:
+        """Errno EMFILE, before the content is made, if the user may open no other one."""
+        self._shares.take(uid, _CONTENT_BYTES_LEAST)
+        self._shares.give_back(uid, _CONTENT_BYTES_LEAST)
+
     def _made(self, place: int, serial: int) -> int:
         daemon = self.generation % _GENERATIONS
         return _MADE | place | (daemon << _SERIAL_BITS | serial) << _STEP_BITS
@@ -395,7 +400,7 @@ class FileTable(Handles[OpenFile]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.directories: Handles[OpenDirectory] = Handles(self._shares)
+        self.directories: Handles[OpenDirectory] = Handles()
         self._free_from = float("-inf")
         self._held_back = 0
         self._openers: dict[int, float] = {}  # threads that opened a slice lately, and when; the newest last

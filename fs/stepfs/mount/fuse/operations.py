@@ -348,6 +348,7 @@ class StepOperations(pyfuse3.Operations):
                 self.files.note_opener(ctx.pid)
             return pyfuse3.FileInfo(fh=self.files.add(inode, file, own=own), keep_cache=True)
         if not isinstance(node, StepFile | WaitFile):
+            self.files.check_room(ctx.uid)
             opened = self.control.open(node)
         else:
             with self._waiting.held(ctx.uid), self.slices.shelter.wait():

@@ -114,17 +114,22 @@ def claimed(
             (place.remove if is_ours() else place.release)()
 
 
+def answers(cache_dir: Path) -> bool:
+    """Whether its disk does; an error is an answer."""
+    return answer_within(lambda: list(cache_dir.iterdir())) is not None
+
+
 def claim(cache_dir: Path, lake_id: str, directory: Path | None = None) -> CachePlace:
     """Adopt the cache of a crashed mount of this lake, or make a new directory; else `RefusedError`.
 
     `directory`: the mount point, which the caller has claimed.
     """
-    if answer_within(lambda: list(cache_dir.iterdir())) is None:  # an error is an answer
+    if not answers(cache_dir):
         raise RefusedError(
             f"the cache directory {cache_dir} does not answer; choose one of a local disk with --cache-dir"
         )
-    keep_base = cache_dir.is_dir() and cache_dir != default_cache_dir()
     try:
+        keep_base = cache_dir.is_dir() and cache_dir != default_cache_dir()
         cache_dir.mkdir(parents=True, exist_ok=True)
         base = os.open(cache_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
