@@ -168,6 +168,27 @@ async def test_who_writes_control_records_notices_that_the_sequence_went_back(wo
 
 
 @scenario(small, on=grow)
+async def test_who_has_looked_at_the_groups_before_an_outage_looks_again_behind_it(world: World) -> None:
+    store = process(world, "run")
+    run, get = group(world, "run", store), store.get
+    put_back = world.ledger.copied()
+    await checkpoint(world, "run", NEED + 1, store)
+    await run.read()
+
+    async def late(key: str, **options: int) -> bytes | None:
+        if "/control/" in key:
+            store.get = get  # type: ignore[method-assign]
+            await trio.sleep(20)
+            put_back()
+        return await get(key, **options)
+
+    store.get = late  # type: ignore[method-assign]
+    with pytest.raises(OtherHistoryError, match="another history"):
+        await run.add(Step(NEED + 2))
+    assert not world.ledger.broken
+
+
+@scenario(small, on=grow)
 async def test_a_reclaimer_takes_nothing_for_an_orphan_that_was_made_after_a_roll_back(world: World) -> None:
     """By the log that it knew, an epoch of the new history is over."""
     put_back = world.ledger.copied()

@@ -40,6 +40,7 @@ _ROUNDS_MAX: Final = 64
 _RETRY_S: Final = 0.05
 _SPREAD: Final = 3  # how much longer each further wait may be: of N writers, each tries about log N times
 _SPREAD_S_MAX: Final = 4.0
+_SLOW_S: Final = 10.0  # of a look, behind which a writer looks once more
 _LIST_AFTER_S: Final = 60.0  # without a look; a record that vanished since then must not hide those behind it
 
 
@@ -82,6 +83,15 @@ class Control:
         the slot `behind` a number, a LIST beyond that is new enough), and so does one that has not looked for long.
         `CorruptError` if the newest record is damaged, unless `lenient`: one that only reads goes on from the one before.
         """
+        began_s = trio.current_time()
+        moved = await self._moved(listed, lenient, behind)
+        if (
+            listed and trio.current_time() - began_s > _SLOW_S
+        ):  # the store was away, and may have been put back meanwhile
+            await self._find_newest(writes=True)
+        return moved
+
+    async def _moved(self, listed: bool, lenient: bool, behind: int | None) -> bool:
         found: dict[int, bytes] = {}
 
         async def exists(number: int) -> bool:
