@@ -241,6 +241,7 @@ class Node:
     counters: set[int] = field(default_factory=set)
     committed: int = 60
     opened: int = 60
+    astray: str = ""
 
     def __post_init__(self) -> None:
         self.watch = Watch(
@@ -249,7 +250,7 @@ class Node:
         )  # fmt: skip
 
     def progress(self) -> Progress:
-        return Progress(Step(self.committed), Step(self.opened))
+        return Progress(Step(self.committed), Step(self.opened), astray=self.astray)
 
     async def kept(self) -> tuple[Step, ...]:
         await self.watch.look_once()
@@ -303,6 +304,19 @@ async def test_a_counter_that_no_reader_has_reached_is_held_back_until_one_has(p
     assert told(caplog, "held back") == [1]
     node.opened = 55
     assert await node.kept() == (10, 55)
+
+
+@pytest.mark.logs("held back")
+async def test_nothing_is_recorded_while_readers_have_had_steps_that_the_lake_has_lost(patient_clock, caplog):
+    """Its checkpoints are of the former history, and would release steps of the present one that nobody has read."""
+    node = Node(await node_of(), {10})
+    assert await node.kept() == (10,)
+    node.counters.add(50)
+    node.astray = "another history: the log has lost version 7"
+    assert await node.kept() == (10,)
+    assert told(caplog, "held back: another history") == [1]
+    node.astray = ""
+    assert await node.kept() == (10, 50)
 
 
 @pytest.mark.logs("held back")

@@ -14,10 +14,13 @@ from lakework import reclaim
 from producer_world import SLICES, World, append, feed, payload, simulate
 from scenarios import scenario
 
+from stepfs.errors import RefusedError, SealedError
 from stepfs.format.ids import Step
 from stepfs.format.keys import control_prefix
 from stepfs.lake.control import Group
 from stepfs.lake.fork import Cut, fork
+from stepfs.lake.identity import create_lake
+from stepfs.lake.log.append import seal
 from stepfs.lake.log.reader import LogReader
 from stepfs_producer import AsyncProducer
 from stepfs_producer.commit.backpressure import LOOK_JITTER, LOOK_S_MAX, LOOK_S_MIN, SAY_AFTER_S, SAY_EVERY_S, TRUST_S
@@ -62,6 +65,41 @@ def test_a_held_producer_looks_ever_more_rarely() -> None:
         usual_s = min(LOOK_S_MIN * 2**number, LOOK_S_MAX)
         assert abs(pause_s - usual_s) <= LOOK_JITTER * usual_s + 0.1, pauses_s
     assert len(pauses_s) >= 20
+
+
+@scenario(simulate)
+async def test_a_producer_goes_on_when_the_group_that_holds_it_is_retired(world: World) -> None:
+    slow, other = await groups(world, 2)
+    await other.replace(frozenset({Step(LEAD)}))
+    async with world.producer("p", max_lead=LEAD) as producer:
+        with trio.move_on_after(60.0):
+            await feed(producer, 100)
+        assert producer.next_seq == LEAD
+        await slow.retire()
+        with trio.fail_after(LOOK_S_MAX * (1 + LOOK_JITTER) + 1):
+            await append(producer, LEAD)
+        await producer.flush()
+
+
+@pytest.mark.xfail(reason="a held producer looks at the groups alone, and not at the log", strict=True)
+@pytest.mark.parametrize("ending", ["sealed", "replaced"])
+def test_a_producer_that_is_held_notices_the_end_of_the_lake(ending: str) -> None:
+    async def scenario(world: World) -> None:
+        await groups(world, 1)
+        operator = world.store("operator")
+        with pytest.raises(SealedError if ending == "sealed" else RefusedError):
+            async with world.producer("p", max_lead=LEAD) as producer:
+                with trio.move_on_after(60.0):
+                    await feed(producer, 100)
+                if ending == "sealed":
+                    await seal(await LogReader.open(operator, world.identity), TrioClock())
+                else:
+                    await operator.delete([entry.key for entry in await operator.list("")])
+                    await create_lake(operator, slices=SLICES)
+                with trio.fail_after(3600):
+                    await append(producer, LEAD)
+
+    simulate(scenario)
 
 
 @scenario(simulate)

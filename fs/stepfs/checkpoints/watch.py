@@ -37,10 +37,11 @@ class Progress:
     committed: Step  # number of steps
     opened: Step
     order_needs_from: Step | None = None  # first step of the shuffled epoch that readers here are in
+    astray: str = ""  # why readers here have had steps that the lake has lost
 
     def doubt(self, step: Step) -> str:
         """Why a checkpoint with this next step should not be recorded; '' if it should."""
-        if why := breaks_order(step, self.order_needs_from):
+        if why := self.astray or breaks_order(step, self.order_needs_from):
             return why
         if step > self.committed:
             return f"only {self.committed} steps are committed; is --next-step right, and the directory this run's?"

@@ -50,6 +50,7 @@ class GroupFollower:
     poll_s: Callable[[], float] = lambda: INTERVAL_S
     opened_here: Callable[[], Step] = lambda: Step(0)  # one past the greatest step that a reader has opened here
     order_needs_from: Callable[[], Step | None] = lambda: None
+    astray: Callable[[], str] = lambda: ""
     on_retired: Callable[[], None] = lambda: None  # the group keeps nothing any more
     first_live_step: Callable[[], Step] = lambda: Step(INTEGER_MAX)
 
@@ -109,7 +110,7 @@ class GroupFollower:
         self._show(await self.group.read())
 
     def _progress(self) -> Progress:
-        return Progress(self.tree.next_step, self.opened_here(), self.order_needs_from())
+        return Progress(self.tree.next_step, self.opened_here(), self.order_needs_from(), self.astray())
 
     async def _settle(self) -> None:
         """Record the last checkpoints, which only this mount knows: a trainer exits at once after saving."""
@@ -269,6 +270,7 @@ class LakeParts:
             poll_s=lambda: self.follower.pace.interval_s,
             opened_here=opened_here,
             order_needs_from=self.prefetcher.hints.needed_from,
+            astray=lambda: str(self.log.astray or ""),
             on_retired=self.slices.keep_opened,
             first_live_step=lambda: self.log.first_live_step,
         )

@@ -1,0 +1,141 @@
+"""What a person decided while a mount stands, and what befell its store, outlives the daemon that saw it.
+
+The crossings that are expected to fail have one cause: a daemon that follows another begins as if a person had just mounted.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from endings import save
+from realmount import change_constants, lake_with, mounted, needs_resend, produce, stepfs, until
+from test_successors import kill, replace, replaced
+
+pytestmark = pytest.mark.usefixtures("real_daemons")
+OFTEN_S = {"stepfs.checkpoints.watch:POLL_S": 0.1, "stepfs.follow.served:INTERVAL_S": 0.1}
+AS_NEW = pytest.mark.xfail(reason="a daemon that follows begins as if a person had just mounted", strict=True)
+HOWS = pytest.mark.parametrize("how", [pytest.param(kill, marks=needs_resend), replace])
+
+
+def groups(url: str) -> dict[str, list[int]]:
+    found = json.loads(said("status", url, "--json"))["groups"]
+    return {name: one["kept"] for name, one in found.items()}
+
+
+def said(*words: str) -> str:
+    done = stepfs(*words)
+    done.check_returncode()
+    return done.stdout
+
+
+def follow(how, mount, *options):
+    return kill(mount) if how is kill else replace(mount, *options)
+
+
+@AS_NEW
+@HOWS
+def test_a_group_that_was_retired_stays_retired(file_url, tmp_path, how):
+    lake_with(file_url, 4)
+    options = ("--group", "run")
+    with mounted(file_url, tmp_path / "m", *options) as mount:
+        said("checkpoint", file_url, "--group", "run", "--retire")
+        follow(how, mount, *options)
+        assert groups(file_url) == {}
+
+
+@AS_NEW
+@HOWS
+def test_a_checkpoint_that_was_recorded_by_hand_stays_beside_those_of_a_directory(file_url, tmp_path, monkeypatch, how):
+    lake_with(file_url, 10)
+    change_constants(monkeypatch, OFTEN_S)
+    saved = tmp_path / "checkpoints"
+    saved.mkdir()
+    options = ("--group", "run", "--checkpoint-dir", str(saved), "--next-step", "N")
+    with mounted(file_url, tmp_path / "m", *options) as mount:
+        mount.file(9, 0).read_bytes()
+        save(saved, 8)
+        until(lambda: groups(file_url) == {"run": [8]}, "it is not recorded", every_s=0.2)
+        said("checkpoint", file_url, "--group", "run", "4")
+        follow(how, mount, *options)
+        mount.file(9, 0).read_bytes()
+        save(saved, 9)
+        until(lambda: 9 in groups(file_url)["run"], "the next daemon watches nothing", every_s=0.2)
+        assert groups(file_url) == {"run": [4, 8, 9]}
+
+
+@AS_NEW
+@HOWS
+def test_named_steps_beyond_the_end_of_a_lake_that_was_sealed_meanwhile_stay_shown(file_url, tmp_path, how):
+    lake_with(file_url, 3)
+    options = ("--steps", "0:6")
+    with mounted(file_url, tmp_path / "m", *options, allowed=[""]) as mount:
+        said("seal", file_url)
+        until(lambda: mount.status()["sealed"], "it does not see the seal")
+        follow(how, mount, *options)
+        assert mount.file(2, 0).stat().st_size == 3000
+
+
+@pytest.fixture
+def put_back(file_url, tmp_path):
+    """A lake of eight steps, and a function that puts back a copy of four and commits others behind them."""
+    home = Path(file_url.removeprefix("file://"))
+    lake_with(file_url, 4)
+    shutil.copytree(home, tmp_path / "copy")
+    produce(file_url, 4)
+
+    def act(more: int) -> None:
+        shutil.rmtree(home)
+        shutil.copytree(tmp_path / "copy", home)
+        for _ in range(more):
+            produce(file_url, 1, size=5000)
+
+    return act
+
+
+@AS_NEW
+@HOWS
+def test_a_mount_shows_one_history(file_url, tmp_path, put_back, how):
+    with mounted(file_url, tmp_path / "m", allowed=["another history", "rolled back", "version"]) as mount:
+        former = {step: mount.file(step, 0).read_bytes() for step in range(8)}
+        put_back(5)
+        kill(mount) if how is kill else replaced(mount)  # which may be refused
+        shown = dict[int, bytes]()
+        for step in range(4, 9):
+            with suppress(OSError):
+                shown[step] = mount.file(step, 0).read_bytes()
+        of_former = {step for step in shown if shown[step] == former.get(step)}
+        assert of_former in (set(), set(shown))
+
+
+def test_a_watched_directory_records_nothing_while_the_lake_has_another_history(
+    file_url, tmp_path, monkeypatch, put_back
+):
+    change_constants(monkeypatch, OFTEN_S)
+    saved = tmp_path / "checkpoints"
+    saved.mkdir()
+    options = ("--group", "run", "--checkpoint-dir", str(saved), "--next-step", "N")
+    with mounted(file_url, tmp_path / "m", *options, allowed=["another history"]) as mount:
+        mount.file(7, 0).read_bytes()
+        put_back(5)
+        until(lambda: "another history" in (mount.status()["store"]["trouble"] or ""), "it does not notice")
+        save(saved, 6)
+        until(lambda: "held back: " in mount.log.read_text(), "nothing is said")
+        assert groups(file_url) in ({}, {"run": []})
+
+
+def test_steps_that_were_reclaimed_stay_away_at_the_next_daemon_and_open_ones_are_read_on(file_url, tmp_path):
+    batches = lake_with(file_url, 6)
+    options = ("--group", "run")
+    with mounted(file_url, tmp_path / "m", *options) as mount, mount.file(1, 0).open("rb") as held:
+        assert held.read(10) == batches[1][0][:10]
+        said("checkpoint", file_url, "--group", "run", "4")
+        until(lambda: len(mount.steps()) == 2, "the group hides nothing")
+        said("reclaim", file_url, "--grace", "0")
+        replace(mount, *options)
+        assert mount.steps() == ["step-000000004", "step-000000005"]
+        assert not mount.file(1, 0).exists()
+        assert held.read() == batches[1][0][10:]
