@@ -1,15 +1,18 @@
-"""Features on both axes: each pair names the test that crosses the two, or says why they cannot meet.
+"""Features on both axes: each pair that shares a state names the test that crosses the two, or the code that keeps them apart.
 
 Nearly all defects that were found late lay between two features, each of which had its tests. So a new option belongs
-to a feature below, and a new feature has a cell with each of the others, before it is done.
+to a feature below, and a new feature says what it touches, and has a cell with each other that touches the same, before
+it is done. What a feature's own modules import is held against what it says.
 """
 
 from __future__ import annotations
 
 import ast
 import functools
+import re
 from itertools import combinations
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from programs import commands_of
@@ -18,184 +21,322 @@ from stepfs.cli.app import app
 from stepfs_producer.cli.app import app as producing
 
 TESTS = Path(__file__).parents[1]
+ROOMS = [TESTS.parent / "fs/stepfs", TESTS.parent / "producer/stepfs_producer"]
 
-# feature → the options that choose it, of one command or of all that have them
-FEATURES = {
-    "fork": "fork:--skip fork:--until fork:--rewind fork:--until-damage",
-    "steps": "mount:--steps mount:--wait",
-    "show_last": "mount:--show-last mount:--list-latest",
-    "order": "",  # `ShuffledSteps`, `.stepfs/order`
-    "mesh": "mount:--ranks mount:--world mount:--mesh --slices init:--ranks --micro-batches --cp --rank --micro --beside",
-    "groups": "--group --checkpoint-dir --next-step --checkpoint --keep --resumed --drop --new-group --retire",
-    "reclaim": "--dry-run --every --max-percent --grace --orphans",
-    "seal": "--seal",
-    "holdout": "--holdout",
-    "producers": "--producer-id --shard",
-    "lead": "--max-lead --max-live-bytes",
-    "rollback": "verify:--repair",  # of the store, to a copy
-    "kill": "--cache-dir --cache-size --foreground --replace --recover",  # kill -9, restarts, unmounting, other daemons
-    "replaced": "",  # another lake under the URL, of a lake or of a fork's parent
-    "namespaces": "--allow-other",  # bind mounts, pods, other users
-    "replica": "--from --keep-all --check",
+# state → the modules that have it: who imports one of them touches it
+STATES = {
+    "log": "lake/log/append.py lake/log/reader.py lake/log/index.py",  # the commits, seal and head
+    "records": "lake/control.py",  # of groups, holds and the floor
+    "objects": "lake/origins.py lake/reclaim/sweep.py format/tgb.py",  # the data, in whichever store it lies
+    "names": "view/tree.py",  # what readers are shown
+    "daemon": "mount/handover.py data/hints.py checkpoints/watch.py",  # what lives in one and is handed on, or is lost
+    "place": "mount/host/mount_points.py mount/host/abort.py",  # mount tables, namespaces, users
+    "position": "plan/step.py lake/kept_plans.py",  # where a plan is, with plan and listings
+    "samples": "sources/listing.py sources/reading.py transforms/documents.py",  # records, and the bytes of them
 }
+
+
+class Feature(NamedTuple):
+    """`options` that choose it, of one command or of all that have them; the states that it `touches`; its own modules."""
+
+    options: str
+    touches: str
+    home: str = ""
+
+
+FEATURES = {
+    "fork": Feature(
+        "fork:--skip fork:--until fork:--rewind fork:--until-damage", "log objects position records", "lake/fork.py"
+    ),
+    "steps": Feature("mount:--steps mount:--wait", "names"),
+    "show_last": Feature("mount:--show-last mount:--list-latest", "names"),
+    "order": Feature("", "names daemon", "data/hints.py shuffled_steps.py"),  # `ShuffledSteps`, `.stepfs/order`
+    "mesh": Feature(
+        "mount:--ranks mount:--world mount:--mesh --slices init:--ranks --micro-batches --cp --rank --micro --beside",
+        "names", "view/ranks.py format/mesh.py",
+    ),
+    "groups": Feature("--group --checkpoint --keep --resumed --drop --new-group", "records names", "checkpoints/record.py"),
+    "watched": Feature("--checkpoint-dir --next-step", "records daemon", "checkpoints/watch.py checkpoints/formats.py"),
+    "retire": Feature("--retire", "records daemon"),
+    "reclaim": Feature(
+        "--dry-run --every --max-percent --grace --orphans", "records objects log names", "lake/reclaim/run.py"
+    ),
+    "seal": Feature("--seal", "log names"),
+    "holdout": Feature("--holdout", "position samples"),
+    "producers": Feature("--producer-id --shard", "log objects position", "commit/loop.py commit/producer.py"),
+    "lead": Feature("--max-lead --max-live-bytes", "log records", "commit/backpressure.py"),
+    "rollback": Feature("verify:--repair", "log records daemon"),  # of the store, to a copy
+    "kill": Feature("--cache-dir --cache-size --foreground --recover", "log daemon place records"),
+    "handover": Feature("--replace", "daemon place names", "mount/handover.py"),
+    "replaced": Feature("", "log daemon records"),  # another lake under the URL, of a lake or of a fork's parent
+    "namespaces": Feature("--allow-other", "place", "mount/host/mount_points.py"),  # bind mounts, pods, other users
+    "replica": Feature("--from --keep-all --check", "log objects records", "lake/replicate.py"),
+    "replica_fork": Feature("", "log objects position"),  # a fork of a replica
+    "near": Feature("--near", "objects", "data/near.py"),
+    "accepted": Feature("--accept-changes", "position samples"),
+    "past": Feature(  # find, replay, lineage
+        "--compare --to --record --plan-dir", "position samples log",
+        "run/history/find.py run/history/replay.py run/history/lineage.py run/history/texts.py",
+    ),
+    "chats": Feature("", "position samples", "transforms/chat.py transforms/pairs.py transforms/fim.py"),  # and pairs, FIM
+    "csi": Feature("", "place daemon", "csi/node.py csi/holder.py"),
+}  # fmt: skip
 
 # why an option is of no feature → the options
 APART = {
     "it says the same in another form": "--json --watch --bundle --schema --keys --metrics-port --metrics-address --text "
     "--log-format --man",
-    "it says how a store or a machine is reached": "--endpoint-url --near --engine --ray-address --workers --wait-for-lake",
+    "it says how a store or a machine is reached": "--endpoint-url --engine --ray-address --workers --wait-for-lake",
     "it bounds resources, and changes no byte": "--memory-size --memory --prefetch --prime --poll --steps-per-second",
-    "it chooses what one command looks at": "--step --source --file --record --plan-dir --content --compare --to "
+    "it chooses what one command looks at": "--step --source --file --content "
     "--no-sources --deep simulate:--steps replay:--steps replay:--ranks",
     "it is written into the lake or plan once, and compared": "--ext --check-payload "
-    "--accept-changes --input --seq-len --batch-size --tokenizer-file --eos",
+    "--input --seq-len --batch-size --tokenizer-file --eos",
     "it ends a run earlier": "--limit-steps",
 }
 
-# cells that say the same
+# cells that say the same: tests, and code that keeps features apart
+HERE = "t5_cli/test_fork_lifecycle.py::test_a_fork_of_a_sealed_lake_by_a_mesh_in_an_announced_order"
+REFUSED = "t4_mount/test_successors.py::test_what_cannot_take_over_says_why_and_the_mount_is_as_it_was"
 SAME = {
-    "HERE": "t5_cli/test_fork_lifecycle.py::test_a_fork_of_a_sealed_lake_by_a_mesh_in_an_announced_order",
-    "SIDES": "a producer knows no view, and a view no producer",
-    "NUMBERS": "a view is of step numbers, in which a fork goes on from its parent",
-    "ENDS": "who reads is told that the lake was replaced, and ends, whatever was shown",
-    "TROUBLE": "the follower says that the store was rolled back, whatever is shown (steps × rollback)",
-    "PLACE": "a lake does not know where it is mounted",
-    "WHOLE": "a step comes and goes with the files of all ranks",
-    "TRIMS": "it trims a listing of the steps that are there, however they came to be",
-    "AS_HOME": "a replica is read as the lake itself: it has the same steps and bytes",
-    "BYTES": "a record's side is a function of its bytes and the plan",
+    "HERE": HERE,
+    "REFUSED": REFUSED,
+    "PACKED": "independent: commit/producer.py packs a position unread, and plan/step.py alone reads it",
+    "PARENT": "independent: lake/fork.py takes a replica for a parent like any lake, so it is the fork's cell",
+    "OWN": "independent: checkpoints/record.py writes into the control records of the mounted lake, however it was made",
+    "OTHER_ID": "independent: format/keys.py puts log and records below the lake's id: another lake has others",
+    "TOLD": "independent: follow/follower.py ends or warns before a view, an order or a seal is asked",
+    "WHOLE": "independent: lake/reclaim/sweep.py deletes objects of whole steps, and a seal ends whole steps",
+    "TRIMS": "independent: view/tree.py trims a listing of the steps that are there, however they came to be",
+    "ONE_LOOK": "independent: run/history/positions.py reads the log that is there at one look, and writes nothing",
+    "COMMAND": "independent: csi/holder.py runs `stepfs mount` and looks at no lake: it is the mount's own cell",
+    "BYTES": "independent: sources/reading.py deals a record to a side by its bytes alone",
 }
 
 TABLE = """
 fork × steps: HERE
-fork × show_last: NUMBERS
 fork × order: HERE
 fork × mesh: HERE
 fork × groups: t0_pure/test_torch_save.py::test_a_fork_goes_on_from_a_checkpoint_of_its_parent_before_the_first_step_that_it_left_out
+fork × watched: OWN
+fork × retire: t1_protocol/test_fork_kills.py::test_a_reclaim_of_a_fork_revives_no_group_that_another_has_retired
 fork × reclaim: t5_cli/test_fork_lifecycle.py::test_parent_and_fork_let_go_of_each_other
 fork × seal: HERE
 fork × holdout: t5_cli/test_produce_unfit.py::test_both_sides_of_a_holdout_do_not_share_a_lake
 fork × producers: t1_protocol/test_fork_kills.py::test_producers_go_back_to_the_cut_and_later_ones_are_gone
 fork × lead: t1_protocol/test_lead.py::test_a_producer_does_not_wait_for_a_fork_of_its_lake
-fork × rollback: a fork reads its parent's objects and no log: what a copy lacks is damage
+fork × rollback: t3_unmounted/reader/test_other_history.py::test_a_state_whose_last_step_was_reclaimed_or_that_is_of_the_parent_resumes
 fork × kill: t1_protocol/test_fork_kills.py::test_a_fork_killed_at_any_await_is_whole_or_no_lake_and_the_next_names_its_group
 fork × replaced: t5_cli/test_fork_lifecycle.py::test_it_is_named_and_nobody_advises_to_drop_the_history
-fork × namespaces: PLACE
 fork × replica: t1_protocol/test_replicas.py::test_a_replica_of_a_fork_begins_behind_what_the_fork_shares
+fork × replica_fork: PARENT
+fork × near: t3_unmounted/reader/test_lake.py::test_a_fork_whose_parent_is_gone_is_read_from_a_copy_of_the_parents_objects
+fork × accepted: PACKED
+fork × past: t5_cli/test_plan_lineage.py::test_a_fork_knows_its_own_steps_and_names_its_parent
+fork × chats: PACKED
 steps × show_last: t3_unmounted/view/test_tree.py::test_show_last_of_named_steps_counts_the_committed_ones
 steps × order: t4_mount/test_announced_order.py::test_the_mount_says_where_the_order_begins_and_ends
 steps × mesh: t4_mount/test_meshes.py::test_commands_that_take_a_mount_show_what_it_shows
 steps × groups: t4_mount/test_steps.py::test_steps_behind_a_checkpoint_keep_their_names_so_that_a_data_set_keeps_its_length
 steps × reclaim: t3_unmounted/reader/test_reader_bytes.py::test_reclaimed_steps_are_an_error_and_never_skipped
 steps × seal: t3_unmounted/reader/test_reader_bytes.py::test_steps_beyond_the_end_of_a_sealed_lake_are_refused
-steps × holdout: SIDES
-steps × producers: SIDES
-steps × lead: SIDES
 steps × rollback: t1_protocol/test_reader_hazards.py::test_a_reader_of_a_store_that_was_rolled_back_says_so_and_nobody_waits
 steps × kill: t4_mount/test_steps.py::test_waiting_readers_die_within_half_a_second
-steps × replaced: ENDS
-steps × namespaces: PLACE
-steps × replica: AS_HOME
+steps × handover: REFUSED
 show_last × order: t4_mount/test_announced_order.py::test_the_mount_says_where_the_order_begins_and_ends
 show_last × mesh: t4_mount/test_meshes.py::test_commands_that_take_a_mount_show_what_it_shows
 show_last × groups: t3_unmounted/view/test_tree.py::test_show_last_of_named_steps_counts_the_committed_ones
 show_last × reclaim: t3_unmounted/view/test_tree.py::test_show_last_of_named_steps_counts_the_committed_ones
 show_last × seal: TRIMS
-show_last × holdout: SIDES
-show_last × producers: SIDES
-show_last × lead: SIDES
-show_last × rollback: TROUBLE
-show_last × kill: TRIMS
-show_last × replaced: ENDS
-show_last × namespaces: PLACE
-show_last × replica: AS_HOME
+show_last × handover: TRIMS
 order × mesh: HERE
 order × groups: t4_mount/test_announced_order.py::test_a_checkpoint_inside_a_shuffled_epoch_keeps_its_first_step
-order × reclaim: a reclaim deletes what checkpoints released, and none inside an epoch does that (order × groups)
+order × watched: t0_pure/test_order_hint.py::test_a_watcher_doubts_a_checkpoint_inside_a_shuffled_epoch
+order × retire: independent: data/hints.py knows no group, and a retired one needs nothing
+order × reclaim: t4_mount/test_announced_order.py::test_a_checkpoint_inside_a_shuffled_epoch_keeps_its_first_step
 order × seal: HERE
-order × holdout: SIDES
-order × producers: SIDES
-order × lead: SIDES
-order × rollback: TROUBLE
+order × rollback: TOLD
 order × kill: t3_unmounted/reader/test_torchdata.py::test_a_shuffled_resume_fetches_ahead_and_keeps_its_first_step
-order × replaced: ENDS
+order × handover: t3_unmounted/mount/test_handles.py::test_announced_orders_are_handed_on_with_the_places_of_their_readers
+order × replaced: TOLD
 order × namespaces: t4_mount/test_announced_order.py::test_another_user_reads_and_may_not_say_what_comes_next
-order × replica: AS_HOME
+order × csi: COMMAND
 mesh × groups: t3_unmounted/reader/test_elastic.py::test_a_checkpoint_of_one_size_resumes_with_another
 mesh × reclaim: WHOLE
 mesh × seal: WHOLE
-mesh × holdout: SIDES
-mesh × producers: SIDES
-mesh × lead: SIDES
-mesh × rollback: TROUBLE
 mesh × kill: t5_cli/test_elastic_training.py::test_a_mesh_with_peers_comes_back_with_half_and_twice_as_many_data_ranks
-mesh × replaced: ENDS
-mesh × namespaces: PLACE
-mesh × replica: AS_HOME
+mesh × handover: REFUSED
+groups × watched: t3_unmounted/mount/test_group.py::test_the_mount_with_rank_0_watches_for_all
+groups × retire: t1_protocol/test_groups_and_reclaim.py::test_a_retired_group_does_not_count_and_without_groups_nothing_goes
 groups × reclaim: t1_protocol/test_groups_and_reclaim.py::test_hazard_10_a_group_changes_inside_every_await_of_a_reclaim
 groups × seal: HERE
-groups × holdout: a group keeps steps, of whichever side they are
-groups × producers: a group keeps steps, whoever made them
 groups × lead: t1_protocol/test_lead.py::test_a_hold_names_group_and_checkpoint_and_what_to_type
 groups × rollback: t1_protocol/test_control_limits.py::test_a_checkpoint_beyond_everything_stops_reclaim_until_it_is_corrected
 groups × kill: t1_protocol/test_reclaim_kills.py::test_a_group_writer_killed_at_any_await_never_loses_steps
+groups × handover: t4_mount/test_successors.py::test_everything_but_the_view_may_change_and_the_cache_is_kept
 groups × replaced: t2_stores/test_torch_hook.py::test_a_lake_that_was_replaced_gets_no_checkpoint_of_the_former
-groups × namespaces: PLACE
 groups × replica: t1_protocol/test_replicas.py::test_runs_that_read_the_replica_hold_the_lake_and_its_producers
+watched × retire: t1_protocol/test_watched_again.py::test_deleting_the_checkpoints_of_a_retired_group_does_not_bring_it_back
+watched × reclaim: t1_protocol/test_watched_again.py::test_a_first_look_at_nothing_but_reclaimed_checkpoints_proves_nothing
+watched × lead: t5_cli/test_training_lifecycle.py::test_a_training_loop_that_keeps_its_last_two_checkpoints
+watched × rollback: t4_mount/test_followers.py::test_a_watched_directory_records_nothing_while_the_lake_has_another_history
+watched × kill: t4_mount/test_followers.py::test_a_checkpoint_that_was_recorded_by_hand_stays_beside_those_of_a_directory
+watched × handover: t4_mount/test_followers.py::test_a_checkpoint_that_was_recorded_by_hand_stays_beside_those_of_a_directory
+watched × replaced: OTHER_ID
+watched × replica: OWN
+watched × csi: t4_mount/test_csi.py::test_attributes_are_options_of_mount
+retire × reclaim: t1_protocol/test_groups_and_reclaim.py::test_a_retired_group_does_not_count_and_without_groups_nothing_goes
+retire × lead: t1_protocol/test_lead.py::test_a_producer_goes_on_when_the_group_that_holds_it_is_retired
+retire × rollback: t1_protocol/test_another_history.py::test_who_writes_control_records_notices_that_the_sequence_went_back
+retire × kill: t4_mount/test_followers.py::test_a_group_that_was_retired_stays_retired
+retire × handover: t4_mount/test_followers.py::test_a_group_that_was_retired_stays_retired
+retire × replaced: OTHER_ID
+retire × replica: t1_protocol/test_replica_holds.py::test_a_run_at_an_archive_counts_for_producers_until_it_ends
+retire × csi: COMMAND
 reclaim × seal: t1_protocol/test_reclaim_kills.py::test_a_dry_run_on_a_sealed_lake
-reclaim × holdout: a reclaim deletes steps, of whichever side they are
 reclaim × producers: t2_stores/test_lifecycle.py::test_the_log_stays_short_and_producers_and_readers_go_on
 reclaim × lead: t1_protocol/test_lead.py::test_live_bytes_stop_producers_until_a_reclaim_and_cost_no_request
 reclaim × rollback: t1_protocol/test_reclaim_kills.py::test_a_reclaimer_under_which_the_lake_was_restored_deletes_nothing_live
 reclaim × kill: t1_protocol/test_reclaim_kills.py::test_a_reclaim_killed_at_any_await_is_finished_by_the_next
+reclaim × handover: t4_mount/test_followers.py::test_steps_that_were_reclaimed_stay_away_at_the_next_daemon_and_open_ones_are_read_on
 reclaim × replaced: t1_protocol/test_reclaim_kills.py::test_who_knew_a_dropped_lake_does_nothing_to_the_one_that_was_made_in_its_place
-reclaim × namespaces: PLACE
 reclaim × replica: t1_protocol/test_replicas.py::test_a_reclaim_of_the_replica_deletes_nothing_that_its_log_will_name
-seal × holdout: each side has a lake of its own (holdout × producers)
+reclaim × replica_fork: PARENT
+reclaim × near: t3_unmounted/data/test_data_near.py::test_absent_and_damaged_objects_alone_come_from_the_lake
+reclaim × past: t5_cli/test_plan_lineage.py::test_a_reclaimed_step_has_no_lineage
 seal × producers: t1_protocol/test_producer_restart.py::test_a_sealed_lake_ends_producers_and_lets_no_new_ones_start
-seal × lead: a sealed lake takes no step that could be held
-seal × rollback: TROUBLE
+seal × lead: t1_protocol/test_lead.py::test_a_producer_that_is_held_notices_the_end_of_the_lake
+seal × rollback: TOLD
 seal × kill: t5_cli/test_produce_run.py::test_a_complete_plan_may_seal_its_lake
-seal × replaced: ENDS
-seal × namespaces: PLACE
+seal × handover: t4_mount/test_followers.py::test_named_steps_beyond_the_end_of_a_lake_that_was_sealed_meanwhile_stay_shown
+seal × replaced: OTHER_ID
 seal × replica: t1_protocol/test_replicas.py::test_a_sealed_lake_is_copied_to_its_end
+seal × replica_fork: PARENT
+seal × past: ONE_LOOK
 holdout × producers: t5_cli/test_produce_unfit.py::test_both_sides_of_a_holdout_do_not_share_a_lake
-holdout × lead: the lead counts steps, of whichever side they are
-holdout × rollback: BYTES
-holdout × kill: BYTES
-holdout × replaced: BYTES
-holdout × namespaces: SIDES
-holdout × replica: BYTES
+holdout × replica_fork: PACKED
+holdout × accepted: BYTES
+holdout × past: t5_cli/test_plan_lineage.py::test_the_held_out_side_is_replayed_as_it_was
+holdout × chats: BYTES
 producers × lead: t1_protocol/test_lead.py::test_several_producers_exceed_the_bound_by_what_each_appends_between_its_looks
 producers × rollback: t1_protocol/test_another_history.py::test_hazard_13_a_producer_that_knows_a_longer_log_commits_nothing_behind_a_hole
 producers × kill: t1_protocol/test_producer_restart.py::test_killed_at_any_await_and_restarted
 producers × replaced: t1_protocol/test_commit_hazards.py::test_hazard_07_a_recreated_lake_is_noticed_and_never_written_to
-producers × namespaces: SIDES
 producers × replica: t1_protocol/test_replicas.py::test_nobody_else_commits_to_a_replica
-lead × rollback: the lead is read from the log, which the producer follows (producers × rollback)
-lead × kill: a producer keeps nothing of its lead: a restart reads it from the log
-lead × replaced: a producer stops where the lake was replaced (producers × replaced)
-lead × namespaces: SIDES
+producers × replica_fork: t5_cli/test_replicate.py::test_a_fork_of_the_replica_goes_on_when_the_lake_is_gone
+producers × near: independent: data/near.py reads for readers alone, and a producer reads no data
+producers × accepted: t5_cli/test_produce_text.py::test_what_is_advised_where_a_file_is_gone_is_accepted_and_nothing_comes_twice
+producers × past: t5_cli/test_plan_lineage.py::test_the_steps_of_two_producers_are_told_apart
+producers × chats: PACKED
+lead × rollback: independent: commit/backpressure.py delays an append, whose commit looks behind itself (producers × rollback)
+lead × kill: independent: commit/backpressure.py keeps nothing: the next life reads head and groups
+lead × replaced: t1_protocol/test_lead.py::test_a_producer_that_is_held_notices_the_end_of_the_lake
 lead × replica: t1_protocol/test_replicas.py::test_an_archive_holds_what_is_not_copied_and_no_producer_counts_it
-rollback × kill: a restart reads the log that is there
-rollback × replaced: a copy that is put back has the lake's identity; another lake has not
-rollback × namespaces: PLACE
+lead × replica_fork: PARENT
+lead × past: ONE_LOOK
+rollback × kill: t4_mount/test_followers.py::test_a_mount_shows_one_history
+rollback × handover: t4_mount/test_followers.py::test_a_mount_shows_one_history
+rollback × replaced: independent: lake/identity.py tells another lake by its id, which a copy that is put back has, too
 rollback × replica: t1_protocol/test_replicas.py::test_a_replica_is_never_shortened_and_follows_no_other_history
+rollback × replica_fork: PARENT
+rollback × past: ONE_LOOK
+rollback × csi: COMMAND
+kill × handover: t4_mount/test_successors.py::test_a_daemon_that_dies_before_it_serves_leaves_the_mount_to_the_one_before
 kill × replaced: t3_unmounted/mount/test_ground.py::test_a_dead_cache_of_another_lake_at_the_same_mount_point_goes_at_once
 kill × namespaces: t4_mount/test_endings.py::test_a_reader_in_another_mount_namespace_keeps_the_mount
 kill × replica: t1_protocol/test_replicas.py::test_killed_at_any_await_it_names_nothing_that_is_not_there_and_the_next_goes_on
-replaced × namespaces: PLACE
+kill × replica_fork: PARENT
+kill × past: ONE_LOOK
+kill × csi: t4_mount/test_csi.py::test_readers_do_not_see_that_the_daemon_of_a_volume_is_killed
+handover × replaced: REFUSED
+handover × namespaces: t4_mount/test_successors.py::test_a_user_without_rights_replaces_and_recovers_and_root_may_not
+handover × csi: t4_mount/test_csi.py::test_readers_do_not_see_that_the_plugin_is_killed
 replaced × replica: t1_protocol/test_replicas.py::test_another_lake_at_the_url_is_not_copied
-namespaces × replica: PLACE
+replaced × replica_fork: PARENT
+replaced × past: ONE_LOOK
+replaced × csi: COMMAND
+namespaces × csi: t4_mount/test_csi.py::test_a_container_that_follows_the_hosts_mounts_is_served_again_without_a_restart
+replica × replica_fork: t5_cli/test_replicate.py::test_a_fork_of_the_replica_goes_on_when_the_lake_is_gone
+replica × near: t3_unmounted/data/test_data_near.py::test_a_copy_that_begins_later_is_waited_for_soon
+replica × past: t1_protocol/test_replicas.py::test_plans_are_there_before_the_epochs_that_name_them
+replica_fork × near: PARENT
+replica_fork × accepted: PACKED
+replica_fork × past: PARENT
+replica_fork × chats: PACKED
+accepted × past: t5_cli/test_accepted_files.py::test_what_was_read_before_files_changed_is_found_in_its_steps
+accepted × chats: t5_cli/test_produce_run.py::test_a_source_that_is_not_the_one_of_before_is_refused_by_name
+past × chats: t5_cli/test_plan_chats.py::test_pairs_stay_together_and_a_text_is_found_again
 """
 
 CELLS = {pair: SAME.get(cell, cell) for pair, _, cell in (line.partition(": ") for line in TABLE.strip().splitlines())}
+# crossings that are wrong, and known: their tests are expected to fail, and pass once they are mended
+KNOWN = [
+    "watched × kill", "watched × handover", "retire × kill", "retire × handover", "seal × lead", "seal × handover",
+    "lead × replaced", "rollback × kill", "rollback × handover", "accepted × past",
+]  # fmt: skip
+
+
+def module(path: str) -> Path:
+    return next(room / path for room in ROOMS if (room / path).is_file())
+
+
+def imports_of(path: str) -> set[str]:
+    """The modules of the two packages that a module imports, as paths."""
+    found = set[str]()
+    for node in ast.walk(ast.parse(module(path).read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("stepfs"):
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            found |= {name.partition(".")[2].replace(".", "/") + ".py" for name in names}
+    return found
 
 
 @functools.cache
-def names_in(path: str) -> set[str]:
+def functions_in(path: str) -> dict[str, str]:
+    """Name → its decorators."""
     tree = ast.parse((TESTS / path).read_text())
-    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    return {node.name: " ".join(map(ast.unparse, node.decorator_list)) for node in functions}
+
+
+def test_every_two_features_that_touch_the_same_have_a_cell():
+    pairs = list(combinations(FEATURES, 2))
+    order = [f"{one} × {other}" for one, other in pairs]
+    assert list(CELLS) == [pair for pair in order if pair in CELLS], "in the order of the features, each once"
+    need = {
+        f"{one} × {other}"
+        for one, other in pairs
+        if {*FEATURES[one].touches.split()} & {*FEATURES[other].touches.split()}
+    }
+    assert need <= CELLS.keys(), "what touches the same state can harm the other"
+    assert all("::" in CELLS[pair] for pair in CELLS.keys() - need), "who touches nothing in common needs no reason"
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_a_feature_says_which_states_its_own_modules_import(feature):
+    assert {*FEATURES[feature].touches.split()} <= STATES.keys()
+    home = FEATURES[feature].home.split()
+    known = {*home}.union(*map(imports_of, home)) if home else set[str]()
+    touched = {state for state, owners in STATES.items() if known & {*owners.split()}}
+    assert touched <= {*FEATURES[feature].touches.split()}
+    assert all(module(path) for owners in STATES.values() for path in owners.split())
+
+
+@pytest.mark.parametrize("pair", CELLS)
+def test_a_cell_names_a_test_that_is_there_or_the_code_that_keeps_the_two_apart(pair):
+    path, is_test, name = CELLS[pair].partition("::")
+    if is_test:
+        assert name in functions_in(path), CELLS[pair]
+    else:
+        assert path.startswith("independent: ")
+        assert [module(named) for named in re.findall(r"[\w/]+\.py", path)], "a reason names the code"
+
+
+def test_the_crossings_that_are_wrong_are_known():
+    def fails(cell: str) -> bool:
+        path, _, name = cell.partition("::")
+        return bool(name) and any(mark in functions_in(path)[name] for mark in ("xfail", "AS_NEW", "BY_NEWEST"))
+
+    assert [pair for pair in CELLS if fails(CELLS[pair])] == KNOWN
 
 
 def options_of_commands() -> dict[str, set[str]]:
@@ -209,26 +350,10 @@ def options_of_commands() -> dict[str, set[str]]:
     return found
 
 
-def test_every_two_features_have_a_cell():
-    assert list(CELLS) == [f"{one} × {other}" for one, other in combinations(FEATURES, 2)]
-
-
-@pytest.mark.parametrize("pair", CELLS)
-def test_a_cell_names_a_test_that_is_there_or_says_why_there_is_none(pair):
-    cell = CELLS[pair]
-    path, is_test, name = cell.partition("::")
-    if is_test:
-        assert name in names_in(path), cell
-    else:
-        assert len(cell.split()) >= 3, "a reason is a sentence"
-
-
-def test_the_untested_crossings_are_known():
-    assert not [pair for pair, cell in CELLS.items() if cell.startswith("untested")]
-
-
 def test_every_option_belongs_to_one_feature_or_is_apart_from_all():
-    listed = [word for words in [*FEATURES.values(), *APART.values()] for word in words.split()]
+    listed = [
+        word for words in [*(one.options for one in FEATURES.values()), *APART.values()] for word in words.split()
+    ]
     assert len(set(listed)) == len(listed)
     plain = {word for word in listed if word.startswith("--")}
     of_one = {word for word in listed if not word.startswith("--")}

@@ -14,10 +14,12 @@ import weakref
 from typing import get_type_hints
 
 import pytest
+import trio
 from beside import WAIT_S, background_threads, in_thread, is_waiting, until
 from shelf import SMALL, commit_on_disk, lake_of, lake_on_disk, payload, seal_on_disk
 
 from stepfs import CheckpointHook, Lake, StreamState, background
+from stepfs.clock import SystemClock
 from stepfs.errors import (
     AbsentError,
     ClosedError,
@@ -27,7 +29,12 @@ from stepfs.errors import (
     UsageError,
     WrongTypeError,
 )
+from stepfs.format.ids import Step
+from stepfs.lake.fork import Cut, fork
+from stepfs.lake.identity import open_lake
+from stepfs.lake.log.reader import LogReader
 from stepfs.reader.options import LakeOptions
+from stepfs.store.opening import open_store
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
@@ -59,6 +66,23 @@ def test_bytes_come_from_a_copy_of_the_objects_although_the_lake_lost_them(tmp_p
         assert [lake[step][1] for step in range(3)] == [payload(step, 1, SMALL) for step in range(3)]
     with Lake(url, near=f"file://{tmp_path}/place") as lake:
         assert lake[2][0] == payload(2, 0, SMALL)
+
+
+@pytest.mark.logs("has no data of this lake")  # it has none under the fork's own id
+def test_a_fork_whose_parent_is_gone_is_read_from_a_copy_of_the_parents_objects(tmp_path):
+    """Names of objects are the parent's, whoever inherits them."""
+    url, child, home = lake_of(tmp_path, 3), (tmp_path / "child").as_uri(), tmp_path / "lake"
+
+    async def work() -> None:
+        store = open_store(url)
+        log = await LogReader.open(store, await open_lake(store))
+        await fork(log, open_store(child), Cut(Step(3), Step(3), Step(3)), SystemClock())
+
+    trio.run(work)
+    commit_on_disk(child, range(3, 4))
+    home.rename(tmp_path / "place")
+    with Lake(child, near=f"file://{tmp_path}/place") as lake:
+        assert [lake[step][1] for step in range(4)] == [payload(step, 1, SMALL) for step in range(4)]
 
 
 @pytest.mark.logs("has no data of this lake|STEPFS_NEAR is")
