@@ -17,6 +17,9 @@ from produced_text import PROGRAM, documents_in, produce, text_in, texts_of
 from stepfs.cli.failure import announce
 from stepfs.store.local.local_store import LocalStore, explain
 from stepfs_producer.run import session
+from stepfs_producer.run.options import RunOptions
+from stepfs_producer.run.prepare import LocatedPlan
+from stepfs_producer.run.results import show_nothing
 from stepfs_producer.run.session import Stopping
 
 
@@ -88,6 +91,21 @@ def test_a_signal_does_not_wait_for_room_on_a_full_disk(file_url, corpus, monkey
     assert "stepfs-produce: the store did not answer for 0.5 s: abandoned what was not committed yet" in done.stderr
     assert produce(*arguments).returncode == 0
     assert documents_in(text_in(file_url)) == texts_of(corpus)
+
+
+async def test_a_signal_does_not_wait_for_a_store_that_is_silent(monkeypatch) -> None:
+    monkeypatch.setattr(session, "PATIENCE_S", 0.05)
+    said: list[str] = []
+    with Stopping(said.append) as stopping, trio.CancelScope() as scope:
+        stopping.notify(scope.cancel)
+        run = session._RunSession(LocatedPlan(None), RunOptions("file:///lake"), stopping, said.append, show_nothing)
+        with stopping.between_steps(lambda: None):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(run.silence.watch, "s3://lake", trio.sleep_forever)
+                nursery.start_soon(run._lose_patience)
+                signal.raise_signal(signal.SIGTERM)
+    assert scope.cancelled_caught
+    assert said[1].startswith("the store did not answer for 0.05 s: abandoned")
 
 
 def test_a_terminal_gets_a_progress_bar_on_stderr_only(file_url: str, tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
-from itertools import product
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, NamedTuple
 
@@ -564,7 +563,7 @@ async def refuse_unfit(
     for producer_id, (state, settings) in begun.items():
         _refuse_other_arrays(settings, place.plan, f"{store.url}: producer {producer_id}", options)
         if mine is None and options.fixed_shape:
-            await _refuse_repeats(store, identity, producer_id, state, settings, prepared)
+            await _refuse_repeats(store, identity.lake_id, producer_id, _shards(settings, state), prepared)
     return mine, log.state.sealed
 
 
@@ -619,8 +618,8 @@ def _refuse_other_producers(
         if state.tokenizer and state.tokenizer != mine:
             difference = f"the tokenizer of producer {producer_id} is {state.tokenizer}, and this plan's is {mine}"
             if not options.accept_changes:
-                also = ", or add --accept-changes to mix their ids for good"
-                raise RefusedError(f"{options.lake}: {difference}; name another lake{also}")
+                also = "or add --accept-changes to mix their ids for good"
+                raise RefusedError(f"{options.lake}: {difference}; name another lake, {also}")
             say(f"warning: {difference}")
 
 
@@ -648,22 +647,16 @@ def _shards(settings: Mapping[str, Any], state: State) -> Iterator[tuple[int, in
 
 
 async def _refuse_repeats(
-    store: Store,
-    identity: LakeIdentity,
-    producer_id: str,
-    state: State,
-    settings: Mapping[str, Any],
-    prepared: PreparedPlan,
+    store: Store, lake_id: str, producer_id: str, begun: Iterable[tuple[int, int, str]], prepared: PreparedPlan
 ) -> None:
     """`RefusedError` for files that another producer reads already: `text` takes each record once."""
-    for one, (index, count, digest) in product(prepared.sources, _shards(settings, state)):
-        if count == one.spec.shard[1] and index != one.spec.shard[0]:
+    (text,) = prepared.sources
+    for index, count, digest in begun:
+        if count == text.spec.shard[1] and index != text.spec.shard[0]:
             continue
-        listing = await kept_listing(store, identity.lake_id, digest)
-        if listing is not None and (both := common(listing, one.layout.listing)):
-            raise RefusedError(
-                f"producer {producer_id} reads {_named(both)} too; continue that one, or leave out its files"
-            )
+        listing = await kept_listing(store, lake_id, digest)
+        if listing is not None and (both := common(listing, text.layout.listing)):
+            raise RefusedError(f"producer {producer_id} reads {_named(both)} too; continue that, or leave them out")
 
 
 def _refuse_other_side(state: State, place: LocatedPlan, whose: str) -> None:
