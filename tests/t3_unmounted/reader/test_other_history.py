@@ -143,6 +143,7 @@ def kept(url: str) -> list[int]:
     return trio.run(read)
 
 
+@pytest.mark.logs("cannot follow the lake .*another history")  # if the reader looks meanwhile
 @pytest.mark.parametrize("more", [0, 5, 9])
 @pytest.mark.parametrize("by_url", [False, True])
 def test_a_hook_records_no_checkpoint_of_steps_that_the_lake_has_lost(url, put_back, more, by_url):
