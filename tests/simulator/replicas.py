@@ -138,7 +138,7 @@ class Copy:
         if need is not None:
             known = hold.known if hold is not None else None
             live = replica.home.first_live_step
-            wanted, at_most = (max(min(need, known_end - 1), live) for known_end in (end, place.end))
+            wanted, at_most = (max(min(need, known_end - 1), live) for known_end in (end, max(end, place.end)))
             ledger.require(  # another replicator may have copied more while this one slept
                 known is not None and wanted <= known.need <= at_most and (known.fork, known.replica) == ("", self.url),
                 f"{self.url}: the lake holds {known} for a run that needs {need} of {end}",

@@ -166,7 +166,10 @@ def test_an_object_that_was_replaced_is_refused_by_name(root, put, same_size) ->
     listing = list_corpus(spec)
     stored = from_shards(listing.to_shards(), listing.digest)
     put("a.jsonl", line("after!" if same_size else "a longer text"))
-    with pytest.raises(RefusedError, match=r"/a\.jsonl was replaced since it was listed .*restore it, or run again with --accept-changes"):
+    with pytest.raises(
+        RefusedError,
+        match=r"/a\.jsonl was replaced since it was listed .*restore it, or run again with --accept-changes",
+    ):
         texts(spec, listing)
     with pytest.raises(RefusedError, match=r"/a\.jsonl (was replaced|is longer)"):
         located(stored, list_corpus(spec), "code")
