@@ -10,6 +10,7 @@ import trio
 from doubles.trio_clock import TrioClock
 from fork_stores import reclaimed
 from lakework import list_groups, reclaim
+from process_store import ProcessStore
 from producer_world import World, append
 from replica_stores import COPY, HOLD, Pair, copied, grows, home_hold
 from scenarios import scenario
@@ -126,6 +127,34 @@ async def test_one_that_slept_does_not_take_for_lost_what_another_has_copied(wor
     with pytest.raises(StoreUnreachableError, match="others were faster; replicate again"):
         await sleeper.round()
     await pair.equals_home()
+
+
+def test_one_that_sleeps_in_its_look_does_not_take_for_rolled_back_what_was_reclaimed() -> None:
+    """It would advise to make another replica in place of a good one."""
+
+    async def one(at: int, world: World) -> bool:
+        pair = Pair(world)
+        sleeper = await pair.replicated("sleeper")
+
+        async def meanwhile() -> None:
+            await grows(world, 2)
+            await pair.replicated("other")
+            await checkpoint(world, "run", len(world.ledger.steps))
+            await clean(world)
+
+        home = sleeper.home.store
+        assert isinstance(home, ProcessStore)
+        await trio.sleep(60)
+        home.inside[home.pauses + at] = meanwhile
+        with suppress(StoreUnreachableError):
+            await sleeper.look()
+        await pair.equals_home()
+        return not home.inside
+
+    reached = 1
+    while small(partial(one, reached), on=grow, seed=reached):
+        reached += 1
+    assert reached > 4
 
 
 @scenario(small, on=grow)

@@ -294,14 +294,16 @@ class Replica:
         """`RefusedError` if the lake is another one by now, or without the end of the replica's log."""
         home, state = self.home.store, self.log.state
         await check_identity(home, self.home.identity)
-        await self.home.refresh()
-        await self._check_gap()
-        if self.home.floor <= state.version and not await log_contains(home, self.home.identity, state):
-            raise RefusedError(
-                f"{home.url} does not have version {state.version} of its log as {self.log.store.url} has it: it was restored from"
-                " an earlier time, or somebody wrote into the replica. Go on from the one that is right: make a new replica in"
-                f" another place, or {shell_command('stepfs', 'fork', f'{self.log.store.url}@STEP', 'NEW')}"
-            )
+        for _ in range(2):  # the floor is read once more behind the look: what is gone may have been reclaimed meanwhile
+            await self.home.refresh()
+            await self._check_gap()
+            if self.home.floor > state.version or await log_contains(home, self.home.identity, state):
+                return
+        raise RefusedError(
+            f"{home.url} does not have version {state.version} of its log as {self.log.store.url} has it: it was restored from"
+            " an earlier time, or somebody wrote into the replica. Go on from the one that is right: make a new replica in"
+            f" another place, or {shell_command('stepfs', 'fork', f'{self.log.store.url}@STEP', 'NEW')}"
+        )
 
     async def _check_end(self) -> None:
         """A replica that was put back to an older copy of itself is opened again, before a hole is made in its log."""
