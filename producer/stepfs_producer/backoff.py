@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from contextvars import ContextVar
 from typing import Final, TypeVar
 from weakref import WeakSet
 
@@ -30,9 +29,7 @@ PAUSE_S_MAX: Final = 10.0
 class Outage:
     """The tasks of one producer, or run, that fail now. One that was cancelled while it failed leaves by itself."""
 
-    def __init__(self, *, apart: bool = False) -> None:
-        """`apart`: not of the lake's store, so also `OF_RUN` does not stand in its place."""
-        self.apart = apart
+    def __init__(self) -> None:
         self._failing: WeakSet[Backoff] = WeakSet()
         self.failed_s = float("-inf")  # when the store gave no answer last
 
@@ -52,9 +49,6 @@ class Outage:
         return not self._failing
 
 
-OF_RUN: Final = ContextVar[Outage | None]("OF_RUN", default=None)  # the run's, for its producer and its steps
-
-
 class Backoff:
     """One task's requests to one store; it gives up after `limit_s` seconds of consecutive failures."""
 
@@ -62,8 +56,7 @@ class Backoff:
         """`outage`: shared by the tasks that one failing store stops together."""
         self._what = what
         self._limit_s = limit_s
-        lakes = OF_RUN.get() if outage and not outage.apart else None
-        self.outage = lakes or outage or Outage()
+        self.outage = outage or Outage()
         self._failing_since_s: float | None = None
         self._failures = 0
 

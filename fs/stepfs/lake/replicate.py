@@ -294,7 +294,9 @@ class Replica:
         """`RefusedError` if the lake is another one by now, or without the end of the replica's log."""
         home, state = self.home.store, self.log.state
         await check_identity(home, self.home.identity)
-        for _ in range(2):  # the floor is read once more behind the look: what is gone may have been reclaimed meanwhile
+        for _ in range(
+            2
+        ):  # the floor is read once more behind the look: what is gone may have been reclaimed meanwhile
             await self.home.refresh()
             await self._check_gap()
             if self.home.floor > state.version or await log_contains(home, self.home.identity, state):

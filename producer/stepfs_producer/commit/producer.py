@@ -231,7 +231,7 @@ class AsyncProducer(Readings):
         """Seconds that appends have waited: for trainers (`max_lead`), or reclaim (`max_live_bytes`)."""
         self._who = f"producer {producer_id!r}"
         self._changed = trio.lowlevel.ParkingLot()
-        self._outage = Outage()
+        self.outage = Outage()
         self._failure: StepfsError | None = None
         self._scopes: dict[trio.CancelScope, None] = {}  # in the order of their start: simulations replay it
 
@@ -443,7 +443,7 @@ class AsyncProducer(Readings):
         self._changed.unpark_all()
 
     def _backoff(self, what: str) -> Backoff:
-        return Backoff(f"{self._who}: {what}", self._settings.give_up_after, self._outage)
+        return Backoff(f"{self._who}: {what}", self._settings.give_up_after, self.outage)
 
     async def _guarded(self, work: Callable[..., Awaitable[None]], *arguments: object) -> None:
         """Run a background task; its failure becomes the producer's."""

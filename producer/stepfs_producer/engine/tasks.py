@@ -246,10 +246,11 @@ class PerAttempt:
 class TaskRunner:
     """The tasks of a run: as many at a time as the engine has workers, and second tries of late ones on its spares."""
 
-    def __init__(self, engine: Engine, give_up_after_s: float) -> None:
+    def __init__(self, engine: Engine, give_up_after_s: float, outage: Outage | None = None) -> None:
+        """`outage`: of the lake's store, shared with who commits."""
         self._engine = engine
         self._give_up_after_s = give_up_after_s
-        self._outages = defaultdict(lambda: Outage(apart=True), {"": Outage()})  # by source; "": of the lake
+        self._outages = defaultdict(Outage, {"": outage or Outage()})  # by source; "": of the lake
         self._room = trio.CapacityLimiter(engine.workers)
         self._spares = trio.CapacityLimiter(engine.spares)
         self._held_s: dict[str, float] = defaultdict(float)

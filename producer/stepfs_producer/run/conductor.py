@@ -16,6 +16,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 import trio
 
 from stepfs.limits import usable_cpus
+from stepfs_producer.backoff import Outage
 from stepfs_producer.commit.producer import GIVE_UP_AFTER_S
 from stepfs_producer.commit.uploads import Ticket
 from stepfs_producer.engine.local import local_engine
@@ -352,6 +353,7 @@ class RunConfig:
     rows_bytes_max: int | None = None  # of columns of the steps under way, with their copies
     give_up_after_s: float = GIVE_UP_AFTER_S
     workers_max: int | None = None  # to which their number follows the need; None: it stays
+    outage: Outage | None = None  # of the lake's store, shared with who commits
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,7 +382,7 @@ class Conductor:
         self._callbacks = callbacks
         self._stop = trio.Event()
         self.reason = ""  # of the end, in words
-        self.tasks = TaskRunner(engine, config.give_up_after_s)
+        self.tasks = TaskRunner(engine, config.give_up_after_s, config.outage)
         self.waits = Waits()
         self._began_s = 0.0
         self._steps = 0  # appended by this run

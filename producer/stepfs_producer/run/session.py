@@ -27,7 +27,7 @@ from stepfs.lake.log.reader import LogReader
 from stepfs.store.api import Store
 from stepfs.store.opening import open_store
 from stepfs.store.silence import Silence
-from stepfs_producer.backoff import OF_RUN, Outage
+from stepfs_producer.backoff import Outage
 from stepfs_producer.commit.producer import GIVE_UP_AFTER_S, AsyncProducer
 from stepfs_producer.engine.tasks import Engine
 from stepfs_producer.payloads.files import encoder_for
@@ -181,7 +181,6 @@ class _RunSession:
 
     async def run(self) -> RunResult:
         options = self.options
-        OF_RUN.set(self.outage)
         prepared = await looked_up(self.place)  # before a lake is created on behalf of a mistake
         encoder_for(prepared.payloads.ext, vocabulary=prepared.payloads.vocabulary)  # or torch is missing
         async with (
@@ -274,7 +273,7 @@ class _RunSession:
         return as_nodes_see(prepared.sources, self.place.directory)
 
     def _producer(self, store: Store, memory: Memory) -> AsyncProducer:
-        return AsyncProducer(
+        producer = AsyncProducer(
             self.options.lake,
             producer_id=self.options.producer_id,
             store=store,
@@ -283,6 +282,8 @@ class _RunSession:
             max_lead_without_groups=False,
             max_pending_bytes=memory.pending_bytes,
         )
+        producer.outage = self.outage  # its steps and its commits tell of one
+        return producer
 
     def _config(self, engine: Engine, prepared: PreparedPlan) -> RunConfig:
         options, memory = self.options, self._memory_of(prepared)
@@ -295,6 +296,7 @@ class _RunSession:
             held_bytes_max=memory.held_bytes,
             rows_bytes_max=memory.pending_bytes,
             workers_max=self.workers_max if self.workers_max > engine.workers else None,
+            outage=self.outage,
         )
 
     async def _conduct(

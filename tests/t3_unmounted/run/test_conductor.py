@@ -28,7 +28,7 @@ from stepfs.format.grid import Grid
 from stepfs.format.keys import data_prefix, parse_data_key
 from stepfs.lake.identity import create_lake, open_lake
 from stepfs.store.opening import open_store
-from stepfs_producer.backoff import OF_RUN, Backoff, Outage
+from stepfs_producer.backoff import Backoff, Outage
 from stepfs_producer.commit.uploads import Ticket
 from stepfs_producer.engine import tasks as failover
 from stepfs_producer.engine.local import local_engine
@@ -335,10 +335,10 @@ async def test_the_first_answer_counts_and_every_other_try_ends(
 
 @pytest.mark.logs("no space|away")
 async def test_the_steps_and_the_commit_of_a_run_tell_one_outage_and_each_source_its_own(caplog, autojump_clock):
-    OF_RUN.set(Outage())
+    outage = Outage()
     full, away = StoreUnreachableError("no space"), OSError("away")
     engine = TimedEngine([1] * 8, workers=4, answers={0: full, 1: full, 2: away, 3: away})
-    tasks, commit = TaskRunner(engine, 600), Backoff("commit", 600, Outage())
+    tasks, commit = TaskRunner(engine, 600, outage), Backoff("commit", 600, outage)
     await commit.failed(full)
     async with trio.open_nursery() as nursery:
         for source in ("", "", "code", "code"):
