@@ -140,6 +140,29 @@ def test_a_reclaimer_that_is_further_at_any_await() -> None:
     inside_everywhere(grown_and_littered, clean, further, at_the_end)
 
 
+@scenario(small, on=grown_and_littered)
+async def test_what_another_deletes_behind_the_second_look_is_no_damage(world: World, monkeypatch) -> None:
+    """Both looks began at one control record; but by the end of the second there was a newer one."""
+    reclaimer = Reclaimer(process(world, "slow"), world.identity, clock=TrioClock())
+    rounds, whole = iter((False, True)), Reclaimer._round
+
+    async def finds_a_segment_gone(self: Reclaimer, **options: bool) -> Report | None:
+        moves = next(rounds, None)
+        if moves is None:
+            return await whole(self, **options)
+        await self._followed()
+        if moves:
+            await checkpoint(world, "run", NEED + 2)
+            await clean(world)
+        raise CorruptError("index segment is missing")
+
+    monkeypatch.setattr(Reclaimer, "_round", finds_a_segment_gone)
+    assert (await reclaimer.run()).first_live_step == NEED + 2
+    rounds = iter((False, False))
+    with pytest.raises(CorruptError, match="segment is missing"):
+        await reclaimer.run()
+
+
 GRACE_S = 100.0
 
 

@@ -129,9 +129,10 @@ class Reclaimer:
             except (CorruptError, ReclaimedError):
                 # Our view may be stale: another reclaimer deletes objects that we read, and all snapshots may be newer than
                 # our head. It is corruption only if a second look finds the same damage, with nothing new in between.
-                found = _position(self._reader)
+                reader, found = self._reader, _position(self._reader)
                 self._forget()
-                if (found is not None and failed == found) or attempt == _ROUNDS_MAX - 1:
+                same = failed == found and not (reader is not None and await reader.control.refresh())
+                if same or attempt == _ROUNDS_MAX - 1:
                     raise
                 failed = found
                 continue
