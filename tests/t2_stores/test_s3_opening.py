@@ -276,3 +276,14 @@ async def test_an_answer_without_an_end_takes_no_memory(stubbed, stub, monkeypat
     with pytest.raises(StoreUnreachableError, match="an answer of more than"):
         await stubbed.list("x/")
     assert await stubbed.get("a") == bytes(5000)
+
+
+async def test_what_is_no_regions_name_is_named(monkeypatch):
+    for name in [name for name in os.environ if name.startswith("AWS_ENDPOINT_URL")]:
+        monkeypatch.delenv(name)
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.setenv(name, "eu west")
+    store = S3Store(servers.BUCKET, "lake")
+    with pytest.raises(UsageError, match=r"region 'eu west': set AWS_REGION"):
+        await store.get("a")
+    await store.aclose()

@@ -279,7 +279,11 @@ class Clients:
                 return session.client(
                     "s3", endpoint_url=given, region_name=region, config=config, verify=chosen.ca_bundle
                 )
-            except ValueError as error:  # botocore raises this for anything but a URL
+            except ValueError as error:  # botocore raises this for anything but a URL, and for what is no region's name
+                if named is None:
+                    raise UsageError(
+                        f"region {region!r}: set AWS_REGION to a region's name, such as eu-west-1"
+                    ) from error
                 raise UsageError(f"endpoint {named!r}: write a URL such as https://host:port") from error
 
         client = make("path" if named else "auto")
