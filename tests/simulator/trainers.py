@@ -129,7 +129,7 @@ class TrainerActor:
             await group.retire()
         record = await group.register()
         ledger.check_record(self.name, self.name, record)
-        self.start = record.need
+        self.start = self.newest = record.need
         ledger.promise(self.name, self.start)
         ledger.counts["retired and begun again"] += 1
         return self.start

@@ -281,8 +281,9 @@ async def test_an_answer_without_an_end_takes_no_memory(stubbed, stub, monkeypat
 async def test_what_is_no_regions_name_is_named(monkeypatch):
     for name in [name for name in os.environ if name.startswith("AWS_ENDPOINT_URL")]:
         monkeypatch.delenv(name)
-    for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
-        monkeypatch.setenv(name, "eu west")
+    for name, value in {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s", "AWS_REGION": "eu west"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu west")  # the one that boto3 reads
     store = S3Store(servers.BUCKET, "lake")
     with pytest.raises(UsageError, match=r"region 'eu west': set AWS_REGION"):
         await store.get("a")
