@@ -290,7 +290,7 @@ if "--replace" in sys.orig_argv or "follow" in sys.orig_argv or "stepfs.mount.da
     import trio
     from pathlib import Path
     from stepfs.mount.fuse.link import Link
-    from stepfs.mount.session import MountParts
+    from stepfs.mount.parts import MountParts
     here, introduce, see, attach = Path({here!r}), Link.introduce, MountParts.see, Link.attach
 
     async def late(self):
@@ -312,7 +312,7 @@ if "--replace" in sys.orig_argv or "follow" in sys.orig_argv or "stepfs.mount.da
 def test_a_daemon_sees_all_that_is_shown_before_the_one_that_serves_stops(steady, tmp_path, monkeypatch, comes):
     """Else every reader waits for a look at the store, and for one that does not answer."""
     with mounted(steady, tmp_path / "m", allowed=["the mount is as it was"]) as mount:
-        change_constants(monkeypatch, {} if comes else {"stepfs.mount.session:ANSWER_S": 1.0})
+        change_constants(monkeypatch, {} if comes else {"stepfs.mount.parts:SEEN_S": 1.0})
         with tampered(monkeypatch, tmp_path, LATE.format(here=str(tmp_path), more=0 if comes else 1)):
             taking = threading.Thread(target=lambda: results.append(replaced(mount)))
             results = []
