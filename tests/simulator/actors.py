@@ -6,6 +6,7 @@ under the planted faults are let go; anything else is blamed on the code.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -85,7 +86,9 @@ class ProducerActor:
             await self._pause()
 
     async def _by_ticket(self, producer: AsyncProducer, store: ProcessStore, done: int) -> None:
-        """Some constructors upload side by side; a lost one has a successor, and may be heard of by the store alone."""
+        """Some constructors upload side by side; a lost one has a successor, and may be heard of by the store alone. A ticket
+        that is given up ends this life at once: with a bound on the lead nothing behind it may ever be admitted.
+        """
         room = trio.Semaphore(self.plan.constructors)
         self._given_up = False
         async with trio.open_nursery() as nursery:
@@ -97,13 +100,19 @@ class ProducerActor:
                     # `flush` raises it, too, unless it is of a look at the groups and nothing is pending.
                     self._given_up |= isinstance(error, StoreUnreachableError)
                     break
-                nursery.start_soon(self._construct, producer, store, ticket, number, room)
+                nursery.start_soon(self._construct, producer, store, ticket, number, room, nursery.cancel_scope.cancel)
                 await self._pause()
         if self._given_up:
             raise StoreUnreachableError("a ticket is not settled, and holds back all behind it")
 
     async def _construct(
-        self, producer: AsyncProducer, store: ProcessStore, ticket: Ticket, number: int, room: trio.Semaphore
+        self,
+        producer: AsyncProducer,
+        store: ProcessStore,
+        ticket: Ticket,
+        number: int,
+        room: trio.Semaphore,
+        end_life: Callable[[], None],
     ) -> None:
         until_s = trio.current_time() + _PATIENCE_S
         with suppress(StepfsError):  # of the producer: `flush` raises it, too
@@ -116,6 +125,7 @@ class ProducerActor:
                         if trio.current_time() > until_s:
                             self.world.ledger.counts["tickets given up"] += 1
                             self._given_up = True
+                            end_life()
                             break
                     else:
                         if self.rng.random() >= self.plan.lost:

@@ -149,6 +149,15 @@ class Ledger:
             f"group {group} was promised step {step}, but steps below {self.first_live_step} are reclaimed",
         )
 
+    def give_up(self, group: str, step: int) -> None:
+        """`group` begins to say that it needs nothing below `step`. A process that has known the log that was lost says so of
+        the group as the older copy has it: it may give up what that copy was promised, and is promised nothing.
+        """
+        if not self.is_former_life:
+            self.promises[group] = step
+        elif group in self.promises:
+            self.promises[group] = max(step, self.promises[group])
+
     def release(self, group: str) -> None:
         """The group is being retired: it needs nothing from now on."""
         _ = self.first_needed

@@ -131,7 +131,11 @@ class Copy:
         return await Replica.open(copier, keeps_all=self.plan.keeps_all, clock=self.world.clock)
 
     def check_hold(self, replica: Replica, place: Place) -> None:
-        """By the records that the replicator has just seen, and without an await since."""
+        """By the records that the replicator has just seen, and without an await since. Where another replica was begun in place
+        of one that cannot go on, under its name, the lake's group is the new one's, whoever still looks after the old one.
+        """
+        if place is not self.place:
+            return
         groups, hold, end = replica.log.control.groups, replica.hold, replica.log.state.next_step
         ledger = self.world.ledger
         need = groups[RUN].need if RUN in groups else None

@@ -29,6 +29,8 @@ _RETURNS_MAX: Final = 100  # with a checkpoint a step, half of which go back, a 
 class Door(Protocol):
     """How a training run says which checkpoints are durable."""
 
+    async def begin(self) -> None: ...
+
     async def add(self, step: int, *, keep: int | None = None) -> GroupRecord: ...
 
     async def go_back(self, step: int, kept: set[int], newer: set[int]) -> GroupRecord: ...
@@ -39,6 +41,10 @@ class WholeSet:
 
     def __init__(self, world: World, name: str, store: ProcessStore) -> None:
         self._group = Group.of(store, world.ledger.identity, name, world.clock)
+
+    async def begin(self) -> None:
+        """Nothing that a former life has sent can land any more: a set that is on record already takes no slot."""
+        await self._group.register()
 
     async def add(self, step: int, *, keep: int | None = None) -> GroupRecord:
         return await self._group.add(Step(step), keep=keep)
@@ -54,6 +60,9 @@ class OneByOne:
     def __init__(self, world: World, name: str, store: ProcessStore) -> None:
         self._identity, self._name, self._store = world.ledger.identity, name, store
         self._rng = world.rng(f"{name}/{store.url}")
+
+    async def begin(self) -> None:
+        """What it says first takes a slot in any case."""
 
     async def add(self, step: int, *, keep: int | None = None) -> GroupRecord:
         log = await LogReader.open(self._store, self._identity)
@@ -99,6 +108,8 @@ class TrainerActor:
                 joining = Group.of(store, ledger.identity, self.name, world.clock)
                 self.start = self.newest = (await joining.register()).need
                 ledger.promise(self.name, self.start)
+            else:
+                await group.begin()
             step = max(self.acknowledged, default=self.newest)
             if self.maybe:
                 # Say which one it is: --keep would count what the former life may have recorded since; and where the store
@@ -148,7 +159,7 @@ class TrainerActor:
         order = [kept for kept in (*sure, *sorted(self.maybe)) if kept < step]
         self.acknowledged -= set(order[: max(0, len(order) - (self.plan.keep - 1))])
         self.maybe.add(step)
-        self.world.ledger.promises[self.name] = min(self.acknowledged, default=step)
+        self.world.ledger.give_up(self.name, min(self.acknowledged, default=step))
         record = await group.add(step, keep=self.plan.keep)
         self._confirmed(step, record)
 
@@ -190,5 +201,12 @@ class TrainerActor:
         self.maybe |= {*self.acknowledged, step}
         self.acknowledged = {kept for kept in self.acknowledged if kept <= step}
         kept = {*self.acknowledged, step}
+        if self.world.ledger.is_former_life:  # else these are kept already, and nothing below them
+            self.world.ledger.give_up(self.name, min({*kept, *self._stays()}))
         self._confirmed(step, await group.go_back(step, kept, self.maybe - kept))
         return step
+
+    def _stays(self) -> tuple[Step, ...]:
+        """What a group keeps whose run says what it resumes from: who names the whole set drops the rest."""
+        record = self.world.ledger.control.groups.get(self.name)
+        return record.kept if record is not None and self.plan.one_by_one else ()

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, date, datetime
+from functools import partial
 from random import Random
 
 import pytest
+import trio
 from actors import ProducerActor
 from cluster import simulate
 from cluster_world import World as Stage
@@ -18,15 +21,22 @@ from draw import Storm, scenario
 from forks import ForkActor
 from process_store import ProcessStore
 from producer_world import World
-from scenario import ForkPlan, ProducerPlan, TrainerPlan
-from small_world import flipped, grow, inside_everywhere, move_on, process, small
+from replica_stores import Pair
+from replicas import RUN, Copy, Place
+from scenario import ForkPlan, ProducerPlan, ReplicaPlan, TrainerPlan
+from scenarios import scenario as scenario_of
+from small_world import NEED, STEPS, clean, flipped, group, grow, inside_everywhere, lands_late, move_on, process, small
 from sweep import sweep
-from trainers import TrainerActor
+from trainers import OneByOne, TrainerActor, WholeSet
 
+from stepfs.errors import StoreUnreachableError
 from stepfs.format.control import NOTHING_YET, GroupRecord
 from stepfs.format.ids import Step
 from stepfs.format.keys import log_prefix, numbered
 from stepfs.format.snapshot import LogState
+from stepfs.lake.control import Group
+from stepfs.lake.decisions import Add
+from stepfs.store.api import Buffer
 from stepfs_producer.commit import loop as commit_loop
 from stepfs_producer.commit.rebase import Incarnation, NothingLeft, Stamp
 
@@ -211,6 +221,79 @@ def test_a_run_whose_checkpoint_was_never_confirmed_says_that_it_goes_on_from_it
         return world.ledger.control.groups["new"].kept
 
     assert 8 in small(restarted)
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_nothing_of_a_former_life_of_a_run_lands_any_more(*, one_by_one: bool) -> None:
+    """Seed 4006547: the set that it named was on record already, and took no slot; a mount registers when it begins."""
+
+    async def restarted(world: World) -> bool:
+        plan = TrainerPlan("run", 2, 2, 0.0, 0.0, 0.0, 0.0, one_by_one=one_by_one, lives=())
+        trainer = TrainerActor(Stage(world.ledger, seed=0, total_steps=NEED), plan)
+        trainer.start, trainer.newest, trainer.acknowledged, trainer.maybe = 0, NEED, {NEED}, {3}
+        assert await trainer.main(process(world, "run"))
+        return await lands_late(world, Add("run", Step(3)))
+
+    assert not small(restarted, on=grow)
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_a_run_that_goes_on_behind_a_roll_back_gives_up_what_the_older_copy_was_promised(*, one_by_one: bool) -> None:
+    """Seed 4001056: it says what it resumes from to the group as that was. What the group keeps besides stays promised."""
+
+    async def goes_on(world: World, kept: Step | None) -> int:
+        run = group(world, "new")
+        await (run.register() if kept is None else run.add(kept))
+        world.ledger.promise("new", kept or 0)
+        put_back = world.ledger.copied()
+        world.ledger.begin_era()
+        put_back()
+        plan = TrainerPlan("new", 2, 2, 0.0, 0.0, 0.0, 0.0, one_by_one=one_by_one, lives=())
+        trainer = TrainerActor(Stage(world.ledger, seed=0, total_steps=STEPS), plan)
+        trainer.acknowledged = {4, 8}
+        door = (OneByOne if one_by_one else WholeSet)(trainer.world, "new", process(world, "new"))
+        await trainer._resume(door, 4)
+        assert (await clean(world)).first_live_step == world.ledger.promises["new"]
+        assert not world.ledger.broken
+        return world.ledger.promises["new"]
+
+    assert small(partial(goes_on, kept=None), on=grow) == 4
+    assert small(partial(goes_on, kept=Step(2)), on=grow) == (2 if one_by_one else 4)
+
+
+@pytest.mark.logs("held back by max_lead")
+@scenario_of(small, on=grow)
+async def test_a_producer_that_gives_up_a_ticket_ends_although_its_lead_is_bounded(world: World) -> None:
+    """Seeds 4001296 and 4003505: behind that ticket it waited for ever to be admitted."""
+    store = process(world, "t")
+    put = store.put
+
+    async def away(key: str, parts: Sequence[Buffer], **options: int | None) -> None:
+        if trio.current_time() < 60:
+            await trio.sleep(1)
+            raise StoreUnreachableError("away")
+        await put(key, parts, **options)
+
+    store.put = away  # type: ignore[method-assign]
+    plan = ProducerPlan("t", 9, 0.0, 0.0, False, 0.0, lives=(), max_lead=STEPS - NEED + 3, constructors=1)
+    with trio.fail_after(100):
+        assert not await ProducerActor(Stage(world.ledger, seed=0, total_steps=STEPS + 9), plan).main(store)
+    assert world.ledger.counts["tickets given up"] == 1
+
+
+@scenario_of(small, on=grow)
+async def test_nobody_answers_for_a_replica_in_whose_place_another_one_was_begun(world: World) -> None:
+    """Seed 4000713: both have one name, and so one group at the lake."""
+    pair = Pair(world)
+    replica = await pair.replicated("it")
+    await Group.of(pair.store, world.identity, RUN).register()
+    await replica.log.confirm()
+    copy = Copy(Stage(world.ledger, seed=0, total_steps=STEPS), ReplicaPlan("c", 1.0, 2, False, (), ()))
+    former, copy.place = copy.place, Place(copy.world, copy.url)
+    copy.check_hold(replica, former)
+    assert not world.ledger.broken
+    copy.check_hold(replica, copy.place)
+    assert world.ledger.broken
 
 
 async def test_a_group_that_is_being_retired_needs_what_it_has_on_record() -> None:
