@@ -87,12 +87,13 @@ def never_look(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def never_looks_back(patch: pytest.MonkeyPatch) -> None:
-    """The log has what it had."""
+    """The log, and the control sequence, have what they had."""
 
-    async def believes(_reader: LogReader) -> bool:
+    async def believes(_known: LogReader | Control) -> bool:
         return True
 
     patch.setattr(LogReader, "check_history", believes)
+    patch.setattr(Control, "check_history", believes)
 
 
 def only_probes_are_checked(patch: pytest.MonkeyPatch) -> None:

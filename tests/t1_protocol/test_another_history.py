@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
+from random import Random
 
 import pytest
 import trio
+from doubles.faults import LOST_REQUEST, Fault, Scripted
 from doubles.trio_clock import TrioClock
 from mutants import never_looks_back
 from process_store import ProcessStore
 from producer_world import World, append, caught, feed, simulate
 from scenarios import scenario
-from small_world import NEED, checkpoint, group, grow, process, small
+from small_world import NEED, audited, checkpoint, group, grow, process, small
 
 from stepfs.errors import CorruptError, FencedError, OtherHistoryError, StoreUnreachableError
 from stepfs.format.ids import Step
@@ -207,6 +210,51 @@ async def test_a_reclaimer_takes_nothing_for_an_orphan_that_was_made_after_a_rol
     reader = await LogReader.open(process(world, "stranger"), world.identity)
     for step in range(reader.first_live_step, reader.state.next_step):
         assert (await reader.entry(Step(step))).tgb.key in world.shared.objects
+
+
+async def loses_a_delete(world: World, *, what: str) -> None:
+    """Of one reclaim one delete of such objects gets no answer, while a copy is put back that lacks nothing but the record
+    that gave the steps up.
+    """
+    put_back = world.ledger.copied()
+    lost = []
+
+    def loses_one(verb: str, key: str, _rng: Random) -> Fault | None:
+        if verb != "delete" or f"/{what}/" not in key or lost:
+            return None
+        lost.append(key)
+        put_back()
+        return LOST_REQUEST
+
+    store = ProcessStore(world.shared, actor="reclaimer", plan=loses_one)
+    report = await Reclaimer(store, world.identity, clock=TrioClock()).run()
+    assert lost
+    assert report.first_live_step == NEED
+    await audited(world)
+
+
+DELETED = pytest.mark.parametrize("what", ["data", "index", "log", "snapshot"])
+
+
+@DELETED
+def test_hazard_13_a_delete_without_an_answer_is_not_sent_again_into_another_history(what: str) -> None:
+    small(partial(loses_a_delete, what=what), on=grow)
+
+
+@DELETED
+def test_hazard_13_mutant_that_does_not_look_again_before_it_deletes(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never_looks_back(monkeypatch)
+    with caught():
+        small(partial(loses_a_delete, what=what), on=grow)
+
+
+@scenario(small, on=grow)
+async def test_a_delete_without_an_answer_is_sent_again(world: World) -> None:
+    store = ProcessStore(world.shared, actor="reclaimer", plan=Scripted([("delete", "", LOST_REQUEST)] * 2))
+    assert (await Reclaimer(store, world.identity, clock=TrioClock()).run()).first_live_step == NEED
+    await audited(world)
 
 
 class Unanswered(Slow):

@@ -26,6 +26,7 @@ from faultproxy import (
 from stepfs.errors import CorruptError, RefusedError, StoreSilentError, StoreUnreachableError
 from stepfs.store.api import Put
 from stepfs.store.cloud import cloud_store
+from stepfs.store.s3 import s3_store
 from stepfs.store.silence import Silence
 
 
@@ -88,6 +89,18 @@ async def test_everything_but_create_is_retried_and_each_attempt_counted(network
     counts = [getattr(store.counts, verb) for verb in ("get", "list", "put", "delete")]
     assert counts == [2, 2, 2, 2] or (lost and min(counts) >= 2)
     assert store.counts.requests == len(network.proxy.handled)
+
+
+async def test_a_delete_that_took_long_is_left_to_the_caller(network, monkeypatch):
+    """Hazard 13: the store may have been put back to an older copy since."""
+    for room in (s3_store, cloud_store):
+        monkeypatch.setattr(room, "DELETE_RESENT_S_MAX", 0.0)
+    store = network.through()
+    network.proxy.once("DELETE" if network.url.startswith("gs") else "POST", "", ERROR_500)
+    with pytest.raises(StoreUnreachableError, match="delete a"):
+        await store.delete(["a"])
+    assert store.counts.delete == 1
+    await store.delete(["a"])
 
 
 async def test_a_short_body_is_asked_for_again_from_where_it_broke(network):

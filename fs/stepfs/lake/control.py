@@ -155,13 +155,25 @@ class Control:
         prefix, known = control_prefix(self.identity.lake_id), self.number
         newest = await last_number(self.store, prefix, after=max(known, self.hint) - 1)
         if writes and newest is None and known >= 0 and await self._body(known) is None:  # a LIST may be old
-            raise OtherHistoryError(
-                f"{self.store.url}: another history: control record {known}, which was read here, is gone, so the store was "
-                "rolled back; begin again from what it has: mount again, or restart this process"
-            )
+            raise self._gone(known)
         if newest is None and known < self.hint - 1:
             newest = await last_number(self.store, prefix, after=known)  # another store's hint: the log was copied
         return known if newest is None else newest
+
+    async def check_history(self) -> None:
+        """`OtherHistoryError` unless the store still has the record that is known here; one GET."""
+        number, record = self.number, self.record
+        for _ in range(2):  # a store may hide an object once
+            body = await self._body(number) if number >= 0 else None
+            if number < 0 or (body is not None and self._decoded(number, body).record_id == record.record_id):
+                return
+        raise self._gone(number)
+
+    def _gone(self, number: int) -> OtherHistoryError:
+        return OtherHistoryError(
+            f"{self.store.url}: another history: control record {number}, which was read here, is gone, so the store was "
+            "rolled back; begin again from what it has: mount again, or restart this process"
+        )
 
     async def change(self, request: Request) -> ControlRecord:
         """Bring the lake's newest record into the requested state, and return it.

@@ -18,6 +18,7 @@ from stepfs.errors import UsageError
 _KEY: Final = re.compile(r"(?:[A-Za-z0-9_=-][A-Za-z0-9_=.-]*/)*[A-Za-z0-9_=-][A-Za-z0-9_=.-]*")
 _PREFIX: Final = re.compile(r"(?:[A-Za-z0-9_=-][A-Za-z0-9_=.-]*/)*(?:[A-Za-z0-9_=-][A-Za-z0-9_=.-]*)?")
 KEY_BYTES_MAX: Final = 512
+DELETE_RESENT_S_MAX: Final = 5.0  # behind the first attempt; to put a store back to an older copy takes longer
 
 
 def check_key(key: str) -> str:
@@ -153,7 +154,9 @@ class Store(Protocol):
         ...
 
     async def delete(self, keys: Iterable[str]) -> None:
-        """Delete in batches; an absent key is fine (idempotent)."""
+        """Delete in batches; an absent key is fine (idempotent). No batch is sent again `DELETE_RESENT_S_MAX` after it was sent
+        first: the caller looks whether the store still is what it was, and calls again.
+        """
         ...
 
     async def aclose(self) -> None:

@@ -19,7 +19,16 @@ import trio
 from doubles.faults import RESET_BEFORE, THROTTLED_503, Fault, Plan, Told, no_faults
 from doubles.object_map import Event, Listing, ObjectMap
 from stepfs.errors import CorruptError, StoreUnreachableError
-from stepfs.store.api import Buffer, Counts, Progress, Put, check_key, check_prefix, ignore_progress
+from stepfs.store.api import (
+    DELETE_RESENT_S_MAX,
+    Buffer,
+    Counts,
+    Progress,
+    Put,
+    check_key,
+    check_prefix,
+    ignore_progress,
+)
 
 __all__ = ["ATTEMPTS_MAX", "DELETE_BATCH", "Event", "FaultyStore", "ObjectMap", "usual_latency"]
 
@@ -178,10 +187,13 @@ class FaultyStore:
     async def _retried(
         self, verb: str, keys: tuple[str, ...], effect: Callable[[], str], size: int = 0, crc: int = 0
     ) -> Told:
+        began_s = trio.current_time()
         for attempt in range(1, ATTEMPTS_MAX + 1):
             told, _ = await self._attempt(verb, keys, effect, size, crc)
             if told is not Told.NOTHING:
                 return told
+            if verb == "delete" and trio.current_time() - began_s > DELETE_RESENT_S_MAX:
+                break
             await self._pause(attempt * _RETRY_S * self._rng.uniform(0.5, 1.0))
         raise StoreUnreachableError(f"{self.url}: no answer to {verb} {keys[0]}; check the network and retry")
 

@@ -16,7 +16,7 @@ import trio
 
 from stepfs import entropy
 from stepfs.clock import Clock, SystemClock
-from stepfs.errors import CorruptError, ReclaimedError, RefusedError
+from stepfs.errors import CorruptError, ReclaimedError, RefusedError, StoreUnreachableError
 from stepfs.format.control import ControlRecord
 from stepfs.format.ids import Step, Version
 from stepfs.format.keys import control_prefix
@@ -38,6 +38,7 @@ _ROUNDS_MAX: Final = 16
 _RETRY_S: Final = 0.2
 _SEARCH_MS: Final = 24 * 3_600_000  # a search of all of `data/` finds uploads that arrived late
 _SEGMENT_BYTES_MAX: Final = 8 << 20  # a run moves through the lake once and does not read a segment again
+_DELETES_MAX: Final = 3  # attempts, each behind a look of its own
 _KEPT: Final = 2  # snapshots that can be read
 _TIMELESS: Final = " (0 s by the store's clock; a store that sends no Date says so for ever: use --grace 0)"
 
@@ -71,7 +72,9 @@ class Report:
 
 
 class CountingRemover:
-    """Deletes from `store` and counts; with None it only counts. `look` raises if what was planned by is not true any more."""
+    """Deletes from `store` and counts; with None it only counts. `look` raises if what was planned by is not true any more: it
+    comes before each attempt, for a store may have been put back to an older copy while one got no answer.
+    """
 
     def __init__(self, store: Store | None, look: Callable[[], Awaitable[object]] = trio.lowlevel.checkpoint) -> None:
         self._store = store
@@ -81,10 +84,20 @@ class CountingRemover:
 
     async def remove(self, entries: Sequence[Entry]) -> None:
         if self._store is not None and entries:
-            await self._look()
-            await self._store.delete([entry.key for entry in entries])
+            await self._delete(self._store, [entry.key for entry in entries])
         self.objects += len(entries)
         self.bytes += sum(entry.size for entry in entries)
+
+    async def _delete(self, store: Store, keys: Sequence[str]) -> None:
+        for attempt in range(1, _DELETES_MAX + 1):
+            await self._look()
+            try:
+                await store.delete(keys)
+            except StoreUnreachableError:
+                if attempt == _DELETES_MAX:
+                    raise
+            else:
+                return
 
     def report(self, target: Target, reason: str) -> Report:
         return Report(target.floor, target.first_live, self.objects, self.bytes, reason)
@@ -194,7 +207,12 @@ class Reclaimer:
 
     async def _sweep(self, reader: LogReader, target: Target, need: Need, *, dry_run: bool, search: bool) -> Report:
         """Delete the objects below `target`, or with `dry_run` count them: both walk through the same objects."""
-        remover = CountingRemover(None if dry_run else self._store, reader.check_history)
+
+        async def look() -> None:
+            await reader.check_history()
+            await reader.control.check_history()  # the advance is the newer one
+
+        remover = CountingRemover(None if dry_run else self._store, look)
         before, now_ms = self._progress, self._clock.now_ms()
         last: LastDead = {}
         if before is None or before.swept != target or search:

@@ -22,7 +22,18 @@ from obstore.exceptions import BaseError
 from stepfs import entropy
 from stepfs.errors import StepfsError
 from stepfs.store import server_answers
-from stepfs.store.api import Buffer, Counts, Entry, Progress, Put, byte_views, check_key, check_prefix, ignore_progress
+from stepfs.store.api import (
+    DELETE_RESENT_S_MAX,
+    Buffer,
+    Counts,
+    Entry,
+    Progress,
+    Put,
+    byte_views,
+    check_key,
+    check_prefix,
+    ignore_progress,
+)
 from stepfs.store.calls import Calls, age_s, http_date
 from stepfs.store.cloud.errors import read_answer, unusable
 from stepfs.store.cloud.place import Place
@@ -111,7 +122,7 @@ class Requests:
     async def call(
         self, verb: str, keys: tuple[str, ...], work: Callable[[Client], T], *, data: bool = False, retries: int = 0
     ) -> T:
-        """Run `work` in a thread, again while its failures pass; a create once, and to its end.
+        """Run `work` in a thread, again while its failures pass (a delete: see `Store.delete`); a create once, and to its end.
 
         `data`: it moves a body of any size. `retries` of obstore itself, within one attempt.
         """
@@ -127,12 +138,13 @@ class Requests:
             except (BaseError, OSError) as error:
                 raise self._failed(str(error)) from error
 
-        once = verb == "create"
+        once, began_s = verb == "create", trio.current_time()
         for number in range(_ATTEMPTS_MAX):
             try:
                 result = await self._calls.run(verb, attempt, data=data, abandon=not once)
             except RequestError as error:
-                if once or error.answer.verdict not in _RETRIED or number == _ATTEMPTS_MAX - 1:
+                late = verb == "delete" and trio.current_time() - began_s > DELETE_RESENT_S_MAX
+                if once or late or error.answer.verdict not in _RETRIED or number == _ATTEMPTS_MAX - 1:
                     raise
             else:
                 self._calls.rights.prove(verb, keys)

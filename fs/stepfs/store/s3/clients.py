@@ -1,6 +1,6 @@
 """boto3's clients of S3, made of the user's profile, and the credentials of a role.
 
-`commit` sends exactly once; `data` retries what may be sent twice, and `direct` reads plain ranges beside it.
+`commit` and `delete` send exactly once; `data` retries what may be sent twice, and `direct` reads plain ranges beside it.
 """
 
 from __future__ import annotations
@@ -216,6 +216,9 @@ class Clients:
 
     def commit(self) -> S3Client:
         return self._client("commit", 1, COMMIT_THREADS_MAX, self.commit_timeout_s)
+
+    def delete(self) -> S3Client:
+        return self._client("delete", 1, CONTROL_THREADS_MAX, self.data_timeout_s)
 
     def data(self) -> S3Client:
         return self._client("data", 4, CONTROL_THREADS_MAX + self.data_threads, self.data_timeout_s)

@@ -16,12 +16,31 @@ import trio
 
 from stepfs import entropy
 from stepfs.errors import RefusedError, StepfsError, StoreUnreachableError
-from stepfs.store.api import Buffer, Counts, Entry, Progress, Put, byte_views, check_key, check_prefix, ignore_progress
+from stepfs.store.api import (
+    DELETE_RESENT_S_MAX,
+    Buffer,
+    Counts,
+    Entry,
+    Progress,
+    Put,
+    byte_views,
+    check_key,
+    check_prefix,
+    ignore_progress,
+)
 from stepfs.store.calls import Calls, age_s, http_date
 from stepfs.store.s3.clients import Clients
 from stepfs.store.s3.errors import FAILURES, broke_in_body, read_error
 from stepfs.store.s3.upload import SINGLE_BYTES_MAX, Upload, encryption
-from stepfs.store.server_answers import PIECE_BYTES, ReadTarget, Verdict, create_outcome, is_passing, whole_body
+from stepfs.store.server_answers import (
+    PASSING,
+    PIECE_BYTES,
+    ReadTarget,
+    Verdict,
+    create_outcome,
+    is_passing,
+    whole_body,
+)
 from stepfs.store.settings import DATA_THREADS_MAX, S3, of_profile
 from stepfs.store.silence import Silence
 
@@ -214,18 +233,24 @@ class S3Store:
         return False
 
     async def _delete_all(self, batch: tuple[str, ...]) -> None:
+        began_s = trio.current_time()
         for attempt in range(_ATTEMPTS_MAX):
             try:
                 failed = await self._call("delete", batch, partial(self._delete, batch))
             except FAILURES as error:
-                raise self._explain(error, "delete", batch[0]) from error
-            if not failed:
-                self._calls.rights.prove("delete", batch)
-                return
-            for key, code in failed.items():
-                if not is_passing(code):
-                    raise RefusedError(f"cannot delete {key} in {self.url} ({code}); check the rights of this role")
-            batch = tuple(failed)
+                late = attempt == _ATTEMPTS_MAX - 1 or trio.current_time() - began_s > DELETE_RESENT_S_MAX
+                if late or read_error(error).verdict not in PASSING:
+                    raise self._explain(error, "delete", batch[0]) from error
+            else:
+                if not failed:
+                    self._calls.rights.prove("delete", batch)
+                    return
+                for key, code in failed.items():
+                    if not is_passing(code):
+                        raise RefusedError(f"cannot delete {key} in {self.url} ({code}); check the rights of this role")
+                batch = tuple(failed)
+                if trio.current_time() - began_s > DELETE_RESENT_S_MAX:
+                    break
             await trio.sleep(entropy.uniform(0.0, 0.1 * 2**attempt))
         raise StoreUnreachableError(f"cannot delete {batch[0]} in {self.url}: the server puts it off; retry later")
 
@@ -235,7 +260,7 @@ class S3Store:
     def _delete(self, keys: Sequence[str]) -> dict[str, str]:
         """Delete at most 1,000 keys. Returns key → error code of those that are still there."""
         named: DeleteTypeDef = {"Objects": [{"Key": self._prefix + key} for key in keys], "Quiet": True}
-        answer = self._clients.data().delete_objects(Bucket=self.bucket, Delete=named)
+        answer = self._clients.delete().delete_objects(Bucket=self.bucket, Delete=named)
         failed = {error.get("Key", ""): error.get("Code", "") for error in answer.get("Errors", [])}
         return {name.removeprefix(self._prefix): code for name, code in failed.items() if code != "NoSuchKey"}
 
