@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from functools import partial
 from random import Random
+from typing import Any
 
 import pytest
 import trio
@@ -15,7 +16,7 @@ from mutants import never_looks_back
 from process_store import ProcessStore
 from producer_world import World, append, caught, feed, simulate
 from scenarios import scenario
-from small_world import NEED, audited, checkpoint, group, grow, process, small
+from small_world import NEED, STEPS, audited, checkpoint, group, grow, process, small
 
 from stepfs.errors import CorruptError, FencedError, OtherHistoryError, StoreUnreachableError
 from stepfs.format.ids import Step
@@ -23,7 +24,7 @@ from stepfs.lake.log.append import seal
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.log.snapshots import write_snapshot
 from stepfs.lake.reclaim.run import Reclaimer
-from stepfs.store.api import Put
+from stepfs.store.api import Entry, Put
 
 
 async def hazard_13(world: World, *, more: int = 0, rest_s: float = 0.0, beside: bool = False) -> None:
@@ -359,3 +360,25 @@ async def test_a_look_that_hung_while_an_older_copy_was_put_back_is_none(world: 
     with pytest.raises(OtherHistoryError, match="another history"):
         await seal(reader, TrioClock())
     assert not world.ledger.broken
+
+
+@scenario(small, on=grow)
+async def test_an_opening_that_hung_while_an_older_copy_was_put_back_is_none(world: World) -> None:
+    """The log is that which was lost, the groups are those of the copy: a checkpoint of lost steps would be recorded."""
+    put_back = world.ledger.copied()
+    async with world.producer("b") as producer:
+        await feed(producer, 8)
+    store = process(world, "run")
+    find = store.list
+
+    async def hangs(prefix: str, **options: Any) -> list[Entry]:
+        if "/control/" in prefix:
+            store.list = find  # type: ignore[method-assign]
+            put_back()
+            await trio.sleep(15)
+        return await find(prefix, **options)
+
+    store.list = hangs  # type: ignore[method-assign]
+    with pytest.raises(OtherHistoryError, match="another history"):
+        await LogReader.open(store, world.identity)
+    assert (await LogReader.open(store, world.identity)).state.next_step == STEPS

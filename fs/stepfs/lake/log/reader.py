@@ -73,10 +73,11 @@ class LogReader:
         With `until_damage` a commit that cannot be read or does not chain ends the log, and `damage` records it: a base
         for a fork, not to be polled. `reads_only`: a damaged newest control record is passed over. No floor is above the
         snapshot that this starts from, so what is read is sound; a later look at the floor raises.
+        `OtherHistoryError` if the store lost what was read while this took long.
         """
         control = control or Control(store, identity)
         for _ in range(_REOPENS_MAX):
-            passed_over = PassedOver()
+            passed_over, began_s = PassedOver(), trio.current_time()
             start = await newest_snapshot(store, identity, control, passed_over=passed_over, lenient=reads_only)
             reader = cls(store, identity, control, start)
             try:
@@ -89,7 +90,10 @@ class LogReader:
                 if not until_damage:
                     raise
                 reader.damage = LogDamage(Version(reader.head.version + 1), str(error))
-            if await reader.confirm(lenient=reads_only):
+            if not await reader.confirm(lenient=reads_only):
+                continue
+            # Else the store may have been put back to an older copy between the log's requests and those of the floor.
+            if trio.current_time() - began_s <= _SLOW_S or await reader.check_history():
                 return reader
         raise CorruptError(f"{store.url}: the floor keeps passing the log; run `stepfs verify`, see its reclaimers")
 
