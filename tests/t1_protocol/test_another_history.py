@@ -20,6 +20,7 @@ from small_world import NEED, STEPS, audited, checkpoint, group, grow, process, 
 
 from stepfs.errors import CorruptError, FencedError, OtherHistoryError, StoreUnreachableError
 from stepfs.format.ids import Step
+from stepfs.format.keys import index_prefix, snapshot_prefix
 from stepfs.lake.log.append import seal
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.log.snapshots import write_snapshot
@@ -382,3 +383,33 @@ async def test_an_opening_that_hung_while_an_older_copy_was_put_back_is_none(wor
     with pytest.raises(OtherHistoryError, match="another history"):
         await LogReader.open(store, world.identity)
     assert (await LogReader.open(store, world.identity)).state.next_step == STEPS
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3])
+@scenario(small, on=grow)
+async def test_no_part_of_a_snapshot_is_sent_again_into_another_history(world: World, *, nth: int) -> None:
+    """Two segments that an earlier writer left out, then the snapshot itself; one of them gets no answer."""
+    put_back = world.ledger.copied()
+    store = process(world, "late")
+    reader = await LogReader.open(store, world.identity)
+    async with world.producer("b") as producer:
+        for until in range(6, 15):
+            await feed(producer, until)
+            await producer.flush()
+            await reader.poll()
+    snapshots = (index_prefix(world.identity.lake_id), snapshot_prefix(world.identity.lake_id))
+    for key in [key for key in world.shared.objects if key.startswith(snapshots)]:
+        world.shared.remove(key)
+    create, sent = store.create, []
+
+    async def unanswered(key: str, body: bytes) -> Put:
+        sent.append(key)
+        if len(sent) != nth:
+            return await create(key, body)
+        put_back()
+        return Put.UNKNOWN
+
+    store.create = unanswered  # type: ignore[method-assign]
+    with pytest.raises(CorruptError, match="another history"):
+        await write_snapshot(store, world.identity, reader.state, reader.segments, reader.control)
+    assert len(sent) == nth

@@ -5,7 +5,7 @@ damaged snapshot and use an older one.
 """
 
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
@@ -202,19 +202,22 @@ async def _write_snapshot(
     if any(segment is None for segment in found.values()):
         async with aclosing(_folded(store, identity, base, state.version)) as rebuilt:
             found |= {segment.index: segment async for segment in rebuilt if segment.index in wanted}
-    if not await log_contains(store, identity, state):
-        raise CorruptError(
-            f"{store.url}: log version {state.version} is gone; its snapshot would be of another history"
-        )
+
+    async def look() -> None:
+        if not await log_contains(store, identity, state):
+            raise CorruptError(
+                f"{store.url}: log version {state.version} is gone; its snapshot would be of another history"
+            )
+
     for segment in found.values():
         assert segment is not None
-        await _create(
-            store,
-            extent(index_prefix(identity.lake_id), segment.index),
-            encode_segment(identity.lake_id, identity.slices, segment),
-        )
+        await look()
+        key = extent(index_prefix(identity.lake_id), segment.index)
+        await _create(store, key, encode_segment(identity.lake_id, identity.slices, segment), look)
+    if not found:
+        await look()
     snapshot = encode_snapshot(state.trimmed(control.first_live_step))
-    await _create(store, numbered(snapshot_prefix(identity.lake_id), state.version), snapshot)
+    await _create(store, numbered(snapshot_prefix(identity.lake_id), state.version), snapshot, look)
 
 
 async def rebuilt_segment(
@@ -250,11 +253,12 @@ async def _folded(
         raise CorruptError(f"{store.url}: log version {state.version + 1} is missing below the head")
 
 
-async def _create(store: Store, key: str, body: bytes) -> None:
-    """Create an object whose content follows from history: another writer's equal or equivalent bytes are as good.
+async def _create(store: Store, key: str, body: bytes, look: Callable[[], Awaitable[object]]) -> None:
+    """Create an object whose content follows from history: another writer's equal or equivalent bytes are as good. `look`
+    raises if it is of another history by now: its name does not say so.
 
     A name that is "taken" but not readable is an error: a snapshot must never name a segment that does not exist.
     """
-    outcome = settled(await take_slot(store, key, body), store, f"a snapshot waits for {key}")
+    outcome = settled(await take_slot(store, key, body, look), store, f"a snapshot waits for {key}")
     if outcome == SlotLost(taken=False):
         raise StoreUnreachableError(f"{key}: the store does not show what it calls taken; a snapshot waits for that")
