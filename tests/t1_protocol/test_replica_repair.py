@@ -29,6 +29,7 @@ from stepfs.lake.origins import OriginStores
 from stepfs.lake.replicate import Replica
 from stepfs.lake.verify.lake import verify_lake
 from stepfs.lake.verify.metadata import verify_metadata
+from stepfs.store.api import Put
 
 Wrong = Callable[[bytes], bytes]
 ALIKE = (data_prefix, log_prefix, index_prefix)  # equal bytes at both
@@ -218,6 +219,31 @@ async def test_a_replica_that_was_put_back_is_noticed_though_nothing_is_new(worl
     await trio.sleep(60)
     with pytest.raises(StoreUnreachableError, match="was put back to an older copy"):
         await replica.round()
+
+
+@scenario(small, on=grow)
+async def test_a_version_without_an_answer_is_not_sent_again_behind_a_hole(world: World) -> None:
+    pair = Pair(world)
+    replica = await pair.replicated("it")
+    older = dict(pair.place.objects)
+    await grows(world, 1)
+    while await replica.round():
+        pass
+    await grows(world, 1)
+    store, create = replica.copier.store, replica.copier.store.create
+
+    async def unanswered(key: str, body: bytes) -> Put:
+        if "/log/" not in key:
+            return await create(key, body)
+        store.create = create  # type: ignore[method-assign]
+        put_back(pair, older)
+        return Put.UNKNOWN
+
+    store.create = unanswered  # type: ignore[method-assign]
+    with pytest.raises(StoreUnreachableError, match="was put back to an older copy"):
+        await replica.round()
+    await pair.replicated("again")
+    await is_as_home(pair)
 
 
 @scenario(small, on=grow)

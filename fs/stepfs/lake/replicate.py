@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final, TypeVar
 
 import trio
@@ -35,7 +36,7 @@ from stepfs.format.commit import Commit, CommitKind, decode_commit
 from stepfs.format.control import RECORD_ID_BYTES, ControlRecord, GroupRecord, encode_control
 from stepfs.format.ids import FIRST_STEP, SEGMENT_STEPS, SegmentIndex, Step, Version
 from stepfs.format.records import HOME_GROUP, REPLICA_GROUP, LakeIdentity, encode_lake
-from stepfs.format.snapshot import Segment, StepEntry, encode_segment
+from stepfs.format.snapshot import LogState, Segment, StepEntry, encode_segment
 from stepfs.format.tgb import Descriptor
 from stepfs.lake.control import Control, Group
 from stepfs.lake.create_once import SlotLost, create_own, listed_slots, settled, take_slot
@@ -285,7 +286,7 @@ class Replica:
     async def look(self) -> None:
         """Look whether the lake is what it was, then `keep`; and copy what a run keeps after its start."""
         await self._check_history()
-        await self._check_end()
+        await self._check_end(self.log.head)
         await _copy_plans(self.home.store, self.log.store, self.home.identity.lake_id)
         self._look_at_s = trio.current_time() + _LOOK_S
         await self.keep()
@@ -307,11 +308,11 @@ class Replica:
             f" another place, or {shell_command('stepfs', 'fork', f'{self.log.store.url}@STEP', 'NEW')}"
         )
 
-    async def _check_end(self) -> None:
+    async def _check_end(self, end: LogState) -> None:
         """A replica that was put back to an older copy of itself is opened again, before a hole is made in its log."""
-        if not await log_contains(self.log.store, self.log.identity, self.log.head):
+        if not await log_contains(self.log.store, self.log.identity, end):
             raise StoreUnreachableError(
-                f"{self.log.store.url} does not have version {self.log.head.version} of its log any more: it was put back to an"
+                f"{self.log.store.url} does not have version {end.version} of its log any more: it was put back to an"
                 f" older copy, or others were faster; {_AGAIN}"
             )
 
@@ -389,12 +390,12 @@ class Replica:
         await self._check_gap()  # a slot below the floor may be a reclaimed one that a sleeper took again
         if any(commit.kind is CommitKind.EPOCH for commit, _ in commits):
             await _copy_plans(self.home.store, store, lake_id)
-        await self._check_end()
+        await self._check_end(self.log.head)
         for commit, body in commits:
             before = self.log.head
             self.log.extend(commit, body)
             key = keys.numbered(keys.log_prefix(lake_id), commit.version)
-            if not await _took(store, key, body):
+            if not await _took(store, key, body, partial(self._check_end, before)):
                 try:
                     await read_commit(store, lake_id, commit.version)
                 except CorruptError as error:
@@ -478,9 +479,11 @@ def _named(entries: Iterable[StepEntry], live: Step) -> Named:
     return [(entry.step, entry.tgb) for entry in entries if entry.step >= live]
 
 
-async def _took(store: Store, key: str, body: bytes) -> bool:
-    """Create an object. False if another one is there; one that is in doubt is not there."""
-    outcome = settled(await take_slot(store, key, body), store, _AGAIN)
+async def _took(
+    store: Store, key: str, body: bytes, look: Callable[[], Awaitable[object]] = trio.lowlevel.checkpoint
+) -> bool:
+    """Create an object. False if another one is there; one that is in doubt is not there. `look`: see `take_slot`."""
+    outcome = settled(await take_slot(store, key, body, look), store, _AGAIN)
     if outcome == SlotLost(taken=False):
         raise StoreUnreachableError(f"{store.url}: the store calls {key} taken and shows nothing there; {_AGAIN}")
     return not isinstance(outcome, SlotLost)
