@@ -167,6 +167,24 @@ async def test_a_group_that_keeps_all_its_checkpoints_is_told_which_to_drop(worl
     assert len(warned(caplog)) == 1, "that ends it"
 
 
+@scenario(simulate)
+async def test_a_hold_by_a_ticket_that_is_not_settled_blames_no_group(world: World, caplog):
+    """Whoever then dropped the group's checkpoint would lose steps, and the producer would be held as before."""
+    (group,) = await groups(world, 1)
+    async with world.producer("p", max_lead=LEAD) as producer:
+        await feed(producer, 8)
+        await producer.flush()
+        await group.replace(frozenset({Step(6)}))
+        await trio.sleep(2 * TRUST_S)
+        await producer.reserve(position=9, payload_bytes=100)
+        with trio.move_on_after(SAY_AFTER_S + 2):
+            for number in range(9, 100):
+                await append(producer, number)
+        (line,) = warned(caplog)
+        assert "8 appends of this process are not committed yet; all wait for ticket 8, which is not settled" in line
+        assert "group" not in line
+
+
 def warned(caplog) -> list[str]:
     return [record.getMessage() for record in caplog.records if "held back" in record.getMessage()]
 

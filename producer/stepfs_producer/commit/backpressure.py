@@ -144,7 +144,7 @@ class BackPressure:
             self._bound,
         )
 
-    def note_held(self, head: LogState) -> None:
+    def note_held(self, head: LogState, pending: CommitWindow) -> None:
         """Note that no append is admitted; after `SAY_AFTER_S`, then each `SAY_EVERY_S`, warn what would end the wait."""
         now_s = trio.current_time()
         if not self._held:
@@ -152,8 +152,17 @@ class BackPressure:
         if now_s >= self._say_at_s and self._known:
             self._say_at_s = now_s + SAY_EVERY_S
             held_s = now_s - self._held_since_s
-            what = self._what_ends_it(head)
+            own = self._what_is_not_committed(head, pending)
+            what = own or self._what_ends_it(head)
             _log.warning("%s: held back by %s for %.0f s: %s", self._control.store.url, self._bound, held_s, what)
+
+    def _what_is_not_committed(self, head: LogState, pending: CommitWindow) -> str:
+        """What holds if no group does, but appends of this process; '' if a group would hold without them."""
+        if self._is_full or self._steps_max is None or max(0, head.next_step - self._need) >= self._steps_max:
+            return ""
+        open_ticket = pending.certain_seq < pending.next_seq
+        first = f"; all wait for ticket {pending.certain_seq}, which is not settled" if open_ticket else ""
+        return f"{pending.uncommitted_tgbs} appends of this process are not committed yet{first}"
 
     def _what_ends_it(self, head: LogState) -> str:
         """The group that holds, its checkpoint, and what to type."""

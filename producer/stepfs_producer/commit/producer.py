@@ -419,7 +419,7 @@ class AsyncProducer(Readings):
             elif lead.look_due(head, pending, payload_bytes):
                 await backoff.run(lead.look)
             elif lead.exceeded(head, pending, payload_bytes):
-                lead.note_held(head)
+                lead.note_held(head, pending)
                 began_s = trio.current_time()
                 with trio.move_on_after(lead.pause_s):
                     await self._wait_for_change()
