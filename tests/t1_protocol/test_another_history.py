@@ -18,6 +18,7 @@ from producer_world import World, append, caught, feed, simulate
 from scenarios import scenario
 from small_world import NEED, STEPS, audited, checkpoint, group, grow, process, small
 
+from stepfs.checkpoints.record import record_checkpoint
 from stepfs.errors import CorruptError, FencedError, OtherHistoryError, StoreUnreachableError
 from stepfs.format.ids import Step
 from stepfs.format.keys import index_prefix, snapshot_prefix
@@ -190,6 +191,39 @@ async def test_who_has_looked_at_the_groups_before_an_outage_looks_again_behind_
     store.get = late  # type: ignore[method-assign]
     with pytest.raises(OtherHistoryError, match="another history"):
         await run.add(Step(NEED + 2))
+    assert not world.ledger.broken
+
+
+@pytest.mark.parametrize("answered", [True, False])
+@scenario(small, on=grow)
+async def test_no_checkpoint_is_recorded_of_steps_that_are_lost_while_it_waits(world: World, *, answered: bool) -> None:
+    """The copy lacks commits alone. If the look takes long, or the create has no answer, the steps are looked for again."""
+    put_back = world.ledger.copied()
+    async with world.producer("b") as producer:
+        await feed(producer, 8)
+    store = process(world, "run")
+    log = await LogReader.open(store, world.identity)
+    find, create = store.list, store.create
+
+    async def hangs(prefix: str, **options: Any) -> list[Entry]:
+        store.list = find  # type: ignore[method-assign]
+        put_back()
+        await trio.sleep(15)
+        return await find(prefix, **options)
+
+    async def unanswered(_key: str, _body: bytes) -> Put:
+        store.create = create  # type: ignore[method-assign]
+        put_back()
+        return Put.UNKNOWN
+
+    if answered:
+        store.list = hangs  # type: ignore[method-assign]
+    else:
+        store.create = unanswered  # type: ignore[method-assign]
+    numbers = len(world.ledger.controls)
+    with pytest.raises(OtherHistoryError, match="another history"):
+        await record_checkpoint(log.control, log.state.next_step, "run", log.state.next_step)
+    assert len(world.ledger.controls) == numbers
     assert not world.ledger.broken
 
 

@@ -7,10 +7,9 @@ slot, it decides again. A create without an answer comes first the next time, wi
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Final
 
 import trio
@@ -44,6 +43,9 @@ _SLOW_S: Final = 10.0  # of a look, behind which a writer looks once more
 _LIST_AFTER_S: Final = 60.0  # without a look; a record that vanished since then must not hide those behind it
 
 
+Look = Callable[[], Awaitable[object]]
+
+
 @dataclass(slots=True)
 class Control:
     """The newest control record that one process knows. Safe from many tasks; it only moves forward."""
@@ -54,6 +56,7 @@ class Control:
     number: int = -1
     record: ControlRecord = NOTHING_YET
     hint: int = 0  # a record that exists, if known: where the first look begins
+    look_at_log: Look = trio.lowlevel.checkpoint  # raises if the log was lost that the changes of this process rest on
     _looked_s: float = float("-inf")
     _unanswered: tuple[int, ControlRecord, bytes] | None = None
     _changing: trio.Lock = field(default_factory=trio.Lock)
@@ -88,8 +91,14 @@ class Control:
         if (
             listed and trio.current_time() - began_s > _SLOW_S
         ):  # the store was away, and may have been put back meanwhile
-            await self._find_newest(writes=True)
+            await self._look_back()
         return moved
+
+    async def _look_back(self) -> int:
+        """Before a change that waited: the store may have been put back to a copy that lacks records, or commits alone."""
+        newest = await self._find_newest(writes=True)
+        await self.look_at_log()
+        return newest
 
     async def _moved(self, listed: bool, lenient: bool, behind: int | None) -> bool:
         found: dict[int, bytes] = {}
@@ -245,7 +254,7 @@ class Control:
     async def _settle_former(self) -> None:
         """Decide a create of an earlier call, unless the record that it was decided on is gone: `OtherHistoryError`."""
         if self._unanswered is not None:
-            await self._find_newest(writes=True)
+            await self._look_back()
             await self._settle()
 
     async def _settle(self) -> bool:
@@ -253,7 +262,7 @@ class Control:
         if self._unanswered is None:
             return False
         number, record, body = self._unanswered
-        outcome = await take_slot(self.store, self.key(number), body, partial(self._find_newest, writes=True))
+        outcome = await take_slot(self.store, self.key(number), body, self._look_back)
         if isinstance(outcome, Unknown):
             raise StoreUnreachableError(
                 f"{self.store.url}: the store stopped answering{outcome.why}; the change may be on record or not: see "

@@ -52,6 +52,7 @@ class LogReader:
         self.lone_entries_max = self.lone_entries.kept_max  # in memory
         self.damage: LogDamage | None = None  # the end of the log for a reader opened with `until_damage`
         self.control = control
+        control.look_at_log = self.check_history
         self._lowest_unconfirmed: Version | None = None
         self._misses = 0
         self._is_outrun = False  # the last look found more than it could read one by one
