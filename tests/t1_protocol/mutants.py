@@ -89,11 +89,11 @@ def never_look(monkeypatch: pytest.MonkeyPatch) -> None:
 def never_looks_back(patch: pytest.MonkeyPatch) -> None:
     """The log, and the control sequence, have what they had."""
 
-    async def believes(_known: LogReader | Control) -> bool:
+    async def believes(_known: LogReader | Control, *_record: object, **_or: object) -> bool:
         return True
 
     patch.setattr(LogReader, "check_history", believes)
-    patch.setattr(Control, "check_history", believes)
+    patch.setattr(Control, "_has", believes)
 
 
 def only_probes_are_checked(patch: pytest.MonkeyPatch) -> None:

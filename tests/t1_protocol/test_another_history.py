@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from random import Random
 from typing import Any
@@ -16,17 +16,19 @@ from mutants import never_looks_back
 from process_store import ProcessStore
 from producer_world import World, append, caught, feed, simulate
 from scenarios import scenario
-from small_world import NEED, STEPS, audited, checkpoint, group, grow, process, small
+from small_world import GROWN, NEED, STEPS, audited, checkpoint, clean, flipped, group, grow, process, register, small
 
 from stepfs.checkpoints.record import record_checkpoint
 from stepfs.errors import CorruptError, FencedError, OtherHistoryError, StoreUnreachableError
 from stepfs.format.ids import Step
 from stepfs.format.keys import index_prefix, snapshot_prefix
+from stepfs.lake.control import Control, Group
 from stepfs.lake.log.append import seal
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.log.snapshots import write_snapshot
 from stepfs.lake.reclaim.run import Reclaimer
 from stepfs.store.api import Entry, Put
+from stepfs_producer.commit.backpressure import BackPressure
 
 
 async def hazard_13(world: World, *, more: int = 0, rest_s: float = 0.0, beside: bool = False) -> None:
@@ -144,10 +146,14 @@ async def test_an_operator_commits_nothing_behind_a_hole(world: World) -> None:
 
 
 @pytest.mark.parametrize("answered", [True, False])
+@pytest.mark.parametrize("more", [0, 1])
 @scenario(small, on=grow)
-async def test_who_writes_control_records_notices_that_the_sequence_went_back(world: World, *, answered: bool) -> None:
+async def test_who_writes_control_records_notices_that_the_sequence_went_back(
+    world: World, *, answered: bool, more: int
+) -> None:
     """Behind the hole its record would be the newest, and give up steps of a lake that does not have them yet. The same if it
-    was sent before, and the store did not answer.
+    was sent before, and the store did not answer. If another one has taken the slot of the record that was lost, that would
+    be undone: an advance of the floor is no exception.
     """
     store = process(world, "run")
     run = group(world, "run", store)
@@ -163,14 +169,19 @@ async def test_who_writes_control_records_notices_that_the_sequence_went_back(wo
         with pytest.raises(StoreUnreachableError):
             await run.add(Step(NEED + 2))
         del store.create
+    await trio.sleep(11)
     put_back()
+    for _ in range(more):
+        await clean(world)
     numbers = len(world.ledger.controls)
+    assert numbers == GROWN + 1 + more
     for _ in range(2):
         with pytest.raises(OtherHistoryError, match="another history"):
             await run.add(Step(NEED + 2))
     assert len(world.ledger.controls) == numbers
     assert not world.ledger.broken
     await checkpoint(world, "run", NEED + 1)
+    assert not world.ledger.broken
 
 
 @scenario(small, on=grow)
@@ -447,3 +458,97 @@ async def test_no_part_of_a_snapshot_is_sent_again_into_another_history(world: W
     with pytest.raises(CorruptError, match="another history"):
         await write_snapshot(store, world.identity, reader.state, reader.segments, reader.control)
     assert len(sent) == nth
+
+
+async def known(world: World, what: str, store: ProcessStore) -> Callable[[], Awaitable[object]]:
+    """A look at what others put on record: as a reader of the log, as a mount does for its group, or as a held producer."""
+    if what == "log":
+        reader = await LogReader.open(store, world.identity)
+        return reader.poll
+    control = Control(store, world.identity, TrioClock())
+    look = Group.on(control, "run").read if what == "group" else BackPressure(control, steps_max=4).look
+    await look()
+    return look
+
+
+async def only_groups_are_lost(world: World, *, what: str, more: int = 0) -> None:
+    """The copy lacks no commit, but the checkpoint that a run waits behind. `more` records of others have come since."""
+    store = process(world, "waits")
+    put_back = world.ledger.copied()
+    await checkpoint(world, "run", NEED + 1)
+    look = await known(world, what, store)
+    await trio.sleep(15)
+    put_back()
+    for number in range(more):
+        await register(world, f"other {number}")
+    with trio.fail_after(180):
+        while True:
+            await look()
+            await trio.sleep(2)
+
+
+WAITS = pytest.mark.parametrize("what", ["log", "group", "lead"])
+
+
+@pytest.mark.parametrize("more", [0, 1, 3])
+@WAITS
+@scenario(small, on=grow)
+async def test_hazard_13_who_waits_notices_that_only_groups_were_lost(world: World, *, what: str, more: int) -> None:
+    """Else a producer is held for a checkpoint that its run has recorded, and the run waits for steps, for ever."""
+    with pytest.raises(OtherHistoryError, match="another history: control record 2"):
+        await only_groups_are_lost(world, what=what, more=more)
+
+
+@WAITS
+def test_hazard_13_mutant_that_waits_for_records_of_a_history_that_was_lost(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never_looks_back(monkeypatch)
+    with pytest.raises(trio.TooSlowError):
+        small(partial(only_groups_are_lost, what=what), on=grow)
+
+
+@scenario(small, on=grow)
+async def test_readers_are_astray_until_the_groups_are_what_they_were(world: World) -> None:
+    """As with a log: who waits for a step is told to begin again, and goes on if the copy was taken away again."""
+    shorter = world.ledger.copied()
+    await checkpoint(world, "run", NEED + 1)
+    longer = world.ledger.copied()
+    reader = await LogReader.open(process(world, "reader"), world.identity)
+    shorter()
+    await trio.sleep(100)
+    with pytest.raises(OtherHistoryError, match="mount again, or restart"):
+        await reader.control.refresh()
+    for _ in range(2):
+        with pytest.raises(OtherHistoryError):
+            await reader.check_history()
+        assert "control record 2" in str(reader.astray)
+    longer()
+    assert await reader.check_history()
+    assert reader.astray is None
+    await reader.control.refresh()
+    assert not world.ledger.broken
+
+
+@scenario(small, on=grow)
+async def test_a_damaged_control_record_is_not_another_history(world: World) -> None:
+    """Who knows the record goes on, as before it was damaged."""
+    run = group(world, "run")
+    before = await run.read()
+    flipped(world, run.control.key(run.control.number))
+    await trio.sleep(100)
+    for _ in range(3):
+        assert await run.read() == before
+        await trio.sleep(100)
+
+
+@scenario(small, on=grow)
+async def test_who_waits_looks_whether_the_record_that_it_knows_is_there_once_a_minute(world: World) -> None:
+    store = process(world, "run")
+    run = group(world, "run", store)
+    await run.read()
+    before = len([event for event in world.shared.trace if event.actor == "run"])
+    for _ in range(300):
+        await trio.sleep(2)
+        await run.read()
+    assert len([event for event in world.shared.trace if event.actor == "run"]) - before <= 300 + 10

@@ -38,6 +38,7 @@ from stepfs.errors import (
     StoreUnreachableError,
 )
 from stepfs.follow.follower import IDENTITY_CHECK_S, Changes, Follower
+from stepfs.follow.served import GroupFollower
 from stepfs.follow.waits import Waits
 from stepfs.format.commit import CommitKind, encode_commit
 from stepfs.format.control import RECORD_ID_BYTES, encode_control
@@ -45,6 +46,7 @@ from stepfs.format.ids import SegmentIndex, Step, Version
 from stepfs.format.keys import control_prefix, log_prefix, numbered, snapshot_prefix
 from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import LogState, decode_snapshot, encode_snapshot
+from stepfs.lake.control import Group
 from stepfs.lake.identity import create_lake
 from stepfs.lake.log import reader as reader_room
 from stepfs.lake.log import snapshots as snapshots_room
@@ -316,6 +318,32 @@ def test_a_reader_of_a_store_that_was_rolled_back_says_so_and_nobody_waits(more:
 
     small(follows, on=grow)
     assert "answers again" not in caplog.text
+
+
+@pytest.mark.logs("cannot follow the lake")
+@scenario(small, on=grow)
+async def test_nobody_waits_for_steps_behind_checkpoints_that_a_roll_back_has_lost(world: World) -> None:
+    """The log is what it was: producers may be held for what the group had recorded."""
+    put_back = world.ledger.copied()
+    await checkpoint(world, "run", STEPS)
+    reader, changes = await LogReader.open(process(world, "reader"), world.identity), Changes()
+
+    async def own_id() -> str:
+        return world.identity.lake_id
+
+    follower = Follower(reader, changes, 0.1, own_id, lambda: None)
+    tree = Tree(reader, ViewOptions(wait=True))
+    waits = Waits(tree, reader, changes, deadline_s=300.0)
+    grouped = GroupFollower(Group.on(reader.control, "run"), tree, lambda: None)
+    async with trio.open_nursery() as nursery:
+        for part in (follower.run, waits.run, grouped.run):
+            await nursery.start(part)
+        put_back()
+        began_s = trio.current_time()
+        with pytest.raises(OtherHistoryError, match=r"control record 2.* mount again"):
+            await waits.for_commit(Step(STEPS), 0)
+        assert trio.current_time() - began_s <= IDENTITY_CHECK_S + 5
+        nursery.cancel_scope.cancel()
 
 
 @scenario(small, on=grow)

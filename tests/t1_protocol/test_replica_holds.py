@@ -276,3 +276,20 @@ async def test_a_run_that_moves_there_is_told_what_stays_behind(world: World) ->
 
 class _Shown:
     need = 0
+
+
+@scenario(small, on=grow)
+async def test_a_hold_that_a_roll_back_has_lost_is_taken_again(world: World) -> None:
+    """The lake's log is what it was, so it is no other lake; its groups are those of the copy."""
+    pair = Pair(world)
+    replica = await pair.replicated("it")
+    put_back = world.ledger.copied()
+    await Group.of(pair.store, world.identity, "there", TrioClock()).add(Step(STEPS - 2), keep=1)
+    await trio.sleep(1)
+    await replica.round()
+    assert (await home_hold(world)).need == STEPS - 2
+    put_back()
+    assert HOLD not in await list_groups(process(world, "stranger"), world.identity)
+    await trio.sleep(100)
+    await replica.round()
+    assert (await home_hold(world)).need == STEPS - 2

@@ -203,6 +203,7 @@ FOUND_BY = {  # seeds that noticed before: tried first, for a search from 0 cost
     only_probes_are_checked: (23, 70),
     never_rebuilt: (11, 24),
     one_control_record: (22, 73),
+    never_looks_back: (168, 174),
 }
 
 

@@ -39,7 +39,8 @@ _ROUNDS_MAX: Final = 64
 _RETRY_S: Final = 0.05
 _SPREAD: Final = 3  # how much longer each further wait may be: of N writers, each tries about log N times
 _SPREAD_S_MAX: Final = 4.0
-_SLOW_S: Final = 10.0  # of a look, behind which a writer looks once more
+_SLOW_S: Final = 10.0  # in which no store is put back: of a look, behind which a writer looks once more
+_KEPT_S: Final = 60.0  # between looks whether the known record is still there, where no newer one comes
 _LIST_AFTER_S: Final = 60.0  # without a look; a record that vanished since then must not hide those behind it
 
 
@@ -57,7 +58,10 @@ class Control:
     record: ControlRecord = NOTHING_YET
     hint: int = 0  # a record that exists, if known: where the first look begins
     look_at_log: Look = trio.lowlevel.checkpoint  # raises if the log was lost that the changes of this process rest on
+    astray: OtherHistoryError | None = None  # while the store lacks the record that is known here
     _looked_s: float = float("-inf")
+    _seen_s: float = float("-inf")  # when the known record was there
+    _former: tuple[int, bytes] | None = None  # number and id of one known before a silence, if it was not seen since
     _unanswered: tuple[int, ControlRecord, bytes] | None = None
     _changing: trio.Lock = field(default_factory=trio.Lock)
 
@@ -81,6 +85,7 @@ class Control:
 
     async def refresh(self, *, listed: bool = False, lenient: bool = False, behind: int | None = None) -> bool:
         """Move to the newest record: one GET, or one LIST more, when nothing is new. True if there was a newer one.
+        `OtherHistoryError`, within a minute of looks, if the store has lost the one that is known.
 
         A GET of the next number stops at a hole. So one that is about to take a slot looks by a LIST (`listed`; after it lost
         the slot `behind` a number, a LIST beyond that is new enough), and so does one that has not looked for long.
@@ -88,6 +93,8 @@ class Control:
         """
         began_s = trio.current_time()
         moved = await self._moved(listed, lenient, behind)
+        if not moved:  # else it waits: who is moved in a pause of the log has no time for it
+            await self._check_kept(_SLOW_S if listed else _KEPT_S)
         if (
             listed and trio.current_time() - began_s > _SLOW_S
         ):  # the store was away, and may have been put back meanwhile
@@ -97,6 +104,8 @@ class Control:
     async def _look_back(self) -> int:
         """Before a change that waited: the store may have been put back to a copy that lacks records, or commits alone."""
         newest = await self._find_newest(writes=True)
+        if newest == self.number:  # else the next slot is taken
+            await self._check_kept(0.0)
         await self.look_at_log()
         return newest
 
@@ -169,20 +178,52 @@ class Control:
             newest = await last_number(self.store, prefix, after=known)  # another store's hint: the log was copied
         return known if newest is None else newest
 
+    async def _check_kept(self, seen_s_max: float) -> None:
+        """`OtherHistoryError` if the known record was not seen for so long, and is gone. A store that was put back to a copy that
+        lacks records alone shows a reader nothing new for ever: its group would wait for steps behind checkpoints that it
+        has recorded, and producers for those checkpoints. A writer would decide on a record in whose slot another one is.
+        """
+        is_old = self.astray is not None or trio.current_time() - self._seen_s > seen_s_max
+        if self.number < 0 or not (is_old or self._former):
+            return
+        try:
+            await (self.check_history() if is_old else self._check_former())
+        except OtherHistoryError:
+            raise
+        except CorruptError:  # damaged since, but there
+            self._former, self._seen_s = None, trio.current_time()
+
     async def check_history(self) -> None:
-        """`OtherHistoryError` unless the store still has the record that is known here; one GET."""
-        number, record = self.number, self.record
+        """`OtherHistoryError`, now and in `astray`, unless the store still has the record that is known here; one GET, or one
+        more if it came after a silence: then for the one before, too.
+        """
+        await self._check_former()
+        number, record_id = self.number, self.record.record_id
+        if number >= 0 and not await self._has(number, record_id):
+            raise self._gone(number)
+        self.astray, self._seen_s = None, trio.current_time()
+
+    async def _check_former(self) -> None:
+        former = self._former
+        if former is not None and not await self._has(*former, or_none=True):
+            raise self._gone(former[0])
+        if self._former == former:  # another task may have moved meanwhile
+            self._former = None
+
+    async def _has(self, number: int, record_id: bytes, *, or_none: bool = False) -> bool:
+        """Whether that record is there, `or_none`: an object that vanished is passed over where there are newer ones."""
         for _ in range(2):  # a store may hide an object once
-            body = await self._body(number) if number >= 0 else None
-            if number < 0 or (body is not None and self._decoded(number, body).record_id == record.record_id):
-                return
-        raise self._gone(number)
+            body = await self._body(number)
+            if body is not None:
+                return self._decoded(number, body).record_id == record_id
+        return or_none
 
     def _gone(self, number: int) -> OtherHistoryError:
-        return OtherHistoryError(
+        self.astray = OtherHistoryError(
             f"{self.store.url}: another history: control record {number}, which was read here, is gone, so the store was "
             "rolled back; begin again from what it has: mount again, or restart this process"
         )
+        return self.astray
 
     async def change(self, request: Request) -> ControlRecord:
         """Bring the lake's newest record into the requested state, and return it.
@@ -237,7 +278,7 @@ class Control:
 
     def assume(self, number: int, record: ControlRecord) -> None:
         """Go on as if record `number`, which is damaged, were this one: to repair the sequence."""
-        self.number, self.record = number, record
+        self.number, self.record, self._seen_s = number, record, trio.current_time()
 
     async def take(self, number: int, record: ControlRecord) -> bool:
         """Create record `number`, which was decided on the one before. False: another writer has that slot."""
@@ -285,7 +326,10 @@ class Control:
 
     def _move(self, number: int, record: ControlRecord) -> None:
         if number > self.number:  # another task of this process may have read a newer one
-            self.number, self.record = number, record
+            now_s = trio.current_time()
+            if self.number >= 0 and self._former is None and now_s - self._seen_s > _SLOW_S:
+                self._former = self.number, self.record.record_id
+            self.number, self.record, self._seen_s = number, record, now_s
 
     def _decoded(self, number: int, body: bytes) -> ControlRecord:
         key = self.key(number)

@@ -25,6 +25,7 @@ from stepfs.errors import (
     AbsentError,
     CorruptError,
     NewerFormatError,
+    OtherHistoryError,
     RefusedError,
     StepfsError,
     StoreUnreachableError,
@@ -298,7 +299,7 @@ class Replica:
         for _ in range(
             2
         ):  # the floor is read once more behind the look: what is gone may have been reclaimed meanwhile
-            await self.home.refresh()
+            await self._refresh_home()
             await self._check_gap()
             if self.home.floor > state.version or await log_contains(home, self.home.identity, state):
                 return
@@ -307,6 +308,16 @@ class Replica:
             " an earlier time, or somebody wrote into the replica. Go on from the one that is right: make a new replica in"
             f" another place, or {shell_command('stepfs', 'fork', f'{self.log.store.url}@STEP', 'NEW')}"
         )
+
+    async def _refresh_home(self) -> None:
+        """Move to the lake's newest control record, or where the one that was known is lost, begin again from what there is:
+        whether the lake is another one, its log says.
+        """
+        try:
+            await self.home.refresh()
+        except OtherHistoryError:
+            self.home = Control(self.home.store, self.home.identity, self.home.clock)
+            await self.home.refresh()
 
     async def _check_end(self, end: LogState) -> None:
         """A replica that was put back to an older copy of itself is opened again, before a hole is made in its log."""
@@ -359,7 +370,7 @@ class Replica:
                 [(self._named(commit), (commit, body)) for commit, body in commits], self._publish
             )
         except _GoneError as error:
-            await self.home.refresh()
+            await self._refresh_home()
             await self._check_gap(error.step)
             raise
         except ChainError:
@@ -386,7 +397,7 @@ class Replica:
     async def _publish(self, commits: list[tuple[Commit, bytes]]) -> None:
         """Create the log versions whose data is here."""
         store, lake_id, due = self.log.store, self.home.identity.lake_id, False
-        await self.home.refresh()
+        await self._refresh_home()
         await self._check_gap()  # a slot below the floor may be a reclaimed one that a sleeper took again
         if any(commit.kind is CommitKind.EPOCH for commit, _ in commits):
             await _copy_plans(self.home.store, store, lake_id)
@@ -431,7 +442,7 @@ class Replica:
         with `keeps_all` the replica everything, and the lake what is not copied.
         """
         self._keep_at_s = trio.current_time() + _KEEP_S
-        await self.home.refresh()
+        await self._refresh_home()
         await self._check_gap()
         if not await self.log.confirm():
             return

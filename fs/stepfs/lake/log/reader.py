@@ -57,7 +57,7 @@ class LogReader:
         self._misses = 0
         self._is_outrun = False  # the last look found more than it could read one by one
         self._stale = False  # until a `reopen` has succeeded
-        self.astray: OtherHistoryError | None = None  # while the log is another one than was published here
+        self._astray: OtherHistoryError | None = None  # while the log is another one than was published here
 
     @classmethod
     async def open(
@@ -114,6 +114,11 @@ class LogReader:
             if isinstance(error, OtherHistoryError):
                 raise
         return await cls.open(store, identity, control=reader.control, reads_only=True)
+
+    @property
+    def astray(self) -> OtherHistoryError | None:
+        """While the store lacks what was read here, of the log or of the control sequence: no step of this history will come."""
+        return self._astray or self.control.astray
 
     @property
     def knows(self) -> LogState:
@@ -256,28 +261,30 @@ class LogReader:
 
     async def check_history(self) -> bool:
         """`OtherHistoryError`, now and in `astray`, unless the log still has the newest commit that was read here. False: that
-        was reclaimed.
+        was reclaimed. Once the control sequence was found to be another one, that is looked at, too.
         """
         head = self.head
+        if self.control.astray is not None:
+            await self.control.check_history()
         for _ in range(2):  # a store may hide an object once
             if await log_contains(self.store, self.identity, head):
-                self.astray = None
+                self._astray = None
                 return True
         await check_identity(self.store, self.identity)
         await self.control.refresh()
         if self.control.floor <= head.version:
             raise self._gone_astray()
-        self.astray = None
+        self._astray = None
         self.mark_stale()
         return False
 
     def _gone_astray(self) -> OtherHistoryError:
-        self.astray = OtherHistoryError(
+        self._astray = OtherHistoryError(
             f"{self.store.url}: another history: the log has lost version {self.head.version}, which was read here, so the "
             "store was rolled back or lost objects; mount again, or restart this process: a producer goes on from what the "
             "lake has, training from a checkpoint that the lake still covers"
         )
-        return self.astray
+        return self._astray
 
     def entry_if_loaded(self, step: Step) -> StepEntry | None:
         """The entry of a live step if it is in memory; None if it needs a request, or if there is no such step."""
