@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -479,6 +480,29 @@ def test_a_trainer_a_producer_and_a_reclaimer_inside_any_await_of_a_repair(damag
 
     assert inside_everywhere(grow, repairs, all_go_on, is_whole) > 20
     assert {"repaired", True} <= outcomes <= {"repaired", True, None}, "True: it lost, and says so; None: it is sound"
+
+
+def test_no_repair_loses_the_one_record_that_comes_inside_it() -> None:
+    """A trainer takes the next slot between the look that found the damage and the search for what can be read."""
+    trainers: dict[int, Group] = {}
+
+    async def repairs(world: World, store: ProcessStore) -> None:
+        trainer = trainers[id(world)] = group(world, "run")
+        await trainer.read()
+        world.ledger.promises["run"] = LAST
+        flipped(world, control_keys(world.shared, world.identity)[-1])
+        with suppress(RefusedError):
+            await repair_control(store, world.identity, NO_ORIGINS)
+
+    async def records(world: World) -> None:
+        await trainers[id(world)].add(Step(LAST), keep=1)
+
+    async def is_on_record(world: World) -> None:
+        record = await group(world, "run").read()
+        assert record is not None
+        assert record.kept == (LAST,)
+
+    assert inside_everywhere(grow, repairs, records, is_on_record) > 20
 
 
 FAR = 99_999_999

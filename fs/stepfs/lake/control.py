@@ -269,12 +269,12 @@ class Control:
         return False
 
     async def last_readable(self) -> tuple[int, int, ControlRecord]:
-        """(number of the newest record, that of the newest record before it that can be read, and that record)."""
+        """(number of the newest record, that of the newest one that can be read, and that record)."""
         newest = await self._find_newest()
         others = await self._below(newest)
         while others and newest - others[0] > STRAY_GAP:
             newest, *others = others
-        return newest, *await self._first_readable(others)
+        return newest, *await self._first_readable((newest, *others))
 
     def assume(self, number: int, record: ControlRecord) -> None:
         """Go on as if record `number`, which is damaged, were this one: to repair the sequence."""

@@ -32,10 +32,12 @@ async def repair_control(store: Store, identity: LakeIdentity, origins: OriginSt
         await control.refresh()
         return None
     damaged, number, before = await control.last_readable()
+    faster = RefusedError(f"{store.url}: another process wrote a control record meanwhile; run `stepfs verify` again")
+    if number == damaged:  # it wrote that one
+        raise faster
     base = replace(before, floor=max(before.floor, await _first_version(store, identity)))
     control.assume(damaged, base)
     reader = await LogReader.open(store, identity, control=control, until_damage=True)
-    faster = RefusedError(f"{store.url}: another process wrote a control record meanwhile; run `stepfs verify` again")
     if control.number != damaged:  # opening the log has found it
         raise faster
     is_next = number == damaged - 1
