@@ -159,9 +159,18 @@ class TrainerActor:
         order = [kept for kept in (*sure, *sorted(self.maybe)) if kept < step]
         self.acknowledged -= set(order[: max(0, len(order) - (self.plan.keep - 1))])
         self.maybe.add(step)
-        self.world.ledger.give_up(self.name, min(self.acknowledged, default=step))
+        kept = self._on_record(step) if self.world.ledger.is_former_life else self.acknowledged
+        self.world.ledger.give_up(self.name, min(kept, default=step))
         record = await group.add(step, keep=self.plan.keep)
         self._confirmed(step, record)
+
+    def _on_record(self, step: int) -> set[int]:
+        """What the group keeps when a process that has known the log that was lost adds `step` to it, as the older copy has it:
+        that process is promised nothing, and what it keeps besides may be lost. What the copy keeps stays promised.
+        """
+        record = self.world.ledger.control.groups.get(self.name)
+        order = [kept for kept in (() if record is None else record.order) if kept < step]
+        return {step, *order[max(0, len(order) - (self.plan.keep - 1)) :]}
 
     def _confirmed(self, step: int, record: GroupRecord) -> None:
         if self.world.ledger.is_former_life:

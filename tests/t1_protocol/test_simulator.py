@@ -36,6 +36,7 @@ from stepfs.format.keys import log_prefix, numbered
 from stepfs.format.snapshot import LogState
 from stepfs.lake.control import Group
 from stepfs.lake.decisions import Add
+from stepfs.lake.log.reader import LogReader
 from stepfs.store.api import Buffer
 from stepfs_producer.commit import loop as commit_loop
 from stepfs_producer.commit.rebase import Incarnation, NothingLeft, Stamp
@@ -235,6 +236,37 @@ def test_nothing_of_a_former_life_of_a_run_lands_any_more(*, one_by_one: bool) -
         return await lands_late(world, Add("run", Step(3)))
 
     assert not small(restarted, on=grow)
+
+
+@pytest.mark.parametrize("keep", [1, 2, 3])
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_a_run_that_saves_behind_a_roll_back_gives_up_what_the_older_copy_lets_go(
+    *, one_by_one: bool, keep: int
+) -> None:
+    """Seed 6014393: the copy lacks a checkpoint that the run keeps. What the copy keeps besides the new one stays promised."""
+
+    async def saves(world: World, copied: tuple[Step, ...]) -> int:
+        run = group(world, "new")
+        await run.register()
+        for kept in copied:
+            await run.add(kept)
+        world.ledger.promise("new", min(copied, default=0))
+        put_back = world.ledger.copied()
+        world.ledger.begin_era()
+        put_back()
+        plan = TrainerPlan("new", 2, keep, 0.0, 0.0, 0.0, 0.0, one_by_one=one_by_one, lives=())
+        trainer = TrainerActor(Stage(world.ledger, seed=0, total_steps=STEPS), plan)
+        trainer.reader = await LogReader.open(process(world, "new"), world.identity)
+        trainer.acknowledged, trainer.order = {*copied, 6}, (*copied, Step(6))
+        door = (OneByOne if one_by_one else WholeSet)(trainer.world, "new", process(world, "new"))
+        await trainer._checkpoint(door, 8)
+        assert (await clean(world)).first_live_step == world.ledger.promises["new"]
+        assert not world.ledger.broken
+        return world.ledger.promises["new"]
+
+    stays = (Step(2), Step(4), Step(8))[-keep:]
+    assert small(partial(saves, copied=(Step(2), Step(4))), on=grow) == stays[0]
+    assert small(partial(saves, copied=()), on=grow) == 8
 
 
 @pytest.mark.parametrize("one_by_one", [False, True])
