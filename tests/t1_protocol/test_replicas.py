@@ -251,6 +251,24 @@ async def test_a_replica_is_never_shortened_and_follows_no_other_history(world: 
 
 
 @scenario(small, on=grow)
+async def test_a_place_that_hides_the_new_replica_once_is_tried_again(world: World) -> None:
+    """Seed 4000713: a store that lies about an object of a moment ago ended the replicator as if no lake were there."""
+    pair = Pair(world)
+    copier, looks = pair.copier("it"), list[str]()
+    get = copier.store.get
+
+    async def hides(key: str, **options: int) -> bytes | None:
+        looks.extend([key] * (key == LAKE))
+        return None if looks and key == LAKE and len(looks) <= 2 else await get(key, **options)
+
+    copier.store.get = hides  # type: ignore[method-assign]
+    with pytest.raises(StoreUnreachableError, match=r"does not show what was written there; .*again"):
+        await Replica.open(copier, clock=TrioClock())
+    await Replica.open(copier, clock=TrioClock())
+    await pair.replicated("after")
+
+
+@scenario(small, on=grow)
 async def test_another_lake_at_the_url_is_not_copied(world: World) -> None:
     """R4: at a start, and while it runs."""
     pair = Pair(world)

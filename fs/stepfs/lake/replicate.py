@@ -251,7 +251,10 @@ class Replica:
             await _begin(lake, copier, own, first)
             await (await opened()).reach_first_step()
             await _took(store, keys.LAKE, encode_lake(own))
-            there = await open_lake(store)
+            try:
+                there = await open_lake(store)
+            except AbsentError:
+                raise StoreUnreachableError(f"{store.url} does not show what was written there; {_AGAIN}") from None
         own = _checked_place(home, store, own, there)
         copier.has_replica = True
         if check:
