@@ -33,6 +33,7 @@ from stepfs.lake.log.append import ownerless, retire_producer, seal
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.origins import OriginStores
 from stepfs.lake.replicate import Copier, Replica
+from stepfs.store.api import Entry
 from stepfs_producer import AsyncProducer
 
 REFUSED = "is a replica: produce to memory://home; if that is lost for good: stepfs fork 'memory://the copy@STEP' NEW"
@@ -265,6 +266,29 @@ async def test_a_place_that_hides_the_new_replica_once_is_tried_again(world: Wor
     with pytest.raises(StoreUnreachableError, match=r"does not show what was written there; .*again"):
         await Replica.open(copier, clock=TrioClock())
     await Replica.open(copier, clock=TrioClock())
+    await pair.replicated("after")
+
+
+@scenario(small, on=grow)
+async def test_a_replica_that_is_being_made_has_no_identity_to_lose(world: World) -> None:
+    """Seed 4000713: its log was opened slowly, and the store hid the version to look at again."""
+    pair = Pair(world)
+    copier, slow = pair.copier("it"), []
+    find, get = copier.store.list, copier.store.get
+
+    async def hangs(prefix: str, **options: Any) -> list[Entry]:
+        if "/log/" in prefix and not slow:
+            slow.append(prefix)
+            await trio.sleep(15)
+        return await find(prefix, **options)
+
+    async def hides(key: str, **options: int) -> bytes | None:
+        return None if slow and "/log/" in key else await get(key, **options)
+
+    copier.store.list, copier.store.get = hangs, hides  # type: ignore[method-assign]
+    with pytest.raises(StoreUnreachableError, match="does not show what was written there"):
+        await Replica.open(copier, clock=TrioClock())
+    assert slow
     await pair.replicated("after")
 
 

@@ -11,8 +11,8 @@ up steps before they were copied, the copying ends: a log with a gap, or with an
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, TypeVar
@@ -202,6 +202,15 @@ async def _problem(store: Store, tgb: Descriptor, room: memoryview) -> str | Non
     return next((problem for _, problem in check.finish()), "")
 
 
+@contextmanager
+def _shown(store: Store) -> Iterator[None]:
+    """A place that hides what was written there a moment ago, before it has an identity or just behind it, is no lost lake."""
+    try:
+        yield
+    except AbsentError:
+        raise StoreUnreachableError(f"{store.url} does not show what was written there; {_AGAIN}") from None
+
+
 @dataclass(eq=False, slots=True)
 class Replica:
     """One replica and its lake, as one process keeps them together."""
@@ -249,12 +258,12 @@ class Replica:
             # The lake might give steps up before they are copied.
             await _group(lake, store).register(store.url, store.url)
             await _begin(lake, copier, own, first)
-            await (await opened()).reach_first_step()
+            with _shown(store):
+                begun = await opened()
+            await begun.reach_first_step()
             await _took(store, keys.LAKE, encode_lake(own))
-            try:
+            with _shown(store):
                 there = await open_lake(store)
-            except AbsentError:
-                raise StoreUnreachableError(f"{store.url} does not show what was written there; {_AGAIN}") from None
         own = _checked_place(home, store, own, there)
         copier.has_replica = True
         if check:
