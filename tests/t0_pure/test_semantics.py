@@ -132,6 +132,10 @@ HELD_BY = {  # the promise: its tests, or files of them
     26: (
         "test_readers_of_all_kinds_notice_nothing",
         "test_pages_that_are_cached_are_read_from_no_daemon",
+        "test_a_group_that_was_retired_stays_retired",
+        "test_what_was_decided_about_an_order_outlives_a_daemon_that_ends_at_once",
+        "test_a_mount_shows_one_history",
+        "test_a_daemon_that_follows_in_another_history_serves_what_is_cached",
         "test_what_cannot_take_over_says_why_and_the_mount_is_as_it_was",
         "test_everything_but_the_view_may_change_and_the_cache_is_kept",
         "test_where_nobody_can_follow_readers_get_errors_and_the_next_mount_heals",

@@ -20,7 +20,7 @@ from small_world import GROWN, NEED, STEPS, audited, checkpoint, clean, flipped,
 
 from stepfs.checkpoints.record import record_checkpoint
 from stepfs.errors import CorruptError, FencedError, OtherHistoryError, StoreUnreachableError
-from stepfs.format.ids import Step
+from stepfs.format.ids import Step, Version
 from stepfs.format.keys import index_prefix, snapshot_prefix
 from stepfs.lake.control import Control, Group
 from stepfs.lake.log.append import seal
@@ -458,6 +458,67 @@ async def test_no_part_of_a_snapshot_is_sent_again_into_another_history(world: W
     with pytest.raises(CorruptError, match="another history"):
         await write_snapshot(store, world.identity, reader.state, reader.segments, reader.control)
     assert len(sent) == nth
+
+
+@scenario(small, on=grow)
+async def test_who_follows_a_process_that_has_shown_steps_sees_that_the_log_is_another_one(world: World) -> None:
+    store, put_back = process(world, "mount"), world.ledger.copied()
+    async with world.producer("b") as producer:
+        await feed(producer, 6)
+    shown = (await LogReader.open(store, world.identity)).state
+    for until in (None, 6, 9):  # the store is shorter, as long, longer
+        if until is None:
+            put_back()
+        else:
+            async with world.producer("b") as producer:
+                await feed(producer, until)
+        reader = await LogReader.open(store, world.identity)
+        await reader.check_shown(reader.state.version, reader.state.digest)
+        with pytest.raises(OtherHistoryError, match=f"the log has lost version {shown.version}"):
+            await reader.check_shown(shown.version, shown.digest)
+
+
+@scenario(small, on=grow)
+async def test_what_was_reclaimed_is_no_other_history_unless_that_was_noticed_before(world: World) -> None:
+    store = process(world, "mount")
+    await Reclaimer(process(world, "reclaimer"), world.identity, clock=TrioClock()).run()
+    reader = await LogReader.open(store, world.identity)
+    reclaimed, other = Version(reader.control.floor - 1), b"-" * len(reader.state.digest)
+    assert reclaimed >= 0
+    await reader.check_shown(reclaimed, other)
+    with pytest.raises(OtherHistoryError):
+        await reader.check_shown(reclaimed, other, noticed=True)
+
+
+@scenario(small, on=grow)
+async def test_a_reader_that_stands_in_reads_nothing_until_the_log_is_found_again(world: World) -> None:
+    store, put_back = process(world, "mount"), world.ledger.copied()
+    async with world.producer("b") as producer:
+        await feed(producer, 6)
+    known, put_forth = (await LogReader.open(store, world.identity)), world.ledger.copied()
+    put_back()
+    async with world.producer("b") as producer:
+        await feed(producer, 9)
+    shown, first = known.state, known.first_live_step
+    reader = LogReader.standing_in(
+        store, world.identity, shown.version, shown.digest, (first, shown.next_step), shown.time_ms
+    )
+    for _ in range(2):
+        assert (reader.first_live_step, reader.state.next_step) == (first, shown.next_step)
+        for step in map(Step, range(first, shown.next_step)):
+            assert reader.entry_if_loaded(step) is None
+            assert reader.time_ms(step) == shown.time_ms
+            for entry in (reader.entry, reader.lone_entry):
+                with pytest.raises(OtherHistoryError):
+                    await entry(step)
+        with pytest.raises(OtherHistoryError):
+            await reader.check_history()
+        assert reader.astray is not None
+    put_forth()
+    assert await reader.check_history()
+    await reader.poll()
+    assert (reader.state.digest, reader.astray, reader.stands_in) == (shown.digest, None, False)
+    assert await reader.entry(Step(shown.next_step - 1)) == await known.entry(Step(shown.next_step - 1))
 
 
 async def known(world: World, what: str, store: ProcessStore) -> Callable[[], Awaitable[object]]:

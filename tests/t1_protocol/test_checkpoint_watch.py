@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import trio
@@ -17,7 +19,7 @@ from doubles.trio_clock import TrioClock
 from trio.testing import MockClock
 
 from stepfs.checkpoints.formats import Found, NextStep, Place
-from stepfs.checkpoints.watch import Progress, Watch
+from stepfs.checkpoints.watch import Progress, Watch, WatchState
 from stepfs.errors import AbsentError, UsageError
 from stepfs.format.control import KEPT_CHECKPOINTS_MAX
 from stepfs.format.ids import Step
@@ -247,10 +249,16 @@ class Node:
         self.watch = Watch(
             self.group, Place.parse("/unused"), NextStep("N"),
             look_at=lambda: Found(frozenset(self.counters), frozenset()), progress=self.progress,
+            decide=self.decide,
         )  # fmt: skip
+        self.order_needs_from: Step | None = None
+        self.record: dict[str, Any] = {}  # for the next daemon
+
+    def decide(self, state: Mapping[str, object]) -> None:
+        self.record = dict(state)
 
     def progress(self) -> Progress:
-        return Progress(Step(self.committed), Step(self.opened), astray=self.astray)
+        return Progress(Step(self.committed), Step(self.opened), self.order_needs_from, astray=self.astray)
 
     async def kept(self) -> tuple[Step, ...]:
         await self.watch.look_once()
@@ -483,3 +491,80 @@ async def test_the_order_of_recording_is_what_every_other_process_reads(autojump
 async def test_keep_zero_is_refused(autojump_clock):
     with pytest.raises(UsageError, match="keep at least one"):
         await (await trainer_of()).add(Step(1), keep=0)
+
+
+def followed_by(node: Node) -> Node:
+    """The mount's next daemon; the one before was killed, and what it decided is JSON."""
+    follower = Node(node.group, set(node.counters), node.committed, node.opened)
+    follower.order_needs_from, follower.record = node.order_needs_from, dict(node.record)
+    follower.watch.inherit(WatchState(**json.loads(json.dumps(node.record))))
+    return follower
+
+
+@pytest.mark.logs("resumes at step 30 is held back: NEXT 30: readers go through")
+async def test_what_is_held_back_for_good_is_so_at_the_next_daemon_and_told_once(patient_clock, caplog) -> None:
+    node = Node(await group_of(), {20, 30})
+    node.order_needs_from = Step(20)
+    assert await node.kept() == (20,)
+    for _ in range(2):
+        node = followed_by(node)
+        node.order_needs_from = None  # the epoch has ended
+        node.counters.add(60)
+        assert await node.kept() == (20, 60)
+    assert len([record for record in caplog.records if "held back" in record.message]) == 1
+
+
+@pytest.mark.logs("held back")
+async def test_what_is_held_back_is_on_record_before_the_others_are_recorded(patient_clock) -> None:
+    node = Node(await group_of(), {20, 30})
+    node.order_needs_from = Step(20)
+    known = []
+    revise = Group.revise
+
+    async def noted(*arguments: Any, **named: Any) -> Any:
+        known.append(dict(node.record["out_of_order"]))
+        return await revise(*arguments, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Group, "revise", noted)
+        await node.kept()
+    assert [list(one) for one in known] == [["30"]]
+
+
+async def test_a_checkpoint_that_was_recorded_by_hand_stays_at_the_next_daemon(patient_clock) -> None:
+    node = Node(await group_of(), {8})
+    assert await node.kept() == (8,)
+    await node.group.add(Step(4))
+    node = followed_by(node)
+    assert await node.kept() == (4, 8)
+    node.counters = {9}
+    assert await node.kept() == (4, 9)
+
+
+async def test_a_retired_group_is_not_revived_by_what_the_daemon_before_has_seen(patient_clock) -> None:
+    node = Node(await group_of(), {8})
+    await node.kept()
+    await node.group.retire()
+    node = followed_by(node)
+    assert await node.kept() == ()
+    node.counters.add(9)
+    assert 9 in await node.kept()
+
+
+async def test_of_another_directory_the_daemon_before_has_seen_nothing(patient_clock) -> None:
+    node = Node(await group_of(), {8})
+    await node.kept()
+    other = Node(node.group, {9})
+    other.watch.inherit(WatchState(**{**node.record, "of": "/elsewhere  N"}))
+    assert await other.kept() == (9,)
+
+
+async def test_a_watch_that_rests_neither_looks_nor_settles(patient_clock, nursery) -> None:
+    node = Node(await group_of(), {8})
+    node.watch.rests = True
+    nursery.start_soon(node.watch.run)
+    await trio.sleep(10)
+    assert await node.group.read() is None
+    node.watch.rests = False
+    await trio.sleep(10)
+    assert await node.group.read() is not None

@@ -1,23 +1,22 @@
-"""What a person decided while a mount stands, and what befell its store, outlives the daemon that saw it.
-
-The crossings that are expected to fail have one cause: a daemon that follows another begins as if a person had just mounted.
-"""
+"""What a person decided while a mount stands, and what befell its store, outlives the daemon that saw it."""
 
 from __future__ import annotations
 
 import json
 import shutil
+import signal
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from endings import save
-from realmount import change_constants, lake_with, mounted, needs_resend, produce, stepfs, until
+from realmount import change_constants, lake_with, make_lake, mounted, needs_resend, payload, produce, stepfs, until
 from test_successors import kill, replace, replaced
+
+from stepfs import CheckpointHook, ShuffledSteps
 
 pytestmark = pytest.mark.usefixtures("real_daemons")
 OFTEN_S = {"stepfs.checkpoints.watch:POLL_S": 0.1, "stepfs.follow.served:INTERVAL_S": 0.1}
-AS_NEW = pytest.mark.xfail(reason="a daemon that follows begins as if a person had just mounted", strict=True)
 HOWS = pytest.mark.parametrize("how", [pytest.param(kill, marks=needs_resend), replace])
 
 
@@ -36,7 +35,6 @@ def follow(how, mount, *options):
     return kill(mount) if how is kill else replace(mount, *options)
 
 
-@AS_NEW
 @HOWS
 def test_a_group_that_was_retired_stays_retired(file_url, tmp_path, how):
     lake_with(file_url, 4)
@@ -47,7 +45,6 @@ def test_a_group_that_was_retired_stays_retired(file_url, tmp_path, how):
         assert groups(file_url) == {}
 
 
-@AS_NEW
 @HOWS
 def test_a_checkpoint_that_was_recorded_by_hand_stays_beside_those_of_a_directory(file_url, tmp_path, monkeypatch, how):
     lake_with(file_url, 10)
@@ -67,7 +64,6 @@ def test_a_checkpoint_that_was_recorded_by_hand_stays_beside_those_of_a_director
         assert groups(file_url) == {"run": [4, 8, 9]}
 
 
-@AS_NEW
 @HOWS
 def test_named_steps_beyond_the_end_of_a_lake_that_was_sealed_meanwhile_stay_shown(file_url, tmp_path, how):
     lake_with(file_url, 3)
@@ -76,7 +72,7 @@ def test_named_steps_beyond_the_end_of_a_lake_that_was_sealed_meanwhile_stay_sho
         said("seal", file_url)
         until(lambda: mount.status()["sealed"], "it does not see the seal")
         follow(how, mount, *options)
-        assert mount.file(2, 0).stat().st_size == 3000
+        assert mount.file(2, 0).read_bytes() == payload(2, 0)
 
 
 @pytest.fixture
@@ -96,7 +92,6 @@ def put_back(file_url, tmp_path):
     return act
 
 
-@AS_NEW
 @HOWS
 def test_a_mount_shows_one_history(file_url, tmp_path, put_back, how):
     with mounted(file_url, tmp_path / "m", allowed=["another history", "rolled back", "version"]) as mount:
@@ -139,3 +134,76 @@ def test_steps_that_were_reclaimed_stay_away_at_the_next_daemon_and_open_ones_ar
         assert mount.steps() == ["step-000000004", "step-000000005"]
         assert not mount.file(1, 0).exists()
         assert held.read() == batches[1][0][10:]
+
+
+def test_a_group_that_the_mount_did_not_have_is_registered_by_a_replacement(file_url, tmp_path):
+    lake_with(file_url, 4)
+    with mounted(file_url, tmp_path / "m", "--group", "run") as mount:
+        said("checkpoint", file_url, "--group", "run", "--retire")
+        replace(mount, "--group", "other")
+        assert groups(file_url) == {"other": []}
+        said("checkpoint", file_url, "--group", "other", "--retire")
+        replace(mount, "--group", "other")
+        assert groups(file_url) == {}
+
+
+@HOWS
+def test_a_lake_without_a_step_is_served_on(file_url, tmp_path, how):
+    make_lake(file_url)
+    with mounted(file_url, tmp_path / "m") as mount:
+        follow(how, mount)
+        batches = produce(file_url, 2)
+        mount.wait_for(1)
+        assert mount.file(1, 0).read_bytes() == batches[1][0]
+
+
+@HOWS
+@pytest.mark.parametrize("when", ["announced", "ended"])
+def test_what_was_decided_about_an_order_outlives_a_daemon_that_ends_at_once(file_url, tmp_path, how, when):
+    lake_with(file_url, 20)
+    options = ("--group", "run")
+    with mounted(file_url, tmp_path / "m", *options) as mount:
+        kill_or_replace = (lambda: mount.kill(signal.SIGKILL)) if how is kill else (lambda: replace(mount, *options))
+        sampler = ShuffledSteps(mount.directory, first=0, stop=20, seed=7)
+        order = list(sampler)
+        if when == "ended":
+            for step in order:
+                mount.file(step, 0).read_bytes()
+        kill_or_replace()
+        mount.pid = mount.config()["pid"]
+        assert mount.status()["order_needs_from"] == (None if when == "ended" else 0)
+        if when == "announced":
+            for step in order:
+                mount.file(step, 0).read_bytes()
+        CheckpointHook(mount.directory)(20)
+
+
+@needs_resend
+def test_a_daemon_that_follows_in_another_history_serves_what_is_cached(file_url, tmp_path, put_back):
+    with mounted(file_url, tmp_path / "m", "--no-prime", "--prefetch", "0", allowed=["another history"]) as mount:
+        former = {step: mount.file(step, 0).read_bytes() for step in (1, 6)}
+        sizes = {step: mount.file(step, 1).stat().st_size for step in (0, 7)}
+        put_back(5)
+        kill(mount)
+        assert {step: mount.file(step, 0).read_bytes() for step in former} == former
+        for step, size in sizes.items():
+            assert mount.file(step, 1).stat().st_size == size
+            with pytest.raises(OSError, match="Input/output"):
+                mount.file(step, 1).read_bytes()
+        assert len(mount.steps()) == 8
+        assert not mount.step(8).exists()
+        trouble = mount.status()["store"]["trouble"]
+        assert "another history: the log has lost version" in trouble
+        kill(mount)  # and so does the one after it
+        assert {step: mount.file(step, 0).read_bytes() for step in former} == former
+        assert mount.status()["store"]["trouble"] == trouble
+
+
+def test_a_mount_of_another_history_is_not_replaced(file_url, tmp_path, put_back):
+    with mounted(file_url, tmp_path / "m", "--no-prime", "--prefetch", "0", allowed=["another history"]) as mount:
+        former = mount.file(6, 0).read_bytes()
+        put_back(5)
+        done = replaced(mount)
+        assert (done.returncode, "shows steps that the lake has lost" in done.stderr) == (4, True), done.stderr
+        assert mount.config()["pid"] == mount.pid
+        assert mount.file(6, 0).read_bytes() == former

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 import shutil
@@ -40,6 +39,7 @@ from stepfs.announce import announce_steps
 from stepfs.mount import handover
 from stepfs.mount.fuse.link import HAS_RESEND
 from stepfs.mount.host.mount_points import mount_at
+from stepfs.mount.state import State
 from stepfs_producer import Producer
 
 pytestmark = pytest.mark.usefixtures("real_daemons")
@@ -79,20 +79,32 @@ def test_the_daemon_that_follows_a_dead_one_knows_what_is_announced_and_primed(s
         assert announce_steps(mount.directory, range(STEPS - 1, 2, -1))
         for step in (STEPS - 1, STEPS - 2):
             mount.file(step, 0).read_bytes()
-        until(lambda: [one[1] for one in estate_of(mount)["readers"]["orders"]] == [2], "it writes no place down")
-        until(lambda: len(estate_of(mount)["primed"]) > STEPS, "it writes nothing down")
-        primed = {(step, index) for step, index, *_ in estate_of(mount)["primed"]}
+        until(lambda: fronts_of(mount) == [2], "it notes no place")
+        until(lambda: len(primed_of(mount)) > STEPS, "it writes nothing down")
+        primed = primed_of(mount)
         kill(mount)
-        assert estate_of(mount)["readers"]["orders"][0][1] == 2
+        assert fronts_of(mount) == [2]
         assert mount.status()["order_needs_from"] == 3
         others = {(step, rank) for step in range(STEPS) for rank in range(SLICES)} - primed
-        assert mount.status()["data"]["bytes_fetched"] <= sum(len(payload(*other, SIZE)) for other in others)
+        assert mount.status()["data"]["bytes_fetched"] <= sum(len(payload(step, rank, SIZE)) for step, rank in others)
 
 
-def estate_of(mount):
+@contextmanager
+def state_of(mount):
     """What a daemon has written for the next one."""
-    papers = next(descriptor for descriptor, name in open_files(mount.pid).items() if "stepfs-papers" in name)
-    return json.loads(papers.read_bytes().split(b"\n")[1])
+    path = next(descriptor for descriptor, name in open_files(mount.pid).items() if "stepfs-state" in name)
+    with path.open("rb") as file:
+        yield State(file.fileno())
+
+
+def fronts_of(mount):
+    with state_of(mount) as state:
+        return [1 + max(place for place, *_ in near) for near in state.read_noted().get("near", {}).values() if near]
+
+
+def primed_of(mount):
+    with state_of(mount) as state:
+        return {key for _, key, *_ in state.primed.read()}
 
 
 @contextmanager

@@ -5,8 +5,8 @@ that vanished. One beyond the committed steps, or beyond those that readers here
 """
 
 import logging
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Final
 
@@ -16,7 +16,7 @@ from stepfs.checkpoints.formats import Found, NextStep, Place, look
 from stepfs.checkpoints.record import breaks_order
 from stepfs.errors import AbsentError, StepfsError, StoreUnreachableError, UsageError, WithdrawnError
 from stepfs.format.control import GroupRecord
-from stepfs.format.ids import Step
+from stepfs.format.ids import INTEGER_MAX, Step
 from stepfs.lake.control import Group
 
 _log = logging.getLogger("stepfs.checkpoints")
@@ -28,6 +28,7 @@ _UNKNOWN_S: Final = 60.0  # something else than checkpoints may come first
 _FIRST_READ_S: Final = 900.0  # a trainer may load its model for so long before it reads
 
 Changed = Callable[[GroupRecord | None], None]
+Decide = Callable[[Mapping[str, object]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,25 @@ class Progress:
         return 0.0 if self.opened or breaks_order(step, self.order_needs_from) else _FIRST_READ_S
 
 
+@dataclass(frozen=True, slots=True)
+class WatchState:
+    """What the next daemon of a mount goes on from, in values of JSON. Without it, what was recorded by hand beside the
+    directory would be dropped, and what is held back for good recorded.
+    """
+
+    of: str = ""  # the place, and the meaning of its counters
+    seen: list[int] | None = None
+    out_of_order: dict[str, str] = field(default_factory=dict)  # reasons by step
+    told_late: list[int] = field(default_factory=list)
+    told_counters: list[int] = field(default_factory=list)
+    told_doubts: list[int] = field(default_factory=list)
+    told_unknown: bool = False
+
+
+def _is_step(text: str) -> bool:
+    return text.isdecimal() and len(text) <= len(str(INTEGER_MAX))
+
+
 @dataclass(eq=False)
 class Watch:
     """One mount's view of the checkpoints of its group."""
@@ -69,6 +89,7 @@ class Watch:
     changed: Changed = lambda _: None
     look_at: Callable[[], Found] | None = None
     progress: Callable[[], Progress] | None = None  # without it nothing is held back
+    decide: Decide = lambda _: None  # puts a `WatchState` on record
 
     def __post_init__(self) -> None:
         self._look = self.look_at or partial(look, self.place)
@@ -81,6 +102,34 @@ class Watch:
         self._doubted_since: dict[Step, float] = {}
         self._told_doubts: set[Step] = set()
         self._out_of_order: dict[Step, str] = {}  # reasons, which the end of the epoch does not change
+        self._of = f"{self.place.directory} {self.place.pattern or ''} {self.next_step.text}"
+        self._decided = WatchState(self._of)
+        self.rests = False  # another process looks
+
+    def inherit(self, state: WatchState) -> None:
+        """Go on as the daemon before would have, which followed the same group; of another place it has seen nothing."""
+        self._out_of_order = {Step(int(step)): why for step, why in state.out_of_order.items() if _is_step(step)}
+        if state.of != self._of:
+            return
+        self._seen = None if state.seen is None else frozenset(map(Step, state.seen))
+        self._told_late = frozenset(map(Step, state.told_late))
+        self._told_counters, self._told_doubts = set(state.told_counters), set(map(Step, state.told_doubts))
+        self._told_unknown = state.told_unknown
+        self._decided = state
+
+    def _decide(self) -> None:
+        state = WatchState(
+            self._of,
+            None if self._seen is None else sorted(self._seen),
+            {str(step): why for step, why in sorted(self._out_of_order.items())},
+            sorted(self._told_late),
+            sorted(self._told_counters),
+            sorted(self._told_doubts),
+            self._told_unknown,
+        )
+        if state != self._decided:
+            self._decided = state
+            self.decide(asdict(state))
 
     async def run(self, *, poll_s: float | None = None) -> None:
         """Look every `poll_s` (`POLL_S`); problems are logged and retried, never fatal to the mount."""
@@ -88,7 +137,8 @@ class Watch:
         failures = 0  # in a row
         while True:
             try:
-                await self.look_once()
+                if not self.rests:
+                    await self.look_once()
                 warned, failures = "", 0
             except AbsentError as error:
                 if str(error) != warned:
@@ -146,6 +196,7 @@ class Watch:
         before = frozenset(() if record is None else record.kept)
         there = self._in_time(complete | (barred & before))  # what is barred now, and on record, is not deleted
         there -= self._doubtful(there - before, at_the_end=at_the_end)
+        self._decide()  # before the others are recorded
         if seen is None and not there:
             return  # an empty directory proves nothing: the run may not have written its first checkpoint yet
         new, gone = (there, frozenset[Step]()) if seen is None else (there - seen, seen - there)
@@ -160,6 +211,7 @@ class Watch:
                 _log.info("group %r keeps %s", self.group.name, list(after.kept))
             self.changed(after)
         self._seen = there
+        self._decide()
 
     def _in_time(self, steps: frozenset[Step]) -> frozenset[Step]:
         """Those whose steps are not reclaimed; the others are left out, each logged once."""

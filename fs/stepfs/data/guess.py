@@ -7,9 +7,9 @@ the steps that follow.
 import itertools
 import math
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 from stepfs.data.tuning import TUNING
 from stepfs.format.ids import SliceIndex, Step
@@ -71,12 +71,13 @@ class OrderEvidence:
         enough = TUNING.trust_share * len(self._went_on)
         return bool(self._went_on) and chance <= TUNING.chance_max and sum(self._went_on) >= enough
 
-    def estate(self) -> dict[str, Any]:
-        return {"went_on": [*self._went_on], "recent": [*self._recent]}
+    def state(self) -> tuple[list[bool], list[int]]:
+        """What `inherit` takes."""
+        return [*self._went_on], [*self._recent]
 
-    def inherit(self, estate: Mapping[str, Any]) -> None:
-        self._went_on = deque(estate["went_on"], TUNING.judged_steps)
-        self._recent = deque(map(Step, estate["recent"]), _MEMORY_STEPS)
+    def inherit(self, went_on: Iterable[bool], recent: Iterable[int]) -> None:
+        self._went_on = deque(went_on, TUNING.judged_steps)
+        self._recent = deque(map(Step, recent), _MEMORY_STEPS)
 
     @property
     def goes_on(self) -> bool:
@@ -124,6 +125,7 @@ def _without_strays(run: AccessRun, low: Step) -> AccessRun:
 
 _LIVE_ROUNDS: Final = 2  # … nor during so many steps of every run, where many readers take turns
 GAP_STEPS: Final = 16
+STATE_FILES_MAX: Final = 4096  # of which the next daemon of a mount hears
 _PASS_STEPS: Final = 24  # reopening a file this many distinct steps later is a new pass over the data
 
 
@@ -158,15 +160,20 @@ class AccessHistory:
             self._opened.popitem(last=False)
         return fresh
 
-    def estate(self) -> dict[str, Any]:
-        """All of it, for the next daemon of the mount."""
-        return {"opened": [(step, [*seen]) for step, seen in self._opened.items()], **self.order.estate()}
+    def state(self) -> list[list[int]]:
+        """For the next daemon of the mount: the newest steps, each with the slices opened of it, `STATE_FILES_MAX` in all."""
+        found, room = list[list[int]](), STATE_FILES_MAX
+        for step in reversed(self._opened):
+            found.append([step, *itertools.islice(self._opened[step], room)])
+            room -= len(found[-1]) - 1
+            if room <= 0:
+                break
+        return found[::-1]
 
-    def inherit(self, estate: Mapping[str, Any]) -> None:
+    def inherit(self, opened: Iterable[Sequence[int]]) -> None:
         self._opened = OrderedDict(
-            (Step(step), dict.fromkeys(map(SliceIndex, seen))) for step, seen in estate["opened"]
+            (Step(step), dict.fromkeys(map(SliceIndex, seen))) for step, *seen in filter(None, opened) if seen
         )
-        self.order.inherit(estate)
 
     def opened(self, step: Step) -> Collection[SliceIndex]:
         """Slices of a step that were opened lately: no need to fetch them ahead."""
@@ -210,12 +217,12 @@ class StepRate:
     def note(self, now: float) -> None:
         self._times.append(now)
 
-    def estate(self, now: float) -> list[float]:
+    def state(self, now: float) -> list[float]:
         """Seconds since each open."""
         return [now - time for time in self._times]
 
-    def inherit(self, estate: Iterable[float], now: float) -> None:
-        self._times = deque((now - age for age in estate), TUNING.pace_samples)
+    def inherit(self, ages_s: Iterable[float], now: float) -> None:
+        self._times = deque((now - age_s for age_s in ages_s), TUNING.pace_samples)
 
     def steps_per_s(self) -> float | None:
         """None until there is something to measure."""

@@ -9,16 +9,18 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import itertools
 import re
 from array import array
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
 
-from stepfs.data.guess import EVIDENCE_STEPS, Plan, usual_slices
+from stepfs.data.guess import EVIDENCE_STEPS, STATE_FILES_MAX, Plan, usual_slices
 from stepfs.errors import UsageError
 from stepfs.format.ids import INTEGER_MAX, SliceIndex, Step
 
@@ -325,18 +327,24 @@ EXPIRES_S: Final = 600.0
 STREAMS_MAX: Final = 64
 _BEHIND_PLACES: Final = 64  # skipped ones so little behind the front are still to come
 _JUMP_PLACES: Final = 128  # a loader's workers run no further ahead
+_FRONT_PLACES: Final = 32  # by which a front on record lags: so little that the next daemon finds its readers
 
 
 class HintedStream:
     """Readers of one order."""
 
-    def __init__(self, order: Order, at: int, now: float) -> None:
+    def __init__(self, order: Order, at: int, now: float, number: int = 0) -> None:
         self.order = order
         self.touched_at = now
         self.front = at  # one past the greatest place opened
         self._start = at  # earlier places are never opened
         self._opened: OrderedDict[int, set[SliceIndex]] = OrderedDict()  # by place
         self._steps: dict[int, Step] = {}  # by place, those near the front: computing one takes microseconds
+        self.number = number
+        # On record, for the next daemon of the mount:
+        self._front_decided, self._end_decided = -_FRONT_PLACES, False
+        self._listed_decided = 0
+        self._names_decided: list[str] = []
 
     @property
     def settled(self) -> bool:
@@ -354,6 +362,7 @@ class HintedStream:
         if not once_more or (self.ended and at == self._start):
             self.front = self._start = at
             self._opened.clear()
+            self._front_decided = -_FRONT_PLACES
 
     def note_open(self, step: Step, index: SliceIndex, now: float) -> bool | None:
         """None unless the step is one that these readers are about to open; True if it is the first file of it."""
@@ -369,13 +378,42 @@ class HintedStream:
             del self._opened[old]
         return fresh
 
-    def estate(self) -> tuple[int, int, list[tuple[int, list[SliceIndex]]]]:
-        """The front, the start, and what was opened near it."""
-        return self.front, self._start, [(place, [*seen]) for place, seen in self._opened.items()]
+    def near(self) -> list[list[int]]:
+        """What was opened near the front: places, each with slices; for the next daemon."""
+        found, room = list[list[int]](), STATE_FILES_MAX
+        for place in reversed(self._opened):
+            found.append([place, *itertools.islice(self._opened[place], room)])
+            room -= len(found[-1]) - 1
+            if room <= 0:
+                break
+        return found[::-1]
 
-    def inherit(self, front: int, start: int, opened: list[tuple[int, list[int]]]) -> None:
-        self.front, self._start = front, start
-        self._opened = OrderedDict((place, set(map(SliceIndex, seen))) for place, seen in opened)
+    def inherit(self, front: int, near: Iterable[Sequence[int]]) -> None:
+        """Readers are at `front`, as far as is known."""
+        self._opened = OrderedDict((place, set(map(SliceIndex, seen))) for place, *seen in filter(None, near) if seen)
+        self.front = min(max([front, self._start, *(place + 1 for place in self._opened)]), len(self.order))
+
+    @property
+    def lags(self) -> bool:
+        """Whether the record of it does, by more than a daemon that follows may miss."""
+        return self.ended != self._end_decided or abs(self.front - self._front_decided) >= _FRONT_PLACES
+
+    def undecided(self, *, exact: bool = False) -> dict[str, object]:
+        """What is to be put on record of it, under which names."""
+        order, at, found = self.order, self._listed_decided, dict[str, object]()
+        if isinstance(order, ListedOrder) and at < len(order):
+            found[f"{self.number}/{at}"] = {"steps": order.part(at, len(order) - at)}
+            self._names_decided.append(f"{self.number}/{at}")
+            self._listed_decided = len(order)
+        if found or self.lags or (exact and self.front != self._front_decided):
+            name = shuffle_name(order, self._start) if isinstance(order, ShuffledOrder) else ""
+            found[f"{self.number}"] = {"name": name, "front": self.front, "start": self._start}
+            self._front_decided, self._end_decided = self.front, self.ended
+        return found
+
+    def void(self) -> dict[str, object]:
+        """The names of all that is on record of it, without values."""
+        return dict.fromkeys([f"{self.number}", *self._names_decided])
 
     def slices(self) -> frozenset[SliceIndex]:
         return usual_slices(list(self._opened.values())[-EVIDENCE_STEPS:])
@@ -394,11 +432,46 @@ class HintedStream:
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class OrderState:
+    """What the next daemon of a mount knows of an order, in values of JSON: under "3" where its readers are, and of a list
+    under "3/180" the steps from place 180 on.
+    """
+
+    name: str = ""  # of a shuffled order, with the place at which they began
+    front: int = 0
+    start: int = 0
+    steps: list[int] = field(default_factory=list)
+
+
+_NAME: Final = re.compile("([0-9]{1,16})(?:/([0-9]{1,16}))?")
+
+
+def _restored(number: int, state: OrderState, parts: Iterable[tuple[int, list[int]]], now: float) -> HintedStream:
+    """`UsageError` if it has no meaning, or not all of it is there."""
+    if state.name:
+        hint = parse_hint(state.name)
+        if not isinstance(hint, ShuffleHint):
+            raise UsageError(f"{state.name}: no shuffled order")
+        return HintedStream(hint.order, hint.at, now, number)
+    order = ListedOrder()
+    for at, steps in parts:
+        if at != len(order):
+            raise UsageError(f"the steps from place {len(order)} to {at} are missing")
+        order.extend(map(Step, steps))
+    if state.start > len(order) or not len(order):
+        raise UsageError("the steps of a list are missing")
+    return HintedStream(order, state.start, now, number)
+
+
 class HintedStreams:
     """The hinted readers of one mount."""
 
     def __init__(self) -> None:
+        self.decide: Callable[[Mapping[str, object]], None] = lambda _: None  # puts on record; an `OrderState` by name
         self._streams: list[HintedStream] = []
+        self._decided: list[HintedStream] = []  # those on record
+        self._number = 0  # of the next one
         self._usual: frozenset[SliceIndex] = frozenset()  # the slices that hinted readers opened last
 
     def accept(self, hint: Hint, now: float) -> None:
@@ -409,18 +482,21 @@ class HintedStreams:
             self._move_to(hint.order, hint.at, now)
         else:
             self._extend(hint, now)
+        self._decide()
 
     def note_open(self, step: Step, index: SliceIndex, now: float) -> bool | None:
         """None unless the step was announced; True if it is the first file of it."""
         matched: bool | None = None
+        due = False
         for stream in list(self._streams):
             fresh = stream.note_open(step, index, now)
             if fresh is None:
                 continue
             matched = bool(matched) or fresh
             self._usual = stream.slices() or self._usual
-            if stream.settled:
-                self._drop_before(stream)
+            due |= stream.lags or (stream.settled and self._drop_before(stream))
+        if due:
+            self._decide()
         return matched
 
     def plan(
@@ -452,23 +528,45 @@ class HintedStreams:
         """The least step that an unfinished order began with; None without one."""
         return min((stream.order.lowest for stream in self._streams if not stream.ended), default=None)
 
-    def estate(self) -> list[tuple[list[str], int, int, list[tuple[int, list[SliceIndex]]]]]:
-        """The orders that names announced, and where their readers are: for the next daemon."""
-        return [
-            (
-                [shuffle_name(order, stream.front)] if isinstance(order, ShuffledOrder) else order.names(),
-                *stream.estate(),
-            )
-            for stream in self._streams
-            if not isinstance(order := stream.order, StridedOrder)
-        ]
+    def near(self) -> dict[str, list[list[int]]]:
+        """What was opened near the fronts, by order: it only warms."""
+        return {f"{stream.number}": stream.near() for stream in self._streams}
 
-    def inherit(self, estate: Iterable[tuple[list[str], int, int, list[tuple[int, list[int]]]]], now: float) -> None:
-        for names, front, start, opened in estate:
-            for name in names:
-                self.accept(parse_hint(name), now)
-            self._streams[-1].inherit(front, start, opened)
-            self._usual = self._streams[-1].slices() or self._usual
+    def settle(self) -> None:
+        """Put the fronts on record as they are."""
+        self._decide(exact=True)
+
+    def inherit(self, orders: Mapping[str, OrderState], near: Mapping[str, list[list[int]]], now: float) -> None:
+        """Go on from what another daemon has decided, as far as it has a meaning."""
+        heads, parts = dict[int, OrderState](), dict[int, list[tuple[int, list[int]]]]()
+        for name, state in orders.items():
+            if (found := _NAME.fullmatch(name)) is None:
+                continue
+            number = int(found[1])
+            if found[2] is None:
+                heads[number] = state
+            else:
+                parts.setdefault(number, []).append((int(found[2]), state.steps))
+        for number in sorted(heads)[-STREAMS_MAX:]:
+            with suppress(UsageError):
+                stream = _restored(number, heads[number], sorted(parts.get(number, [])), now)
+                stream.inherit(heads[number].front, near.get(f"{number}", []))
+                self._streams.append(stream)
+                self._usual = stream.slices() or self._usual
+        self._number = max([*heads, *parts], default=-1) + 1
+        self._decide()
+
+    def _decide(self, *, exact: bool = False) -> None:
+        """Put on record what has changed, in one write, before anybody acts on it."""
+        changes, there = dict[str, object](), set(self._streams)
+        for stream in self._decided:
+            if stream not in there:
+                changes |= stream.void()
+        self._decided = [stream for stream in self._streams if not isinstance(stream.order, StridedOrder)]
+        for stream in self._decided:
+            changes |= stream.undecided(exact=exact)
+        if changes:
+            self.decide(changes)
 
     def describe(self) -> list[dict[str, int]]:
         """Each order's length and the place of its readers, for the control file."""
@@ -476,11 +574,12 @@ class HintedStreams:
             {"steps": len(stream.order), "at": stream.front, "lowest": stream.order.lowest} for stream in self._streams
         ]
 
-    def _drop_before(self, stream: HintedStream) -> None:
-        """Forget the epochs of the same readers that were announced before."""
+    def _drop_before(self, stream: HintedStream) -> bool:
+        """Forget the epochs of the same readers that were announced before; whether there were any."""
         place = self._streams.index(stream)
         kept = [old for old in self._streams[:place] if not stream.order.follows(old.order)]
         self._streams = kept + self._streams[place:]
+        return len(kept) < place
 
     def _move_to(self, order: Order, at: int, now: float) -> None:
         for stream in self._streams:
@@ -491,14 +590,14 @@ class HintedStreams:
         followed = [stream for stream in self._streams if order.follows(stream.order)]
         for stream in followed[:-1] if at == 0 else followed:
             self._streams.remove(stream)
-        self._add(HintedStream(order, at, now))
+        self._add(order, at, now)
 
     def _extend(self, hint: StepsHint, now: float) -> None:
         listed = [stream for stream in self._streams if isinstance(stream.order, ListedOrder)]
         if hint.at == 0:
             for stream in listed:
                 self._streams.remove(stream)
-            self._add(HintedStream(ListedOrder(hint.steps), 0, now))
+            self._add(ListedOrder(hint.steps), 0, now)
             return
         order = listed[0].order if listed else ListedOrder()
         assert isinstance(order, ListedOrder)
@@ -510,7 +609,8 @@ class HintedStreams:
         order.extend(hint.steps[len(known) :])
         listed[0].touched_at = now
 
-    def _add(self, stream: HintedStream) -> None:
-        self._streams.append(stream)
+    def _add(self, order: Order, at: int, now: float) -> None:
+        self._streams.append(HintedStream(order, at, now, self._number))
+        self._number += 1
         if len(self._streams) > STREAMS_MAX:
             self._streams.remove(min(self._streams, key=lambda stream: stream.touched_at))

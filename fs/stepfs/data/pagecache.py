@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import trio
 
@@ -107,7 +107,9 @@ _BYTES_MIN: Final = 1 << 20  # of small files, so much goes by one call into a t
 class PageOrder:
     """The primed files that may lose their pages."""
 
-    def __init__(self) -> None:
+    def __init__(self, mark: Callable[[SliceKey, bool], None] = lambda *_: None) -> None:
+        """`mark` is told of each file whether its pages may go, when that changes."""
+        self._mark = mark
         self._consumed: dict[SliceKey, None] = {}  # opened and closed
         # Opened and closed, and another reader is expected: bytes; not dropped.
         self.awaited: dict[SliceKey, int] = {}
@@ -124,23 +126,34 @@ class PageOrder:
         return [*self.awaited, *self._consumed]
 
     def consume(self, key: SliceKey) -> None:
-        self.discard(key)
+        before = self.discard(key)
+        self._consumed[key] = None
+        if not before:
+            self._mark(key, True)
+
+    def restore(self, key: SliceKey) -> None:
+        """A daemon before this one has marked it: its pages may go."""
         self._consumed[key] = None
 
     def keep_for_peer(self, key: SliceKey, length: int) -> None:
         """The file was closed, and another reader is expected."""
-        self.discard(key)
+        if self.discard(key):
+            self._mark(key, False)
         self.awaited[key] = length
         self.awaited_bytes += length
 
     def make_idle(self, key: SliceKey) -> None:
-        if key not in self._consumed:
+        if key not in self._consumed and key not in self._idle:
             self._idle[key] = None
+            self._mark(key, True)
 
-    def discard(self, key: SliceKey) -> None:
+    def discard(self, key: SliceKey) -> bool:
+        """Forget it; whether it could lose its pages."""
+        could = key in self._consumed or key in self._idle
         self._consumed.pop(key, None)
         self._idle.pop(key, None)
         self.awaited_bytes -= self.awaited.pop(key, 0)
+        return could
 
 
 def first_of(keys: Iterable[SliceKey], size: int, length: Callable[[SliceKey], int]) -> list[SliceKey]:
@@ -203,21 +216,33 @@ class MountThreads:
 CHUNK_BYTES: Final = 1 << 20  # page-aligned; the last one of a file ends exactly at its end
 
 
+class Table(Protocol):
+    """Where what is primed is on record, a place for each file, for the next daemon of the mount."""
+
+    def read(self) -> Iterator[tuple[int, SliceKey, int, bool]]: ...
+    def enter(self, key: SliceKey, length: int) -> int: ...
+    def write(self, files: Iterable[tuple[int, SliceKey, int, bool]]) -> None: ...
+    def mark(self, place: int, *, unneeded: bool) -> None: ...
+    def leave(self, place: int) -> None: ...
+
+
 @dataclass(slots=True)
 class _Primed:
     length: int
+    place: int = -1  # in the table
     checked: bool = False  # was found whole when its turn came
 
 
 class Primer(Priming):
     """The primed slices of one mount."""
 
-    def __init__(self, slices: Slices, pages: PageCache) -> None:
+    def __init__(self, slices: Slices, pages: PageCache, table: Table | None = None) -> None:
+        self._table = table
         self.bytes = 0  # in the page cache, as far as is known
         self._slices = slices
         self._pages = pages
         self._primed: dict[SliceKey, _Primed] = {}
-        self._order = PageOrder()  # the order in which pages are dropped
+        self._order = PageOrder(self._mark)  # the order in which pages are dropped
         self._evicted: set[SliceKey] = set()  # were primed before
         self._refused: set[SliceKey] = set()  # could not be primed: not shown here, or the kernel would not
         self._todo: deque[CachedSlice] = deque()  # ready and requested, nearest first, as of the last look
@@ -238,20 +263,29 @@ class Primer(Priming):
     def primed(self) -> Collection[SliceKey]:
         return self._primed.keys()
 
-    def estate(self) -> list[tuple[Step, SliceIndex, int, bool]]:
-        """What is primed, for the next daemon: slice, bytes, whether its pages may go."""
-        unneeded = set(self._order)
-        return [(*key, primed.length, key in unneeded) for key, primed in self._primed.items()]
-
-    def inherit(self, estate: Iterable[tuple[Step, SliceIndex, int, bool]]) -> None:
+    def inherit(self) -> None:
         """Take over what another daemon has primed, as far as there is room for it."""
-        for step, index, length, unneeded in estate:
-            if not self._slices.cache.charge(length):
-                return
-            self._primed[step, index] = _Primed(length)
+        assert self._table is not None
+        for place, key, length, unneeded in self._table.read():
+            if key in self._primed or not self._slices.cache.charge(length):
+                self._table.leave(place)
+                continue
+            self._primed[key] = _Primed(length, place)
             self.bytes += length
             if unneeded:
-                self._order.consume((step, index))
+                self._order.restore(key)
+
+    def put_again(self) -> None:
+        """Write what is primed where another daemon has written meanwhile."""
+        if self._table is not None:
+            unneeded = set(self._order)
+            files = [(primed.place, key, primed.length, key in unneeded) for key, primed in self._primed.items()]
+            self._table.write(files)
+
+    def _mark(self, key: SliceKey, unneeded: bool) -> None:
+        primed = self._primed.get(key)
+        if primed is not None and primed.place >= 0 and self._table is not None:
+            self._table.mark(primed.place, unneeded=unneeded)
 
     def changed(self) -> None:
         self._stale = True
@@ -406,7 +440,8 @@ class Primer(Priming):
 
     def _enter(self, held: CachedSlice) -> None:
         # A file that was evicted before is not checked again: a kernel that evicts at once is not fought.
-        self._primed[held.key] = _Primed(held.length, checked=held.key in self._evicted)
+        place = -1 if self._table is None else self._table.enter(held.key, held.length)
+        self._primed[held.key] = _Primed(held.length, place, checked=held.key in self._evicted)
         self.bytes += held.length
 
     async def _prime(self, batch: Sequence[CachedSlice]) -> None:
@@ -477,6 +512,8 @@ class Primer(Priming):
         primed = self._primed.pop(key, None)
         self._order.discard(key)
         if primed is not None:
+            if self._table is not None:
+                self._table.leave(primed.place)
             self.bytes -= primed.length
             self._slices.cache.pool.discharge(primed.length)
             self._slices.changed()

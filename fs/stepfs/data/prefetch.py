@@ -7,14 +7,14 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any
+from dataclasses import dataclass, field
 
 import trio
 
 from stepfs.data import guess
 from stepfs.data.cache import ReadingOrder
 from stepfs.data.fetch import PrefetchRequest
-from stepfs.data.hints import Hint, HintedStreams
+from stepfs.data.hints import Hint, HintedStreams, OrderState
 from stepfs.data.slices import Slices
 from stepfs.data.tuning import TUNING
 from stepfs.errors import CorruptError, NewerFormatError, StepfsError
@@ -23,6 +23,17 @@ from stepfs.lake.log.reader import LogReader
 from stepfs.view.tree import Tree
 
 _log = logging.getLogger("stepfs.data")
+
+
+@dataclass(frozen=True, slots=True)
+class ReadersState:
+    """What the next daemon of a mount goes on from, in values of JSON; it only warms."""
+
+    pace: list[float] = field(default_factory=list)  # seconds since the opens of new steps
+    opened: list[list[int]] = field(default_factory=list)  # steps, each with the slices opened of it; the newest last
+    went_on: list[bool] = field(default_factory=list)
+    recent: list[int] = field(default_factory=list)
+    near: dict[str, list[list[int]]] = field(default_factory=dict)  # of `HintedStreams.near`
 
 
 class Prefetcher:
@@ -96,18 +107,19 @@ class Prefetcher:
         """Steps were committed or reclaimed."""
         self._wake.set()
 
-    def estate(self) -> dict[str, Any]:
+    def state(self) -> ReadersState:
         """What is known of the readers, for the next daemon of the mount."""
-        pace = self._pace.estate(trio.current_time())
-        return {"orders": self.hints.estate(), "pace": pace, **self.position.estate()}
+        pace, (went_on, recent) = self._pace.state(trio.current_time()), self.position.order.state()
+        return ReadersState(pace, self.position.state(), went_on, recent, self.hints.near())
 
-    def inherit(self, estate: Mapping[str, Any]) -> None:
-        """Before `run`: go on as the daemon before would have."""
+    def inherit(self, state: ReadersState, orders: Mapping[str, OrderState]) -> None:
+        """Before `run`: go on as the daemon before would have. `orders`: what `HintedStreams.decide` was given, by name."""
         now = trio.current_time()
-        self.hints.inherit(estate["orders"], now)
-        self._pace.inherit(estate["pace"], now)
-        self.position.inherit(estate)
-        self._learned.update(*(indices for _, indices in estate["opened"]))
+        self.hints.inherit(orders, state.near, now)
+        self._pace.inherit(state.pace, now)
+        self.position.inherit(state.opened)
+        self.position.order.inherit(state.went_on, state.recent)
+        self._learned.update(*map(self.position.opened, map(Step, (step for step, *_ in filter(None, state.opened)))))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         task_status.started()

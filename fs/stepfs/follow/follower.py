@@ -157,7 +157,8 @@ class Follower:
         self.pace = PollInterval(self.poll_s)
         self.interval_s = self.poll_s  # from the last look to the next: of `pace`, or longer by `spacing`
         self._shown = (self.reader.state.version, self.reader.first_live_step)
-        self._failure: str | None = None  # the reason why the last look failed
+        # The reason why the last look failed, or that of the daemon before.
+        self._failure: str | None = None if self.reader.astray is None else str(self.reader.astray)
         # Clock and start time of the look under way.
         self._asked: tuple[trio.abc.Clock, float] | None = None
         self._began = 0.0  # trio time at which the last look or check began
@@ -272,6 +273,7 @@ class Follower:
             _log.warning("cannot follow the lake (%s): %s", quiet, error, extra=facts)
         self._failure = str(error)
         if self.reader.astray is not None:
+            self.on_change()
             self.changes.notify()  # nobody waits for a step of this history
         self.pace.failed()
 

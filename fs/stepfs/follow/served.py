@@ -2,20 +2,20 @@
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 import trio
 
 from stepfs.checkpoints.formats import NextStep, Place
-from stepfs.checkpoints.watch import Progress, Watch
+from stepfs.checkpoints.watch import Progress, Watch, WatchState
 from stepfs.data.disk import DiskCache
 from stepfs.data.fetch import CONNECTIONS_MAX, ConcurrencyLimit
 from stepfs.data.memory import MemoryGovernor
 from stepfs.data.prefetch import Prefetcher
 from stepfs.data.slices import Slices
-from stepfs.errors import StepfsError, UsageError, command
+from stepfs.errors import StepfsError, StoreUnreachableError, UsageError, command
 from stepfs.follow.follower import Changes, Follower, Spacing
 from stepfs.follow.waits import HasPendingSignal, Waits
 from stepfs.format.control import GroupRecord
@@ -36,6 +36,14 @@ IDLE_S: Final = 2.0  # where no step comes and nobody waits
 _SETTLE_S: Final = 10.0
 
 
+@dataclass(frozen=True, slots=True)
+class GroupState:
+    """What the next daemon of a mount knows of its group; values of JSON."""
+
+    name: str | None = None
+    need: int = 0
+
+
 @dataclass(eq=False)
 class GroupFollower:
     """Keeps `Tree.need` at the group's need, from any node's checkpoint to every mount of the group."""
@@ -53,13 +61,21 @@ class GroupFollower:
     astray: Callable[[], str] = lambda: ""
     on_retired: Callable[[], None] = lambda: None  # the group keeps nothing any more
     first_live_step: Callable[[], Step] = lambda: Step(INTEGER_MAX)
+    # Puts on record for the next daemon what is decided: a `GroupState` as "group", a `WatchState` as "watch".
+    decide: Callable[[Mapping[str, object]], None] = lambda _: None
 
     def __post_init__(self) -> None:
         self._shown = False  # the group was there
         self._troubled = False
         self._watch: Watch | None = None
         if self.checkpoints is not None:
-            self._watch = Watch(self.group, *self.checkpoints, changed=self._show, progress=self._progress)
+            self._watch = Watch(
+                self.group,
+                *self.checkpoints,
+                changed=self._show,
+                progress=self._progress,
+                decide=lambda state: self.decide({"watch": state}),
+            )
 
     async def register(self) -> str | None:
         """Make the group exist before the view shows anything: from now on it keeps the steps that the mount shows.
@@ -69,8 +85,8 @@ class GroupFollower:
         await self.group.read()
         is_new, others = self.group.known is None, sorted(self.group.control.groups)
         record = await self.group.register()
-        self._shown, self.tree.need = True, record.need
-        name = self.group.name
+        self._shown, name = True, self.group.name
+        self._need(record.need)
         if not is_new and record.need > self.first_live_step():
             return f"group {name!r} needs the steps from {record.need} on, others are not shown: another run takes a --group of its own"
         if not is_new:
@@ -80,6 +96,37 @@ class GroupFollower:
             leave = command("stepfs", "checkpoint", home, "--group", name, "--retire")
             beside += f"; if this run has read {home} before, its steps are kept there, too, and hold its producers, until {leave}"
         return f"new group {name!r}: it keeps the steps from {record.need} on until it is retired{beside}"
+
+    async def go_on(self, state: GroupState) -> None:
+        """What a daemon that follows another one does instead: to register was a person's wish, and if the group was retired
+        meanwhile it stays so. A record that cannot be read is left to the looks to come.
+        """
+        self._shown = True
+        self._need(Step(state.need))
+        if self.astray():
+            return
+        try:
+            record = await self.group.read()
+        except StoreUnreachableError:
+            raise
+        except StepfsError as error:
+            _log.warning("cannot read the record of group %r: %s", self.group.name, error)
+            return
+        self._show(record)
+
+    def watch_on(self, state: WatchState) -> None:
+        """Before `run`: watch the checkpoints as the daemon before would have."""
+        if self._watch is not None:
+            self._watch.inherit(state)
+
+    def rest(self, rests: bool) -> None:
+        """Whether another daemon watches the checkpoints."""
+        if self._watch is not None:
+            self._watch.rests = rests
+
+    def _need(self, need: Step) -> None:
+        self.decide({"group": {"name": self.group.name, "need": need}})
+        self.tree.need = need
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Follow the group's record, and the trainer's checkpoints, until cancelled; then record the last ones."""
@@ -97,7 +144,8 @@ class GroupFollower:
         while True:
             await trio.sleep(self.spacing.group_look_s(min(max(INTERVAL_S, self.poll_s()), IDLE_S)))
             try:
-                await self.look()
+                if not self.astray():  # the group of another history is not this one
+                    await self.look()
             except StepfsError as error:
                 if not self._troubled:
                     _log.warning("cannot read the record of group %r: %s", self.group.name, error)
@@ -114,7 +162,7 @@ class GroupFollower:
 
     async def _settle(self) -> None:
         """Record the last checkpoints, which only this mount knows: a trainer exits at once after saving."""
-        if self._watch is None:
+        if self._watch is None or self._watch.rests:
             return
         problem = ""
         with trio.move_on_after(_SETTLE_S) as scope:
@@ -134,7 +182,7 @@ class GroupFollower:
             if self._shown:
                 self.on_retired()
         elif record.need != self.tree.need or not self._shown:
-            self.tree.need = record.need
+            self._need(record.need)
             self.on_change()
         self._shown = record is not None
 
@@ -259,6 +307,7 @@ class LakeParts:
         *,
         opened_here: Callable[[], Step] = lambda: Step(0),
         checkpoints: tuple[Place, NextStep] | None = None,
+        decide: Callable[[Mapping[str, object]], None] = lambda _: None,
     ) -> GroupFollower:
         """The consumer group of the readers here; the arguments as `GroupFollower` takes them."""
         return GroupFollower(
@@ -273,6 +322,7 @@ class LakeParts:
             astray=lambda: str(self.log.astray or ""),
             on_retired=self.slices.keep_opened,
             first_live_step=lambda: self.log.first_live_step,
+            decide=decide,
         )
 
     def _near_store(self, url: str | None, opener: Opener) -> Store | None:

@@ -10,7 +10,7 @@
 If the next one fails before `serving`, the other reads on. If that one dies before `done`, the kernel sends again what it
 had not answered. After a death the guardian speaks for the dead one, or systemd, which says nothing.
 
-The papers are a file without a name: a line of facts, and the estate, which each daemon writes anew about each second.
+The papers are a file without a name: a line of facts, and the state (`mount/state.py`).
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from stepfs.mount.fuse.link import Link, has_ended
 from stepfs.mount.host.cache_directory import CachePlace
 from stepfs.mount.host.messages import receive, send
 from stepfs.mount.host.mount_points import FSTYPE, Mounted, is_dead, mount_at
+from stepfs.mount.state import OWNER_BYTES
 from stepfs.own_directory import home, make_own
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("stepfs.mount")
 
-PROTOCOL: Final = 2
+PROTOCOL: Final = 3
 ANSWER_S: Final = 10.0  # for each answer of the other side
 SETTLE_S: Final = 4.0  # what is being fetched ahead comes, and into the page cache, before a mount is given away
 DRAIN_S: Final = 5.0  # what a daemon that was replaced has not answered by then is sent to the next one, if that can be
@@ -187,19 +188,15 @@ def facts_of(link: Link, options: MountOptions, lake_id: str, **others: object) 
     }  # fmt: skip
 
 
-def write_papers(descriptor: int, facts: dict[str, Any], estate: dict[str, Any]) -> None:
-    """Whoever is killed meanwhile leaves no estate, but the facts."""
-    body = b"%b\n%b" % (json.dumps(facts).encode(), json.dumps(estate).encode())
+def write_facts(descriptor: int, facts: dict[str, Any]) -> None:
+    body = b"%b\n" % json.dumps(facts).encode()
+    assert len(body) <= OWNER_BYTES
     os.pwrite(descriptor, body, 0)
-    os.ftruncate(descriptor, len(body))
 
 
-def _read_papers(descriptor: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    facts, _, estate = os.pread(descriptor, os.fstat(descriptor).st_size, 0).partition(b"\n")
-    try:
-        return json.loads(facts), json.loads(estate)
-    except ValueError:
-        return json.loads(facts), {}
+def _read_facts(descriptor: int) -> dict[str, Any]:
+    facts: dict[str, Any] = json.loads(os.pread(descriptor, OWNER_BYTES, 0).partition(b"\n")[0])
+    return facts
 
 
 @contextmanager
@@ -240,7 +237,7 @@ class Predecessor:
 
     def __post_init__(self) -> None:
         self.device, self.papers, *self.lock = self.held
-        self.facts, _ = _read_papers(self.papers)
+        self.facts = _read_facts(self.papers)
         os.environ.update(self.facts["supervisor"])
 
     def succeeded(self) -> dict[str, int]:
@@ -323,10 +320,8 @@ class Predecessor:
         path, keep_base = Path(self.facts["cache"][0]), self.facts["cache"][1]
         return CachePlace.inherited(path, self.lock[0], keep_base=keep_base) if path.is_relative_to(cache_dir) else None
 
-    async def give(
-        self, thread: int, descriptors: list[int], see: Callable[[int], Awaitable[int]]
-    ) -> tuple[dict[str, Any], bool]:
-        """Ask for the mount: the estate, and whether the guardian watches `thread` from now on. `see` follows the log up to a
+    async def give(self, thread: int, descriptors: list[int], see: Callable[[int], Awaitable[int]]) -> bool:
+        """Ask for the mount; whether the guardian watches `thread` from now on. `see` follows the log up to a
         version, and returns the one that it came to. `RefusedError`; the errors of `see`.
         """
         said: dict[str, Any] = {"yours": True, "guarded": False}
@@ -339,7 +334,7 @@ class Predecessor:
         if "yours" not in said:
             why = said.get("refused", "its daemon does not give it away; look at its log")
             raise RefusedError(f"the mount is as it was: {why}")
-        return _read_papers(self.papers)[1], said["guarded"]
+        return bool(said["guarded"])
 
 
 def keep(link: Link, papers: int) -> None:

@@ -26,7 +26,6 @@ from stepfs.data.disk import DiskCache
 from stepfs.errors import AbsentError, RefusedError
 from stepfs.format.records import LakeIdentity
 from stepfs.lake.identity import open_lake
-from stepfs.lake.log.reader import LogReader
 from stepfs.mount import handover
 from stepfs.mount.fuse import kernel
 from stepfs.mount.fuse.kernel import interrupted_reads
@@ -42,7 +41,8 @@ from stepfs.mount.host.kernel import tune
 from stepfs.mount.host.messages import pair, send
 from stepfs.mount.host.mount_points import mount_at, real_directory, wait_until_detached
 from stepfs.mount.options import MountOptions
-from stepfs.mount.parts import MountParts, budgets, store_of
+from stepfs.mount.parts import Former, MountParts, OpenState, budgets, log_of, store_of
+from stepfs.mount.state import State
 from stepfs.mount.status import Machine
 from stepfs.store.api import Store
 from stepfs.store.silence import Say, Silence
@@ -133,11 +133,12 @@ class _Session:
         self._draining: socket.socket | None = None  # to the daemon before, as long as it answers what it had read
         self._drained = trio.Event()
         if predecessor is None:
-            self._papers = os.memfd_create("stepfs-papers")
+            self._state = State.fresh()
             self._counts = dict.fromkeys(COUNTS, 0)
         else:
-            self._papers = predecessor.papers
+            self._state = State(predecessor.papers)
             self._counts = predecessor.succeeded()
+        self._papers = self._state.descriptor
         self._writing = trio.Lock()
         self._facts: dict[str, Any] = {}
 
@@ -188,11 +189,13 @@ class _Session:
 
     async def _open(self, store: Store, *, mounted: Callable[[], None]) -> None:
         options, before = self._options, self._predecessor
+        former = None if before is None else Former(self._state.read(), before.crashed)
         identity = await self._identity(store)
         if before is not None:
             before.check_lake(self._directory, identity.lake_id)
-        reader = await LogReader.open(store, identity, reads_only=True)
-        check_steps(options.steps, reader.state)
+        reader = await log_of(options, store, identity, former)
+        if before is None:  # else it was checked when a person wished it; meanwhile the lake may have been sealed
+            check_steps(options.steps, reader.state)
         here = self._directory if self._descriptor is None else None
         cache_dir = self._cache_dir()
         inherited = None if before is None else before.cache(cache_dir)
@@ -211,7 +214,7 @@ class _Session:
                 disk = await trio.to_thread.run_sync(
                     lambda: DiskCache(cache, identity.lake_id, limit=machine.disk_bytes, shared=shared)
                 )
-            mount = MountParts(options, store, reader, machine, disk)
+            mount = MountParts(options, store, reader, machine, disk, state=self._state, former=former)
             mount.files.follow(self._counts["generation"])
             if (line := await mount.register()) is not None:
                 _log.info("%s", line)
@@ -298,22 +301,23 @@ class _Session:
 
     async def _take(self, mount: MountParts, background: trio.Nursery, link: Link) -> None:
         """Attach libfuse to the kernel, once no other daemon reads."""
-        before, estate = self._predecessor, dict[str, Any]()
+        before, left = self._predecessor, OpenState()
         self._facts = self._own_facts(mount, link)
         if before is not None:
             await mount.follow(background)
             ours, theirs = pair()
             with theirs, self._order() as order:
                 held = [theirs.fileno(), order, *self._held(link)]
-                estate, guarded = await before.give(idle_thread(), held, mount.see)
+                guarded = await before.give(idle_thread(), held, mount.see)
             if guarded:
                 self._guardian.adopt(ours)
             else:
                 ours.close()
-            mount.inherit(estate, crashed=before.crashed)
+            left = mount.inherit()
         await mount.start(background)  # before the first request: handlers need these tasks
-        if estate:
-            await mount.see(estate["version"], ANSWER_S / 2)  # before the other one loses patience
+        if before is not None:
+            await mount.see_all(ANSWER_S / 2)  # before the other one loses patience
+        mount.begin()
         link.attach()
         if before is None:
             if self._options.recover and link.has_resend:
@@ -321,9 +325,9 @@ class _Session:
         elif before.crashed:
             link.resend()
         else:
-            gap_ms = 1e3 * (time.monotonic() - estate["stopped_s"])
+            gap_ms = 1e3 * (time.monotonic() - left.stopped_s)
             _log.info("nobody read the requests of %s for %.1f ms", self._directory, gap_ms)
-        handover.write_papers(self._papers, self._facts, mount.estate())
+        handover.write_facts(self._papers, self._facts)
 
     async def _start(self, mount: MountParts, background: trio.Nursery, link: Link) -> None:
         before = self._predecessor
@@ -399,8 +403,7 @@ class _Session:
         while True:
             began = time.perf_counter()
             async with self._writing:
-                estate = mount.estate()
-                await trio.to_thread.run_sync(handover.write_papers, self._papers, self._facts, estate)
+                await trio.to_thread.run_sync(mount.state.note, mount.readers())
             await trio.sleep(max(_PAPERS_S, (time.perf_counter() - began) / _PAPERS_SHARE))
 
     @contextmanager
@@ -515,17 +518,19 @@ class _Session:
         pid, _ = credentials(peer)
         with handover.life_of(pid, thread) as life:
             guarded = self._guardian.join(thread, descriptors)
+            mount.state.note(mount.readers())
             await link.stop()
             mount.waits.give(given=link.has_resend)
             self._facts["generation"] += 1  # of the one after that one, too, if that one fails
-            estate = {**mount.estate(), "open": mount.files.estate(), "stopped_s": time.monotonic()}
-            handover.write_papers(self._papers, self._facts, estate)
+            handover.write_facts(self._papers, self._facts)
+            mount.hand_over()
             send(peer, {"yours": True, "guarded": guarded})
             until = trio.current_time() + ANSWER_S
             if "serving" not in (await heard(peer, life=life))[0]:
                 why = "ended before it served" if trio.current_time() < until else f"did not serve for {ANSWER_S:g} s"
                 await trio.to_thread.run_sync(handover.end, pid, life)
-                handover.write_papers(self._papers, self._facts, mount.estate())
+                mount.take_back()
+                handover.write_facts(self._papers, self._facts)
                 mount.waits.give(given=False)
                 await link.read_on()
                 _log.warning("pid %d %s %s: it is served as before", pid, why, self._directory)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from dataclasses import asdict
 
 import pytest
 import trio
@@ -13,10 +15,11 @@ from data_pages import Pages
 
 from stepfs.data import pagecache
 from stepfs.data.pagecache import Primer
-from stepfs.data.prefetch import Prefetcher
+from stepfs.data.prefetch import Prefetcher, ReadersState
 from stepfs.data.slices import Slices
 from stepfs.errors import AbsentError, CorruptError, RefusedError, StoreUnreachableError
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex, Step
+from stepfs.mount.state import State, taken
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -197,9 +200,9 @@ async def test_an_index_that_cannot_be_loaded_delays_only_its_steps(nursery, aut
 class Daemon(Node):
     """One of a mount's daemons: what it has primed, the page cache serves."""
 
-    def __init__(self, world, pages):
+    def __init__(self, world, pages, table):
         super().__init__(world)
-        self.primer = Primer(self.slices, pages)
+        self.primer = Primer(self.slices, pages, table)
 
     async def run(self, *, task_status):
         async with trio.open_nursery() as nursery:
@@ -220,22 +223,21 @@ async def test_the_next_daemon_fetches_nothing_again(tmp_path, monkeypatch, auto
     world = world_of(steps, size)
     world.store.behave = lambda *_: 0.3
     pages = Pages(tmp_path, world)
-    estate, under_way = None, 0
+    state, under_way = State.fresh(), 0
     for first in range(0, steps, steps // 3):
         async with trio.open_nursery() as nursery:
-            daemon = Daemon(world, pages)
-            if estate is not None:
-                daemon.primer.inherit(estate)
+            daemon = Daemon(world, pages, state.primed)
+            daemon.primer.inherit()
             await nursery.start(lambda task_status, run=daemon.run: run(task_status=task_status))
             for step in range(first, first + steps // 3):
                 await daemon.read(step, 0)
                 await trio.sleep(0.2)
             under_way += world.store.running
             await daemon.slices.settle()
-            estate = daemon.primer.estate()
             nursery.cancel_scope.cancel()
     assert under_way
     assert len(world.store.requests) == steps * -(-size // BLOCK_BYTES)
+    os.close(state.descriptor)
 
 
 async def test_the_next_daemon_knows_what_readers_open_next(nursery, autojump_clock):
@@ -245,7 +247,7 @@ async def test_the_next_daemon_knows_what_readers_open_next(nursery, autojump_cl
         await old.read(step, 1)
         await trio.sleep(0.5)
     new = Node(world)
-    new.prefetcher.inherit(json.loads(json.dumps(old.prefetcher.estate())))
+    new.prefetcher.inherit(taken(ReadersState, json.loads(json.dumps(asdict(old.prefetcher.state())))), {})
     await at_work(nursery, new)
     await quiet()
     assert len(new.slices.requested) == new.prefetcher.window > 30

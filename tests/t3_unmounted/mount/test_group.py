@@ -16,11 +16,11 @@ from faketable import FakeTable
 from stepfs.checkpoints.formats import NextStep, Place
 from stepfs.errors import StoreUnreachableError
 from stepfs.follow.follower import Follower
-from stepfs.follow.served import INTERVAL_S, GroupFollower
+from stepfs.follow.served import INTERVAL_S, GroupFollower, GroupState
 from stepfs.format.ids import Step
 from stepfs.format.keys import node_key, nodes_prefix
 from stepfs.format.node import NodeRecord, node_name
-from stepfs.lake.control import Group
+from stepfs.lake.control import Control, Group
 from stepfs.lake.fleet import BEAT_S, list_nodes, write_node
 from stepfs.lake.identity import create_lake
 from stepfs.lake.origins import OriginStores
@@ -318,3 +318,39 @@ async def test_a_mount_goes_on_beside_a_damaged_control_record(patient_clock, nu
     record = await group.read()
     assert record is not None
     assert record.kept == (8,)
+
+
+async def test_a_daemon_that_follows_registers_nothing(patient_clock):
+    group = await group_of()
+    mount, decided = mount_of(group), {}
+    mount.need.decide = decided.update
+    await mount.need.register()
+    await group.add(Step(7))
+    await mount.need.look()
+    assert decided["group"] == {"name": "run", "need": 7}
+    await group.retire()
+    follower, retired = mount_of(Group.on(Control(group.control.store, group.control.identity), "run")), []
+    follower.need.on_retired = lambda: retired.append(True)
+    await follower.need.go_on(GroupState(**decided["group"]))
+    assert (follower.tree.need, retired, await group.read()) == (7, [True], None)
+    await group.add(Step(9))  # by hand: it is there again
+    await follower.need.look()
+    assert follower.tree.need == 9
+
+
+@pytest.mark.logs("cannot read the record of group 'run'")
+async def test_a_daemon_that_follows_goes_on_from_the_need_that_was_known(patient_clock):
+    """The newest record is damaged, or that of another history: what the one before has hidden stays hidden."""
+    store = FaultyStore()
+    group = await group_of(store)
+    await mount_of(group).need.register()
+    follower = mount_of(Group.on(Control(store, group.control.identity), "run"))
+    follower.need.astray = lambda: "another history"
+    await follower.need.go_on(GroupState("run", 5))
+    assert (follower.tree.need, follower.changes) == (5, [])
+    key = group.control.key(group.control.number)
+    await store.delete([key])
+    await store.create(key, b"damaged")
+    follower.need.astray = lambda: ""
+    await follower.need.go_on(GroupState("run", 6))
+    assert follower.tree.need == 6

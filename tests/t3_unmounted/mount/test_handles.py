@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 from contextlib import suppress
 
@@ -15,8 +14,6 @@ from faketable import payload
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepfs.data.hints import HintedStreams, ShuffledOrder, parse_hint, shuffle_name, steps_names
-from stepfs.data.pagecache import Primer
 from stepfs.data.slices import Slices
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.mount.fuse.files import FileTable, Handles, OpenContent, OpenSlice, inode_of, length_of
@@ -290,27 +287,3 @@ async def test_an_open_that_waits_is_counted_by_the_daemon_that_answers_it():
         fh = (await m.ops.open(inode, os.O_RDONLY, Caller())).fh
         assert seen == []
         assert m.files.estate() == [(fh, 1, None)]
-
-
-def test_announced_orders_are_handed_on_with_the_places_of_their_readers():
-    old, new = HintedStreams(), HintedStreams()
-    order = ShuffledOrder(7, 1, Step(0), Step(1000))
-    for name in (shuffle_name(order, 0), *steps_names(map(Step, range(5, 900, 3)))):
-        old.accept(parse_hint(name), 0.0)
-    for place in range(40):
-        old.note_open(order.step_at(place), SliceIndex(0), 1.0)
-    new.inherit(json.loads(json.dumps(old.estate())), 2.0)
-    assert new.describe() == old.describe()
-    view = {"hinted": frozenset(), "window_of": lambda _: 9, "first": Step(0), "frontier": Step(999), "now": 2.0}
-    assert new.plan(**view) == old.plan(**view) != []
-    assert new.needed_from() == old.needed_from() == 0
-
-
-@pytest.mark.parametrize("kept", [10 << 20, 150])
-async def test_what_is_primed_is_handed_on_as_far_as_there_is_room(kept):
-    slices = Slices(None, memory_bytes=kept)  # type: ignore[arg-type]
-    primer = Primer(slices, None)  # type: ignore[arg-type]
-    estate = [(Step(0), SliceIndex(0), 100, True), (Step(1), SliceIndex(0), 100, False)]
-    primer.inherit(estate)
-    assert primer.estate() == estate[: 2 if kept > 150 else 1]
-    assert slices.cache.pool.used == primer.bytes == 100 * len(primer.estate())

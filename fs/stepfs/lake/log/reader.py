@@ -20,7 +20,7 @@ from stepfs.format.commit import Commit, decode_commit
 from stepfs.format.ids import SEGMENT_STEPS, SegmentIndex, Step, Version
 from stepfs.format.keys import log_prefix, numbered
 from stepfs.format.records import LakeIdentity
-from stepfs.format.snapshot import LogState, Segment, StepEntry
+from stepfs.format.snapshot import LogState, Segment, StepEntry, genesis
 from stepfs.lake.control import Control
 from stepfs.lake.create_once import STRAY_GAP
 from stepfs.lake.identity import check_identity
@@ -58,6 +58,7 @@ class LogReader:
         self._is_outrun = False  # the last look found more than it could read one by one
         self._stale = False  # until a `reopen` has succeeded
         self._astray: OtherHistoryError | None = None  # while the log is another one than was published here
+        self.stands_in = False  # for a reader of which no more is known than how far it was
 
     @classmethod
     async def open(
@@ -252,6 +253,8 @@ class LogReader:
             raise self._gone_astray()
         _log.info("reopened at version %d (floor %d)", fresh.state.version, fresh.control.floor)
         self.state = self.head = fresh.state
+        if self.stands_in:
+            self.stands_in, self._astray = False, None
         self.first_live_step = fresh.first_live_step
         self.segments.replace_by(fresh.segments)  # a stale writer's commit may have completed one of ours
         self.lone_entries.clear()
@@ -266,29 +269,66 @@ class LogReader:
         head = self.head
         if self.control.astray is not None:
             await self.control.check_history()
-        for _ in range(2):  # a store may hide an object once
-            if await log_contains(self.store, self.identity, head):
+        if await self._contains(head):
+            if self.stands_in:
+                self.mark_stale()  # `astray` until all is read
+            else:
                 self._astray = None
-                return True
-        await check_identity(self.store, self.identity)
-        await self.control.refresh()
-        if self.control.floor <= head.version:
+            return True
+        if self.stands_in or self.control.floor <= head.version:
             raise self._gone_astray()
         self._astray = None
         self.mark_stale()
         return False
 
-    def _gone_astray(self) -> OtherHistoryError:
-        self._astray = OtherHistoryError(
-            f"{self.store.url}: another history: the log has lost version {self.head.version}, which was read here, so the "
-            "store was rolled back or lost objects; mount again, or restart this process: a producer goes on from what the "
-            "lake has, training from a checkpoint that the lake still covers"
+    async def _contains(self, state: LogState) -> bool:
+        """Whether the log has a commit that was read; if not, the floor is newly known, for it may have passed."""
+        for _ in range(2):  # a store may hide an object once
+            if await log_contains(self.store, self.identity, state):
+                return True
+        await check_identity(self.store, self.identity)
+        await self.control.refresh()
+        return False
+
+    async def check_shown(self, version: Version, digest: bytes, *, noticed: bool = False) -> None:
+        """`OtherHistoryError` unless the log has the commit that another process has shown here, or had it before a reclaim.
+        `noticed`: that one has seen that the log is another one; then a reclaim explains nothing.
+        """
+        shown = replace(self.state, version=version, digest=digest)
+        has = digest == self.state.digest if version == self.state.version else await self._contains(shown)
+        if not has and (noticed or self.control.floor <= version):
+            raise _other_history(self.store.url, version)
+
+    @classmethod
+    def standing_in(
+        cls,
+        store: Store,
+        identity: LakeIdentity,
+        version: Version,
+        digest: bytes,
+        steps: tuple[Step, Step],
+        time_ms: int,
+    ) -> LogReader:
+        """A reader for one that is gone, of a log that the store has lost: it knows that these steps were shown, and raises
+        `OtherHistoryError` for each of them. It is `astray` until the log is found again.
+        """
+        known = genesis(identity.lake_id, identity.slices)
+        sealed = SegmentIndex(steps[1] // SEGMENT_STEPS + 1)
+        known = replace(
+            known, version=version, digest=digest, next_step=steps[1], time_ms=time_ms, first_segment=sealed
         )
+        reader = cls(store, identity, Control(store, identity), known)
+        reader.first_live_step, reader.stands_in = steps[0], True
+        reader._gone_astray()
+        return reader
+
+    def _gone_astray(self) -> OtherHistoryError:
+        self._astray = _other_history(self.store.url, self.head.version)
         return self._astray
 
     def entry_if_loaded(self, step: Step) -> StepEntry | None:
         """The entry of a live step if it is in memory; None if it needs a request, or if there is no such step."""
-        if not self.first_live_step <= step < self.state.next_step:
+        if not self.first_live_step <= step < self.state.next_step or self.stands_in:
             return None
         if step >= self.state.sealed_steps:
             return self.state.tail[step - self.state.sealed_steps]
@@ -326,6 +366,8 @@ class LogReader:
             live = range(self.first_live_step, self.state.next_step)
             extent = f"steps {live[0]} to {live[-1]} are" if live else "none is"
             raise AbsentError(f"step {step} is not in the lake ({extent})")
+        if self.stands_in:
+            raise self._gone_astray()
 
     async def load_segment(self, index: SegmentIndex) -> Segment:
         """One sealed segment, from memory or by one GET of all waiting tasks. `ReclaimedError` if it is gone."""
@@ -351,6 +393,8 @@ class LogReader:
         entry = self.entry_if_loaded(step)
         if entry is not None:
             return entry.time_ms
+        if self.stands_in:
+            return self.state.time_ms
         return self.state.segment_ref(SegmentIndex(step // SEGMENT_STEPS))[0]
 
     async def _fill_gap(self, behind: Version) -> None:
@@ -380,3 +424,11 @@ class LogReader:
     def _touch(self, version: Version) -> None:
         if self._lowest_unconfirmed is None or version < self._lowest_unconfirmed:
             self._lowest_unconfirmed = version
+
+
+def _other_history(url: str, version: Version) -> OtherHistoryError:
+    return OtherHistoryError(
+        f"{url}: another history: the log has lost version {version}, which was read here, so the "
+        "store was rolled back or lost objects; mount again, or restart this process: a producer goes on from what the "
+        "lake has, training from a checkpoint that the lake still covers"
+    )

@@ -55,10 +55,13 @@ class Meter:
         self.steps_invalidated = 0
         self.accesses: deque[Access] = deque(maxlen=ACCESSLOG_LINES)
         self.started_at = time.time()
+        self.on_opened: Callable[[], None] = lambda: None  # called when `opened` grows
 
     def note_open(self, step: Step) -> None:
         self.last_step = step
-        self.opened = max(self.opened, Step(step + 1))
+        if step >= self.opened:
+            self.opened = Step(step + 1)
+            self.on_opened()
 
     def done(self, operation: str, subject: Subject, duration_s: float, error: int) -> None:
         """Count a finished request; `error` is an errno, 0 for success."""

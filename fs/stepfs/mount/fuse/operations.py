@@ -19,6 +19,7 @@ import pyfuse3
 import trio
 
 from stepfs.data.slices import Slices
+from stepfs.errors import OtherHistoryError
 from stepfs.follow.waits import WaitOutcome, Waits
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.format.snapshot import StepEntry
@@ -327,26 +328,7 @@ class StepOperations(pyfuse3.Operations):
             raise pyfuse3.FUSEError(errno.EROFS)
         node = node_of(inode)
         if isinstance(node, SliceFile):
-            entry = await self._entry(node.step, ctx)
-            if node.index >= entry.tgb.slices:
-                raise pyfuse3.FUSEError(errno.ENOENT)
-            own = self.is_own(ctx.pid)
-            if self.files.closing and not own:  # its own look would keep the mount busy
-                with self._waiting.held(ctx.uid), self.slices.shelter.wait():
-                    await self.files.pass_door()
-            file, size = self._open_slice(entry, node, own=own), entry.tgb.length(node.index)
-            if self.sizes.has(inode):
-                try:
-                    with self._waiting.held(ctx.uid), self.slices.shelter.wait():
-                        await self.sizes.settle(inode, size, lambda: file.read(size - 1, 1))
-                except BaseException:
-                    file.close()
-                    raise
-            # Counted only now: while it waits, the kernel may have another daemon answer it. direct_io would break
-            # MAP_SHARED: np.memmap, safetensors.
-            if not own:
-                self.files.note_opener(ctx.pid)
-            return pyfuse3.FileInfo(fh=self.files.add(inode, file, own=own), keep_cache=True)
+            return await self._open_rank(inode, node, ctx)
         if not isinstance(node, StepFile | WaitFile):
             self.files.check_room(ctx.uid)
             opened = self.control.open(node)
@@ -358,6 +340,35 @@ class StepOperations(pyfuse3.Operations):
                     opened = await self.control.open_wait(node.step, ctx.pid)
         handle = self.files.add(inode, opened, length=len(opened.content), uid=ctx.uid)
         return pyfuse3.FileInfo(fh=handle, direct_io=True)
+
+    async def _open_rank(self, inode: int, node: SliceFile, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
+        """Open a rank's file."""
+        own = self.is_own(ctx.pid)
+        try:
+            entry = await self._entry(node.step, ctx)
+        except OtherHistoryError:
+            if not self.tree.readable(node.step) or self.sizes.has(inode):
+                raise
+            # The daemon before showed this step, which the store has lost: its pages are all that there is.
+            return pyfuse3.FileInfo(fh=self.files.add(inode, OpenUnread(), own=own), keep_cache=True)
+        if node.index >= entry.tgb.slices:
+            raise pyfuse3.FUSEError(errno.ENOENT)
+        if self.files.closing and not own:  # its own look would keep the mount busy
+            with self._waiting.held(ctx.uid), self.slices.shelter.wait():
+                await self.files.pass_door()
+        file, size = self._open_slice(entry, node, own=own), entry.tgb.length(node.index)
+        if self.sizes.has(inode):
+            try:
+                with self._waiting.held(ctx.uid), self.slices.shelter.wait():
+                    await self.sizes.settle(inode, size, lambda: file.read(size - 1, 1))
+            except BaseException:
+                file.close()
+                raise
+        # Counted only now: while it waits, the kernel may have another daemon answer it. direct_io would break
+        # MAP_SHARED: np.memmap, safetensors.
+        if not own:
+            self.files.note_opener(ctx.pid)
+        return pyfuse3.FileInfo(fh=self.files.add(inode, file, own=own), keep_cache=True)
 
     def _open_slice(self, entry: StepEntry, node: SliceFile, *, own: bool) -> OpenFile:
         if own:
