@@ -10,7 +10,7 @@ import pydantic  # noqa: F401
 import trio_parallel  # noqa: F401
 import yaml  # noqa: F401
 
-import stepfs.mount.session  # noqa: F401
+import stepfs.mount.daemon.session  # noqa: F401
 import stepfs_producer.cli.app
 import stepfs_producer.payloads.files
 import stepfs_producer.run.history.lineage

@@ -23,10 +23,10 @@ import trio
 
 from stepfs.format.grid import Grid
 from stepfs.lake.identity import create_lake
-from stepfs.mount.daemon import log_file
 from stepfs.mount.host import mount_points
 from stepfs.mount.host.kernel import process_start
 from stepfs.mount.host.mount_points import unmount
+from stepfs.mount.logs import log_file
 from stepfs.store.api import Store
 from stepfs.store.opening import open_store
 from stepfs_producer import Producer
@@ -97,6 +97,7 @@ class Mount:
     cache_dir: Path
     allowed: list[str] = field(default_factory=list)  # parts of log warnings this test provokes
     checked: set[str] = field(default_factory=set)  # documents that were held against their schemas
+    keeper: int | None = None
 
     def step(self, step: int) -> Path:
         return self.directory / f"step-{step:09d}"
@@ -147,8 +148,9 @@ def mounted(url: str, directory: Path, *options: str, allowed: list[str] | None 
         config = json.loads((directory / ".stepfs/config.json").read_text())
         json_schemas.check("config", config)
         mount = Mount(
-            directory, logs / log_file(directory).name, config["pid"], Path(config["cache_dir"]), allowed or []
-        )
+            directory, logs / log_file(directory).name, config["pid"], Path(config["cache_dir"]), allowed or [],
+            keeper=config["keeper"],
+        )  # fmt: skip
         yield mount
     finally:
         clear(directory, mount)
@@ -168,10 +170,17 @@ def clear(directory: Path, mount: Mount | None) -> None:
                 raise
     if mount is not None:
         try:
-            gone(mount.pid)
+            ended(mount)
         except AssertionError:
             os.kill(mount.pid, signal.SIGKILL)
             raise
+
+
+def ended(mount: Mount) -> None:
+    """Wait for the end of its daemon, and of its keeper."""
+    for pid in (mount.pid, mount.keeper):
+        if pid is not None:
+            gone(pid)
 
 
 def gone(pid: int) -> None:

@@ -67,7 +67,7 @@ def test_a_path_below_tests_that_is_named_exists(page: Path) -> None:
 BREACHES = {
     "reading never imports writing": [("stepfs.view.reads", "stepfs_producer")],
     "rooms of stepfs, highest first": [
-        ("stepfs.format.upwards", "stepfs.mount.session"),
+        ("stepfs.format.upwards", "stepfs.mount.daemon.session"),
         ("stepfs.unnamed", ""),
         ("stepfs.reader.mounts", "stepfs.mount.options"),
         ("stepfs.mount.fuse.reads", "stepfs.reader"),
@@ -106,7 +106,7 @@ BREACHES = {
         (f"stepfs_producer.cli.borrows_{library}", library)
         for library in ("PIL", "pyarrow", "pydantic", "ray", "trio_parallel", "yaml", "zstandard")
     ],
-    "the kernel is known to stepfs.mount alone": [("stepfs.data.kernel", "pyfuse3"), ("stepfs.cli.kernel", "sdnotify")],
+    "the kernel is known to stepfs.mount alone": [("stepfs.data.kernel", "pyfuse3"), ("stepfs.cli.kernel", "pyfuse3")],
     "S3 is known to stepfs.store.s3 alone": [
         ("stepfs.store.buckets", "boto3"),
         ("stepfs_producer.buckets", "botocore.config"),

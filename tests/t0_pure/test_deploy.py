@@ -24,6 +24,7 @@ from stepfs.cli.app import app
 from stepfs.csi.__main__ import parsed
 from stepfs.csi.holder import SECRET
 from stepfs.csi.node import OPTIONS
+from stepfs.mount.options import MountOptions
 from stepfs_producer.cli.app import app as producer_app
 
 DEPLOY = Path(__file__).parents[2] / "scripts/deploy"
@@ -93,7 +94,7 @@ def test_the_mounts_unit_keeps_the_namespace_and_is_not_restarted_in_vain():
     assert set(service) <= KEEPS_THE_NAMESPACE
     assert shlex.split(service["ExecStart"])[1:] == ["mount", "${STEPFS_LAKE}", "${STEPFS_DIR}", "--foreground"]
     assert shlex.split(service["ExecReload"])[1:] == ["mount", "${STEPFS_LAKE}", "${STEPFS_DIR}", "--replace"]
-    assert service["NotifyAccess"] == "exec", "else the daemon that reload starts cannot say that it lives"
+    assert service["NotifyAccess"] == "main", "the keeper speaks for its daemons"
     assert {int(code) for code in service["RestartPreventExitStatus"].split()} == FINAL
     assert service_of(RECLAIM)["EnvironmentFile"] != service["EnvironmentFile"], "each has its own credentials"
 
@@ -279,9 +280,12 @@ def test_the_drivers_pod_runs_what_the_volume_names():
     assert endpoint["honorLabels"], "the plugin names the volumes: an instance each"
 
 
+DEFAULTS = MountOptions("file:///lake", Path("/m"))
+
+
 def test_the_manual_has_every_attribute_of_a_volume():
     rows = [
-        f"| `{name}` | {one.given or (('/' in one.flag and 'true') or 'false' if kind is bool else '')} | {one.help} |"
+        f"| `{name}` | {one.given or (str(getattr(DEFAULTS, name.replace('-', '_'))).lower() if kind is bool else '')} | {one.help} |"
         for name, (kind, one) in OPTIONS.items()
     ]
     page = (DEPLOY.parents[1] / "fs/OPERATIONS.md").read_text().partition("| attribute |")[2].partition("\n\n")[0]

@@ -14,7 +14,7 @@ from stepfs.follow.follower import MOUNTS_MIN, SLOWER_MAX, Spacing
 from stepfs.format.ids import Epoch, Version
 from stepfs.format.snapshot import LogState, ProducerState, genesis
 from stepfs.lake.log.append import ASKS_EVERY_S, PAUSE_S, Pauses
-from stepfs.mount.health.watchdog import RunningTime
+from stepfs.mount.daemon.watchdog import RunningTime
 from stepfs_producer.commit.pace import (
     CROWDED_SHARE_MIN,
     INTERVAL_S_MIN,

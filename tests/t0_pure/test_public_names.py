@@ -139,13 +139,13 @@ def test_a_command_on_a_directory_loads_no_other_store_no_second_parser_and_no_o
 
 
 def test_a_mount_loads_a_server_of_metrics_only_when_it_serves_some():
-    assert not modules_after("import stepfs.mount.session") & {"prometheus_client", "http", "wsgiref"}
+    assert not modules_after("import stepfs.mount.daemon.session") & {"prometheus_client", "http", "wsgiref"}
 
 
 def test_the_command_that_starts_a_daemon_loads_no_event_loop_and_no_codec(tmp_path):
     absent = str(tmp_path / "absent")
     script = (
-        "import stepfs.cli, stepfs.cli.commands.mount, stepfs.checkpoints.formats, stepfs.limits, stepfs.mount.daemon\n"
+        "import stepfs.cli, stepfs.cli.commands.mount, stepfs.checkpoints.formats, stepfs.limits, stepfs.mount.launch\n"
         f"sys.argv = ['stepfs', 'mount', 'file:///nowhere', {absent!r}]\n"
         "try:\n    stepfs.cli.main()\nexcept SystemExit as end:\n    assert end.code == 3, end.code"
     )

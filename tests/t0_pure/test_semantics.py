@@ -19,8 +19,8 @@ from stepfs.format.ids import SEGMENT_STEPS
 from stepfs.lake.fleet import BEAT_S
 from stepfs.lake.log.index import SEGMENT_SHARE_BYTES
 from stepfs.lake.log.reader import _MISSES_PER_FLOOR_PROBE
-from stepfs.mount.handover import DRAIN_S
-from stepfs.mount.health.guardian import ATTEMPTS, DEATHS, PATIENCE_S, WITHIN_S
+from stepfs.mount.daemon.succession import DRAIN_S
+from stepfs.mount.launch import DEATHS, PATIENCE_S, WITHIN_S
 from stepfs.mount.options import DEADLINE_S
 from stepfs.view.tree import AHEAD_STEPS_MAX
 
@@ -208,8 +208,10 @@ def test_every_promise_has_tests_and_they_exist():
         f"`--grace` ({'an hour' if GRACE == '1h' else GRACE}, by the store's clock)",
         f"or within {_MISSES_PER_FLOOR_PROBE * INTERVAL_S_MAX:g} s.",
         f"after {DEADLINE_S:g} s they fail with `ETIMEDOUT`",
-        f"gives up after {WORDS[DEATHS]} deaths within a minute, {WORDS[ATTEMPTS]} daemons in a row that did not serve, or"
-        f" {PATIENCE_S:g} s; while the store does not answer, after {DEADLINE_S:g} s"[: None if WITHIN_S == 60 else 0],
+        f"gives up after {WORDS[DEATHS]} deaths within a minute, or {PATIENCE_S:g} s in which none came to serve, with pauses"
+        f" between the attempts; while the store does not answer, after {DEADLINE_S:g} s"[
+            : None if WITHIN_S == 60 else 0
+        ],
         f"begin anew, and reads that take longer than {DRAIN_S:g} s",
         f"names of the next {AHEAD_STEPS_MAX} steps",
         f"and one every {IDENTITY_CHECK_S:g} s, which checks",

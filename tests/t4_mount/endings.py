@@ -11,7 +11,7 @@ from pathlib import Path
 
 import trio
 from finished import ran
-from realmount import PATIENCE_S, gone, mounted, stepfs, until
+from realmount import PATIENCE_S, ended, gone, mounted, stepfs, until
 
 from stepfs.lake.fleet import list_nodes
 from stepfs.lake.identity import open_lake
@@ -20,7 +20,7 @@ from stepfs.store.opening import open_store
 
 
 def assert_nothing_is_left(mount):
-    gone(mount.pid)
+    ended(mount)
     assert mount_points.mount_at(mount.directory) is None
     assert os.listdir(mount.directory) == []
     until(lambda: not mount.cache_dir.exists(), f"{mount.cache_dir} is still there")

@@ -28,8 +28,8 @@ from realmount import PATIENCE_S, STEPFS, clear, gone, mounted, open_files, payl
 from stepfs.control_files import answer_within
 from stepfs.doctor import machine
 from stepfs.lake.identity import open_lake
-from stepfs.mount.daemon import LOG_BYTES_MAX
 from stepfs.mount.host import mount_points
+from stepfs.mount.logs import LOG_BYTES_MAX
 from stepfs.mount.unmount import unmount_and_wait
 from stepfs.store.opening import open_store
 

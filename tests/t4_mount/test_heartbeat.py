@@ -26,7 +26,7 @@ import json, os, sys, threading, time
 from pathlib import Path
 import trio
 from stepfs.mount.options import MountOptions
-from stepfs.mount.session import serve
+from stepfs.mount.daemon.session import serve
 
 lake, directory, cache, out, calm = sys.argv[1:]
 frozen, threads = [], [os.getpid()]

@@ -169,8 +169,7 @@ def test_a_daemon_that_is_killed_while_the_store_is_away_is_followed_once_it_is_
 ):
     lake_with(s3_url, 2)
     patience = {
-        "stepfs.mount.health.guardian:ATTEMPTS": 1,
-        "stepfs.mount.health.guardian:PATIENCE_S": 20.0,  # less than two daemons wait for a store that hangs
+        "stepfs.mount.launch:PATIENCE_S": 20.0,  # less than two daemons wait for a store that hangs
         "stepfs.store.silence:SAY_AFTER_S": 1.0,
         "stepfs.store.silence:GIVE_UP_AFTER_S": 12.0,
     }

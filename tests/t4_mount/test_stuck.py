@@ -12,8 +12,10 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 from finished import ran
-from realmount import PATIENCE_S, clear, mounted, needs_resend, payload, stepfs, until
+from realmount import PATIENCE_S, clear, gone, mounted, needs_resend, payload, stepfs, until
+from test_successors import tampered
 
 from stepfs_producer import Producer
 
@@ -22,9 +24,9 @@ SERVE = f"""
 import ctypes, signal, sys, time
 from pathlib import Path
 import trio
-from stepfs.mount.health import watchdog
+from stepfs.mount.daemon import watchdog
 from stepfs.mount.options import MountOptions
-from stepfs.mount.session import run, serve
+from stepfs.mount.daemon.session import run, serve
 
 lake, directory, cache, ready, seconds, how, recover = sys.argv[1:]
 watchdog.TIMING = watchdog.Timing(0.1, 0.5, {ABORT_S})
@@ -105,17 +107,41 @@ def test_a_stuck_loop_is_shown_and_its_readers_fail_instead_of_hanging(lake, tmp
             assert again.file(0, 0).read_bytes() == payload(0, 0)
 
 
+STUCK = f"""
+import sys
+if "stepfs.mount.daemon" in sys.orig_argv and once({{times}}):
+    import signal, time
+    from stepfs.mount.daemon import watchdog
+    watchdog.TIMING = watchdog.Timing(0.1, 0.5, {ABORT_S})
+    def block_on_purpose(*_):
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        while True:
+            time.sleep(0.1)
+    signal.signal(signal.SIGUSR2, block_on_purpose)
+"""
+
+
 @needs_resend
-def test_a_stuck_daemon_is_followed_by_one_that_serves(lake, tmp_path, monkeypatch):
-    monkeypatch.setenv("STEPFS_LOG_DIR", str(tmp_path / "logs"))
-    with Serving(lake, tmp_path, 600, "without the GIL", recover=True) as serving:
-        serving.process.send_signal(signal.SIGUSR2)
-        assert max(os.listdir(serving.directory)) == "step-000000002"
-        assert serving.process.wait(timeout=PATIENCE_S) == 1
-        assert serving.said("the next one serves")
-        status = json.loads((serving.directory / ".stepfs/status.json").read_text())
-        assert (status["follows"], status["recoveries"]) == (serving.process.pid, 1)
-        stepfs("unmount", serving.directory).check_returncode()
+@pytest.mark.parametrize("again", [False, True])
+def test_a_stuck_daemon_is_followed_by_one_that_serves_and_that_one_by_nobody(lake, tmp_path, monkeypatch, again):
+    """It may be the requests that do it."""
+    with (
+        tampered(monkeypatch, tmp_path, STUCK.format(times=1 + again)),
+        mounted(lake, tmp_path / "m", "--no-prime", allowed=["is stuck", "has not answered"]) as mount,
+    ):
+        mount.kill(signal.SIGUSR2)
+        assert max(os.listdir(mount.directory)) == "step-000000002"
+        assert "the daemon is stuck; the next one serves" in mount.log.read_text()
+        assert mount.status()["follows"] == mount.pid
+        assert mount.status()["recoveries"] == 1
+        mount.pid = mount.config()["pid"]
+        if again:
+            mount.kill(signal.SIGUSR2)
+            with pytest.raises(OSError, match=r"not connected|abort"):
+                os.listdir(mount.directory)
+            gone(mount.keeper)
+            assert "the daemon is stuck, and so was the one before" in mount.log.read_text()
+    clear(mount.directory, None)
 
 
 def test_a_loop_that_comes_back_was_shown_and_serves_on(lake, tmp_path):

@@ -106,7 +106,7 @@ def print_document(line: str, code: int) -> None:
 
 def log_as_json() -> None:
     """Make each line on stderr a JSON object from now on, as in the log of a mount."""
-    from stepfs.mount.daemon import Json
+    from stepfs.mount.logs import Json
 
     global _as_json  # noqa: PLW0603
     _as_json = Json()

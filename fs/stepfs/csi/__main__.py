@@ -18,7 +18,7 @@ from stepfs import __version__
 from stepfs.csi.holder import hold, listens
 from stepfs.errors import MissingPackageError, StepfsError
 from stepfs.format.arguments import parse_log_format
-from stepfs.mount.daemon import Json, Text
+from stepfs.mount.logs import Json, Text
 
 _NAME: Final = "stepfs.csi"
 _THREADS: Final = 64  # a publish may wait a minute for a silent store, and Probe must be answered meanwhile

@@ -28,7 +28,6 @@ from stepfs.control_files import answer_within
 from stepfs.csi.holder import ask
 from stepfs.csi.messages import BYTES, MESSAGES, READERS, WRITERS
 from stepfs.declared_option import declared
-from stepfs.mount.daemon import log_file
 from stepfs.mount.host.mount_points import (
     FSTYPE,
     Health,
@@ -39,6 +38,7 @@ from stepfs.mount.host.mount_points import (
     real_directory,
     unmount,
 )
+from stepfs.mount.logs import log_file
 from stepfs.mount.options import MountOptions
 from stepfs.mount.redact import redacted
 

@@ -25,7 +25,6 @@ from stepfs.checkpoints.formats import Place, look
 from stepfs.control_files import ANSWER_S, answer_within, read_config, read_status
 from stepfs.errors import AbsentError, StepfsError, command
 from stepfs.limits import cgroup_limit
-from stepfs.mount.daemon import log_file
 from stepfs.mount.host.abort import CAP_SYS_ADMIN, capabilities
 from stepfs.mount.host.mount_points import (
     FSTYPE,
@@ -40,6 +39,8 @@ from stepfs.mount.host.mount_points import (
     real_directory,
     source_of,
 )
+from stepfs.mount.launch import trouble_of
+from stepfs.mount.logs import log_file
 
 
 class Level(enum.StrEnum):
@@ -252,6 +253,9 @@ def check_alive(mounted: Mounted) -> Finding:
             again = command("stepfs", "mount", "LAKE", directory)
             remedy = f"`{again}` or `{command('stepfs', 'unmount', directory)}` clears it"
             return fail(subject, f"stale, its daemon is gone: {why}", remedy)
+        case Health.SILENT if trouble := trouble_of(mounted):
+            remedy = f"wait, or end it with `{command('stepfs', 'unmount', directory)}`; its log is {log_file(Path(directory))}"
+            return fail(subject, trouble, remedy, exit_code=6)
         case Health.SILENT:
             return fail(
                 subject,

@@ -1,4 +1,4 @@
-"""The options of one mount: parsed, checked, frozen, and sent to the daemon's process as JSON.
+"""The options of one mount: parsed, checked, frozen, and sent to the daemon's process as a map.
 
 They contain no credentials: these come from the AWS chain in the environment, which the daemon inherits.
 """
@@ -6,12 +6,13 @@ They contain no credentials: these come from the AWS chain in the environment, w
 from __future__ import annotations
 
 import dataclasses
-import json
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
-from stepfs.declared_option import Opt
+from stepfs.declared_option import Opt, declared
+from stepfs.errors import RefusedError, command
 from stepfs.format.arguments import parse_duration, parse_interval, parse_log_format, parse_size
 from stepfs.mount.redact import redact_url
 from stepfs.view.ranks import parse_ranks, parse_steps
@@ -25,6 +26,14 @@ def _absolute(text: str) -> Path:
 
 def _absolute_name(text: str) -> str:
     return str(Path(text).absolute())
+
+
+# What a replacement cannot change, and why: the others it may.
+_FIXED: Final = {
+    "lake": "its readers' names would mean other bytes",
+    "allow_other": "the kernel was told when it was mounted",
+    **dict.fromkeys(("world", "mesh", "steps"), "its readers' names would mean other bytes"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +150,10 @@ class MountOptions:
     recover: Annotated[
         bool, Opt("--recover/--no-recover", "Serve on after the daemon was killed; else readers get errors.")
     ] = True
+    spare: Annotated[
+        bool,
+        Opt("--spare/--no-spare", "Keep an idle daemon (30 MB), so that after a kill the next one serves in 0.2 s."),
+    ] = False
     log_format: Annotated[
         str,
         Opt("--log-format", "text, or json: one object a line, with step, slice, rank.", "FORMAT", parse_log_format),
@@ -161,25 +174,66 @@ class MountOptions:
         """The checkpoint directory, if it is this mount that watches it: with `--ranks`, the one with rank 0."""
         return self.checkpoint_dir if not self.ranks or 0 in self.ranks else None
 
-    def to_json(self) -> str:
-        """The options as text, for the pipe to the daemon."""
+    def to_map(self) -> dict[str, Any]:
+        """The options for another process, also of another version."""
         body = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         if self.steps is not None:
             body["steps"] = [self.steps.start, self.steps.stop]
-        return json.dumps({name: str(v) if isinstance(v, Path) else v for name, v in body.items()})
+        return {name: str(v) if isinstance(v, Path) else v for name, v in body.items()}
 
     @classmethod
-    def from_json(cls, text: str) -> MountOptions:
-        body = json.loads(text)
+    def from_map(cls, body: Mapping[str, Any]) -> tuple[MountOptions, list[str]]:
+        """The options, absent ones with their defaults; and the names of those that this version does not have."""
+        known = {field.name for field in dataclasses.fields(cls)}
+        given = {name: value for name, value in body.items() if name in known}
         for name in ("directory", "cache_dir"):
-            body[name] = None if body[name] is None else Path(body[name])
-        body["steps"] = None if body["steps"] is None else range(*body["steps"])
-        body["ranks"] = None if body["ranks"] is None else tuple(body["ranks"])
-        return cls(**body)
+            given[name] = None if given.get(name) is None else Path(given[name])
+        if given.get("steps") is not None:
+            given["steps"] = range(*given["steps"])
+        if given.get("ranks") is not None:
+            given["ranks"] = tuple(given["ranks"])
+        return cls(**given), sorted(body.keys() - known)
 
     def redacted(self) -> dict[str, object]:
         """The options as `.stepfs/config.json` may show them."""
-        body: dict[str, object] = json.loads(self.to_json())
+        body: dict[str, object] = self.to_map()
         body["lake"] = redact_url(self.lake)
         body["endpoint_url"] = None if self.endpoint_url is None else redact_url(self.endpoint_url)
         return body
+
+
+def merged(before: MountOptions, wanted: MountOptions, given: Collection[str]) -> tuple[MountOptions, list[str]]:
+    """The options of a mount whose daemon is replaced, and a line for each that changes.
+
+    A replacement is an upgrade, not a new wish: what is not named in `given` stays as it was. `RefusedError`.
+    """
+    named = {"lake", *given} & {field.name for field in dataclasses.fields(MountOptions)}
+    change = {name: getattr(wanted, name) for name in sorted(named) if not _same(name, before, wanted)}
+    for name, why in _FIXED.items():
+        if name in change:
+            was, now = (_shown(name, options) for options in (before, wanted))
+            first = command("stepfs", "unmount", before.directory)
+            raise RefusedError(f"{before.directory}: mounted with {was}, not {now}: {why}; `{first}` first")
+    after = dataclasses.replace(before, **change)
+    return after, [f"{_shown(name, after)} (was {_shown(name, before)})" for name in change]
+
+
+def _same(name: str, before: MountOptions, wanted: MountOptions) -> bool:
+    was, now = getattr(before, name), getattr(wanted, name)
+    return was == now or (name == "lake" and was.rstrip("/") == now.rstrip("/"))
+
+
+def _shown(name: str, options: MountOptions) -> str:
+    """As it would be typed."""
+    value, option = getattr(options, name), declared(MountOptions).get(name)
+    if option is None:
+        return redact_url(str(value))
+    flag = option[1].flag
+    if isinstance(value, bool):
+        on, _, off = flag.partition("/")
+        return on if value else off or f"no {on}"
+    if isinstance(value, range):
+        value = f"{value.start}:{value.stop}"
+    elif isinstance(value, tuple):
+        value = ",".join(map(str, value))
+    return f"no {flag}" if value is None else f"{flag} {redact_url(str(value))}"

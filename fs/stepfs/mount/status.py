@@ -166,6 +166,8 @@ class Machine:
     handovers: int = 0  # in the life of the mount
     recoveries: int = 0
     follows: int | None = None  # the pid of the daemon before
+    keeper: int | None = None  # that of the mount's root process
+    place: str | None = None  # the directory of its socket
     kernel: dict[str, int | None] = field(default_factory=dict)
 
 
@@ -249,6 +251,7 @@ class Reports:
             "micro_batches": self.ranks.micro_batches,
             "pid": os.getpid(),
             "follows": self.machine.follows,
+            "keeper": self.machine.keeper,
         }
 
     def orders(self) -> Json:
@@ -273,7 +276,8 @@ class Reports:
             "cache_dir": str(self.machine.cache_dir),
             "device": self.machine.device,
             "kernel": dict(self.machine.kernel),
-            "process_start": process_start(os.getpid()),
+            "process_start": process_start("self"),
+            "keeper_place": self.machine.place,
         }
 
     def line(self) -> str:

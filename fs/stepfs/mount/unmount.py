@@ -15,7 +15,6 @@ from typing import Any, Final
 
 from stepfs.control_files import answer_within, read_config, read_status
 from stepfs.errors import AbsentError, RefusedError, StepfsError, command
-from stepfs.mount.daemon import log_file
 from stepfs.mount.host.kernel import process_start
 from stepfs.mount.host.mount_points import (
     FSTYPE,
@@ -28,6 +27,8 @@ from stepfs.mount.host.mount_points import (
     reopen,
     unmount,
 )
+from stepfs.mount.launch import end, keeper_of
+from stepfs.mount.logs import log_file
 
 _GONE_S: Final = 60.0
 _GLANCE_S: Final = 0.02
@@ -68,6 +69,8 @@ def unmount_and_wait(directory: Path) -> None:
         raise AbsentError(f"{directory}: nothing is mounted here; `stepfs doctor` lists the mounts of this machine")
     if mounted.fstype != FSTYPE:
         raise RefusedError(f"{directory}: a {mounted.fstype} file system is mounted here, not stepfs; use umount")
+    if end(mounted):  # no daemon serves: its keeper takes the mount away, and ends
+        return
     if is_dead(mounted):  # left by a killed daemon: there is no process to wait for
         try:
             clear_dead(mounted)
@@ -75,13 +78,13 @@ def unmount_and_wait(directory: Path) -> None:
             raise _not_ours(directory, error) from error
         return
     daemon = daemon_of(mounted)
-    descriptor = _pidfd(daemon)
+    descriptors = _pidfds(daemon, mounted)
     try:
         _detach(mounted)
         _check_elsewhere(mounted, daemon)
-        _wait(daemon, log_file(where), descriptor, time.monotonic() + _GONE_S)
+        _wait(daemon, log_file(where), descriptors, time.monotonic() + _GONE_S)
     finally:
-        if descriptor is not None:
+        for descriptor in descriptors:
             os.close(descriptor)
 
 
@@ -151,21 +154,21 @@ def _namespace(process: int | str) -> str:
     return os.readlink(f"/proc/{process}/ns/mnt")  # noqa: PTH115 (text, not a path)
 
 
-def _pidfd(daemon: Daemon) -> int | None:
-    if not daemon.alive():
-        return None  # another pid namespace: only the cache directory can be watched
-    try:
-        descriptor = os.pidfd_open(daemon.pid)
-    except OSError:
-        return None
-    if daemon.alive():
-        return descriptor
-    os.close(descriptor)
-    return None
+def _pidfds(daemon: Daemon, mounted: Mounted) -> list[int]:
+    """Of the daemon, if it is of this pid namespace, and of its keeper, if it can be asked. Else only the cache directory can be
+    watched.
+    """
+    found: list[int] = []
+    with suppress(OSError):
+        found += [os.pidfd_open(daemon.pid)] if daemon.alive() else []
+    if found and not daemon.alive():
+        os.close(found.pop())
+    keeper = keeper_of(mounted)
+    return found if keeper is None else [*found, keeper]
 
 
-def _wait(daemon: Daemon, log: Path, descriptor: int | None, deadline: float) -> None:
-    if descriptor is not None:
+def _wait(daemon: Daemon, log: Path, descriptors: list[int], deadline: float) -> None:
+    for descriptor in descriptors:
         ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
         if not ready:
             hangs = "" if _answers(daemon.cache_dir) else f": its cache disk does not answer ({daemon.cache_dir})"

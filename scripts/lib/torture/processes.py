@@ -89,7 +89,11 @@ class Actor:
     live_pid: int | None = None  # of the incarnation that last noted its start
     noted_at: float = 0.0
     zombies_fenced: int = 0
-    replaced: list[subprocess.Popen[bytes]] = field(default_factory=list)  # that serve until the next one does
+    serves: Path | None = None  # of a mount: its directory
+    other: dict[str, str] = field(default_factory=dict)  # of a mount: the environment of another version
+    replaced: list[subprocess.Popen[bytes]] = field(
+        default_factory=list
+    )  # commands that have another daemon take it over
 
     def __post_init__(self) -> None:
         self._tail = Tail(self.journal) if self.journal else None
@@ -129,12 +133,23 @@ class Actor:
         self.endings["kill -9"] += 1
         self.process, self.start_at = None, now + back_in_s
 
-    def replace(self, now: float) -> None:
-        """The same command once more takes over what the process serves, which ends then."""
-        assert self.process is not None
-        assert self.frozen is None
-        self.replaced.append(self.process)
-        self.process, self.start_at = None, now
+    def replace(self, *, by_the_other: bool) -> None:
+        """Another daemon takes the mount over, of this version or of the other one."""
+        command = [word for word in self.command if word != "--foreground"]
+        environment = self.environment | (self.other if by_the_other else {})
+        self.replaced.append(spawn(command, self.log, **environment))
+
+    def kill_daemon(self) -> bool:
+        """One that serves the mount, or is about to; its parent starts the next one. False if there is none."""
+        assert self.serves is not None
+        for process in Path("/proc").iterdir():
+            with suppress(OSError):
+                words = (process / "cmdline").read_bytes().split(b"\0") if process.name.isdigit() else []
+                if b"stepfs.mount.daemon" in words and os.fsencode(self.serves) in words:
+                    os.kill(int(process.name), signal.SIGKILL)
+                    self.endings["kill -9 of a daemon"] += 1
+                    return True
+        return False
 
     def kill_replaced(self) -> None:
         kill_group(self.replaced.pop())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import subprocess
 import time
 from collections import Counter
@@ -22,12 +23,14 @@ KILLED_KINDS = {"producer": 34, "mount": 24, "reclaimer": 24, "server": 8, "read
 COUNTED = ("producer", "mount", "reclaimer", "server")  # what --kills counts; those who read come on top
 _FREEZE_SHARE = 0.12  # of all faults
 _REPLACE_SHARE = 0.15
+_DAEMON_SHARE = 0.7  # of the kills of a mount; the others are of its keeper
 _FROZEN_S = (1.0, 8.0)
 _BACK_S = (0.0, 1.5)
 _SERVER_BACK_S = (0.0, 4.0)
 _GLANCE_S = 0.05
 _RECLAIMERS = 2
-_CONSTANTS = Path(__file__).parents[3] / "tests/support/changed_constants"
+ROOT = Path(__file__).parents[3]
+_CONSTANTS = ROOT / "tests/support/changed_constants"
 _GRACE_S = 20  # more than a frozen mount and an absent store: until then an open file's bytes are there (SEMANTICS, 7)
 
 
@@ -130,7 +133,7 @@ def _inject_one(run: Run, draw: random.Random, now: float) -> None:
     if draw.random() < _REPLACE_SHARE:
         able = [actor for actor in run.of("mount") if actor.may_freeze()]
         if able:
-            draw.choice(able).replace(now)
+            draw.choice(able).replace(by_the_other=draw.random() < 0.5)
             run.injected["replaced mount"] += 1
         return
     kind = draw.choices(list(KILLED_KINDS), list(KILLED_KINDS.values()))[0]
@@ -144,6 +147,9 @@ def _inject_one(run: Run, draw: random.Random, now: float) -> None:
         # Mostly those that have been at work for a while; those that are just starting get their share.
         ages = [0.5 + now - actor.started_at for actor in able]
         actor = draw.choices(able, ages)[0]
+        if actor.serves is not None and draw.random() < _DAEMON_SHARE:
+            run.injected[kind] += actor.kill_daemon()
+            return
         if actor.replaced and draw.random() < 0.5:
             actor.kill_replaced()
         else:
@@ -190,7 +196,8 @@ def _producer(run: Run, index: int, rate: float, environment: dict[str, str]) ->
 def _mount(run: Run, index: int, environment: dict[str, str]) -> Actor:
     directory = run.directory / "mnt" / f"node-{index}"
     directory.mkdir(parents=True)
-    # Killed, it is followed by a daemon of its guardian, from which the next one takes over: readers notice neither.
+    # A daemon that is killed is followed by another one of its keeper, and a keeper by another one of its daemon, which gives
+    # the mount to this command once more: readers notice neither.
     words = [run.lake, str(directory), "--foreground", "--replace", "--group", f"run-{index}"]
     words += ["--cache-dir", str(run.cache), "--cache-size", "256M"]
     words += ["--wait", "1"] if index % 2 else []
@@ -198,14 +205,34 @@ def _mount(run: Run, index: int, environment: dict[str, str]) -> Actor:
     words += ["--checkpoint-dir", str(_watched(run, index))] if index % 2 else []
     name = f"mount-{index}"
     patient = {"PYTHONPATH": os.pathsep.join([str(_CONSTANTS), os.environ.get("PYTHONPATH", "")])}
-    # An outage of the store may last longer than a guardian tries, and then cuts the connection as it should.
+    # An outage of the store may last longer than a keeper tries, which then cuts the connection as it should.
     limits = {"DEATHS": 1_000_000, "PATIENCE_S": 300.0}
-    patient["TESTS_CONSTANTS"] = json.dumps(
-        {f"stepfs.mount.health.guardian:{name}": one for name, one in limits.items()}
-    )
+    patient["TESTS_CONSTANTS"] = json.dumps({f"stepfs.mount.launch:{name}": one for name, one in limits.items()})
     return Actor(
-        "mount", name, [str(BIN / "stepfs"), "mount", *words], _log(run, name), None, environment | patient,
+        "mount", name, [str(BIN / "stepfs"), "mount", *words], _log(run, name), None, environment | patient, serves=directory,
+        other={"PYTHONPATH": os.pathsep.join([*map(str, _other_version(run)), patient["PYTHONPATH"]])},
     )  # fmt: skip
+
+
+def _other_version(run: Run) -> list[Path]:
+    """The packages' folders, copied, with what a later version might change: its number, and the name of an option."""
+    copy = run.directory / "other"
+    if not copy.exists():
+        for package in ("fs", "producer"):
+            shutil.copytree(ROOT / package, copy / package, ignore=shutil.ignore_patterns("__pycache__"))
+        for name, old, new in _LATER:
+            path = copy / "fs/stepfs" / name
+            text = path.read_text()
+            assert old in text, (name, old)
+            path.write_text(text.replace(old, new))
+    return [copy / "fs", copy / "producer"]
+
+
+_LATER = (
+    ("__init__.py", '__version__ = "', '__version__ = "9.'),
+    ("mount/options.py", "    list_latest: Annotated[", "    latest: Annotated["),
+    ("mount/daemon/parts.py", "options.list_latest", "options.latest"),
+)
 
 
 def _reader(run: Run, index: int, environment: dict[str, str]) -> Actor:

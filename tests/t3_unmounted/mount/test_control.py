@@ -227,7 +227,25 @@ options = st.builds(
 
 @given(options)
 def test_options_travel_to_the_daemon_unchanged(given_options):
-    assert MountOptions.from_json(given_options.to_json()) == given_options
+    sent = json.loads(json.dumps(given_options.to_map()))
+    assert MountOptions.from_map(sent) == (given_options, [])
+
+
+@given(
+    options,
+    st.sets(st.sampled_from(sorted(MountOptions.__slots__)), max_size=5),
+    st.sets(st.text(min_size=1), max_size=3),
+)
+def test_options_of_another_version_have_more_or_fewer_names(given_options, lacking, more):
+    sent = given_options.to_map()
+    lacking -= {"lake", "directory"}
+    more -= sent.keys()
+    there = {name: value for name, value in sent.items() if name not in lacking} | dict.fromkeys(more, 7)
+    found, strange = MountOptions.from_map(there)
+    assert strange == sorted(more)
+    for name in sent:
+        of = MountOptions("a", Path("/b")) if name in lacking else given_options
+        assert getattr(found, name) == getattr(of, name)
 
 
 def test_no_secret_is_shown():

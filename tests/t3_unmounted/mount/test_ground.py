@@ -18,10 +18,10 @@ from stepfs.doctor import machine
 from stepfs.doctor.bundle import write_bundle
 from stepfs.doctor.machine import Level
 from stepfs.errors import AbsentError, RefusedError, StepfsError
-from stepfs.mount import daemon, unmount
-from stepfs.mount.daemon import log_file
+from stepfs.mount import launch, logs, unmount
 from stepfs.mount.host import cache_directory, mount_points
 from stepfs.mount.host.kernel import tune
+from stepfs.mount.logs import log_file
 from stepfs.mount.options import MountOptions
 
 LAKE, OTHER = "a" * 32, "b" * 32
@@ -413,7 +413,7 @@ def test_a_directory_that_was_renamed_under_the_cache_still_gets_the_files(tmp_p
 def test_a_log_that_is_not_ours_is_not_written(tmp_path, victim, monkeypatch, planted):
     monkeypatch.setenv("STEPFS_LOG_DIR", str(tmp_path / "logs"))
     options = MountOptions("file:///lake", tmp_path / "m")
-    log = daemon.log_file(options.directory)
+    log = logs.log_file(options.directory)
     log.parent.mkdir()
     if planted == "link":
         log.symlink_to(victim / "thesis.tex")
@@ -423,7 +423,7 @@ def test_a_log_that_is_not_ours_is_not_written(tmp_path, victim, monkeypatch, pl
         log.touch()
         os.chown(log, STRANGER, STRANGER)
     with pytest.raises(RefusedError, match="set STEPFS_LOG_DIR"):
-        daemon.start(options)
+        launch.start(options)
     assert untouched(victim)
 
 
@@ -431,7 +431,7 @@ def test_a_log_directory_that_cannot_be_made_names_its_variable(tmp_path, monkey
     (tmp_path / "file").touch()
     monkeypatch.setenv("STEPFS_LOG_DIR", str(tmp_path / "file/logs"))
     with pytest.raises(RefusedError, match="set STEPFS_LOG_DIR"):
-        daemon.start(MountOptions("file:///lake", Path(tmp_path / "m")))
+        launch.start(MountOptions("file:///lake", Path(tmp_path / "m")))
 
 
 LAKE_URL = "0" * 32
@@ -500,4 +500,4 @@ def test_a_budget_beyond_the_limit_is_said(monkeypatch, capsys, options, said):
 def test_an_unmount_ends_though_the_cache_disk_hangs(tmp_path, monkeypatch):
     monkeypatch.setattr(unmount, "answer_within", lambda _look: None)
     with pytest.raises(StepfsError, match=rf"unmounted, but the cache disk does not answer: {tmp_path} is left"):
-        unmount._wait(unmount.Daemon(1, None, tmp_path), Path("log"), None, time.monotonic() + 600)
+        unmount._wait(unmount.Daemon(1, None, tmp_path), Path("log"), [], time.monotonic() + 600)

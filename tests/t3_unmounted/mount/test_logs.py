@@ -21,8 +21,8 @@ from fakemount import Caller, fails, mounted
 from finished import ran
 
 from stepfs.errors import CorruptError, StepfsError
-from stepfs.mount import daemon
-from stepfs.mount.health import watchdog
+from stepfs.mount import logs
+from stepfs.mount.daemon import watchdog
 from stepfs.mount.redact import redacted
 
 
@@ -33,16 +33,16 @@ def record(message, *args, exc_info=None, **facts):
 
 
 def test_a_line_for_people_carries_its_facts():
-    line = daemon.Text(daemon._TEXT).format(record("cannot read %s", "it", step=7, rank=1, group="a b", other="no"))
+    line = logs.Text(logs._TEXT).format(record("cannot read %s", "it", step=7, rank=1, group="a b", other="no"))
     assert line.endswith(' WARNING stepfs.mount: cannot read it  step=7 rank=1 group="a b"')
-    assert daemon.Text(daemon._TEXT).format(record("plain")).endswith("stepfs.mount: plain")
+    assert logs.Text(logs._TEXT).format(record("plain")).endswith("stepfs.mount: plain")
 
 
 def test_a_line_for_machines_is_one_object_whatever_it_says():
     try:
         raise CorruptError("two\nlines")  # noqa: TRY301 (a traceback is wanted)
     except CorruptError:
-        line = daemon.Json(Path("/m")).format(record('say "%s"\n', "ä", exc_info=sys.exc_info(), step=7, version=3))
+        line = logs.Json(Path("/m")).format(record('say "%s"\n', "ä", exc_info=sys.exc_info(), step=7, version=3))
     assert "\n" not in line
     body = json.loads(line)
     assert body.pop("traceback").endswith("CorruptError: two\nlines")
@@ -68,8 +68,8 @@ def test_credentials_are_struck_out(monkeypatch, text, kept):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI/K7")
     monkeypatch.setenv("AWS_SESSION_TOKEN", "")
     assert redacted(text) == kept
-    assert kept in daemon.Text(daemon._TEXT).format(record("%s", text))
-    assert json.loads(daemon.Json(Path("/m")).format(record("%s", text)))["message"] == kept
+    assert kept in logs.Text(logs._TEXT).format(record("%s", text))
+    assert json.loads(logs.Json(Path("/m")).format(record("%s", text)))["message"] == kept
 
 
 def test_every_logger_of_the_process_is_configured():
@@ -77,9 +77,9 @@ def test_every_logger_of_the_process_is_configured():
 import logging, os
 from pathlib import Path
 from types import SimpleNamespace
-from stepfs.mount import daemon
+from stepfs.mount import logs
 from stepfs.mount.options import MountOptions
-daemon.configure_log(MountOptions("file:///lake", Path("/m"), log_format="json"))
+logs.configure_log(MountOptions("file:///lake", Path("/m"), log_format="json"))
 logging.getLogger("stepfs.data").info("fetched", extra={"step": 3})
 logging.getLogger("botocore").info("not ours")
 logging.getLogger("botocore").warning("ours all the same")
@@ -101,7 +101,7 @@ async def test_a_read_that_fails_says_step_slice_rank_and_version(caplog, monkey
         monkeypatch.setattr(type(m.files.get(opened.fh).handle), "read", corrupt)
         with fails(5):
             await m.ops.read(opened.fh, 0, 10)
-        facts = daemon.facts_of(caplog.records[-1])
+        facts = logs.facts_of(caplog.records[-1])
         assert facts == {"step": 2, "slice": 1, "rank": 2, "version": m.table.entry_if_loaded(2).version}
 
 
@@ -151,8 +151,8 @@ class Logged:
     def __init__(self, logger: str):
         self.clock, self.stream = Clock(), io.StringIO()
         self.handler = logging.StreamHandler(self.stream)
-        self.handler.addFilter(daemon.Repeats(self.clock))
-        self.handler.setFormatter(daemon.Json(Path("/m")))
+        self.handler.addFilter(logs.Repeats(self.clock))
+        self.handler.setFormatter(logs.Json(Path("/m")))
         self.logger = logging.getLogger(logger)
 
     def __enter__(self):
@@ -193,13 +193,13 @@ def test_other_lines_pass(logged):
     say(logged, "b", "b")
     for _ in range(2):
         logged.logger.warning("plain")
-    logged.clock.now_s = daemon.WINDOW_S
+    logged.clock.now_s = logs.WINDOW_S
     say(logged, "a", "a again")
     assert logged.counts() == [("a", None), ("b", None), ("plain", None), ("plain", None), ("a again", 4)]
 
 
 def test_only_so_many_kinds_are_remembered(logged, monkeypatch):
-    monkeypatch.setattr(daemon, "KINDS_MAX", 2)
+    monkeypatch.setattr(logs, "KINDS_MAX", 2)
     for key in ("a", "b", "a", "c", "b"):
         say(logged, key, key)
     assert [line["message"] for line in logged.lines()] == ["a", "b", "c", "b"]
@@ -225,32 +225,6 @@ async def test_a_loop_of_failing_reads_is_one_line(monkeypatch, kind):
         assert len(logged.lines()) == 1
 
 
-def test_the_daemons_log_is_bounded_while_it_runs_and_keeps_what_went_past_logging(tmp_path):
-    log = tmp_path / "log"
-    code = """
-import logging, os, sys
-from pathlib import Path
-from types import SimpleNamespace
-from stepfs.mount import daemon
-from stepfs.mount.daemon import BoundedLog
-from stepfs.mount.options import MountOptions
-daemon.configure_log(MountOptions("file:///lake", Path("/m")), BoundedLog(Path(sys.argv[1]), 10_000))
-for number in range(1000):
-    logging.getLogger("stepfs.mount").warning("line %d", number)
-os.write(2, b"from faulthandler\\n")
-"""
-    with log.open("ab") as output:
-        command = [sys.executable, "-c", code, str(log)]
-        subprocess.run(command, stdout=output, stderr=output, check=True, env={}, timeout=60)
-    older = tmp_path / "log.1"
-    assert sorted(tmp_path.iterdir()) == [log, older]
-    assert log.stat().st_size <= 10_100
-    assert older.stat().st_size <= 10_000
-    numbers = [int(line.split()[-1]) for line in (older.read_text() + log.read_text()).splitlines()[:-1]]
-    assert numbers == list(range(numbers[0], 1000))
-    assert log.read_text().endswith("from faulthandler\n")
-
-
 def test_the_log_follows_its_name(tmp_path):
     """`logrotate` moves it away, or somebody deletes it: the daemon would fill a file that nobody finds."""
     log, moved = tmp_path / "log", tmp_path / "log.old"
@@ -258,9 +232,9 @@ def test_the_log_follows_its_name(tmp_path):
 import logging, os
 from pathlib import Path
 from types import SimpleNamespace
-from stepfs.mount.daemon import BoundedLog
+from stepfs.mount.logs import FollowedLog
 log = Path({str(log)!r})
-handler = BoundedLog(log, 10_000)
+handler = FollowedLog(log)
 def say(text):
     handler.handle(logging.makeLogRecord({{"msg": text}}))
 say("first")
@@ -286,8 +260,8 @@ import logging, os
 from pathlib import Path
 from types import SimpleNamespace
 from stepfs.errors import RefusedError
-from stepfs.mount.daemon import BoundedLog
-handler = BoundedLog(Path({str(log)!r}), 100)
+from stepfs.mount.logs import FollowedLog
+handler = FollowedLog(Path({str(log)!r}))
 os.unlink({str(log)!r})
 os.symlink({str(other)!r}, {str(log)!r})
 for _ in range(9):
@@ -300,15 +274,15 @@ for _ in range(9):
 def test_logs_of_mount_points_that_were_not_used_for_a_month_go(tmp_path, monkeypatch):
     monkeypatch.delenv("STEPFS_LOG_DIR", raising=False)
     monkeypatch.setattr("stepfs.mount.host.mount_points.mounts", lambda: [SimpleNamespace(directory="/mnt/lives")])
-    lives, mine = (tmp_path / daemon.log_file(Path(name)).name for name in ("/mnt/lives", "/mnt/mine"))
+    lives, mine = (tmp_path / logs.log_file(Path(name)).name for name in ("/mnt/lives", "/mnt/mine"))
     others = [tmp_path / name for name in ("run-0123abcd.log", "run-0123abcd.log.1", "run-99999999.log", "notes.log")]
     for path in (lives, mine, *others):
         path.touch()
         if path != others[2]:
             os.utime(path, (0, 0))
     monkeypatch.setenv("STEPFS_LOG_DIR", str(tmp_path))
-    daemon._remove_old_logs(mine)
+    logs.remove_old_logs(mine)
     assert len(list(tmp_path.iterdir())) == 6, "a directory that others may share"
     monkeypatch.delenv("STEPFS_LOG_DIR")
-    daemon._remove_old_logs(mine)
+    logs.remove_old_logs(mine)
     assert sorted(tmp_path.iterdir()) == sorted([lives, mine, *others[2:]])

@@ -72,7 +72,7 @@ def test_the_default_is_loopback_and_the_option_travels_to_the_daemon(tmp_path):
     options = MountOptions("file:///lake", tmp_path)
     assert options.metrics_address == scrape.LOOPBACK == "127.0.0.1"
     asked = MountOptions("file:///lake", tmp_path, metrics_address="0.0.0.0")
-    assert MountOptions.from_json(asked.to_json()).metrics_address == "0.0.0.0"
+    assert MountOptions.from_map(asked.to_map())[0].metrics_address == "0.0.0.0"
 
 
 async def test_health_is_that_of_the_event_loop(monkeypatch):

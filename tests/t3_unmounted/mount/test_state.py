@@ -20,7 +20,7 @@ from stepfs.data.slices import Slices
 from stepfs.follow.served import GroupState
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.mount import state as state_module
-from stepfs.mount.parts import OpenedState, OpenState, ViewState
+from stepfs.mount.daemon.parts import OpenedState, OpenState, ViewState
 from stepfs.mount.state import OWNER_BYTES, State, taken
 
 JSON = st.recursive(

@@ -12,18 +12,18 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
-import sdnotify
 import trio
 import trio.testing
 
-from stepfs.mount import session
+from stepfs.mount.daemon import session, watchdog
+from stepfs.mount.daemon.watchdog import Timing, Watchdog
 from stepfs.mount.fuse.link import Link
-from stepfs.mount.health import watchdog
-from stepfs.mount.health.watchdog import Timing, Watchdog
 from stepfs.mount.host import mount_points
 from stepfs.mount.host.abort import abort_handle
+from stepfs.mount.keeper.process import Keeper
 
 QUICK = Timing(interval_s=0.01, stuck_s=0.1, abort_s=0.3)
 SLOW_MACHINE_S = 60.0
@@ -137,7 +137,7 @@ def test_a_process_that_was_stopped_was_not_stuck(tmp_path):
     code = f"""
 import time, trio
 from pathlib import Path
-from stepfs.mount.health.watchdog import Timing, Watchdog
+from stepfs.mount.daemon.watchdog import Timing, Watchdog
 def notify(state): Path({str(tmp_path / "beats")!r}).open("a").write("x")
 async def main():
     dog = Watchdog(notify=notify, answered=lambda: 0, unanswered=lambda: None, held=lambda: 0, status=lambda: "",
@@ -190,12 +190,11 @@ async def test_what_systemd_receives(nursery, tmp_path, monkeypatch):
         systemd.settimeout(SLOW_MACHINE_S)
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
         dog, _, _ = watched()
-        notifier = sdnotify.SystemdNotifier()
-        dog.notify = notifier.notify
-        with notifier.socket:
-            await nursery.start(dog.run)
-            received = {(await trio.to_thread.run_sync(systemd.recv, 4096)).decode() for _ in range(5)}
-            nursery.cancel_scope.cancel()
+        keeper = SimpleNamespace()  # what a daemon says to its own
+        dog.notify = lambda text: Keeper._notify(keeper, text)
+        await nursery.start(dog.run)
+        received = {(await trio.to_thread.run_sync(systemd.recv, 4096)).decode() for _ in range(5)}
+        nursery.cancel_scope.cancel()
     assert received == {"WATCHDOG=1", "STATUS=serving"}
 
 
@@ -214,7 +213,7 @@ def test_abort_writes_where_the_kernel_listens_and_survives_where_it_does_not(tm
 
 
 def given_up(handle, before=""):
-    script = f"from stepfs.mount.health import watchdog\n{before}\nwatchdog.abort_and_exit({handle})"
+    script = f"from stepfs.mount.daemon import watchdog\n{before}\nwatchdog.abort_and_exit({handle})"
     descriptors = [] if handle is None else [handle]
     return subprocess.run(
         [sys.executable, "-c", script], pass_fds=descriptors, capture_output=True, timeout=60, check=False

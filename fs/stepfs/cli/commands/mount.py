@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from stepfs.cli.columns import size_text
-from stepfs.cli.failure import log_as_json, say
+from stepfs.cli.failure import announce, log_as_json, say
 from stepfs.cli.options import Directory, Lake
 from stepfs.cli.target import check_order
 from stepfs.control_files import answer_within
@@ -16,44 +16,46 @@ from stepfs.mount.options import MountOptions
 
 
 def mount(
+    context: typer.Context,
     lake: Lake,
     directory: Directory,
     *,
     foreground: Annotated[
         bool,
-        Opt("--foreground/--daemon", "Serve in this process, or in the background and return once the mount answers."),
+        Opt("--foreground/--daemon", "Stay in the foreground, or in the background and return once the mount answers."),
     ] = False,
     replace: Annotated[
-        bool, Opt("--replace", "Take the mount over from its daemon, under its readers; mount if there is none.")
+        bool,
+        Opt("--replace", "Have another daemon take the mount over, under its readers; mount if there is none."),
     ] = False,
+    no_group: Annotated[bool, Opt("--no-group", "With --replace: for no run any more.")] = False,
     values: Annotated[dict[str, Any], MountOptions],
 ) -> None:
     """Mount a lake on a directory: one directory per committed step, one read-only file per rank."""
     from stepfs.mount.host.mount_points import real_directory
+    from stepfs.mount.launch import serve_in_foreground, start
 
     check_order(lake, directory, "stepfs", "mount", directory, lake)
+    given = {name for name in values if _is_given(context, name)}
+    if no_group:
+        if not replace or "group" in given:
+            raise UsageError("--no-group goes with --replace, and not with --group")
+        given |= {"group", "checkpoint_dir", "next_step"}
+        values |= {"group": None, "checkpoint_dir": None, "next_step": "N"}
+    values["wait_s"] = values["wait_s"] or None
     options = MountOptions(lake, real_directory(Path(directory)), **values)
     if foreground and options.log_format == "json":
         log_as_json()
-    check_watching(options)
     warn_of_memory(options)
     if foreground:
-        import signal
+        serve_in_foreground(options, replace=replace, given=given, check=check_watching)
+    for line in start(options, announce, replace=replace, given=given, check=check_watching):
+        announce(f"{directory}: {line}")
 
-        from stepfs.cli.failure import EXIT_INTERRUPTED
-        from stepfs.mount import daemon
-        from stepfs.mount.handover import Predecessor
-        from stepfs.mount.session import run
 
-        daemon.configure_log(options)
-        before = Predecessor.kept(options) or (Predecessor.at(options) if replace else None)
-        if run(options, predecessor=before) == signal.SIGINT:
-            raise typer.Exit(EXIT_INTERRUPTED)
-    else:
-        from stepfs.cli.failure import announce
-        from stepfs.mount.daemon import start
-
-        start(options, announce, replace=replace)
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name in {"COMMANDLINE", "ENVIRONMENT"}
 
 
 def warn_of_memory(options: MountOptions) -> None:

@@ -279,10 +279,15 @@ async def _mount_reports(directory: Path) -> AsyncGenerator[Report, None]:
     import trio
 
     from stepfs.control_files import read_status
+    from stepfs.errors import StepfsError
+    from stepfs.mount.launch import explained
 
     before: Mapping[str, object] = {}
     while True:
-        document = await trio.to_thread.run_sync(read_status, directory, abandon_on_cancel=True)
+        try:
+            document = await trio.to_thread.run_sync(read_status, directory, abandon_on_cancel=True)
+        except StepfsError as error:
+            raise explained(directory, error) from error
         yield document, list(mount_lines(document, before))
         before = document
         await trio.sleep(_WATCH_S)

@@ -24,6 +24,7 @@ from stepfs.errors import RefusedError
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.mount.fuse.guard import Meter
 from stepfs.mount.fuse.link import Link, descriptor_of_libfuse, has_ended, held
+from stepfs.mount.host.abort import places_of
 from stepfs.mount.host.mount_points import FSTYPE, descriptor_of, mount_at, source_of, unmount
 from stepfs.view.names import Fixed, step_name
 from stepfs.view.ranks import FileNames
@@ -127,34 +128,31 @@ def mounted(operations: pyfuse3.Operations, directory: Path, options: set[str]) 
         pyfuse3.close(unmount=False)
         raise RefusedError(f"{directory}: the mount disappeared at once; see `dmesg`")
     number = descriptor_of_libfuse(others)
-    with _detached_after(directory, Link(number, os.dup(number), b"", mount=at.device)) as link:
+    with _detached_after(Link(number, os.dup(number), b"", mount=at.device)) as link:
         link.record()
         yield link
 
 
 @contextmanager
-def taken(operations: pyfuse3.Operations, directory: Path, options: set[str], link: Link) -> Iterator[Link]:
+def taken(operations: pyfuse3.Operations, options: set[str], link: Link) -> Iterator[Link]:
     """Serve the mount that another daemon made; its link's number is free for libfuse. On leaving as `mounted`."""
-    at = mount_at(directory)
-    if at is None or at.device != link.mount:
-        raise RefusedError(f"{directory}: the mount disappeared")
     _init(operations, Path(f"/dev/fd/{link.number}"), options)
-    with _detached_after(directory, link):
+    with _detached_after(link):
         yield link
 
 
 @contextmanager
-def _detached_after(directory: Path, link: Link) -> Iterator[Link]:
+def _detached_after(link: Link) -> Iterator[Link]:
     try:
         yield link
     finally:
-        # Detaching works by path, so only if our mount was not replaced by another one meanwhile.
-        top = mount_at(directory)
-        if link.owner and not has_ended(link.device) and top is not None and top.device == link.mount:
-            with suppress(OSError):  # somebody else was faster
-                unmount(directory, lazy=True)
+        if link.owner and link.device >= 0 and not has_ended(link.device):
+            for place, _ in places_of(link.mount):  # it may be bound elsewhere by now, or renamed
+                with suppress(OSError):  # somebody else was faster
+                    unmount(Path(place), lazy=True)
         pyfuse3.close(unmount=False)
-        os.close(link.device)
+        if link.device >= 0:
+            os.close(link.device)
 
 
 def _check_rights() -> None:

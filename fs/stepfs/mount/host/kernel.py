@@ -7,7 +7,7 @@ import logging
 import os
 import re
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 _log = logging.getLogger("stepfs.mount")
 
@@ -42,8 +42,10 @@ def _say_that_callers_are_hidden() -> None:
     )
 
 
-def process_start(pid: int) -> int | None:
-    """The start of a process, in clock ticks since boot: distinguishes it from a later process with the same pid."""
+def process_start(pid: int | Literal["self"]) -> int | None:
+    """The start of a process, in clock ticks since boot: distinguishes it from a later process with the same pid, and from
+    that of another pid namespace. "self": /proc may be that of another one.
+    """
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

@@ -274,10 +274,9 @@ class MountParts(LakeParts):
         if self.primer is not None:
             self.primer.put_again()
 
-    def inherit(self) -> OpenState:
+    def inherit(self, *, crashed: bool) -> OpenState:
         """Before `start`: go on where the daemon before has stopped; after its death, from what is on record."""
-        assert self._former is not None
-        crashed, decided = self._former.crashed, self.state.read()
+        decided = self.state.read()
         noted, opened = self.state.read_noted(), OpenState() if crashed else taken(OpenState, self.state.read_open())
         if self.group is not None and self._follows_group:
             self.state.adopt({"watch": decided.get("watch")})

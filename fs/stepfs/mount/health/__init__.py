@@ -1,1 +1,0 @@
-"""Protection against hanging mounts: watchdog, guardian, stacks, a clock for suspended processes."""
