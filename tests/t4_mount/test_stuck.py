@@ -134,6 +134,7 @@ def test_a_stuck_daemon_is_followed_by_one_that_serves_and_that_one_by_nobody(la
         assert "the daemon is stuck; the next one serves" in mount.log.read_text()
         assert mount.status()["follows"] == mount.pid
         assert mount.status()["recoveries"] == 1
+        until(lambda: f"after pid {mount.pid} that died" in mount.log.read_text(), "it does not get ready")
         mount.pid = mount.config()["pid"]
         if again:
             mount.kill(signal.SIGUSR2)

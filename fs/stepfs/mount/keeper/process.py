@@ -427,8 +427,7 @@ class Keeper:
         crashed = self.serving is None and new.how != "first"
         before = [self.serving.alive] if self.serving is not None else []
         send(new.sock, {"do": "serve", "crashed": crashed, **self._known()}, [self.device, *before])
-        if self.recovery is None:
-            self.after("road", self.limits["serves_s"], self._late)
+        self.after("road", self.limits["serves_s"], self._late)
 
     def _on_serving(self, new: Child, said: Said, given: Sequence[int]) -> Sequence[int]:
         if new is not self.next:
