@@ -331,8 +331,9 @@ def test_a_volume_whose_holder_died_is_served_again_at_the_next_publish(node, la
     ]
     node.holder.kill()
     node.holder.wait()
-    for pid in daemons:  # as at the end of a container
-        os.kill(pid, signal.SIGKILL)
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # all at once, as at the end of a container
+        for pid in daemons:
+            os.kill(pid, number)
     until(lambda: isinstance(_listing(target), OSError), "the mount is dead")
     stats = node.call("NodeGetVolumeStats", volume_id="v1", volume_path=str(target))
     assert (stats.volume_condition.abnormal, len(stats.usage)) == (True, 1)

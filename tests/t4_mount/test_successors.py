@@ -254,6 +254,7 @@ def test_where_nobody_can_follow_readers_get_errors_and_the_next_mount_heals(ste
             for _ in range(2):
                 kill(mount)
         if how == "both":
+            mount.kill(signal.SIGSTOP)
             os.kill(mount.keeper, signal.SIGKILL)
         mount.kill(signal.SIGKILL)
         gone(mount.pid)

@@ -32,7 +32,7 @@ WITHIN_S: Final = 60.0
 PATIENCE_S: Final = 30.0  # for a daemon that serves; where the store is away, as long as a read waits for it
 ANSWER_S: Final = 20.0  # for each answer of a daemon while another one takes over
 SERVES_S: Final = 10.0  # for the first answer of the next one, while nobody reads
-_KEEPER_S: Final = 10.0  # for a keeper to answer
+_KEEPER_S: Final = 5.0  # for a keeper to answer
 _LOG_TAIL_LINES: Final = 5
 # Isolated from the user's environment, and without site-packages: 25 ms and 12 MB.
 _PROGRAM: Final = "import sys; sys.path.append(sys.argv.pop(1)); from stepfs.mount.keeper.process import main; sys.exit(main(sys.argv[1:]))"
@@ -145,7 +145,7 @@ def serve_in_foreground(
         mount_points.check_passed(passed)
         os.set_inheritable(passed, True)
     found = _keeper_at(directory, waits=replace) if passed is None else None
-    if found is not None and (replace or found["stands_in"]):
+    if found is not None and (replace or (found["stands_in"] and found["foreground"])):
         roll = _taken(found, options, given, check, replaced=replace)
     else:
         check(options)
@@ -167,7 +167,7 @@ def _taken(
     """The roll of a keeper that gives its mount to this process, and ends."""
     sock: socket.socket = found["sock"]
     before, _ = MountOptions.from_map(found["spec"]["options"])
-    after, _ = merged(before, options, given) if replaced else (before, [])
+    after, _ = merged(before, options, given)
     check(after)
     with sock:
         _ask(sock, "take")
@@ -178,10 +178,8 @@ def _taken(
             receive(sock)  # its end
     roll: dict[str, Any] = said["roll"] | dict(zip(said["names"], held, strict=True))
     spec = spec_of(after, log=None)
-    if replaced:
-        roll["then"] = spec
-    else:
-        roll["spec"] = spec
+    same = not replaced and after == before  # the daemon that serves was started so
+    roll["spec" if same else "then"] = spec
     return {**roll, "stands_in": False}
 
 
@@ -281,6 +279,8 @@ def _keeper_at(directory: Path, *, waits: bool = True) -> dict[str, Any] | None:
     except OSError as error:
         if not waits:
             return None
+        if isinstance(error, TimeoutError | BlockingIOError):
+            raise _cannot(directory, f"its keeper does not answer for {_KEEPER_S:g} s") from error
         raise RefusedError(
             f"{place.places()[0]}: {error.strerror or error}; it must be this user's own, with mode 0700"
         ) from error
@@ -312,8 +312,8 @@ def _replace(
     before, _ = MountOptions.from_map(found["spec"]["options"])
     after, changes = merged(before, options, given)
     check(after)
-    spec = document({**read_document(number := spec_of(after, log=log)), "foreground": found["foreground"]})
-    os.close(number)
+    kept = found["spec"]["log"]  # the keeper's, and not that of the variables of this moment
+    spec = spec_of(after, log=None if kept is None else Path(kept))
     sock: socket.socket = found["sock"]
     with sock:
         sock.settimeout(None)

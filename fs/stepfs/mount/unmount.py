@@ -172,7 +172,8 @@ def _wait(daemon: Daemon, log: Path, descriptors: list[int], deadline: float) ->
         ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
         if not ready:
             hangs = "" if _answers(daemon.cache_dir) else f": its cache disk does not answer ({daemon.cache_dir})"
-            raise StepfsError(f"unmounted, but the daemon (pid {daemon.pid}) has not ended{hangs}; look at {log}")
+            who = f"the daemon (pid {daemon.pid})" if daemon.alive() else "its keeper"
+            raise StepfsError(f"unmounted, but {who} has not ended{hangs}; look at {log}")
     if not _answers(daemon.cache_dir):
         raise StepfsError(f"unmounted, but the cache disk does not answer: {daemon.cache_dir} is left there; remove it")
     while daemon.cache_dir.exists():

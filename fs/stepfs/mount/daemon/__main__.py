@@ -15,7 +15,8 @@ from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
-from stepfs.errors import StepfsError, leaves, severity
+from stepfs.errors import RefusedError
+from stepfs.mount.daemon.ending import report
 from stepfs.mount.daemon.tie import Tie
 from stepfs.mount.logs import FollowedLog, configure_log
 from stepfs.mount.options import MountOptions
@@ -49,24 +50,18 @@ def main(arguments: list[str]) -> int:
             _log.warning("options of another version, which this one does not have: %s", ", ".join(strange))
         how = run(options, lambda: _get_ready(options, tie.spec.get("log")), wait, tell, tie)
     except BaseException as error:  # noqa: BLE001 (the edge: every failure is reported to the keeper)
-        code, line, expected = explain(error)
-        first = tie.spec.get("foreground") and tie.start.get("how") == "first" and tie.mount is None
-        if not (expected and first):  # else the keeper prints it
-            _log.error("%s", line, exc_info=None if expected else error)
-        how = "refused" if _is_of_another_lake(error) else "failed"
-        tie.say("ended", how=how, line=line[:_LINE_MAX], code=code, announced=expected)
-        return code
+        return report(tie, error)
     tie.say("ended", how=how, line="the mount was stopped before it was ready", code=0, announced=True)
     return 0
-
-
-_LINE_MAX = 8192
 
 
 def _get_ready(options: MountOptions, log: str | None) -> None:
     """It serves: only then the log is its own, and there is time to import what most mounts do not need at once."""
     if log is not None:
-        configure_log(options, FollowedLog(Path(log)))
+        try:
+            configure_log(options, FollowedLog(Path(log)))
+        except (OSError, RefusedError) as error:  # what was open when it started takes the lines
+            _log.warning("%s", error)
     threading.Thread(target=_import_the_rest, name="stepfs imports", daemon=True).start()
 
 
@@ -75,22 +70,6 @@ def _import_the_rest() -> None:
     for name in ("stepfs.mount.metrics", "stepfs.scrape", "stepfs.payload"):
         with suppress(ImportError):
             import_module(name)
-
-
-def _is_of_another_lake(error: BaseException) -> bool:
-    from stepfs.follow.follower import ReplacedError  # noqa: PLC0415
-
-    return any(isinstance(leaf, ReplacedError) for leaf in leaves(error))
-
-
-def explain(error: BaseException) -> tuple[int, str, bool]:
-    """(exit code, one line, whether it is an expected error) of the exception that ended a session."""
-    known = [leaf for leaf in leaves(error) if isinstance(leaf, StepfsError)]
-    if known:
-        worst = min(known, key=severity)
-        return worst.exit_code, str(worst), True
-    leaf = leaves(error)[0]
-    return 1, f"unexpected {type(leaf).__name__}: {leaf}", False
 
 
 if __name__ == "__main__":

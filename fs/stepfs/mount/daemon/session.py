@@ -28,6 +28,7 @@ from stepfs.errors import AbsentError, RefusedError, command
 from stepfs.format.records import LakeIdentity
 from stepfs.lake.identity import open_lake
 from stepfs.mount.daemon import watchdog
+from stepfs.mount.daemon.ending import die, ends_the_mount
 from stepfs.mount.daemon.parts import SEEN_S, Former, MountParts, OpenState, budgets, log_of, store_of
 from stepfs.mount.daemon.succession import Succession
 from stepfs.mount.daemon.tie import Tie
@@ -131,6 +132,11 @@ class _Session:
         self._old = -1  # of the daemon before: readable when that is dead
         self._writing = trio.Lock()
         self._state = State.fresh() if tie is None or self._before is None else State(tie.state)
+
+    @property
+    def _recovers(self) -> bool:
+        """Whether another daemon follows this one."""
+        return self._tie is not None and self._tie.mount is not None and self._options.recover
 
     def _notify(self, text: str) -> None:
         if self._tie is not None:
@@ -285,7 +291,8 @@ class _Session:
         async with trio.open_nursery() as answering:
             try:
                 async with trio.open_nursery() as background:
-                    self._background = background.cancel_scope
+                    self._background = scope = background.cancel_scope
+                    mount.meter.is_ending = lambda: self._recovers and scope.cancel_called
                     if self._descriptor is None:
                         await link.introduce()
                         await self._take(mount, background, link)
@@ -298,9 +305,9 @@ class _Session:
                     self._notify("STOPPING=1")
             except BaseException as error:
                 if self._tie is not None and not isinstance(error, trio.Cancelled):
-                    link.owner = (
-                        False  # an error of this process is no wish that the mount should end: the keeper decides
-                    )
+                    link.owner = False  # no wish that the mount should end: the keeper decides
+                    if self._recovers and not ends_the_mount(error):
+                        die(self._tie, error)
                 raise
             finally:
                 link.shelter.close(False)
@@ -460,7 +467,7 @@ class _Session:
 
     def _end_stuck(self) -> None:
         """Let another daemon try: the keeper decides."""
-        if self._tie is not None and self._tie.mount is not None and self._options.recover:
+        if self._tie is not None and self._recovers:
             self._tie.say("ended", how="stuck")
             watchdog.exit_stuck(b"the next one serves")
         watchdog.abort_and_exit(self._abort_handle)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NoReturn, TypeVar, cast
 
 import pyfuse3
+import trio
 
 from stepfs.errors import ReclaimedError, StepfsError, StoreUnreachableError
 from stepfs.follow.waits import WaitOutcome
@@ -46,6 +47,7 @@ class Meter:
         self.requests: Counter[str] = Counter()
         self.durations: defaultdict[str, Histogram] = defaultdict(Histogram)  # seconds, by operation
         self.errors: Counter[tuple[str, int]] = Counter()
+        self.is_ending: Callable[[], bool] = lambda: False  # this daemon
         self.held = 0  # requests that handlers have taken and not answered yet
         self.faults = 0  # unexpected exceptions: bugs
         self.bytes_read = 0
@@ -148,6 +150,8 @@ _NOT_HANDLERS: Final = frozenset({"init", "stacktrace"})
 _WAITED_FOR: Final = frozenset({"lookup", "getattr", "open", "opendir", "readdir", "read"})
 # All others are EIO: archived, moved or damaged, and a committed object that is missing is not "no such file".
 _ERRNOS: Final = ((StoreUnreachableError, errno.ETIMEDOUT), (ReclaimedError, errno.ENOENT))
+_FAULTS: Final = frozenset({errno.EIO, errno.ETIMEDOUT})
+_TURNS: Final = 20  # of the loop, in which an error of a task comes to its nursery
 _Operations = TypeVar("_Operations", bound=type[pyfuse3.Operations])
 _Handler = Callable[..., Awaitable[object]]
 
@@ -193,15 +197,19 @@ def _wrap(name: str, handler: _Handler) -> _Handler:
             code = 0
         except pyfuse3.FUSEError as error:
             code = error.errno
+            if code in _FAULTS:
+                await _unless_ending(meter)
             raise
         except StepfsError as error:
             code = errno_of(error)
+            await _unless_ending(meter)
             subject = _subject(args)
             facts = {"operation": name, "errno": errno.errorcode[code], "alike": (name, subject, type(error))}
             _log.warning("%s(%s) failed: %s", name, shown(subject), error, extra=facts)
             raise pyfuse3.FUSEError(code) from error
         except Exception as error:
             code = errno.EIO
+            await _unless_ending(meter)
             meter.faults += 1
             alike = (name, type(error), str(error))
             facts_of_bug = {"operation": name, "alike": alike}
@@ -218,6 +226,14 @@ def _wrap(name: str, handler: _Handler) -> _Handler:
             meter.done(name, _subject(args), time.perf_counter() - began, code)
 
     return guard
+
+
+async def _unless_ending(meter: Meter) -> None:
+    """Do not return in a daemon that ends, maybe by the very error: the next one answers the request."""
+    for _ in range(_TURNS):
+        if meter.is_ending():
+            await trio.sleep_forever()
+        await trio.lowlevel.checkpoint()
 
 
 def _subject(args: tuple[object, ...]) -> Subject:

@@ -38,13 +38,12 @@ class Door:
         except OSError:
             self._keeper.after("door", FULL_S, lambda: None)
             return
-        pid, user = peer_of(client)
-        if user in {0, os.geteuid()} and pid and len(self.clients) < CLIENTS_MAX:
-            self.clients.append(client)
-        else:
-            if not pid:
-                _refuse(client, _ELSEWHERE)
+        if peer_of(client)[1] not in {0, os.geteuid()}:
             client.close()
+            return
+        if len(self.clients) >= CLIENTS_MAX:
+            self.leave(self.clients[0])  # the one that has been there for longest
+        self.clients.append(client)
 
     def asked(self, client: socket.socket) -> None:
         said, given = Said(), list[int]()
@@ -53,10 +52,12 @@ class Door:
         questions = {"look": self._look, "replace": self._replace, "end": self._end, "take": self._give}
         act = questions.get(str(said.get("ask")))
         kept: Sequence[int] = ()
-        if act is not None and agree(said):
+        if act is not None and agree(said) and peer_of(client)[0]:
             kept = act(client, said, given)
         else:
-            if said:
+            if said and not peer_of(client)[0]:
+                _refuse(client, _ELSEWHERE)
+            elif said:
                 by = f"version {said.get('version', '?')} asks"
                 _refuse(client, f"{by} a keeper in another manner than this one knows: unmount, and mount again")
             self.leave(client)
@@ -103,11 +104,12 @@ class Door:
         return given[:1]
 
     def _end(self, client: socket.socket, _: Said, __: Sequence[int]) -> Sequence[int]:
-        """Unmount, where no daemon serves."""
-        if self._keeper.serving is not None:
-            send(client, {"pid": self._keeper.serving.pid})
+        """Unmount, where no daemon serves, and one attempt has failed."""
+        keeper = self._keeper
+        if keeper.serving is None and (keeper.recovery is None or keeper.recovery["why"]):
+            keeper.give_up(0)
         else:
-            self._keeper.give_up(0)
+            send(client, {"pid": keeper.serving.pid if keeper.serving else None})
         return ()
 
     def _give(self, client: socket.socket, _: Said, __: Sequence[int]) -> Sequence[int]:

@@ -279,14 +279,17 @@ class Keeper:
     def start(self, how: str, spec: int, asker: socket.socket | None = None) -> None:
         """Have a daemon start: the first, one that replaces, or one that follows a dead one."""
         self.counts["generation"] += 1
-        child = self.spare if self.spare is not None and (how in {"first", "follow"}) else None
+        fits = self.spare is not None and how in {"first", "follow"} and self.spare.spec == spec
+        child = self.spare if fits else None
         if child is not None:
             self.spare, child.how = None, how
         else:
             try:
                 child = spawn(how, spec, self.directory)
-            except OSError as error:
-                line = f"no daemon can be started ({self.spec['command'][0]}: {error.strerror})"
+            except (OSError, LookupError, TypeError, ValueError) as error:
+                if spec != self.spec_fd:
+                    close([spec])
+                line = f"no daemon can be started ({getattr(error, 'strerror', None) or error!r})"
                 return self._failed(asker, {"line": line, "code": NO_PROCESS, "announced": True})
         child.asker = asker
         self.next = child
@@ -510,6 +513,10 @@ class Keeper:
                 send(self.serving.sock, {"do": "resend"})
             self._advance()
             self.renew_soon()
+        elif child is self.next and child.how == "first" and self.mount is not None and not how:
+            self._bury(child)
+            self.asker = child.asker
+            self._died(child)
         elif child is self.next:
             self._fail(child)
         elif how in {"unmounted", "signalled", "refused"}:
@@ -579,6 +586,8 @@ class Keeper:
             before, self.stage = self.next, ""
             before.kill()
             self._bury(before)
+            if before.spec != self.spec_fd:
+                close([before.spec])
             self._answer(before.asker, {"line": "another command is tried instead", "code": REFUSED, "announced": True})
         self.timers.pop("retry", None)
         self.start("follow", spec, asker)
@@ -672,10 +681,18 @@ class Keeper:
 
     def is_idle(self) -> bool:
         alone = self.serving is not None and self.next is None and not self.draining
-        return alone and not self.door.clients and self.recovery is None and self.code is None
+        return alone and not self.door.clients and self.recovery is None and self.code is None and not self.signal
 
     def _renew(self) -> None:
         if not self.is_idle():
+            return
+        signal.pthread_sigmask(signal.SIG_BLOCK, (*ENDING, signal.SIGCHLD))
+        came = b""
+        with suppress(BlockingIOError):  # the next program has no such pipe
+            came = os.read(self.waking, 64)
+        for number in {*came} & {*ENDING}:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, (*ENDING, signal.SIGCHLD))
+            self._end(number)
             return
         self.renews = False
         if self.spare is not None:
@@ -687,7 +704,6 @@ class Keeper:
             os.set_inheritable(number, True)
         found = document(roll)
         os.set_inheritable(found, True)
-        signal.pthread_sigmask(signal.SIG_BLOCK, (*ENDING, signal.SIGCHLD))
         try:
             os.execv(self.spec["keeper"][0], [*self.spec["keeper"], str(found), self.directory])  # noqa: S606
         except OSError as error:
