@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
@@ -63,6 +64,7 @@ class Ledger:
     control_times_s: list[float] = field(default_factory=list)  # when each was created
     said: set[tuple[str, GroupRecord]] = field(default_factory=set)  # what a control record has said of a group
     graces_s: dict[str, float] = field(default_factory=dict)  # of reclaimers, by name
+    asked: list[tuple[str, Callable[[], int]]] = field(default_factory=list)  # without an answer yet; see `giving_up`
     era: int = 0  # counts how often the store was put back
     former: Ledger | None = None  # what held in the era before
 
@@ -97,13 +99,17 @@ class Ledger:
     def copied(self) -> Callable[[], None]:
         """Copy the store and the truth about it. The result puts the copy back: what came after it is lost, and was said."""
         objects = dict(self.shared.objects)
-        kept = {"shared", "identity", "segment_steps", "stop", "broken", "counts", "graces_s", "said", "era", "former"}
+        kept = {
+            "shared", "identity", "segment_steps", "stop", "broken", "counts", "graces_s", "said", "asked", "era", "former",
+        }  # fmt: skip
         truth = {name: copy.copy(value) for name, value in vars(self).items() if name not in kept}
 
         def put_back() -> None:
             self.shared.put_back(objects)
             for name, value in truth.items():
                 setattr(self, name, copy.copy(value))
+            for group, of_copy in self.asked:
+                self._give_up_of_copy(group, of_copy())
 
         return put_back
 
@@ -149,13 +155,25 @@ class Ledger:
             f"group {group} was promised step {step}, but steps below {self.first_live_step} are reclaimed",
         )
 
-    def give_up(self, group: str, step: int) -> None:
-        """`group` begins to say that it needs nothing below `step`. A process that has known the log that was lost says so of
-        the group as the older copy has it: it may give up what that copy was promised, and is promised nothing.
+    @contextmanager
+    def giving_up(self, group: str, step: int | None, of_copy: Callable[[], int]) -> Iterator[None]:
+        """While it asks, `group` needs nothing below `step`; None: it needs what it did. A process that has known the log that
+        was lost asks this of the group as the older copy has it, `of_copy()`; so does one that waits for its answer while the
+        store is put back. It may give up what that copy was promised, and is promised nothing.
         """
-        if not self.is_former_life:
+        asked = group, of_copy
+        if self.is_former_life:
+            self._give_up_of_copy(group, of_copy())
+        elif step is not None:
             self.promises[group] = step
-        elif group in self.promises:
+        self.asked.append(asked)
+        try:
+            yield
+        finally:
+            self.asked.remove(asked)
+
+    def _give_up_of_copy(self, group: str, step: int) -> None:
+        if group in self.promises:
             self.promises[group] = max(step, self.promises[group])
 
     def release(self, group: str) -> None:

@@ -159,9 +159,9 @@ class TrainerActor:
         order = [kept for kept in (*sure, *sorted(self.maybe)) if kept < step]
         self.acknowledged -= set(order[: max(0, len(order) - (self.plan.keep - 1))])
         self.maybe.add(step)
-        kept = self._on_record(step) if self.world.ledger.is_former_life else self.acknowledged
-        self.world.ledger.give_up(self.name, min(kept, default=step))
-        record = await group.add(step, keep=self.plan.keep)
+        least = min(self.acknowledged, default=step)
+        with self.world.ledger.giving_up(self.name, least, lambda: min(self._on_record(step))):
+            record = await group.add(step, keep=self.plan.keep)
         self._confirmed(step, record)
 
     def _on_record(self, step: int) -> set[int]:
@@ -210,9 +210,10 @@ class TrainerActor:
         self.maybe |= {*self.acknowledged, step}
         self.acknowledged = {kept for kept in self.acknowledged if kept <= step}
         kept = {*self.acknowledged, step}
-        if self.world.ledger.is_former_life:  # else these are kept already, and nothing below them
-            self.world.ledger.give_up(self.name, min({*kept, *self._stays()}))
-        self._confirmed(step, await group.go_back(step, kept, self.maybe - kept))
+        # In the log that it knows, these are kept already, and nothing below them.
+        with self.world.ledger.giving_up(self.name, None, lambda: min({*kept, *self._stays()})):
+            record = await group.go_back(step, kept, self.maybe - kept)
+        self._confirmed(step, record)
         return step
 
     def _stays(self) -> tuple[Step, ...]:

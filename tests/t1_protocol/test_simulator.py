@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, date, datetime
 from functools import partial
@@ -27,7 +27,7 @@ from scenario import ForkPlan, ProducerPlan, ReplicaPlan, TrainerPlan
 from scenarios import scenario as scenario_of
 from small_world import NEED, STEPS, clean, flipped, group, grow, inside_everywhere, lands_late, move_on, process, small
 from sweep import sweep
-from trainers import OneByOne, TrainerActor, WholeSet
+from trainers import Door, OneByOne, TrainerActor, WholeSet
 
 from stepfs.errors import StoreUnreachableError
 from stepfs.format.control import NOTHING_YET, GroupRecord
@@ -238,59 +238,129 @@ def test_nothing_of_a_former_life_of_a_run_lands_any_more(*, one_by_one: bool) -
     assert not small(restarted, on=grow)
 
 
+class _PutBackMeanwhile:
+    """A door behind which the store is put back once it was asked, and before it answers."""
+
+    def __init__(self, door: Door, put_back: Callable[[], None]) -> None:
+        self.door, self.put_back = door, put_back
+
+    async def begin(self) -> None:
+        await self.door.begin()
+
+    async def add(self, step: int, *, keep: int | None = None) -> GroupRecord:
+        self.put_back()
+        return await self.door.add(step, keep=keep)
+
+    async def go_back(self, step: int, kept: set[int], newer: set[int]) -> GroupRecord:
+        self.put_back()
+        return await self.door.go_back(step, kept, newer)
+
+
+async def _behind_a_roll_back(
+    world: World, copied: Sequence[Step], lost: Sequence[Step], plan: TrainerPlan, *, asked: bool
+) -> tuple[TrainerActor, Door]:
+    """A run whose checkpoints `lost` are in no copy: the store is put back, or will be once it has `asked` for the next."""
+    run = group(world, plan.name)
+    await run.register()
+    for kept in copied:
+        await run.add(kept)
+    world.ledger.promise(plan.name, min(copied, default=0))
+    restore = world.ledger.copied()
+    for kept in lost:
+        await run.add(kept)
+    world.ledger.promise(plan.name, min((*copied, *lost)))
+
+    def put_back() -> None:
+        world.ledger.begin_era()
+        restore()
+
+    trainer = TrainerActor(Stage(world.ledger, seed=0, total_steps=STEPS), plan)
+    door: Door = (OneByOne if plan.one_by_one else WholeSet)(trainer.world, plan.name, process(world, plan.name))
+    if asked:
+        door = _PutBackMeanwhile(door, put_back)
+    else:
+        put_back()
+    trainer.reader = await LogReader.open(process(world, plan.name), world.identity)
+    trainer.acknowledged, trainer.order = {*copied, *lost}, (*copied, *lost)
+    return trainer, door
+
+
+def _run(keep: int, *, one_by_one: bool) -> TrainerPlan:
+    return TrainerPlan("new", 2, keep, 0.0, 0.0, 0.0, 0.0, one_by_one=one_by_one, lives=())
+
+
+async def _given_up(world: World) -> int:
+    """What the run is held to, and no more: the lake gives up all below it."""
+    promised = world.ledger.promises["new"]
+    assert (await clean(world)).first_live_step == promised
+    assert not world.ledger.broken
+    return promised
+
+
 @pytest.mark.parametrize("keep", [1, 2, 3])
+@pytest.mark.parametrize("asked", [False, True])
 @pytest.mark.parametrize("one_by_one", [False, True])
 def test_a_run_that_saves_behind_a_roll_back_gives_up_what_the_older_copy_lets_go(
-    *, one_by_one: bool, keep: int
+    *, one_by_one: bool, asked: bool, keep: int
 ) -> None:
-    """Seed 6014393: the copy lacks a checkpoint that the run keeps. What the copy keeps besides the new one stays promised."""
+    """Seed 6014393: the copy lacks a checkpoint that the run keeps. What the copy keeps besides the new one stays promised.
+    Seed 7001067: the store was put back while the run waited for its answer.
+    """
 
     async def saves(world: World, copied: tuple[Step, ...]) -> int:
-        run = group(world, "new")
-        await run.register()
-        for kept in copied:
-            await run.add(kept)
-        world.ledger.promise("new", min(copied, default=0))
-        put_back = world.ledger.copied()
-        world.ledger.begin_era()
-        put_back()
-        plan = TrainerPlan("new", 2, keep, 0.0, 0.0, 0.0, 0.0, one_by_one=one_by_one, lives=())
-        trainer = TrainerActor(Stage(world.ledger, seed=0, total_steps=STEPS), plan)
-        trainer.reader = await LogReader.open(process(world, "new"), world.identity)
-        trainer.acknowledged, trainer.order = {*copied, 6}, (*copied, Step(6))
-        door = (OneByOne if one_by_one else WholeSet)(trainer.world, "new", process(world, "new"))
+        trainer, door = await _behind_a_roll_back(
+            world, copied, (Step(6),), _run(keep, one_by_one=one_by_one), asked=asked
+        )
         await trainer._checkpoint(door, 8)
-        assert (await clean(world)).first_live_step == world.ledger.promises["new"]
-        assert not world.ledger.broken
-        return world.ledger.promises["new"]
+        return await _given_up(world)
 
     stays = (Step(2), Step(4), Step(8))[-keep:]
     assert small(partial(saves, copied=(Step(2), Step(4))), on=grow) == stays[0]
     assert small(partial(saves, copied=()), on=grow) == 8
 
 
+@pytest.mark.parametrize("asked", [False, True])
 @pytest.mark.parametrize("one_by_one", [False, True])
-def test_a_run_that_goes_on_behind_a_roll_back_gives_up_what_the_older_copy_was_promised(*, one_by_one: bool) -> None:
+def test_a_run_that_goes_on_behind_a_roll_back_gives_up_what_the_older_copy_was_promised(
+    *, one_by_one: bool, asked: bool
+) -> None:
     """Seed 4001056: it says what it resumes from to the group as that was. What the group keeps besides stays promised."""
 
-    async def goes_on(world: World, kept: Step | None) -> int:
-        run = group(world, "new")
-        await (run.register() if kept is None else run.add(kept))
-        world.ledger.promise("new", kept or 0)
-        put_back = world.ledger.copied()
-        world.ledger.begin_era()
-        put_back()
-        plan = TrainerPlan("new", 2, 2, 0.0, 0.0, 0.0, 0.0, one_by_one=one_by_one, lives=())
-        trainer = TrainerActor(Stage(world.ledger, seed=0, total_steps=STEPS), plan)
-        trainer.acknowledged = {4, 8}
-        door = (OneByOne if one_by_one else WholeSet)(trainer.world, "new", process(world, "new"))
+    async def goes_on(world: World, copied: tuple[Step, ...]) -> int:
+        lost = (Step(4), Step(8))
+        trainer, door = await _behind_a_roll_back(world, copied, lost, _run(2, one_by_one=one_by_one), asked=asked)
+        trainer.acknowledged = {*lost}
         await trainer._resume(door, 4)
-        assert (await clean(world)).first_live_step == world.ledger.promises["new"]
-        assert not world.ledger.broken
-        return world.ledger.promises["new"]
+        return await _given_up(world)
 
-    assert small(partial(goes_on, kept=None), on=grow) == 4
-    assert small(partial(goes_on, kept=Step(2)), on=grow) == (2 if one_by_one else 4)
+    assert small(partial(goes_on, copied=()), on=grow) == 4
+    assert small(partial(goes_on, copied=(Step(2),)), on=grow) == (2 if one_by_one else 4)
+
+
+def test_the_oracle_holds_a_lake_that_was_put_back_to_all_that_the_copy_keeps() -> None:
+    """Whose request has been answered gives up nothing more; nor does one give up more than the copy lets go."""
+
+    async def answered(world: World) -> None:
+        ledger = world.ledger
+        ledger.promise("new", 2)
+        put_back = ledger.copied()
+        with ledger.giving_up("new", 6, lambda: 4):
+            assert ledger.promises["new"] == 6
+        ledger.begin_era()
+        put_back()
+        assert ledger.promises["new"] == 2
+
+    async def waits(world: World) -> None:
+        ledger = world.ledger
+        ledger.promise("new", 2)
+        put_back = ledger.copied()
+        with ledger.giving_up("new", 6, lambda: 4):
+            ledger.begin_era()
+            put_back()
+            assert ledger.promises["new"] == 4
+
+    small(answered, on=grow)
+    small(waits, on=grow)
 
 
 @pytest.mark.logs("held back by max_lead")
