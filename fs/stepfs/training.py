@@ -12,6 +12,7 @@ import math
 import os
 import sys
 import threading
+import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -45,6 +46,7 @@ _log = logging.getLogger("stepfs.training")
 
 _AGAIN_S = 30.0  # between attempts at what no store took
 _PATIENCE_S = 5.0  # of a call in the training loop
+_BELIEVED_S = 10.0  # in which no store is put back: of what a mount says
 _LOOKS_MAX: Final = 3  # each sees what was committed before; a reclaim may mislead one
 
 
@@ -165,6 +167,7 @@ class CheckpointHook:
         self._group = check_group(group)
         self._keep = keep
         self._committed = 0  # steps, as far as the mount, or the `Lake`, has said
+        self._asked_s = -math.inf  # when the mount said so
         self._loop: BackgroundLoop[_Recorder] | None = None
         self._starting = threading.Lock()  # futures call back from their own threads
 
@@ -222,7 +225,7 @@ class CheckpointHook:
             raise UsageError(f"next_step is {next_step}: steps count from 0")
         if _rank() != 0:
             return
-        record, loop = _Record(next_step, fate, self._committed), self._running()
+        record, loop = _Record(next_step, fate, self._committed, self._asked_s), self._running()
         errors = loop.call(lambda: loop.parts.add(record))
         if isinstance(record.error, StoreUnreachableError):
             _log.warning("checkpoint %d is recorded when the store answers: %s", next_step, record.error)
@@ -243,7 +246,7 @@ class CheckpointHook:
                 self._committed = self._reads.next_step
         if self._mounted is not None:
             try:
-                self._committed = check_on_mount(next_step, self._mounted)
+                self._committed, self._asked_s = check_on_mount(next_step, self._mounted), time.monotonic()
             except (RefusedError, OtherHistoryError):
                 raise
             except StepfsError as error:
@@ -253,7 +256,9 @@ class CheckpointHook:
         """The loop of this process, started when there is none: it keeps the lake open from one record to the next."""
         with self._starting:
             if self._loop is None or not self._loop.is_here:
-                recorder = partial(_Recorder, self._lake, self._endpoint_url, self._group, self._keep, self._reads)
+                recorder = partial(
+                    _Recorder, self._lake, self._endpoint_url, self._group, self._keep, self._reads, self._mounted
+                )
                 self._loop = BackgroundLoop(
                     lambda: _recording(recorder()), name="stepfs-checkpoints", closed="the interpreter ends"
                 )
@@ -268,6 +273,7 @@ class _Record:
     next_step: int
     fate: dict[str, bool]
     known: int  # steps that are surely committed
+    asked_s: float  # when the mount was asked
     tried: trio.Event = field(default_factory=trio.Event)
     error: Exception | None = None  # of the last try
 
@@ -283,6 +289,7 @@ class _Recorder:
     group: str
     keep: int | None
     reads: Lake | None  # the trainer's own
+    mounted: Path | None = None
     errors: list[Exception] = field(default_factory=list)  # of records that will never be made, for a caller to hear
 
     def __post_init__(self) -> None:
@@ -339,18 +346,20 @@ class _Recorder:
 
     async def _record(self) -> None:
         """One that cannot be made is left out: it must not take others with it."""
-        control = await self._opened() if self._pending else None
-        while control is not None and self._pending:
+        while self._pending:
             one = self._pending[0]
+            control = await self._opened()
             try:
                 await self._check_history(control)
-                committed = await self.committed(control, one.next_step, one.known)
+                committed = await self.committed(control, one.next_step, await self._known(one))
                 await record_checkpoint(control, committed, self.group, one.next_step, keep=self.keep, **one.fate)
             except StoreUnreachableError:
                 raise
             except Exception as error:  # noqa: BLE001 - raised once the others are recorded
                 if not ("drop" in one.fate and isinstance(error, AbsentError)):
                     self.errors.append(error)
+                if self.mounted is not None and one.error is not None:
+                    self._control = self._log = None  # what was sent of it, without an answer, must not be sent again
             del self._pending[0]
             one.error = None
             one.tried.set()
@@ -361,6 +370,23 @@ class _Recorder:
         log = self._log if known is None else LogReader(control.store, control.identity, control, known)
         if log is not None:
             await log.check_history()
+
+    async def _known(self, one: _Record) -> int:
+        """The number of steps that are surely committed. If the mount said so long ago, the store may have been put back
+        meanwhile: `OtherHistoryError` if it says by now that the lake has lost what was saved; 0 if it may not know yet.
+        """
+        if self.mounted is None or "drop" in one.fate or time.monotonic() - one.asked_s <= _BELIEVED_S:
+            return one.known
+        if one.fate:  # whoever resumes begins anew, with what there is
+            return 0
+        try:
+            known = await trio.to_thread.run_sync(check_on_mount, 0, self.mounted, abandon_on_cancel=True)
+        except OtherHistoryError:
+            raise
+        except StepfsError as error:
+            _log.info("%s cannot be asked for the lake's history: %s", self.mounted, error)
+            return 0
+        return 0 if one.error is not None else known
 
     async def committed(self, control: Control, next_step: int, known: int) -> int:
         """The number of committed steps, `known` if that is enough for this step."""

@@ -330,6 +330,61 @@ def test_a_mount_that_shows_steps_that_the_lake_has_lost_records_no_checkpoint(l
     assert kept(lake) == [10]
 
 
+class _Mounted:
+    """What a mount of the lake for the group `run` says."""
+
+    def __init__(self, lake: str, directory: Path, *, next_step: int) -> None:
+        self.told = directory / ".stepfs"
+        self.told.mkdir()
+        options = {"lake": lake, "endpoint_url": None, "group": "run"}
+        (self.told / "config.json").write_text(json.dumps({"options": options}))
+        self.next_step = next_step
+        self.says(None)
+
+    def says(self, trouble: str | None) -> None:
+        store = {"reachable": True, "trouble": trouble}
+        status = {"next_step": self.next_step, "order_needs_from": None, "store": store}
+        (self.told / "status.json").write_text(json.dumps(status))
+
+
+@pytest.mark.logs("is recorded when the store answers")
+@pytest.mark.parametrize("noticed", [False, True], ids=["the mount does not know yet", "the mount has noticed"])
+def test_hazard_13_a_checkpoint_that_waited_for_a_store_that_is_put_back_is_not_recorded(
+    lake, tmp_path, monkeypatch, noticed
+):
+    """The mount was asked when it was saved. Here its steps are beyond those that the older copy has; what was sent of it is
+    not sent again either.
+    """
+
+    async def away(*_args: object, **_options: object) -> None:
+        raise StoreUnreachableError("away")
+
+    mounted = _Mounted(lake, tmp_path, next_step=60)
+    monkeypatch.setattr(training, "_BELIEVED_S", 0.0)
+    hook = CheckpointHook(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStore, "create", away)
+        hook(50)
+    if noticed:
+        mounted.says("another history: mount again")
+    with pytest.raises(OtherHistoryError if noticed else UsageError, match=r"mount again|only 40 steps"):
+        hook.resumed(10)
+    assert kept(lake) == [10]
+
+
+@pytest.mark.logs("another history: mount again")
+@pytest.mark.parametrize("lost", [False, True])
+def test_hazard_13_an_asynchronous_save_asks_the_mount_again_when_it_is_done(lake, tmp_path, monkeypatch, lost):
+    mounted = _Mounted(lake, tmp_path, next_step=40)
+    monkeypatch.setattr(training, "_BELIEVED_S", 0.0)
+    future: Future[object] = Future()
+    hook = CheckpointHook(tmp_path)
+    hook.after(future, 30)
+    mounted.says("another history: mount again" if lost else None)
+    future.set_result(None)
+    assert kept(lake) == ([] if lost else [30])
+
+
 def test_a_lake_that_was_replaced_gets_no_checkpoint_of_the_former(lake):
     hook = CheckpointHook(lake, group="run")
     hook(10)
