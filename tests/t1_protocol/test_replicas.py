@@ -24,7 +24,7 @@ from small_world import NEED, PAUSES_MAX, STEPS, checkpoint, clean, flipped, gro
 from stepfs.errors import CorruptError, RefusedError, StoreUnreachableError
 from stepfs.format.commit import CommitKind, encode_commit
 from stepfs.format.ids import Step
-from stepfs.format.keys import LAKE, log_prefix, numbered, plan_key
+from stepfs.format.keys import LAKE, log_prefix, numbered, plan_key, snapshot_prefix
 from stepfs.format.records import HOME_GROUP
 from stepfs.lake.control import Control, Group
 from stepfs.lake.fork import group_name
@@ -267,6 +267,28 @@ async def test_a_place_that_hides_the_new_replica_once_is_tried_again(world: Wor
         await Replica.open(copier, clock=TrioClock())
     await Replica.open(copier, clock=TrioClock())
     await pair.replicated("after")
+
+
+@scenario(small, on=grow)
+async def test_one_that_slept_while_another_made_the_replica_tells_nobody_to_delete_it(world: World) -> None:
+    """Seed 675952656: both the lake and the replica had given up the version where its log began."""
+    pair = Pair(world)
+    copier = pair.copier("it")
+    create = copier.store.create
+
+    async def sleeps(key: str, body: bytes) -> Any:
+        if "/control/" in key:
+            copier.store.create = create  # type: ignore[method-assign]
+            replica = await pair.replicated("other")
+            prefix, base = snapshot_prefix(world.identity.lake_id), replica.log.control.floor
+            assert base > 0
+            for shared in (world.shared, copier.store.shared):
+                shared.remove(numbered(prefix, base))
+        return await create(key, body)
+
+    copier.store.create = sleeps  # type: ignore[method-assign]
+    with pytest.raises(StoreUnreachableError, match="another process has begun the replica"):
+        await Replica.open(copier, clock=TrioClock())
 
 
 @scenario(small, on=grow)

@@ -604,6 +604,8 @@ async def _copy_base(home: Store, store: Store, lake_id: str, version: Version) 
         return
     body, snapshot = await home.get(log_key), await home.get(key)
     if body is None or snapshot is None:
+        if await store.get(keys.LAKE) is not None:  # another replicator has made it meanwhile, and it has moved on
+            raise StoreUnreachableError(f"{store.url}: another process has begun the replica meanwhile; {_AGAIN}")
         raise RefusedError(
             f"{store.url}: a replica was begun here at version {version}, which {home.url} has reclaimed since: delete what is"
             " here, or name another place"
