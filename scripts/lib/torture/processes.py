@@ -90,6 +90,7 @@ class Actor:
     noted_at: float = 0.0
     zombies_fenced: int = 0
     serves: Path | None = None  # of a mount: its directory
+    hit_at: float = 0.0  # a keeper and its daemon that die in one moment end the mount, as they should
     other: dict[str, str] = field(default_factory=dict)  # of a mount: the environment of another version
     replaced: list[subprocess.Popen[bytes]] = field(
         default_factory=list

@@ -23,6 +23,7 @@ KILLED_KINDS = {"producer": 34, "mount": 24, "reclaimer": 24, "server": 8, "read
 COUNTED = ("producer", "mount", "reclaimer", "server")  # what --kills counts; those who read come on top
 _FREEZE_SHARE = 0.12  # of all faults
 _REPLACE_SHARE = 0.15
+_ANSWERED_S = 10.0  # a mount goes on within that time, whatever of it was killed
 _DAEMON_SHARE = 0.7  # of the kills of a mount; the others are of its keeper
 _FROZEN_S = (1.0, 8.0)
 _BACK_S = (0.0, 1.5)
@@ -147,9 +148,13 @@ def _inject_one(run: Run, draw: random.Random, now: float) -> None:
         # Mostly those that have been at work for a while; those that are just starting get their share.
         ages = [0.5 + now - actor.started_at for actor in able]
         actor = draw.choices(able, ages)[0]
-        if actor.serves is not None and draw.random() < _DAEMON_SHARE:
-            run.injected[kind] += actor.kill_daemon()
-            return
+        if actor.serves is not None:
+            if now - actor.hit_at < _ANSWERED_S:
+                return
+            actor.hit_at = now
+            if draw.random() < _DAEMON_SHARE:
+                run.injected[kind] += actor.kill_daemon()
+                return
         if actor.replaced and draw.random() < 0.5:
             actor.kill_replaced()
         else:

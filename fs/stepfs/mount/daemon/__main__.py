@@ -55,6 +55,9 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
+_REST_S = 2.0
+
+
 def _get_ready(options: MountOptions, log: str | None) -> None:
     """It serves: only then the log is its own, and there is time to import what most mounts do not need at once."""
     if log is not None:
@@ -62,7 +65,9 @@ def _get_ready(options: MountOptions, log: str | None) -> None:
             configure_log(options, FollowedLog(Path(log)))
         except (OSError, RefusedError) as error:  # what was open when it started takes the lines
             _log.warning("%s", error)
-    threading.Thread(target=_import_the_rest, name="stepfs imports", daemon=True).start()
+    later = threading.Timer(_REST_S, _import_the_rest)  # not beside the first reads
+    later.daemon = True
+    later.start()
 
 
 def _import_the_rest() -> None:
