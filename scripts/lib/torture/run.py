@@ -148,18 +148,24 @@ def _inject_one(run: Run, draw: random.Random, now: float) -> None:
         # Mostly those that have been at work for a while; those that are just starting get their share.
         ages = [0.5 + now - actor.started_at for actor in able]
         actor = draw.choices(able, ages)[0]
-        if actor.serves is not None:
-            if now - actor.hit_at < _ANSWERED_S:
-                return
-            actor.hit_at = now
-            if draw.random() < _DAEMON_SHARE:
-                run.injected[kind] += actor.kill_daemon()
-                return
+        if actor.serves is not None and not _keeper_is_hit(run, actor, draw, now):
+            return
         if actor.replaced and draw.random() < 0.5:
             actor.kill_replaced()
         else:
             actor.kill(now, draw.uniform(*_BACK_S))
         run.injected[kind] += 1
+
+
+def _keeper_is_hit(run: Run, actor: Actor, draw: random.Random, now: float) -> bool:
+    """False if it is a daemon of the mount that is killed here, or nothing: one blow has been dealt just now."""
+    if now - actor.hit_at < _ANSWERED_S:
+        return False
+    actor.hit_at = now
+    if draw.random() < _DAEMON_SHARE:
+        run.injected[actor.kind] += actor.kill_daemon()
+        return False
+    return True
 
 
 def stepfs(environment: dict[str, str], *words: str, timeout_s: float = 300) -> subprocess.CompletedProcess[str]:
