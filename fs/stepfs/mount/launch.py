@@ -312,7 +312,7 @@ def _replace(
     before, _ = MountOptions.from_map(found["spec"]["options"])
     after, changes = merged(before, options, given)
     check(after)
-    kept = found["spec"]["log"]  # the keeper's, and not that of the variables of this moment
+    kept = found["spec"].get("log")  # the keeper's, and not that of the variables of this moment
     spec = spec_of(after, log=None if kept is None else Path(kept))
     sock: socket.socket = found["sock"]
     with sock:

@@ -263,6 +263,65 @@ def test_a_next_version_that_cannot_be_imported_does_not_take_it_over(keep):
     os.close(spec)
 
 
+@pytest.mark.parametrize("spec", [b"", b"{}", b"[]", b"7", b'{"command": 7, "environment": {}}'])
+def test_a_spec_that_is_garbage_is_refused_and_costs_nothing(keep, spec):
+    kept = keep(SERVES)
+    kept.said()
+    before = len(os.listdir(f"/proc/{kept.process.pid}/fd"))
+    for _ in range(3):
+        number = os.memfd_create("garbage")
+        os.write(number, spec)
+        assert "no daemon can be started" in kept.asked("replace", (number,), handovers=0)["error"]
+        os.close(number)
+    look = kept.asked("look")
+    assert (look["keeper"], look["pid"]) == (kept.process.pid, kept.started[0][0])
+    kept.until(lambda: len(os.listdir(f"/proc/{kept.process.pid}/fd")) <= before, "it keeps descriptors")
+
+
+def children_of(pid: int) -> list[bytes]:
+    """Their command lines; of those that end meanwhile nothing."""
+    found = []
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        with suppress(OSError):
+            found.append(Path(f"/proc/{child}/cmdline").read_bytes())
+    return found
+
+
+@pytest.mark.parametrize("late_s", [0.0, 0.002, 0.01, 0.03])
+def test_a_signal_beside_the_exec_of_its_next_version_is_not_lost(keep, late_s):
+    ends = "import signal\nsignal.signal(signal.SIGTERM, lambda *_: (say('ended', how='signalled', line='', code=0), os._exit(0)))\n"
+    kept = keep(SERVES.replace("while (said", ends + "while (said"))
+    kept.said()
+    spec = document({**kept.spec, "spare": True})
+    assert "pid" in kept.asked("replace", (spec,), handovers=0)
+    os.close(spec)
+
+    def is_tried() -> bool:
+        return any(b"--check" in line for line in children_of(kept.process.pid))
+
+    kept.until(is_tried, "the next version is not tried")
+    kept.until(lambda: not is_tried(), "it is tried for ever")
+    time.sleep(late_s)  # not to wait for something: the moment is what is drawn
+    kept.process.send_signal(signal.SIGTERM)
+    assert kept.process.wait(60) == 0
+
+
+def test_a_better_command_does_not_get_the_spare_daemon_of_the_one_before(keep, tmp_path):
+    kept = keep(SERVES.replace('    say("ready")', '    time.sleep(600) if nth == 3 else say("ready")'))
+    kept.said()
+    spare = document({**kept.spec, "spare": True})
+    assert "pid" in kept.asked("replace", (spare,), handovers=0)  # the second; the third is the spare one
+    os.close(spare)
+    kept.until(lambda: len(kept.started) == 3, "no spare one")
+    os.kill(kept.started[1][0], signal.SIGKILL)
+    kept.until(lambda: kept.asked("look")["recovery"] is not None, "nobody follows")
+    (tmp_path / "better.py").write_text(DAEMON + SERVES)
+    spec = document({**kept.spec, "command": [sys.executable, "-I", "-S", str(tmp_path / "better.py")]})
+    said = kept.asked("replace", (spec,), handovers=1)
+    os.close(spec)
+    assert b"better.py" in Path(f"/proc/{said['pid']}/cmdline").read_bytes()
+
+
 def test_a_disk_that_is_full_does_not_end_it(tmp_path):
     with Path("/dev/full").open("w") as full:
         spec = document(

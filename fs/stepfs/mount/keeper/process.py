@@ -109,7 +109,7 @@ class Keeper:
         elif daemon is not None:
             self.serving = Child(socket.socket(fileno=held["daemon"]), self.spec_fd, "first")
             self.serving.meet(*daemon)
-            if self.device >= 0 and self.listening is None:
+            if self.device >= 0 and self.listening is None:  # it stands in for one that was killed
                 self._listen()
             send(self.serving.sock, {"do": "know", **self._known()})
             if self.then >= 0:
@@ -351,8 +351,6 @@ class Keeper:
         """Of the first daemon: the device, and what the kernel and it have agreed on."""
         self.mount, self.device, self.state = said["mount"], *given[:2]
         self.lock = given[2] if len(given) > 2 else -1
-        with abort_handle(self.mount["device"]) as handle:
-            self.abort = -1 if handle is None else os.dup(handle)
         self._listen()
         self.spec_fd, self.spec = child.spec, read_document(child.spec)
         send(child.sock, {"do": "know", **self._known()})
@@ -370,7 +368,10 @@ class Keeper:
         self.mount = {**self.mount, "cache": said.get("cache")}
 
     def _listen(self) -> None:
+        """Be there for those who ask, and be able to cut the connection."""
         assert self.mount is not None
+        with abort_handle(self.mount["device"]) as handle:
+            self.abort = -1 if handle is None else os.dup(handle)
         try:
             self.listening = listen(self.mount["device"])
         except OSError as error:
