@@ -28,7 +28,7 @@ from realmount import (
     until,
 )
 from steady import SIZE, daemons_of, steady_readers
-from test_successors import kill, replace, replaced, tampered
+from test_successors import keeper_follows, kill, replace, replaced, tampered
 
 from stepfs.mount.host.mount_points import mount_at
 
@@ -360,3 +360,70 @@ def test_the_socket_is_found_whatever_the_variables_of_the_moment(steady, tmp_pa
         replace(mount)
     with suppress(FileNotFoundError):  # by now another mount may have the number
         assert (place / name).stat().st_ino != own
+
+
+@needs_resend
+def test_a_log_that_cannot_be_opened_ends_no_daemon(steady, tmp_path, monkeypatch):
+    """A file system that went read-only, or a variable of the moment in which somebody replaces."""
+    with mounted(steady, tmp_path / "m", allowed=["cannot write the log"]) as mount, steady_readers(steady, mount):
+        mount.log.rename(mount.log.with_suffix(".moved"))
+        mount.log.mkdir()
+        try:
+            mount.kill(signal.SIGKILL)
+            assert mount.config()["follows"] == mount.pid
+            mount.pid = mount.config()["pid"]
+        finally:
+            mount.log.rmdir()
+            mount.log.with_suffix(".moved").rename(mount.log)
+        monkeypatch.setenv("STEPFS_LOG_DIR", "/proc/nowhere")
+        done = stepfs("mount", steady, mount.directory, "--replace")  # the log is the keeper's
+        assert (done.returncode, done.stderr) == (0, "")
+        before, mount.pid = mount.pid, mount.config()["pid"]
+        assert mount.config()["follows"] == before
+    assert "gave it away" in mount.log.read_text()
+
+
+@needs_resend
+def test_an_unmount_right_after_a_death_leaves_a_busy_mount(steady, tmp_path):
+    with mounted(steady, tmp_path / "m") as mount, mount.file(3, 0).open("rb", buffering=0) as held:
+        mount.kill(signal.SIGKILL)
+        done = stepfs("unmount", mount.directory)
+        assert done.returncode == 4, done.stderr
+        assert held.read(1 << 20) == payload(3, 0, SIZE)
+        mount.pid = mount.config()["pid"]
+
+
+def test_a_mount_of_another_lake_in_the_foreground_takes_nothing(steady, tmp_path):
+    other = (tmp_path / "other").as_uri()
+    lake_with(other, 2)
+    with mounted(steady, tmp_path / "m", allowed=["another one is started"]) as mount:
+        keeper_follows(mount)
+        done = ran([*STEPFS, "mount", other, str(mount.directory), "--foreground"], timeout=PATIENCE_S)
+        assert done.returncode == 4
+        assert "is mounted here already" in done.stderr
+        assert mount.config()["keeper"] == mount.keeper
+
+
+def test_what_was_logged_in_the_foreground_stays_there(steady, tmp_path, monkeypatch, request):
+    directory, log = tmp_path / "m", tmp_path / "log"
+    monkeypatch.setenv("STEPFS_LOG_DIR", str(tmp_path / "logs"))
+    request.addfinalizer(lambda: clear(directory, None))
+    with foreground(steady, directory, log) as process:
+        until(lambda: is_kept_by(directory, process), "not mounted")
+        stepfs("mount", steady, directory, "--replace").check_returncode()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE_S) == 130
+    assert "detached on SIGINT" in log.read_text()
+    assert not (tmp_path / "logs").exists() or not any((tmp_path / "logs").iterdir())
+
+
+def test_a_keeper_that_is_stopped_is_named(steady, tmp_path):
+    with mounted(steady, tmp_path / "m") as mount:
+        os.kill(mount.keeper, signal.SIGSTOP)
+        try:
+            done = replaced(mount)
+        finally:
+            os.kill(mount.keeper, signal.SIGCONT)
+        assert (done.returncode, done.stderr.count("\n")) == (4, 1)
+        assert "its keeper does not answer" in done.stderr
+        replace(mount)
