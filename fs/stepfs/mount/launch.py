@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
@@ -33,6 +34,8 @@ PATIENCE_S: Final = 30.0  # for a daemon that serves; where the store is away, a
 ANSWER_S: Final = 20.0  # for each answer of a daemon while another one takes over
 SERVES_S: Final = 10.0  # for the first answer of the next one, while nobody reads
 _KEEPER_S: Final = 5.0  # for a keeper to answer
+_RESTART_S: Final = 5.0  # for a daemon to start another keeper
+_RESTART_POLL_S: Final = 0.1
 _LOG_TAIL_LINES: Final = 5
 # Isolated from the user's environment, and without site-packages: 25 ms and 12 MB.
 _PROGRAM: Final = "import sys; sys.path.append(sys.argv.pop(1)); from stepfs.mount.keeper.process import main; sys.exit(main(sys.argv[1:]))"
@@ -275,7 +278,7 @@ def _keeper_at(directory: Path, *, waits: bool = True) -> dict[str, Any] | None:
             return None
         raise RefusedError(f"{directory}: user {mounted.user} mounted it; replace its daemon as that user")
     try:
-        found = look_at(mounted)
+        found = _looked_at(mounted, _RESTART_S if waits else 0.0)
     except OSError as error:
         if not waits:
             return None
@@ -290,6 +293,14 @@ def _keeper_at(directory: Path, *, waits: bool = True) -> dict[str, Any] | None:
         raise _cannot(directory, "its keeper listens nowhere: it is gone, or of another version")
     if "error" in found:
         raise _cannot(directory, found["error"])
+    return found
+
+
+def _looked_at(mounted: Mounted, within_s: float) -> dict[str, Any] | None:
+    """`look_at`, also of a keeper that was killed, and in whose place a daemon starts another one."""
+    until = time.monotonic() + within_s
+    while (found := look_at(mounted)) is None and time.monotonic() < until and not is_dead(mounted):
+        time.sleep(_RESTART_POLL_S)
     return found
 
 

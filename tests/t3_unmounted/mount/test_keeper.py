@@ -263,6 +263,20 @@ def test_a_next_version_that_cannot_be_imported_does_not_take_it_over(keep):
     os.close(spec)
 
 
+def test_a_socket_that_somebody_removes_is_made_again(keep):
+    kept = keep(
+        SERVES.replace(
+            "while (said",
+            "def beat():\n    while True: say('notify', text='WATCHDOG=1'); time.sleep(0.05)\nthreading.Thread(target=beat, daemon=True).start()\nwhile (said",
+        )
+    )
+    kept.said()
+    name = place.places()[0] / place.name_of("0:987654")
+    name.unlink()
+    kept.until(name.exists, "nobody listens")
+    assert kept.asked("look")["pid"] == kept.started[0][0]
+
+
 @pytest.mark.parametrize("spec", [b"", b"{}", b"[]", b"7", b'{"command": 7, "environment": {}}'])
 def test_a_spec_that_is_garbage_is_refused_and_costs_nothing(keep, spec):
     kept = keep(SERVES)

@@ -58,6 +58,11 @@ def listen(device: str) -> socket.socket:
     return sock
 
 
+def is_there(device: str) -> bool:
+    """Whether a socket has the name of this mount: somebody may have tidied up."""
+    return (places()[0] / name_of(device)).exists()
+
+
 def leave(device: str, sock: socket.socket) -> None:
     """Remove the socket of a mount that is gone, unless another mount has the number and the name by now."""
     sock.close()

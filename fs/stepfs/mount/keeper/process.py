@@ -42,7 +42,7 @@ from stepfs.mount.keeper.messages import (
     receive,
     send,
 )
-from stepfs.mount.keeper.place import leave, listen, places
+from stepfs.mount.keeper.place import is_there, leave, listen, places
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 PAUSES_S = (0.0, 0.1, 0.5, 2.0, 5.0)  # before an attempt to have another daemon serve; the last one again and again
@@ -371,6 +371,7 @@ class Keeper:
         """Be there for those who ask, and be able to cut the connection."""
         assert self.mount is not None
         with abort_handle(self.mount["device"]) as handle:
+            close([self.abort])
             self.abort = -1 if handle is None else os.dup(handle)
         try:
             self.listening = listen(self.mount["device"])
@@ -470,6 +471,10 @@ class Keeper:
     def _on_notify(self, child: Child, said: Said, _: Sequence[int]) -> None:
         if child is self.serving or (child is self.next and child.how == "first"):
             self._notify(said["text"])
+        if self.listening is not None and self.mount is not None and not is_there(self.mount["device"]):
+            self.listening.close()
+            self.listening = None
+            self._listen()
         if self.spec.get("log"):
             with suppress(OSError):  # a log that cannot be renamed, as a file mounted by itself, is still a log
                 self._shorten(Path(self.spec["log"]))
