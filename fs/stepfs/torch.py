@@ -26,6 +26,10 @@ __all__ = ["coordinates", "dump", "micro_batches"]
 # (before 2.10). And 2.11 is the first that surely reads no values for the device "meta" (pytorch 170619).
 _SAFE: Final = (2, 11)
 
+_STACKED: Final = frozenset({"input_ids", "labels", "position_ids", "doc_ids"})
+_OFFSETS: Final = "cu_seqlens_offsets"
+_COUNTS: Final = "_counts"  # behind a column's name: its rows per span
+
 
 def need(package: str, extra: str, what: str) -> None:
     """`MissingPackageError` if a package that an extra brings is not installed."""
@@ -119,11 +123,6 @@ def torch_bytes(arrays: Mapping[str, NDArray[Any]], facts: Mapping[str, object])
 
     tensors = {name: torch.from_numpy(np.array(array, order="C")) for name, array in arrays.items()}
     return dump({**tensors, **json.loads(json.dumps(facts))})
-
-
-_STACKED: Final = frozenset({"input_ids", "labels", "position_ids", "doc_ids"})
-_OFFSETS: Final = "cu_seqlens_offsets"
-_COUNTS: Final = "_counts"  # behind a column's name: its rows per span
 
 
 def holds_micro_batches(batch: object) -> bool:

@@ -39,6 +39,29 @@ def test_a_file_is_read_in_one_sitting() -> None:
     }
 
 
+def _late_names(path: Path) -> list[str]:
+    """Names of a module that stand behind a class or function though their values need none of the file."""
+    late, needed = [], set[str]()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            needed.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and needed:
+            used = {each.id for each in ast.walk(node.value or node.target) if isinstance(each, ast.Name)}
+            targets = {
+                each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
+            }
+            if used & needed:
+                needed |= targets
+            else:
+                late += sorted(targets)
+    return late
+
+
+def test_constants_stand_at_the_top_of_their_file() -> None:
+    late = {str(path.relative_to(ROOT)): names for path in SOURCES if (names := _late_names(path))}
+    assert not late
+
+
 def test_the_page_names_every_room_of_the_reading_side() -> None:
     rooms = {f"`{folder.relative_to(PACKAGES[0])}/`" for folder in FOLDERS if PACKAGES[0] in folder.parents}
     assert not {room for room in rooms if room not in PAGE}

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from bench_plan.lengths import Integers, lognormal
+from bench_plan.lengths import lognormal
 from bench_plan.planned import rules, shares, slowdown, steps
+from stepfs_producer.plan.arrays import Integers
 from stepfs_producer.plan.balance import Method, Over
 from stepfs_producer.plan.cost import TOKENS, CostModel
 from stepfs_producer.plan.draw import MixEntry

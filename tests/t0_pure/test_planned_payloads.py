@@ -28,8 +28,9 @@ from step_tasks import EXAMPLE, Part, task_of, tasks
 
 from stepfs.errors import UsageError, WrongTypeError
 from stepfs.torch import micro_batches
-from stepfs_producer.payloads.files import IGNORED, NO_DOCUMENT, RankArrays, construct, rank_arrays
+from stepfs_producer.payloads.files import NO_DOCUMENT, RankArrays, construct, rank_arrays
 from stepfs_producer.payloads.step import NO_TOKEN, PayloadSpec
+from stepfs_producer.plan.arrays import IGNORED
 
 PAGE = (Path(__file__).resolve().parents[2] / "producer/PAYLOADS.md").read_text()
 TASK = EXAMPLE

@@ -29,6 +29,20 @@ _OPERATORS: Final[Mapping[type[ast.operator], Callable[[int, int], int]]] = {
     ast.FloorDiv: operator.floordiv,
 }
 
+_LAST_NUMBER: Final = re.compile(r"(\d{1,15})(?!.*\d)")
+_HUGGING_FACE: Final = re.compile(r"checkpoint-(\d{1,15})")
+_LIGHTNING: Final = re.compile(r"step=(\d{1,15}).*\.ckpt\Z", re.DOTALL)
+_MEGATRON: Final = re.compile(r"iter_(\d{1,15})")
+_MEGATRON_LATEST: Final = "latest_checkpointed_iteration.txt"
+_PLACE: Final = "{N}"
+_ARCHIVE_END_BYTES: Final = 1 << 12  # read by every node from each archive every second
+_END_RECORD: Final = b"PK\x05\x06"
+_END_RECORD_BYTES: Final = 22
+_BARRED: Final = {errno.EACCES, errno.EPERM, errno.ELOOP}
+
+# Counter, and a test of completeness; OSError if the test fails.
+Candidate = tuple[int, Callable[[], bool]]
+
 
 class NextStep:
     """The parsed `--next-step`, from a trainer's counter to the first step still needed: integers, N, + - * // and ().
@@ -72,21 +86,6 @@ class NextStep:
 
     def _bad(self) -> UsageError:
         return UsageError(f"--next-step {self.text!r}: write an expression of N such as N, N+1 or N*4")
-
-
-_LAST_NUMBER: Final = re.compile(r"(\d{1,15})(?!.*\d)")
-_HUGGING_FACE: Final = re.compile(r"checkpoint-(\d{1,15})")
-_LIGHTNING: Final = re.compile(r"step=(\d{1,15}).*\.ckpt\Z", re.DOTALL)
-_MEGATRON: Final = re.compile(r"iter_(\d{1,15})")
-_MEGATRON_LATEST: Final = "latest_checkpointed_iteration.txt"
-_PLACE: Final = "{N}"
-_ARCHIVE_END_BYTES: Final = 1 << 12  # read by every node from each archive every second
-_END_RECORD: Final = b"PK\x05\x06"
-_END_RECORD_BYTES: Final = 22
-_BARRED: Final = {errno.EACCES, errno.EPERM, errno.ELOOP}
-
-# Counter, and a test of completeness; OSError if the test fails.
-Candidate = tuple[int, Callable[[], bool]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,19 @@ import typer
 from stepfs.cli.failure import expect_document
 from stepfs.declared_option import Opt, declared, variable
 
+EndpointUrl = Annotated[
+    str | None,
+    Opt(
+        "--endpoint-url",
+        "S3-compatible server to use instead of what the AWS settings say (AWS_ENDPOINT_URL_S3, profile).",
+        "URL",
+    ),
+]
+Json = Annotated[bool, Opt("--json", "Print one JSON document.")]
+PlanDirectory = Annotated[
+    str, Opt("--plan-dir", "Where the plan's file was: relative names in it are below, and modules of yours.", "DIR")
+]
+
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
     """The command as typer reads it. Texts are parsed when it runs, so that a wrong one is reported as any other error."""
@@ -91,16 +104,4 @@ LakeOrDirectory = Annotated[
 # A string: typer stats a `Path`, and a mount that hangs would hang the command.
 Directory = Annotated[
     str, typer.Argument(metavar="DIR", help="The mount point: an empty directory.", callback=not_empty)
-]
-EndpointUrl = Annotated[
-    str | None,
-    Opt(
-        "--endpoint-url",
-        "S3-compatible server to use instead of what the AWS settings say (AWS_ENDPOINT_URL_S3, profile).",
-        "URL",
-    ),
-]
-Json = Annotated[bool, Opt("--json", "Print one JSON document.")]
-PlanDirectory = Annotated[
-    str, Opt("--plan-dir", "Where the plan's file was: relative names in it are below, and modules of yours.", "DIR")
 ]

@@ -22,6 +22,8 @@ Distance: TypeAlias = tuple[int, int]
 NEAREST: Final[Distance] = (0, 0)  # of the step that is read next
 _UNPLANNED: Final = 1
 
+_REOPENED: Final = 1  # blocks read last
+
 
 class ReadingOrder:
     """The steps of a plan, nearest first; all others are farther, by number."""
@@ -49,9 +51,6 @@ class ReadingOrder:
     def skipped(self, step: Step) -> bool:
         """Whether no reader is expected at the step: it leaves first."""
         return step < self._low and step not in self._places
-
-
-_REOPENED: Final = 1  # blocks read last
 
 
 class EvictionOrder:

@@ -32,6 +32,8 @@ from stepfs.own_directory import make_own
 from stepfs.store.api import Progress
 from stepfs.store.local.local_store import fill, write_all
 
+_log = logging.getLogger("stepfs.data")
+
 _NAME: Final = re.compile(r"^([0-9a-f]{32})-(\d{20})-(\d{7})-(\d{1,13})-([0-9a-f]{8})\.slice$")
 _WRITE: Final = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -209,9 +211,6 @@ class DiskCache:
 
     def _name(self, key: SliceKey, length: int, crc: int) -> str:
         return f"{self._lake_id}-{key[0]:020d}-{key[1]:07d}-{length}-{crc:08x}.slice"
-
-
-_log = logging.getLogger("stepfs.data")
 
 
 @dataclass(eq=False)

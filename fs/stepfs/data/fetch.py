@@ -30,12 +30,19 @@ from stepfs.format.snapshot import StepEntry
 from stepfs.format.tgb import Descriptor
 from stepfs.store.api import Store
 
+_log = logging.getLogger("stepfs.data")
+
 CONNECTIONS_MAX: Final = 64
 
 Seconds = Mapping[int, float]  # mean latency by size class
 
 
 Started = tuple[int, int]  # number of a GET, and changes of the limit before it
+
+Lease = Callable[[], Buffer | None]
+Again = Callable[[Buffer], Awaitable[Answer]]
+StoreOf = Callable[[Descriptor], Awaitable[Store]]  # a fork's origin is looked at first: by a request that may fail
+PrefetchRequest = tuple[StepEntry, Sequence[SliceIndex]]
 
 
 class ConcurrencyLimit:
@@ -199,13 +206,6 @@ class Throttle:
             self._changed = trio.Event()
 
 
-_log = logging.getLogger("stepfs.data")
-
-Lease = Callable[[], Buffer | None]
-Again = Callable[[Buffer], Awaitable[Answer]]
-StoreOf = Callable[[Descriptor], Awaitable[Store]]  # a fork's origin is looked at first: by a request that may fail
-
-
 @dataclass(slots=True)
 class _Race:
     running: int = 0
@@ -362,9 +362,6 @@ def _tell_memory(waited_s: float, step: Step) -> None:
     if waited_s >= TUNING.memory_told_s:
         text = "step %d has waited %.0f s for memory: what is read now takes all of it; raise --memory-size"
         _log.warning(text, step, waited_s, extra={"alike": "memory"})
-
-
-PrefetchRequest = tuple[StepEntry, Sequence[SliceIndex]]
 
 
 @dataclass(eq=False)

@@ -22,6 +22,14 @@ _CLOSE_FACTOR: Final = 2  # … within so many times as many places
 _SOON_STEPS: Final = 32  # … if they were opened while at most so many others were
 _START_STEPS: Final = 16  # reading begins at the first step, or so little behind it
 
+_LIVE_ROUNDS: Final = 2  # … nor during so many steps of every run, where many readers take turns
+GAP_STEPS: Final = 16
+STATE_FILES_MAX: Final = 4096  # of which the next daemon of a mount hears
+_PASS_STEPS: Final = 24  # reopening a file this many distinct steps later is a new pass over the data
+
+Opened = Callable[[Step], Collection[SliceIndex]]
+Plan = list[tuple[Step, tuple[SliceIndex, ...]]]
+
 
 @dataclass(frozen=True, slots=True)
 class AccessRun:
@@ -123,12 +131,6 @@ def _without_strays(run: AccessRun, low: Step) -> AccessRun:
     return replace(run, steps=tuple(step for step in run.steps if step >= low))
 
 
-_LIVE_ROUNDS: Final = 2  # … nor during so many steps of every run, where many readers take turns
-GAP_STEPS: Final = 16
-STATE_FILES_MAX: Final = 4096  # of which the next daemon of a mount hears
-_PASS_STEPS: Final = 24  # reopening a file this many distinct steps later is a new pass over the data
-
-
 class AccessHistory:
     """The recently opened files of one mount."""
 
@@ -202,10 +204,6 @@ class AccessHistory:
         strides = math.gcd(*(step - steps[0] for step in steps[1:]))
         stride = strides if len(steps) >= EVIDENCE_STEPS // 2 else 1
         return AccessRun(tuple(steps), indices, stride, tuple(latest), recency[latest[-1]])
-
-
-Opened = Callable[[Step], Collection[SliceIndex]]
-Plan = list[tuple[Step, tuple[SliceIndex, ...]]]
 
 
 class StepRate:

@@ -27,6 +27,21 @@ from stepfs.format.ids import INTEGER_MAX, SliceIndex, Step
 _ROUNDS: Final = 6
 _MASK: Final = (1 << 64) - 1
 
+LISTED_STEPS_MAX: Final = 1 << 17
+_NAME_BYTES_MAX: Final = 255
+_NUMBER: Final = "(0|[1-9][0-9]{0,15})"
+_SHUFFLE: Final = re.compile("1-shuffle" + f"-{_NUMBER}" * 7)
+_STEPS: Final = re.compile(f"1-steps-{_NUMBER}-([A-Za-z0-9_-]+)")
+_NONE: Final = "1-none"
+
+EXPIRES_S: Final = 600.0
+STREAMS_MAX: Final = 64
+_BEHIND_PLACES: Final = 64  # skipped ones so little behind the front are still to come
+_JUMP_PLACES: Final = 128  # a loader's workers run no further ahead
+_FRONT_PLACES: Final = 32  # by which a front on record lags: so little that the next daemon finds its readers
+
+_NAME: Final = re.compile("([0-9]{1,16})(?:/([0-9]{1,16}))?")
+
 
 class Permutation:
     """A bijection of [0, count) to itself."""
@@ -73,14 +88,6 @@ def _mix(value: int) -> int:
     value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & _MASK
     value = (value ^ value >> 27) * 0x94D049BB133111EB & _MASK
     return value ^ value >> 31
-
-
-LISTED_STEPS_MAX: Final = 1 << 17
-_NAME_BYTES_MAX: Final = 255
-_NUMBER: Final = "(0|[1-9][0-9]{0,15})"
-_SHUFFLE: Final = re.compile("1-shuffle" + f"-{_NUMBER}" * 7)
-_STEPS: Final = re.compile(f"1-steps-{_NUMBER}-([A-Za-z0-9_-]+)")
-_NONE: Final = "1-none"
 
 
 @dataclass(frozen=True)
@@ -323,13 +330,6 @@ def _varint(number: int) -> bytes:
     return bytes(packed)
 
 
-EXPIRES_S: Final = 600.0
-STREAMS_MAX: Final = 64
-_BEHIND_PLACES: Final = 64  # skipped ones so little behind the front are still to come
-_JUMP_PLACES: Final = 128  # a loader's workers run no further ahead
-_FRONT_PLACES: Final = 32  # by which a front on record lags: so little that the next daemon finds its readers
-
-
 class HintedStream:
     """Readers of one order."""
 
@@ -442,9 +442,6 @@ class OrderState:
     front: int = 0
     start: int = 0
     steps: list[int] = field(default_factory=list)
-
-
-_NAME: Final = re.compile("([0-9]{1,16})(?:/([0-9]{1,16}))?")
 
 
 def _restored(number: int, state: OrderState, parts: Iterable[tuple[int, list[int]]], now: float) -> HintedStream:

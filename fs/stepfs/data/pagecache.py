@@ -36,6 +36,14 @@ _libc.mmap.argtypes = [
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
 
+FILES_MAX: Final = 64
+_BYTES_MIN: Final = 1 << 20  # of small files, so much goes by one call into a thread
+_log = logging.getLogger("stepfs.data")
+_THREADS: Final = 2
+_FAILURES_MAX: Final = 3  # in a row: this kernel, or this kind of mount, cannot be primed
+T = TypeVar("T")
+CHUNK_BYTES: Final = 1 << 20  # page-aligned; the last one of a file ends exactly at its end
+
 
 @contextmanager
 def _opened(path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
@@ -98,10 +106,6 @@ def _mincore_pages(descriptor: int, length: int) -> int | None:
         return sum(byte & 1 for byte in pages.raw)
     finally:
         _libc.munmap(address, length)
-
-
-FILES_MAX: Final = 64
-_BYTES_MIN: Final = 1 << 20  # of small files, so much goes by one call into a thread
 
 
 class PageOrder:
@@ -168,13 +172,6 @@ def first_of(keys: Iterable[SliceKey], size: int, length: Callable[[SliceKey], i
     return found
 
 
-_log = logging.getLogger("stepfs.data")
-_THREADS: Final = 2
-_FAILURES_MAX: Final = 3  # in a row: this kernel, or this kind of mount, cannot be primed
-
-T = TypeVar("T")
-
-
 class MountThreads:
     """A small pool of them."""
 
@@ -211,9 +208,6 @@ class MountThreads:
             return None
         self._failures = 0
         return done
-
-
-CHUNK_BYTES: Final = 1 << 20  # page-aligned; the last one of a file ends exactly at its end
 
 
 class Table(Protocol):

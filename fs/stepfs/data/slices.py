@@ -29,6 +29,8 @@ from stepfs.format.snapshot import StepEntry
 from stepfs.format.tgb import Descriptor
 from stepfs.store.api import Store
 
+_CLOSED_MAX: Final = 4096  # slices with a reader behind that are remembered
+
 
 class PageCache(Protocol):
     """The calls that the mount offers. Called in worker threads only; OSError where it cannot be done."""
@@ -89,9 +91,6 @@ class Shelter:
         self._closed = closed
         for scope in self._waits:
             scope.shield = closed
-
-
-_CLOSED_MAX: Final = 4096  # slices with a reader behind that are remembered
 
 
 class Slices:

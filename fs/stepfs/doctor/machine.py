@@ -42,6 +42,10 @@ from stepfs.mount.host.mount_points import (
 from stepfs.mount.launch import trouble_of
 from stepfs.mount.logs import log_file
 
+_MEMORY_LOW: Final = 1 << 30
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
+_EXTRA: Final = re.compile(r"extra == ['\"]([^'\"]+)['\"]")
+
 
 class Level(enum.StrEnum):
     """The severity of a finding."""
@@ -74,9 +78,6 @@ def fail(subject: str, detail: str, remedy: str, *, exit_code: int = 1) -> Findi
     return Finding(Level.FAIL, subject, detail, remedy, exit_code)
 
 
-_MEMORY_LOW: Final = 1 << 30
-
-
 def check_kernel(root: Path = Path("/")) -> Iterator[Finding]:
     """Kernel release, and whether a mount can tune its FUSE settings."""
     yield ok("kernel", platform.release())
@@ -107,10 +108,6 @@ def check_memory(root: Path = Path("/")) -> Finding:
     if limit < _MEMORY_LOW:
         return note("memory", text, "primed pages count against it too: raise the limit, or use --no-prime")
     return ok("memory", text)
-
-
-_NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
-_EXTRA: Final = re.compile(r"extra == ['\"]([^'\"]+)['\"]")
 
 
 def check_python() -> Iterator[Finding]:

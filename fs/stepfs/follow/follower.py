@@ -19,6 +19,23 @@ from stepfs.format.ids import Step
 from stepfs.histogram import Histogram
 from stepfs.lake.log.reader import LogReader
 
+_log = logging.getLogger("stepfs.mount")
+
+INTERVAL_S_MAX: Final = 2.0
+_GROWTH: Final = 1.5
+_SMOOTHING: Final = 0.3
+_SHARE_OF_PACE: Final = 1 / 8
+MOUNTS_MIN: Final = 100  # a smaller run changes nothing
+SLOWER_MAX: Final = 8.0
+_SLOWER_DECAY: Final = 0.9  # per look
+_POLL_S_PER_MOUNT: Final = 1 / 1000
+_LOOK_S_PER_MOUNT: Final = 1 / 200
+_SPREAD: Final = 0.75  # random share above the shortest interval: mounts that started together drift apart
+_USUAL_SPREAD: Final = 0.1  # the same for intervals longer than the shortest
+
+IDENTITY_CHECK_S: Final = 60.0
+SILENCE_S: Final = 5.0  # a hanging store fails a request only after many times this
+
 
 class Changes:
     """Wakes all listeners at a change; a new listener wakes the follower."""
@@ -44,19 +61,6 @@ class Changes:
     async def wait_for_listener(self) -> None:
         self._hurry = trio.Event()
         await self._hurry.wait()
-
-
-INTERVAL_S_MAX: Final = 2.0
-_GROWTH: Final = 1.5
-_SMOOTHING: Final = 0.3
-_SHARE_OF_PACE: Final = 1 / 8
-MOUNTS_MIN: Final = 100  # a smaller run changes nothing
-SLOWER_MAX: Final = 8.0
-_SLOWER_DECAY: Final = 0.9  # per look
-_POLL_S_PER_MOUNT: Final = 1 / 1000
-_LOOK_S_PER_MOUNT: Final = 1 / 200
-_SPREAD: Final = 0.75  # random share above the shortest interval: mounts that started together drift apart
-_USUAL_SPREAD: Final = 0.1  # the same for intervals longer than the shortest
 
 
 class PollInterval:
@@ -132,12 +136,6 @@ class Spacing:
             usual_s *= entropy.uniform(1.0, 1.0 + _USUAL_SPREAD)
             usual_s = max(usual_s, shortest_s * entropy.uniform(1.0, 1.0 + _SPREAD))
         return self._slower * usual_s
-
-
-_log = logging.getLogger("stepfs.mount")
-
-IDENTITY_CHECK_S: Final = 60.0
-SILENCE_S: Final = 5.0  # a hanging store fails a request only after many times this
 
 
 @dataclass(eq=False)

@@ -28,6 +28,18 @@ _EXTENSION: Final = 120
 # bytes: 8 bytes each, so together less than what is free.
 ALWAYS_FITS: Final = 1 << 10
 
+_EXTENSIONS: Final = {0xC7, 0xC8, 0xC9, *range(0xD4, 0xD9)}
+MAGIC: Final = b"stepfs"
+FORMAT_VERSION: Final = 1
+OBJECT_BYTES_MAX: Final = 256 << 20
+_COVERED = struct.Struct("<6sBBI")  # the part of the header that the checksum covers
+_CHECKSUM = struct.Struct("<I")
+HEADER_BYTES: Final = _COVERED.size + _CHECKSUM.size
+_CONTAINER_ITEMS_MAX: Final = 1 << 14
+
+T = TypeVar("T")
+Value = None | bool | int | float | str | bytes | list["Value"] | dict["Value", "Value"]
+
 
 def check_shape(body: bytes | memoryview, what: str) -> None:
     """`CorruptError` unless `body` may be one msgpack value that takes a small multiple of its size in memory.
@@ -96,19 +108,6 @@ def _lengths() -> tuple[int, ...]:
 
 _COUNTED: Final = _counted()
 _LENGTHS: Final = _lengths()
-_EXTENSIONS: Final = {0xC7, 0xC8, 0xC9, *range(0xD4, 0xD9)}
-
-
-MAGIC: Final = b"stepfs"
-FORMAT_VERSION: Final = 1
-OBJECT_BYTES_MAX: Final = 256 << 20
-_COVERED = struct.Struct("<6sBBI")  # the part of the header that the checksum covers
-_CHECKSUM = struct.Struct("<I")
-HEADER_BYTES: Final = _COVERED.size + _CHECKSUM.size
-_CONTAINER_ITEMS_MAX: Final = 1 << 14
-
-T = TypeVar("T")
-Value = None | bool | int | float | str | bytes | list["Value"] | dict["Value", "Value"]
 
 
 class Kind(enum.IntEnum):

@@ -20,6 +20,11 @@ DIGEST_BYTES: Final = 16
 SHARD_FILES_MAX: Final = 10_000
 _VERSION: Final = 1
 
+_POSITION_VERSION: Final = 1
+_FIELDS: Final = 13
+_LISTING, _EPOCH, _RECORDS, _SKIPPED, _TOKENS = 1, 2, 8, 9, 11
+_DIGEST: Final = re.compile(r"[0-9a-f]{32}")
+
 
 @dataclass(frozen=True, slots=True)
 class CorpusFile:
@@ -117,12 +122,6 @@ def _unpacked(shard: bytes) -> dict[str, Any]:
     if not isinstance(value, dict) or value.get("v") != _VERSION:
         raise RefusedError("a stored listing has a format that this program does not know; upgrade stepfs")
     return value
-
-
-_POSITION_VERSION: Final = 1
-_FIELDS: Final = 13
-_LISTING, _EPOCH, _RECORDS, _SKIPPED, _TOKENS = 1, 2, 8, 9, 11
-_DIGEST: Final = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,9 @@ _TAR_MAGIC_AT: Final = 257
 
 _Test = Callable[[bytes, int], bool]  # (first bytes, length of the slice) → whether it can be such a file
 
+_EXT: Final = re.compile(r"^(\.[A-Za-z0-9_-]{1,15}){1,3}$")
+_LAKE_ID: Final = re.compile(r"^[0-9a-f]{32}$")
+
 
 def _starts(*signatures: bytes) -> _Test:
     return lambda head, _length: head.startswith(signatures)
@@ -81,10 +84,6 @@ def payload_problem(ext: str, head: bytes, length: int) -> str | None:
 
 def _last(ext: str) -> str:
     return "." + ext.rpartition(".")[2].lower()
-
-
-_EXT: Final = re.compile(r"^(\.[A-Za-z0-9_-]{1,15}){1,3}$")
-_LAKE_ID: Final = re.compile(r"^[0-9a-f]{32}$")
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,20 @@ SLICE_ENTRY_BYTES: Final = _SLICE.size
 _CRC: Final = struct.Struct("<I")
 _KEY_BYTES_MAX: Final = 1024
 
+Buffer = bytes | bytearray | memoryview
+ALIGNMENT_BYTES: Final = 64
+FOOTER_BYTES: Final = 24
+_MAGIC: Final = b"stepfs-tgb\n"
+_FOOT: Final = b"tgb-foot"
+_COVERED: Final = (_MAGIC + bytes([FORMAT_VERSION])).ljust(ALIGNMENT_BYTES - 4, b"\0")
+HEADER: Final = _COVERED + struct.pack("<I", crc32c(_COVERED))
+_FOOTER = struct.Struct("<QI")
+_POLYNOMIAL: Final = 0x82F63B78  # of CRC32C, reflected: the highest bit is x^0
+_ONE: Final = 1 << 31
+_X8: Final = 1 << 23
+_ZEROS: Final = bytes(ALIGNMENT_BYTES)
+_AGAIN_BYTES_MAX: Final = 512 << 10  # in the CPU's cache a second pass over so much is cheaper than `joined`
+
 
 @dataclass(frozen=True, slots=True)
 class SliceRef:
@@ -121,22 +135,6 @@ def read_descriptor(fields: Fields) -> Descriptor:
     tgb = _LAYOUT.read(fields)
     check_packed(tgb.packed_slices, tgb.packed_blocks, size=tgb.size, what=fields.what)
     return tgb
-
-
-Buffer = bytes | bytearray | memoryview
-
-ALIGNMENT_BYTES: Final = 64
-FOOTER_BYTES: Final = 24
-_MAGIC: Final = b"stepfs-tgb\n"
-_FOOT: Final = b"tgb-foot"
-_COVERED: Final = (_MAGIC + bytes([FORMAT_VERSION])).ljust(ALIGNMENT_BYTES - 4, b"\0")
-HEADER: Final = _COVERED + struct.pack("<I", crc32c(_COVERED))
-_FOOTER = struct.Struct("<QI")
-_POLYNOMIAL: Final = 0x82F63B78  # of CRC32C, reflected: the highest bit is x^0
-_ONE: Final = 1 << 31
-_X8: Final = 1 << 23
-_ZEROS: Final = bytes(ALIGNMENT_BYTES)
-_AGAIN_BYTES_MAX: Final = 512 << 10  # in the CPU's cache a second pass over so much is cheaper than `joined`
 
 
 @dataclass(frozen=True, slots=True)

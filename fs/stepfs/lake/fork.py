@@ -37,6 +37,12 @@ _log = logging.getLogger("stepfs.lake.fork")
 
 _NAME: Final = re.compile(FORK_GROUP + r"[0-9a-f]{32}")
 
+_BACK_AT_ONCE: Final = 64
+_FIRST_VERSION: Final = Version(1)  # floor 1: the origin commit is not taken for the start of a history
+_RETIRE_S: Final = 30.0
+_SEGMENTS_AT_ONCE: Final = 4
+NO_END: Final = Step(INTEGER_MAX)
+
 
 def group_name(child_lake_id: str) -> str:
     return FORK_GROUP + child_lake_id
@@ -95,9 +101,6 @@ async def release_origins(reader: LogReader, origins: OriginStores, clock: Clock
             await group.retire()
     else:
         await group.revise(lambda kept: kept if min(kept, default=need) > need else frozenset({need}), revives=False)
-
-
-_BACK_AT_ONCE: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,12 +173,6 @@ async def _commits(reader: LogReader, first: Version, last: Version) -> AsyncIte
     async with aclosing(read_versions(reader.store, reader.identity.lake_id, versions)) as bodies:
         async for key, body in bodies:
             yield decode_commit(body, key)
-
-
-_FIRST_VERSION: Final = Version(1)  # floor 1: the origin commit is not taken for the start of a history
-_RETIRE_S: Final = 30.0
-_SEGMENTS_AT_ONCE: Final = 4
-NO_END: Final = Step(INTEGER_MAX)
 
 
 @dataclass(frozen=True, slots=True)

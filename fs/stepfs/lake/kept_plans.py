@@ -27,6 +27,10 @@ from stepfs.store.api import Store
 if TYPE_CHECKING:
     from stepfs.payload import Spans
 
+READ_BYTES_MAX: Final = 64 << 20  # by one request; a longer slice is one request by itself
+_GAP_BYTES_MAX: Final = 64 << 10
+Placed = tuple[SliceIndex, SliceRef]
+
 
 async def kept_plan(store: Store, lake_id: str, digest: str) -> str | None:
     data = await store.get(plan_key(lake_id, digest))
@@ -48,12 +52,6 @@ async def commit_of(store: Store, lake_id: str, version: Version) -> Commit | No
     """The commit of a log version; None once it was reclaimed."""
     found = await read_commit(store, lake_id, version)
     return None if found is None else found[0]
-
-
-READ_BYTES_MAX: Final = 64 << 20  # by one request; a longer slice is one request by itself
-_GAP_BYTES_MAX: Final = 64 << 10
-
-Placed = tuple[SliceIndex, SliceRef]
 
 
 class LineageReader:

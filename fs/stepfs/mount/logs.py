@@ -25,12 +25,21 @@ from stepfs.mount.options import MountOptions
 from stepfs.mount.redact import redacted
 from stepfs.own_directory import home
 
+_log = logging.getLogger("stepfs.mount")
+
 FIELDS: Final = ("operation", "errno", "step", "slice", "rank", "version", "group", "lake_id", "repeated")
 WINDOW_S: Final = 60.0
 KINDS_MAX: Final = 16_384  # kinds; beyond that the one that was met least lately is forgotten
 _TEXT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # a lake's texts must not control a terminal
 _REPLY_UNWANTED: Final = f"fuse_reply_* failed with {os.strerror(errno.ENOENT)}"
+
+_APPEND: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_LOG_TAIL_LINES: Final = 5
+_LOG_NAME_BYTES_MAX: Final = 200
+_LOG_NAME: Final = re.compile(r".+-[0-9a-f]{8}\.log(\.1)?")
+_LOG_KEPT_S: Final = 30 * 86_400.0
+LOG_BYTES_MAX: Final = 8 << 20  # of the log, and of the older one beside it
 
 
 def configure_log(options: MountOptions, handler: logging.Handler | None = None) -> None:
@@ -122,16 +131,6 @@ def facts_of(record: logging.LogRecord) -> dict[str, object]:
 def _word(value: object) -> str:
     text = str(value)
     return text if text.isprintable() and " " not in text and text else json.dumps(text)
-
-
-_log = logging.getLogger("stepfs.mount")
-
-_APPEND: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_LOG_TAIL_LINES: Final = 5
-_LOG_NAME_BYTES_MAX: Final = 200
-_LOG_NAME: Final = re.compile(r".+-[0-9a-f]{8}\.log(\.1)?")
-_LOG_KEPT_S: Final = 30 * 86_400.0
-LOG_BYTES_MAX: Final = 8 << 20  # of the log, and of the older one beside it
 
 
 def log_file(directory: Path) -> Path:

@@ -19,6 +19,13 @@ from stepfs.view.ranks import parse_ranks, parse_steps
 
 DEADLINE_S: Final = 300.0
 
+# What a replacement cannot change, and why: the others it may.
+_FIXED: Final = {
+    "lake": "its readers' names would mean other bytes",
+    "allow_other": "the kernel was told when it was mounted",
+    **dict.fromkeys(("world", "mesh", "steps"), "its readers' names would mean other bytes"),
+}
+
 
 def _absolute(text: str) -> Path:
     return Path(text).absolute()
@@ -26,14 +33,6 @@ def _absolute(text: str) -> Path:
 
 def _absolute_name(text: str) -> str:
     return str(Path(text).absolute())
-
-
-# What a replacement cannot change, and why: the others it may.
-_FIXED: Final = {
-    "lake": "its readers' names would mean other bytes",
-    "allow_other": "the kernel was told when it was mounted",
-    **dict.fromkeys(("world", "mesh", "steps"), "its readers' names would mean other bytes"),
-}
 
 
 @dataclass(frozen=True, slots=True)

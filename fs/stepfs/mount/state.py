@@ -45,6 +45,8 @@ _NUMBER_MAX: Final = (1 << 63) - 1
 T = TypeVar("T")
 Values = Mapping[str, object]
 
+_unknown_told: Final[set[str]] = set()
+
 
 class _Slots:
     """A map of which a kill loses no change that was written."""
@@ -256,9 +258,6 @@ class State:
             if not self._troubled:
                 _log.warning("the state of this mount cannot be written: %s", error.strerror or error)
             self._troubled = True
-
-
-_unknown_told: Final[set[str]] = set()
 
 
 @cache

@@ -38,7 +38,11 @@ if TYPE_CHECKING:
     from stepfs.mount.options import MountOptions
     from stepfs.view.ranks import RankMap
 
+_log = logging.getLogger("stepfs.mount")
+
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+
+_REMOVE_S: Final = 5.0  # an unmount waits no longer for an unreachable store; readers see the record's age
 
 
 def render(document: Json) -> str:
@@ -83,11 +87,6 @@ def to_json(value: Value) -> Json:
     if isinstance(value, dict):
         return {key if isinstance(key, str) else repr(key): to_json(item) for key, item in value.items()}
     return value
-
-
-_log = logging.getLogger("stepfs.mount")
-
-_REMOVE_S: Final = 5.0  # an unmount waits no longer for an unreachable store; readers see the record's age
 
 
 @dataclass(eq=False)

@@ -30,7 +30,12 @@ from stepfs.store.silence import Silence
 from stepfs.view.names import STEP_MAX
 from stepfs.view.ranks import check_steps, hinted_slices
 
+_log = logging.getLogger("stepfs.reader")
+
 LENT_SHARE: Final = 4  # one part in so many of the budget
+
+OpenStore = Callable[[LakeOptions, Silence], Store]
+_CALLER = 0  # waits of a mount know the process that waits; here it waits in this very process
 
 
 class CopyPool:
@@ -60,13 +65,6 @@ class CopyPool:
         finally:
             if pooled is not None:
                 self._pool.give(pooled)  # it lingers, counted, until no caller sees it
-
-
-_log = logging.getLogger("stepfs.reader")
-
-OpenStore = Callable[[LakeOptions, Silence], Store]
-
-_CALLER = 0  # waits of a mount know the process that waits; here it waits in this very process
 
 
 class ReaderParts(LakeParts):

@@ -42,6 +42,9 @@ _STRIDES_MIN: Final = 3  # of the job's size in a row: nobody reads so by chance
 _SAMPLERS_MAX: Final = 8
 _told = False
 
+Decode = Callable[[memoryview], Any]
+_turns = itertools.count()
+
 
 def warn_if_sharded(ranks: int) -> None:
     """Warn, once in a process, if a framework's code that deals out data among processes is asking for that of one of
@@ -91,9 +94,6 @@ def processes() -> int:
         return int(distributed.get_world_size())
     size = os.environ.get("WORLD_SIZE", "1")
     return int(size) if size.isascii() and size.isdigit() else 1
-
-
-Decode = Callable[[memoryview], Any]
 
 
 def decoder(ext: str) -> Decode:
@@ -146,9 +146,6 @@ def regrouped(files: Sequence[Any], ranks: RankMap, rank: int) -> list[Any]:
         )
     begin = ranks.data_rank_of(rank) * (units // data) - ranks.units_of(rank).start * each
     return list(itertools.islice(itertools.chain(*held), begin, begin + units // data))
-
-
-_turns = itertools.count()
 
 
 class _SplitLake(Lake):

@@ -27,6 +27,12 @@ from stepfs.reader.options import DEADLINE_S, LakeOptions
 from stepfs.view.names import STEP_MAX
 from stepfs.view.ranks import RankMap
 
+T = TypeVar("T")
+_Loop = BackgroundLoop[ReaderParts]
+_ENTRY_BYTES: Final = 400  # of a step in a pickle, beside its slices
+_PICKLED_BYTES_MAX: Final = 4 << 20  # of the log's tail, for each worker that is spawned; a longer one it reads itself
+_CLOSED: Final = "the lake is closed: open it again"
+
 
 def slice_at(ranks: RankMap, rank: int, micro: int | None, file: str) -> SliceIndex:
     """The slice of `lake[step][rank, micro, file]`; `NoSuchStepError` if there is none.
@@ -106,13 +112,6 @@ class LakeStep(int):
 
     def __reduce__(self) -> tuple[type[int], tuple[int]]:
         return int, (int(self),)  # elsewhere it is a number
-
-
-T = TypeVar("T")
-_Loop = BackgroundLoop[ReaderParts]
-_ENTRY_BYTES: Final = 400  # of a step in a pickle, beside its slices
-_PICKLED_BYTES_MAX: Final = 4 << 20  # of the log's tail, for each worker that is spawned; a longer one it reads itself
-_CLOSED: Final = "the lake is closed: open it again"
 
 
 class Lake:

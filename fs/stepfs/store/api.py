@@ -20,6 +20,9 @@ _PREFIX: Final = re.compile(r"(?:[A-Za-z0-9_=-][A-Za-z0-9_=.-]*/)*(?:[A-Za-z0-9_
 KEY_BYTES_MAX: Final = 512
 DELETE_RESENT_S_MAX: Final = 5.0  # behind the first attempt; to put a store back to an older copy takes longer
 
+Buffer = bytes | bytearray | memoryview
+Progress = Callable[[int], None]  # called with the bytes of a read that are in its buffer so far
+
 
 def check_key(key: str) -> str:
     """Returns `key`; `UsageError` if it is not a relative object name."""
@@ -50,10 +53,6 @@ class StoreOptions:
     def for_origin(self) -> StoreOptions:
         """The same for the lake that a fork was made of."""
         return replace(self, of_origin=True)
-
-
-Buffer = bytes | bytearray | memoryview
-Progress = Callable[[int], None]  # called with the bytes of a read that are in its buffer so far
 
 
 def ignore_progress(landed: int) -> None:

@@ -18,6 +18,9 @@ from stepfs.store.silence import Silence, unwatched
 
 _RESOLUTION_S: Final = 1.0
 
+T = TypeVar("T")
+_DEPTH: Final = 2  # <lake id>/log, <lake id>/data, …: policies do not go deeper
+
 
 def http_date(said: str | None) -> datetime | None:
     """A Date header; None if there is none that can be read."""
@@ -33,10 +36,6 @@ def age_s(modified: datetime | None, now: datetime | None) -> float:
     if now is None or modified is None:
         return 0.0
     return max(0.0, (now - modified).total_seconds() - _RESOLUTION_S)
-
-
-T = TypeVar("T")
-_DEPTH: Final = 2  # <lake id>/log, <lake id>/data, …: policies do not go deeper
 
 
 class Calls:

@@ -27,6 +27,9 @@ _SERVERS: Final = {  # Server header of unfit servers → their usual name
     "MinIO": "probably the JuiceFS gateway or an old MinIO",
 }
 
+# Name, the look (its result is the wrong behaviour, '' for none), and the keys that it may leave under a prefix.
+_Examination = tuple[str, Callable[[Store, str], Awaitable[str]], Callable[[str], list[str]]]
+
 
 @dataclass(frozen=True, slots=True)
 class Check:
@@ -194,8 +197,6 @@ def _alias(server: str) -> str:
     return f", {known[0]}" if known else ""
 
 
-# Name, the look (its result is the wrong behaviour, '' for none), and the keys that it may leave under a prefix.
-_Examination = tuple[str, Callable[[Store, str], Awaitable[str]], Callable[[str], list[str]]]
 _EXAMINATIONS: Final[tuple[_Examination, ...]] = (
     ("conditional create", _second_create, _one_key),
     ("racing creates", _racing_creates, _race_keys),

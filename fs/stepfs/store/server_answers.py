@@ -16,6 +16,8 @@ from stepfs.errors import AbsentError, ArchivedError, CorruptError, RefusedError
 from stepfs.store.api import Progress, Put
 from stepfs.store.settings import StoreTexts
 
+PIECE_BYTES: Final = 1 << 20  # fits into a CPU's cache
+
 
 class Verdict(enum.Enum):
     """The meaning of an answer, or of none."""
@@ -163,9 +165,6 @@ def not_yet(answer: Answer, url: str, doing: str) -> StoreUnreachableError:
         else f"the role of this machine has no credentials yet ({answer.reason}); retry, or attach a role that may do this"
     )
     return StoreUnreachableError(f"cannot {doing} in {url}: {why}")
-
-
-PIECE_BYTES: Final = 1 << 20  # fits into a CPU's cache
 
 
 def whole_body(

@@ -23,6 +23,14 @@ _STEP: Final = re.compile(rb"step-([0-9]{9,13})")
 _RANK: Final = re.compile(rb"rank-([0-9]{5,7})")
 _NUMBER: Final = re.compile(rb"0|[1-9][0-9]{0,12}")
 
+_SLICE_BITS: Final = 20
+_SLICE_MASK: Final = (1 << _SLICE_BITS) - 1
+_STEP_FILE: Final = 1 << 62
+_WAIT_FILE: Final = _STEP_FILE | 1 << 61
+
+INODES_PER_STEP: Final = 1 << _SLICE_BITS
+SLICES_SERVED_MAX: Final = _SLICE_MASK  # slice + 1 must fit into the low bits
+
 
 def step_name(step: Step) -> bytes:
     """The directory of a step: `step-000000042`."""
@@ -58,15 +66,6 @@ def parse_number(name: bytes) -> Step | None:
         return None
     step = Step(int(name))
     return step if step <= STEP_MAX else None
-
-
-_SLICE_BITS: Final = 20
-_SLICE_MASK: Final = (1 << _SLICE_BITS) - 1
-_STEP_FILE: Final = 1 << 62
-_WAIT_FILE: Final = _STEP_FILE | 1 << 61
-
-INODES_PER_STEP: Final = 1 << _SLICE_BITS
-SLICES_SERVED_MAX: Final = _SLICE_MASK  # slice + 1 must fit into the low bits
 
 
 class Fixed(enum.IntEnum):

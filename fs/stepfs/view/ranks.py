@@ -24,6 +24,8 @@ if TYPE_CHECKING:  # the codec, for those who read a lake
 
 Spelling = Callable[[str, object], str]  # a word of the caller and its value, as errors write them
 
+_MICRO_DIGITS: Final = 4
+
 
 @dataclass(frozen=True, slots=True)
 class RankMap:
@@ -209,9 +211,6 @@ def check_steps(steps: range | None, state: LogState) -> None:
 
 def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= 15
-
-
-_MICRO_DIGITS: Final = 4
 
 
 class FileNames:

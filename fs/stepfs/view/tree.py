@@ -75,7 +75,7 @@ class Tree:
         return Step(max(self._table.first_live_step, self.need))
 
     def take_new_first_visible(self) -> Step | None:
-        """The first visible step if it has take_new_first_visible since the last call: the steps below have left the view."""
+        """The first visible step if it is newer than at the last call: the steps below have left the view."""
         before, self._noted = self._noted, self.first_visible()  # it falls when a group rolls back
         return self._noted if self._noted > before else None
 

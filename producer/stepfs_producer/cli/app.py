@@ -27,6 +27,14 @@ Workers = Annotated[
     int | None, Opt("--workers", "Processes that read and tokenise; one per core by default.", "N", least=1)
 ]
 
+_PLACE: Final = re.compile(r"(.*?)(?::([0-9]{1,9})(?::([0-9]{1,9}))?)?", re.DOTALL)
+app = new_program(
+    "stepfs-produce",
+    "Turn data into global training steps, each in exactly one commit, across kills and restarts.",
+    "0 the source is exhausted or the limit reached, 1 failure, 2 usage, 3 absent, 4 refused, 5 corrupt, 6 store "
+    "unreachable, 7 fenced (do not restart), 130 or 143 stopped by SIGINT or SIGTERM (restart to continue)",
+)
+
 
 def run(
     plan: PlanFile,
@@ -150,9 +158,6 @@ def find(
 
     report = find_report(lake, StoreOptions(endpoint_url), source, file, record, plan_dir=plan_dir, as_json=as_json)
     typer.echo(report)
-
-
-_PLACE: Final = re.compile(r"(.*?)(?::([0-9]{1,9})(?::([0-9]{1,9}))?)?", re.DOTALL)
 
 
 def lineage(
@@ -299,11 +304,5 @@ def text(
         raise typer.Exit(code)
 
 
-app = new_program(
-    "stepfs-produce",
-    "Turn data into global training steps, each in exactly one commit, across kills and restarts.",
-    "0 the source is exhausted or the limit reached, 1 failure, 2 usage, 3 absent, 4 refused, 5 corrupt, 6 store "
-    "unreachable, 7 fenced (do not restart), 130 or 143 stopped by SIGINT or SIGTERM (restart to continue)",
-)
 for command in (run, check, simulate, lineage, find, replay, text):
     app.command(command.__name__)(reported("stepfs-produce")(plan_packages()(with_options(command))))

@@ -48,6 +48,8 @@ _LINE_EVERY_S: Final = 60.0
 _BAD_SHOWN: Final = 3
 _PAGE_BYTES_MAX: Final = 64 << 20
 
+_LINES_MAX: Final = 20
+
 
 def schema_text() -> str:
     return json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **Plan.model_json_schema()}, indent=1)
@@ -482,9 +484,6 @@ def _page(done: SimulationResult) -> Iterator[str]:
     ]
     yield from table(header, rows)
     yield from (printable(f"skipped: {line}") for line in totals.bad_lines())
-
-
-_LINES_MAX: Final = 20
 
 
 def replay_and_report(options: ReplayOptions, store_options: StoreOptions, *, as_json: bool) -> int:

@@ -52,6 +52,13 @@ _log = logging.getLogger("stepfs.producer")
 
 _LONG_S: Final = 10.0  # what was seen longer ago is looked at once more: the store may have been rolled back
 
+Rebase = Callable[[LogState, Stamp], Commit | Refusal]
+Lost = Callable[[], Awaitable[list[Descriptor]]]
+SETTLE_S_MAX: Final = 30.0
+START_GIVE_UP_S: Final = 30.0  # a wrong endpoint looks like an outage and should be reported soon
+IDENTITY_CHECK_S: Final = 60.0  # while committing, a recreated lake is noticed within this time (hazard 7)
+LOSSES_WORTH_SAYING: Final = 32
+
 
 @dataclass(frozen=True, slots=True)
 class Committed:
@@ -76,8 +83,6 @@ class Undecided:
 
 
 CommitOutcome = Committed | CommitLost | Undecided | Refusal
-Rebase = Callable[[LogState, Stamp], Commit | Refusal]
-Lost = Callable[[], Awaitable[list[Descriptor]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,9 +190,6 @@ class Committer:
         return Committed(attempt.commit, before, self.head)
 
 
-SETTLE_S_MAX: Final = 30.0
-
-
 class SnapshotWriter:
     """Writes at most one snapshot at a time; the newest requested state is next."""
 
@@ -226,9 +228,6 @@ class SnapshotWriter:
         with trio.move_on_after(SETTLE_S_MAX):
             while self._wanted is not None or self._writing:
                 await self._changed.park()
-
-
-START_GIVE_UP_S: Final = 30.0  # a wrong endpoint looks like an outage and should be reported soon
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,10 +291,6 @@ async def start(store: Store, producer_id: str, *, clock: Clock, pacer: Pacer, b
 
 def unanswered(store: Store, attempt: Undecided) -> StoreUnreachableError:
     return StoreUnreachableError(f"{store.url}: no answer to the create of log version {attempt.version}{attempt.why}")
-
-
-IDENTITY_CHECK_S: Final = 60.0  # while committing, a recreated lake is noticed within this time (hazard 7)
-LOSSES_WORTH_SAYING: Final = 32
 
 
 @dataclass(slots=True)

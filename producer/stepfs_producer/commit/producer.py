@@ -52,6 +52,10 @@ MAX_DELAY_S: Final = 5.0
 UPLOADS: Final = 8
 GIVE_UP_AFTER_S: Final = 600.0
 
+_INLINE_BYTES_MAX: Final = 256 << 10  # checksumming this much takes less time than reaching a worker thread
+_T = TypeVar("_T")
+_P = ParamSpec("_P")
+
 
 @dataclass(frozen=True, slots=True)
 class ProducerSettings:
@@ -81,9 +85,6 @@ class ProducerSettings:
         for name in ("max_delay", "give_up_after"):
             if getattr(self, name) < 0:
                 raise UsageError(f"{name}={getattr(self, name)}: use seconds from 0 on")
-
-
-_INLINE_BYTES_MAX: Final = 256 << 10  # checksumming this much takes less time than reaching a worker thread
 
 
 class TgbWriter:
@@ -466,10 +467,6 @@ class AsyncProducer(Readings):
         self._changed.unpark_all()
         for scope in self._scopes:  # not the nursery's: that one holds the caller's own body too
             scope.cancel()
-
-
-_T = TypeVar("_T")
-_P = ParamSpec("_P")
 
 
 def _takes_what(

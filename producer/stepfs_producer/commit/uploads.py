@@ -24,6 +24,9 @@ Payload = bytes | bytearray | memoryview  # or any other one-dimensional buffer 
 
 _BYTE_FORMATS: Final = {"B", "b", "c"}
 
+UNCOMMITTED_FACTOR: Final = 8
+UNCOMMITTED_TGBS_MAX: Final = 4096
+
 
 def freeze(batch: Sequence[Payload], *, grid: Grid, bytes_max: int) -> tuple[bytes, ...]:
     """One batch as immutable payloads, one per slice; `UsageError` names the rule that it breaks."""
@@ -120,10 +123,6 @@ def descriptor_of(image: TgbImage, key: str, seq: int) -> Descriptor:
         packed_slices=image.packed_slices,
         packed_blocks=image.packed_blocks,
     )
-
-
-UNCOMMITTED_FACTOR: Final = 8
-UNCOMMITTED_TGBS_MAX: Final = 4096
 
 
 @dataclass(slots=True)

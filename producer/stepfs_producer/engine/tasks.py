@@ -20,12 +20,20 @@ import trio
 from stepfs.errors import RefusedError, StepfsError, StoreUnreachableError
 from stepfs_producer.backoff import Backoff, Outage
 
+_log = logging.getLogger("stepfs.producer")
+
 T = TypeVar("T")
 H = TypeVar("H")
 NodeCheck = Callable[[], list[str]]  # on another machine: its lacks, each as the end of a sentence about it
 
 ANSWER_S: Final = 1.5  # that an idle worker has to answer
 _WORKERS_PER_SPARE: Final = 8  # a spare is warm: it takes over at once where a worker died or hangs
+
+WORKERS_MAX: Final = 3  # that one task may cost
+MACHINES_MAX: Final = 8
+LATE_S_MIN: Final = 5.0
+LATE_TIMES_MEAN: Final = 10  # of the tasks of its kind and source
+_KEPT: Final = 0.9  # weight of the mean so far when another task is done
 
 
 class UnfitNodesError(RefusedError):
@@ -191,15 +199,6 @@ class KeptBody:
         async with self._making:
             if self._reference is None:
                 self._reference = await self._again()
-
-
-_log = logging.getLogger("stepfs.producer")
-
-WORKERS_MAX: Final = 3  # that one task may cost
-MACHINES_MAX: Final = 8
-LATE_S_MIN: Final = 5.0
-LATE_TIMES_MEAN: Final = 10  # of the tasks of its kind and source
-_KEPT: Final = 0.9  # weight of the mean so far when another task is done
 
 
 class WorkersDiedError(StepfsError):

@@ -17,13 +17,19 @@ from numpy.typing import NDArray
 from stepfs.errors import UsageError
 from stepfs.torch import need_torch, torch_bytes
 from stepfs_producer.payloads.step import COUNTS, NO_TOKEN, Columns, ColumnSpec, PayloadSpec, StepTask
+from stepfs_producer.plan.arrays import IGNORED, Ids, Integers
 from stepfs_producer.plan.spans import Span
 
-IGNORED: Final = -100  # the label that torch's cross_entropy leaves out
 NO_DOCUMENT: Final = -1
 
-Integers = NDArray[np.int64]
-Ids = NDArray[np.int32]
+
+STACKED: Final = ("input_ids", "labels", "position_ids", "doc_ids")
+TENSORS: Final = (*STACKED, "cu_seqlens", "cu_seqlens_offsets", "spans")
+_WIDE: Final = frozenset({"input_ids", "labels"})  # torch's losses and most embeddings expect int64
+_DTYPES: Final = {"b": "BOOL", "i": "I", "u": "U", "f": "F"}  # by kind, of numbers before their bits
+_HEADER_ALIGNMENT: Final = 8
+
+Tensors = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,13 +145,6 @@ def _cu_seqlens(bounds: Integers, first_of_micro: Integers, width: int) -> tuple
     return values.astype(np.int32), offsets.astype(np.int32)
 
 
-STACKED: Final = ("input_ids", "labels", "position_ids", "doc_ids")
-TENSORS: Final = (*STACKED, "cu_seqlens", "cu_seqlens_offsets", "spans")
-_WIDE: Final = frozenset({"input_ids", "labels"})  # torch's losses and most embeddings expect int64
-_DTYPES: Final = {"b": "BOOL", "i": "I", "u": "U", "f": "F"}  # by kind, of numbers before their bits
-_HEADER_ALIGNMENT: Final = 8
-
-Tensors = Mapping[str, NDArray[Any]]
 Encoder = Callable[[RankArrays, Sequence[ColumnSpec]], list[bytes]]
 
 

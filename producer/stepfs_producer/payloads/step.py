@@ -10,11 +10,12 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from stepfs_producer.plan.arrays import Integers
 from stepfs_producer.plan.spans import Gathered, Located, Span
 
-Integers = NDArray[np.int64]
-
 COUNTS: Final = "_counts"  # behind a column's name: the array with its rows per span
+
+NO_TOKEN: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +94,6 @@ def _rows(taken: Sequence[ColumnRows], column: int) -> NDArray[Any]:
         places = zip(one.spans[some].tolist(), begins.tolist(), ends[samples].tolist(), strict=True)
         pieces |= {span: rows[begin:end] for span, begin, end in places}
     return np.concatenate([taken[0].columns.rows[column][:0], *(pieces[span] for span in sorted(pieces))])
-
-
-NO_TOKEN: Final = -1
 
 
 @dataclass(frozen=True, slots=True)

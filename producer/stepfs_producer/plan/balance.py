@@ -22,10 +22,16 @@ from heapq import heapify, heappop, heapreplace
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-Integers = NDArray[np.int64]
+from stepfs_producer.plan.arrays import Integers
+
 _ROUNDS_PER_BIN: Final = 2
+
+MEAN: Final = 1 << 20  # of a load over bins
+_EVEN: Final = MEAN + MEAN // 1024  # of the worst bin: a thousandth is not worth a swap
+_SWAPS_PER_BIN: Final = 2
+_PAIRS: Final = 4096  # of rows that a swap looks at, in the bins with the least of the load
+_FULL: Final = 1 << 62
 
 
 class Method(StrEnum):
@@ -127,13 +133,6 @@ def _members(vectors: Integers, merges: list[tuple[int, int, Integers]]) -> Inte
     for number, items in enumerate(vectors):
         members[bin_of[number], number] = items
     return members
-
-
-MEAN: Final = 1 << 20  # of a load over bins
-_EVEN: Final = MEAN + MEAN // 1024  # of the worst bin: a thousandth is not worth a swap
-_SWAPS_PER_BIN: Final = 2
-_PAIRS: Final = 4096  # of rows that a swap looks at, in the bins with the least of the load
-_FULL: Final = 1 << 62
 
 
 def normalised(loads: Integers, bins: int) -> Integers:

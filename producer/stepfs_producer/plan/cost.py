@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepfs.errors import UsageError
+from stepfs_producer.plan.arrays import Integers
 
-Integers = NDArray[np.int64]
 Columns = Mapping[str, Integers]
 EXACT_MAX: Final = 1 << 53
 TOKENS: Final = "tokens"  # as a load: the cost without the prices of rows

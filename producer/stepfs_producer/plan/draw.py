@@ -27,6 +27,8 @@ from stepfs_producer.plan.samples import Samples
 
 ONE: Final = 1 << 32
 
+_LOOP_SOURCES_MAX: Final = 12
+
 
 def apportion(total: int, weights: Sequence[int]) -> list[int]:
     """`total` dealt by weight: floor, then largest remainder, ties to the smaller index. Also for negative totals."""
@@ -106,9 +108,6 @@ class Stages:
 
     def every(self) -> list[int]:
         return [self._lengths[step] for step in self._steps]
-
-
-_LOOP_SOURCES_MAX: Final = 12
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stepfs_producer.plan.cost import Integers
+from stepfs_producer.plan.arrays import Integers
 from stepfs_producer.plan.draw import Drawn
 from stepfs_producer.plan.rules import Packing
 from stepfs_producer.plan.samples import Samples

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepfs.errors import RefusedError
+from stepfs_producer.plan.arrays import Integers
 from stepfs_producer.plan.step import SourceState
 
-Integers = NDArray[np.int64]
 BAD: Final = -1  # in place of tokens: the record could not be decoded
 SKIPS_MIN: Final = 10  # bad records that a budget always allows
 

@@ -11,10 +11,9 @@ from dataclasses import astuple, dataclass, field
 from typing import Any, Final
 
 import msgpack
-import numpy as np
-from numpy.typing import NDArray
 
 from stepfs.errors import RefusedError
+from stepfs_producer.plan.arrays import Integers
 from stepfs_producer.plan.spans import Span
 
 VERSION: Final = 1
@@ -110,9 +109,6 @@ def position_bytes_max(state: State, growing: Collection[str] | None = None) -> 
         else:
             integers += sum(len(msgpack.packb(number)) for number in astuple(source)[-_INTEGERS:])
     return len(frame) + sum(len(msgpack.packb(text)) for text in texts) + integers + 3 * len(state.sources) + 5
-
-
-Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

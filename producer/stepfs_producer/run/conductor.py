@@ -44,7 +44,12 @@ from stepfs_producer.run.measured import (
 from stepfs_producer.run.memory import STEPS_PER_WORKER, StepRoom, memory_here
 from stepfs_producer.run.prepare import PreparedPlan
 
+_log = logging.getLogger("stepfs.producer")
+
 PAYLOAD_BYTES_PER_TOKEN: Final = 24  # of .safetensors; the others have fewer
+
+TOLD_AFTER_S: Final = 60.0  # of waiting for a source; its tasks are made to take a quarter of a second
+_SHARES_SEEN: Final = 2  # of a step, that the planner sees at first; samples beyond a step cannot change it
 
 
 class PutStep(Protocol):
@@ -207,12 +212,6 @@ class StepBuilder:
 
 def _bodies(groups: Mapping[str, Sequence[SampleChunk]]) -> list[KeptBody]:
     return [group.body for of_source in groups.values() for group in of_source if group.body is not None]
-
-
-_log = logging.getLogger("stepfs.producer")
-
-TOLD_AFTER_S: Final = 60.0  # of waiting for a source; its tasks are made to take a quarter of a second
-_SHARES_SEEN: Final = 2  # of a step, that the planner sees at first; samples beyond a step cannot change it
 
 
 class PlannerTask:

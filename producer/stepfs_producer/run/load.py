@@ -1,10 +1,7 @@
 """Bringing the samples of one source in: groups of records are made side by side, and kept in order from its cursor on.
 
-Groups are kept in order, and found by the addresses in a plan. Only their lengths are here; their bodies are with the
-engine.
-
-Only heads come here; records and samples are bodies that stay with the engine. A block's is held until its last group is
-made.
+Groups are kept in order, and found by the addresses in a plan. Only their heads come here, which have the lengths; records
+and samples are bodies that stay with the engine. A block's is held until its last group is made.
 
 Three tasks per source: one reads blocks, one ahead of the block that is being transformed; one submits groups; one waits
 for them in order. The first two stop at the marks, which follow the source's share of the work of the coming steps.
@@ -22,11 +19,11 @@ from itertools import takewhile
 
 import numpy as np
 import trio
-from numpy.typing import NDArray
 
 from stepfs.errors import RefusedError
 from stepfs_producer.engine.tasks import KeptBody, TaskRunner, WorkersDiedError
 from stepfs_producer.payloads.step import StepSpans
+from stepfs_producer.plan.arrays import Integers
 from stepfs_producer.plan.samples import Ahead, Piece
 from stepfs_producer.plan.spans import Gathered, Span
 from stepfs_producer.plan.step import SourceState, StepPlan
@@ -36,7 +33,9 @@ from stepfs_producer.sources.listing import Layout
 from stepfs_producer.sources.record import BlockAddress, SourceSpec
 from stepfs_producer.transforms.documents import TransformSpec
 
-Integers = NDArray[np.int64]
+OnLoad = Callable[[str, int, int], None]  # of every group brought in: source, tokens, those that the loss looks at
+OnSkip = Callable[[str, int, int, str], None]  # of every bad record brought in: source, file number, offset, reason
+_Block = tuple[BlockHead, KeptBody]
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,11 +177,6 @@ class LoadedSource:
     spec: SourceSpec
     transform: TransformSpec
     layout: Layout
-
-
-OnLoad = Callable[[str, int, int], None]  # of every group brought in: source, tokens, those that the loss looks at
-OnSkip = Callable[[str, int, int, str], None]  # of every bad record brought in: source, file number, offset, reason
-_Block = tuple[BlockHead, KeptBody]
 
 
 class SourceLoader:

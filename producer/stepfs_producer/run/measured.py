@@ -25,6 +25,21 @@ import trio
 
 BUSY: Final = 0.8  # share of their time that workers can be expected to work
 
+_MOST: Final = 0.75  # of the workers' time: less of it is nobody's alone
+GROUP_S: Final = 0.25  # of work: long beside a round trip, short beside a step
+GROUP_RECORDS_FIRST: Final = 1  # of unknown cost: 16 costly ones would hold the first step back for seconds
+GROUP_RECORDS_MAX: Final = 1 << 16
+GROUP_TOKENS_MAX: Final = 1 << 19  # a few MiB of cheap records, although that is no quarter of a second
+STEPS_AHEAD: Final = 3  # the step that is planned, and those while its successors' blocks are read
+_GROUPS_AHEAD: Final = 2  # per worker: one under way, and one that waits for an older one
+_GROWTH_MAX: Final = 4  # of a group by the one before
+_KEPT: Final = 0.8  # weight of the groups so far when another one is done
+_BYTES_PER_TOKEN: Final = 8.0  # before the first group: an id, and its part of a short record's address
+
+LOOK_EVERY_S: Final = 5.0  # a look is long beside a task, so that it is no accident that all workers are busy
+FEWER_AFTER_S: Final = 60.0  # that fewer would have been enough
+FEWER_EVERY_S: Final = 10.0
+
 
 class Cause(StrEnum):
     """A cause of waiting."""
@@ -38,7 +53,6 @@ class Cause(StrEnum):
     TRAINERS = "trainers"
 
 
-_MOST: Final = 0.75  # of the workers' time: less of it is nobody's alone
 _PLANNING: Final = {Cause.SOURCE, Cause.PLANNER, Cause.ROOM}
 
 
@@ -137,17 +151,6 @@ def bottleneck_of(
     return Bottleneck(*most, work_s / max(elapsed_s, 1e-9) / BUSY, workers)
 
 
-GROUP_S: Final = 0.25  # of work: long beside a round trip, short beside a step
-GROUP_RECORDS_FIRST: Final = 1  # of unknown cost: 16 costly ones would hold the first step back for seconds
-GROUP_RECORDS_MAX: Final = 1 << 16
-GROUP_TOKENS_MAX: Final = 1 << 19  # a few MiB of cheap records, although that is no quarter of a second
-STEPS_AHEAD: Final = 3  # the step that is planned, and those while its successors' blocks are read
-_GROUPS_AHEAD: Final = 2  # per worker: one under way, and one that waits for an older one
-_GROWTH_MAX: Final = 4  # of a group by the one before
-_KEPT: Final = 0.8  # weight of the groups so far when another one is done
-_BYTES_PER_TOKEN: Final = 8.0  # before the first group: an id, and its part of a short record's address
-
-
 class Work:
     """Work of one source, measured: an average of its groups in which older ones count less."""
 
@@ -218,11 +221,6 @@ def marks_of(coming: Sequence[int], works: Sequence[Work], workers: int) -> list
         in_hand = tokens // STEPS_AHEAD + math.ceil(_GROUPS_AHEAD * busy * work.group_tokens)
         marks.append((max(tokens, in_hand), 1 + min(math.ceil(busy), workers)))
     return marks
-
-
-LOOK_EVERY_S: Final = 5.0  # a look is long beside a task, so that it is no accident that all workers are busy
-FEWER_AFTER_S: Final = 60.0  # that fewer would have been enough
-FEWER_EVERY_S: Final = 10.0
 
 
 def workers_needed(work_s: float, steps: int, seconds: float, steps_per_second: float | None) -> float:

@@ -35,6 +35,9 @@ _BYTE_TOKEN_BYTES: Final = 13  # of a token that is a byte: 12 measured
 PAGE_COPIES: Final = 3  # of a page of Parquet while it is read: compressed or copied, decoded, as rows
 _GROUP_SHARE: Final = 4  # a group is at most a quarter of its block
 
+_log = logging.getLogger("stepfs.producer")
+COPIES: Final = 3  # of a row: in its group's body, in the arrays of a step, in its file
+
 
 @dataclass(frozen=True, slots=True)
 class Memory:
@@ -98,10 +101,6 @@ def _pending_min(step_tokens: int) -> int:
 
 def _mib(count: int) -> int:
     return -(-count // (1 << 20))
-
-
-_log = logging.getLogger("stepfs.producer")
-COPIES: Final = 3  # of a row: in its group's body, in the arrays of a step, in its file
 
 
 class StepRoom:

@@ -72,6 +72,9 @@ from stepfs_producer.transforms.images import MODULES, library
 from stepfs_producer.transforms.tokenizer import load_tokenizer, pinned
 from stepfs_producer.transforms.user import function_of
 
+_NAMED_MAX: Final = 5  # files in a line
+_LISTED_AT_ONCE: Final = 16
+
 
 class CompiledPlan(NamedTuple):
     """A plan in the terms of the rooms below. Mappings are in order of the sources' names."""
@@ -295,10 +298,6 @@ def _columns_of(chat: Chat | None, pair: Pair | None) -> Iterator[str]:
 def _below(directory: str, name: str) -> str:
     name = os.path.expanduser(name)  # noqa: PTH111  (a user that there is not stays a name)
     return name if not directory or "://" in name else str(PurePosixPath(directory) / name)
-
-
-_NAMED_MAX: Final = 5  # files in a line
-_LISTED_AT_ONCE: Final = 16
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,10 @@ HEAD_BYTES: Final = 64 << 10
 _CHECKED_MAX: Final = 1 << 16
 _checked: OrderedDict[tuple[str, str], None] = OrderedDict()
 
+REMOTE: Final = ("s3://", "gs://", "az://")
+_MAGIC: Final = frozenset("*?[")
+Found = tuple[str, str, int, str]  # path below the prefix, location, bytes, etag
+
 
 class OpenFile(Protocol):
     """A file's bytes."""
@@ -178,9 +182,6 @@ def buffered(file: OpenFile, buffer_bytes: int = 256 << 10) -> Iterator[tuple[Bi
         yield stream, raw
 
 
-REMOTE: Final = ("s3://", "gs://", "az://")
-
-
 def split_url(url: str) -> tuple[str, str]:
     """`s3://bucket`, `gs://bucket` or `az://account/container`, and the key below it. The key is taken as it stands: '+', '%'
     and spaces mean themselves.
@@ -214,9 +215,6 @@ def bucket_of(root: str, endpoint_url: str | None, profile: str | None) -> Bucke
         return ReadOnlyPlace(google_place(name, ""))
     account, _, container = name.partition("/")
     return ReadOnlyPlace(azure_place(account, container, ""))
-
-
-_MAGIC: Final = frozenset("*?[")
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,9 +256,6 @@ def find_files(
         if before.name == after.name:
             raise UsageError(f"{before.location} and {after.location} have the same printable name; rename one")
     return files
-
-
-Found = tuple[str, str, int, str]  # path below the prefix, location, bytes, etag
 
 
 def _is_glob(entry: str) -> bool:

@@ -36,6 +36,19 @@ _COMPRESSED_PIECE_BYTES: Final = 256 << 10
 _READ_BYTES: Final = 1 << 20  # of the file at a time: each is a request where the file is an object
 _INPUT_BYTES: Final = 16 << 10  # one input piece may hold much more output
 
+_PIECE_BYTES: Final = 4 << 20
+TAIL_BYTES: Final = 64 << 10
+PIECE_BYTES: Final = 1 << 20
+_KINDS: Final = (
+    (b"\x1f\x8b\x08", "is gzip; let its name end in .gz"),
+    (b"\x28\xb5\x2f\xfd", "is zstd; let its name end in .zst"),
+    (b"BZh", "is bzip2; decompress it by `bunzip2`, or compress it anew by `gzip`"),
+    (b"\xfd7zXZ\0", "is xz; decompress it by `unxz`, or compress it anew by `gzip`"),
+    (b"PK\3\4", "is a zip archive; unpack it by `unzip`"),
+    (b"PAR1", "is Parquet; give its source format: parquet"),
+    (b"%PDF-", "is a PDF; take its text out by a program such as `pdftotext`, or leave it out"),
+)
+
 
 def is_compressed(name: str) -> bool:
     return name.endswith(COMPRESSED)
@@ -100,10 +113,6 @@ def _zstd(file: OpenFile) -> Iterator[bytes]:
         raise CorruptError(f"{file.location}: damaged zstd (it ends within a frame); replace it or leave it out")
 
 
-_PIECE_BYTES: Final = 4 << 20
-TAIL_BYTES: Final = 64 << 10
-
-
 def lines_between(read: Callable[[int, int], bytes], begin: int, end: int, size: int) -> Iterator[Line]:
     """Non-blank lines of a file of `size` bytes that begin in [begin, end)."""
     inside = begin > 0  # the byte before decides whether a line begins here
@@ -161,9 +170,6 @@ def _line(offset: int, count: int, data: bytes | None) -> Iterator[Line]:
         data = data.removeprefix(codecs.BOM_UTF8)
     if data and not data.isspace():
         yield Line(offset, count, data.removesuffix(b"\r"))
-
-
-PIECE_BYTES: Final = 1 << 20
 
 
 def pieces_between(read: Callable[[int, int], bytes], begin: int, end: int, size: int) -> Iterator[Line]:
@@ -240,17 +246,6 @@ class LineFormat(Format):
         if self.json:
             return json_line(spec, stored)
         return text_file(stored) if self.whole else text_line(stored)
-
-
-_KINDS: Final = (
-    (b"\x1f\x8b\x08", "is gzip; let its name end in .gz"),
-    (b"\x28\xb5\x2f\xfd", "is zstd; let its name end in .zst"),
-    (b"BZh", "is bzip2; decompress it by `bunzip2`, or compress it anew by `gzip`"),
-    (b"\xfd7zXZ\0", "is xz; decompress it by `unxz`, or compress it anew by `gzip`"),
-    (b"PK\3\4", "is a zip archive; unpack it by `unzip`"),
-    (b"PAR1", "is Parquet; give its source format: parquet"),
-    (b"%PDF-", "is a PDF; take its text out by a program such as `pdftotext`, or leave it out"),
-)
 
 
 def _refuse_other_kinds(file: OpenFile) -> None:

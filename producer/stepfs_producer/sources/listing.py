@@ -15,10 +15,16 @@ from numpy.typing import NDArray
 from stepfs.errors import AbsentError, CorruptError, RefusedError
 from stepfs.format.planned import CorpusFile, Listing
 from stepfs.store.listed import ADVICE
+from stepfs_producer.plan.arrays import Integers
 from stepfs_producer.plan.order import block_key, fragment_order
 from stepfs_producer.sources.files import FoundFile, find_files, head_of, open_file
 from stepfs_producer.sources.formats import format_of
 from stepfs_producer.sources.record import BlockAddress, BlockTask, FileRef, Fragment, Kind, SourceSpec, Unit
+
+RULE: Final = "stepfs-fragments-1"  # of cutting files into fragments and blocks: see producer/DESIGN.md
+RANGE_BYTES_MIN: Final = 1 << 20
+FRAGMENTS_MAX: Final = 1 << 20
+_MEGATRON_GROWTH: Final = 4  # tokens of one byte become int32
 
 
 def located(listing: Listing, now: Listing, source: str, *, advice: str = ADVICE) -> Listing:
@@ -165,14 +171,6 @@ def _located(file: CorpusFile, now: CorpusFile | None, source: str, advice: str)
     else:
         changed = "begins otherwise than when this plan began"
     raise RefusedError(f"source {source}: {now.location} {changed}; {advice}")
-
-
-RULE: Final = "stepfs-fragments-1"  # of cutting files into fragments and blocks: see producer/DESIGN.md
-RANGE_BYTES_MIN: Final = 1 << 20
-FRAGMENTS_MAX: Final = 1 << 20
-_MEGATRON_GROWTH: Final = 4  # tokens of one byte become int32
-
-Integers = NDArray[np.int64]
 
 
 def range_bytes(sizes: Integers, others: int = 0, *, least: int = RANGE_BYTES_MIN, most: int = FRAGMENTS_MAX) -> int:

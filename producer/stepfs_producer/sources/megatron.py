@@ -13,9 +13,9 @@ from os import path
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stepfs.errors import AbsentError, CorruptError, UsageError
+from stepfs_producer.plan.arrays import Integers
 from stepfs_producer.sources.files import Format, FoundFile, OpenFile, open_listed
 from stepfs_producer.sources.record import Fragment, Kind, Raw, SourceSpec, Unit, Value, tokens_of
 
@@ -28,8 +28,6 @@ _TYPES: Final = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 _PAGE_BYTES: Final = 64 << 10
 _PAGES_MAX: Final = 64
 _READ_BYTES: Final = 1 << 20
-
-Integers = NDArray[np.int64]
 
 
 class MegatronFormat(Format):

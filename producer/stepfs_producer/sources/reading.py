@@ -41,6 +41,10 @@ from stepfs_producer.sources.record import (
 
 OPEN_MAX: Final = 64
 
+_open: OrderedDict[tuple[str, Fragment], _Cutter] = OrderedDict()
+_HOLDOUT: Final = b"stepfs-holdout1\0"  # 16 bytes, as blake2b wants a `person`
+_SHARD: Final = b"stepfs-shard---1"
+
 
 def read_block(spec: SourceSpec, task: BlockTask) -> Block:
     """Read and decode one block.
@@ -171,9 +175,6 @@ class _Cutter:
         return taken, self._ahead is not None
 
 
-_open: OrderedDict[tuple[str, Fragment], _Cutter] = OrderedDict()
-
-
 def _cut(spec: SourceSpec, fragment: Fragment, block: int) -> tuple[list[Raw], bool]:
     """Block `block` of a fragment, from where an earlier task of this process stopped, if that is not behind it."""
     key = (repr(spec), fragment)
@@ -190,10 +191,6 @@ def _cut(spec: SourceSpec, fragment: Fragment, block: int) -> tuple[list[Raw], b
         if len(_open) > OPEN_MAX:
             _open.popitem(last=False)
     return taken, more
-
-
-_HOLDOUT: Final = b"stepfs-holdout1\0"  # 16 bytes, as blake2b wants a `person`
-_SHARD: Final = b"stepfs-shard---1"
 
 
 def is_in_epoch(spec: SourceSpec, task: BlockTask, raw: Raw) -> bool:

@@ -18,14 +18,19 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
+from stepfs_producer.plan.arrays import IGNORED, Integers
+
 BLOCK_BYTES: Final = 8 << 20
 
 
-Integers = NDArray[np.int64]
 _PICKLE_WITH_BUFFERS: Final = 5
 RECORD_BYTES_MAX: Final = 64 << 20
 _POLICY: Final = {"identity": False}
 _ABSENT: Final = object()
+
+TOKEN_MAX: Final = 2**31 - 1
+_NAMES_SHOWN: Final = 5
+_NAME_SHOWN: Final = 40  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,12 +193,6 @@ class Block:
     follows: BlockAddress  # of the next block; of the next epoch behind an epoch's last one
     ended: bool = False  # the source has no block there: its epochs are used up
     crc32c: int = 0  # of where its records begin, and of lines' bytes; nothing that policy or a library decides
-
-
-TOKEN_MAX: Final = 2**31 - 1
-IGNORED_LABEL: Final = -100
-_NAMES_SHOWN: Final = 5
-_NAME_SHOWN: Final = 40  # characters
 
 
 class Bad(NamedTuple):
@@ -364,7 +363,7 @@ def tokens_of(ids: Sequence[int], mask: Sequence[int] | None = None, labels: Seq
     if len(array) and not (array.min() >= 0 and array.max() <= TOKEN_MAX):
         return Bad(f"token ids outside of 0 … {TOKEN_MAX}")
     kept = np.ones(len(array), bool)
-    for column, ignored in ((mask, 0), (labels, IGNORED_LABEL)):
+    for column, ignored in ((mask, 0), (labels, IGNORED)):
         if column is None:
             continue
         values = _integers(column, "iub")

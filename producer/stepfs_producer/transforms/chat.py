@@ -25,7 +25,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 from stepfs.errors import AbsentError, StepfsError, UsageError
-from stepfs_producer.transforms.documents import ChatSpec, Encoded, Ids, Mask, TokenizerSpec, UnfitRecordError
+from stepfs_producer.plan.arrays import Ids, Mask
+from stepfs_producer.transforms.documents import ChatSpec, Encoded, TokenizerSpec, UnfitRecordError
 from stepfs_producer.transforms.tokenizer import ModelTokenizer, load_tokenizer, longest_first
 
 ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function", "ipython")

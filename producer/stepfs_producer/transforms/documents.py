@@ -12,11 +12,14 @@ from fractions import Fraction
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stepfs_producer.payloads.step import Columns, ColumnSpec
+from stepfs_producer.plan.arrays import Ids, Integers, Mask
 
 _POLICY: Final = {"identity": False}  # as of `sources.record`: the digest of the tokenizer stands beside it
+
+Encoded = tuple[Ids, Mask, tuple[int, ...]]  # and the tokens of its parts: see `Tokenised`
+BAD: Final = -1  # as a length: the record could not be decoded
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +102,6 @@ class TransformSpec:
     chat: ChatSpec | None = None  # in place of `call`
     pair: PairSpec | None = None  # in place of `call`; with `chat`, by its template
     fim: FimSpec | None = None
-
-
-Ids = NDArray[np.int32]
-Integers = NDArray[np.int64]
-Mask = NDArray[np.uint8]
-
-Encoded = tuple[Ids, Mask, tuple[int, ...]]  # and the tokens of its parts: see `Tokenised`
-
-BAD: Final = -1  # as a length: the record could not be decoded
 
 
 class UnfitRecordError(Exception):

@@ -13,7 +13,8 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-from stepfs_producer.transforms.documents import FimSpec, Ids, Mask
+from stepfs_producer.plan.arrays import Ids, Mask
+from stepfs_producer.transforms.documents import FimSpec
 from stepfs_producer.transforms.tokenizer import Tokenizer
 
 _BITS: Final = 64  # of a number drawn

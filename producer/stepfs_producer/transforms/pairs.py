@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stepfs_producer.transforms.documents import Encoded, Ids, Mask, PairSpec, UnfitRecordError, documents_of
+from stepfs_producer.plan.arrays import Ids, Mask
+from stepfs_producer.transforms.documents import Encoded, PairSpec, UnfitRecordError, documents_of
 from stepfs_producer.transforms.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

@@ -12,15 +12,13 @@ from numpy.typing import NDArray
 
 from stepfs.errors import UsageError
 from stepfs_producer.payloads.step import Columns
+from stepfs_producer.plan.arrays import Ids, Integers, Mask
 from stepfs_producer.plan.order import record_key
 from stepfs_producer.sources.record import Kind, Records, unpacked
 from stepfs_producer.transforms.documents import (
     BAD,
     Documents,
     Encoded,
-    Ids,
-    Integers,
-    Mask,
     Tokenised,
     TransformSpec,
     UnfitRecordError,

@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from stepfs.errors import AbsentError, MissingPackageError, RefusedError, StepfsError, UsageError
+from stepfs_producer.plan.arrays import Ids, Mask
 from stepfs_producer.sources.record import RECORD_BYTES_MAX
-from stepfs_producer.transforms.documents import Documents, Ids, Mask, TokenizerSpec, UnfitRecordError, is_of_record
+from stepfs_producer.transforms.documents import Documents, TokenizerSpec, UnfitRecordError, is_of_record
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Model
@@ -48,6 +49,13 @@ _PADDINGS: Final = (
     "<|finetune_right_pad_id|>",
 )
 _SHOWN: Final = 8
+
+_UNSPELLED: Final = "\0stepfs control token\0"
+_FOR_INFERENCE: Final = ("truncation", "padding")
+_RANDOM: Final = ("dropout", "alpha", "nbest_size")
+_BATCH_CHARACTERS: Final = 1 << 20  # per call of the library, whose results need a hundred bytes per token
+TEXT_BYTES_MAX: Final = 4 << 20  # of one text: a longer one alone needs gigabytes
+_OPEN_MAX: Final = 16  # tokenizers kept in a process; a plan has one
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +108,6 @@ def _nearest(name: str, known: Sequence[str]) -> str | None:
     return next(iter(close(name, known, n=1, cutoff=0.5)), None)
 
 
-_UNSPELLED: Final = "\0stepfs control token\0"
-_FOR_INFERENCE: Final = ("truncation", "padding")
-_RANDOM: Final = ("dropout", "alpha", "nbest_size")
-
-
 def prepared(model_json: str, named: Collection[str]) -> tuple[str, dict[str, str]]:
     """The JSON for encoding documents, and the new names of its control tokens.
 
@@ -148,11 +151,6 @@ def _rename(model: dict[str, Any], names: dict[str, str]) -> None:
 def _parts(merge: str | list[str]) -> tuple[str, str, str]:
     left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
     return left, right, left + right
-
-
-_BATCH_CHARACTERS: Final = 1 << 20  # per call of the library, whose results need a hundred bytes per token
-TEXT_BYTES_MAX: Final = 4 << 20  # of one text: a longer one alone needs gigabytes
-_OPEN_MAX: Final = 16  # tokenizers kept in a process; a plan has one
 
 
 class Tokenizer(ABC):

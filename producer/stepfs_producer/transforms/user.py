@@ -38,10 +38,13 @@ from numpy.typing import NDArray
 
 from stepfs.errors import StepfsError, UsageError
 from stepfs_producer.payloads.step import ColumnSpec
-from stepfs_producer.transforms.documents import Ids, Mask, UnfitRecordError, is_of_record
+from stepfs_producer.plan.arrays import IGNORED, Ids, Mask
+from stepfs_producer.transforms.documents import UnfitRecordError, is_of_record
 
-IGNORED: Final = -100
 _REASON_CHARACTERS_MAX: Final = 200
+
+_MASKS: Final = ("loss_mask", "assistant_masks", "completion_mask", "labels")  # the names of transformers and trl, too
+_KEYS: Final = ("input_ids", "text", *_MASKS, "attention_mask", "columns")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +151,6 @@ def _read(result: object, vocabulary: int, columns: Sequence[ColumnSpec]) -> Use
         ids = checked_ids(result[0], vocabulary)
         return UserSample(ids, None if result[1] is None else _mask(result[1], len(ids)))
     return UserSample(checked_ids(result, vocabulary))
-
-
-_MASKS: Final = ("loss_mask", "assistant_masks", "completion_mask", "labels")  # the names of transformers and trl, too
-_KEYS: Final = ("input_ids", "text", *_MASKS, "attention_mask", "columns")
 
 
 def _read_mapping(result: Mapping[Any, object], vocabulary: int, columns: Sequence[ColumnSpec]) -> UserSample:

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import botocore
 import numpy as np
-from numpy.typing import NDArray
 
 from quickstart.corpus import documentation
+from stepfs_producer.plan.arrays import Integers
 
-Integers = NDArray[np.int64]
 MEAN_TOKENS = 700
 SIGMA = 1.3
 BYTES_PER_TOKEN = 4

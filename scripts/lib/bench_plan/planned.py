@@ -7,7 +7,7 @@ from fractions import Fraction
 from types import MappingProxyType
 from typing import Any
 
-from bench_plan.lengths import Integers
+from stepfs_producer.plan.arrays import Integers
 from stepfs_producer.plan.draw import MixEntry, MixSchedule, Stages, normalise
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import Rules, SourceRule

@@ -34,6 +34,10 @@ _GIVES_WAY_EVERY_S: Final = 18.0  # less, so that all others hear a writer that 
 ASKS_AFTER_S: Final = 1.0  # from the first loss; starts that race each other are done by then
 SAY_AFTER_S: Final = 10.0
 
+_GIVE_UP_S: Final = 120.0  # at least four pauses
+_RETRY_S: Final = 0.02
+_RETRIES_LONGER: Final = 16
+
 
 class Pauses:
     """One writer's view of the log's pauses."""
@@ -108,11 +112,6 @@ class Waiting:
                 waited_s,
             )
         return waited_s
-
-
-_GIVE_UP_S: Final = 120.0  # at least four pauses
-_RETRY_S: Final = 0.02
-_RETRIES_LONGER: Final = 16
 
 
 async def seal(reader: LogReader, clock: Clock) -> bool:

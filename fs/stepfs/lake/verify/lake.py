@@ -37,6 +37,13 @@ Problem = tuple[int | None, str]  # (slice, or None for the object as a whole; d
 
 _EMPTY: Final = crc32c(b"")
 
+WINDOW_BYTES: Final = 8 << 20
+TASKS: Final = 4
+_UNREAD_MAX: Final = 2 * TASKS  # objects in a row; beyond that the store is at fault
+_ERRORS_MAX: Final = 10_000  # a lake that lost its data directory must not fill memory with errors
+
+STRAY: Final = "stands far behind all others, and no stepfs wrote it there"
+
 
 class TgbCheck:
     """One object described by `tgb`. Not thread-safe; CPU-bound, so call `feed` in a worker thread.
@@ -140,15 +147,6 @@ class TgbCheck:
             self._problems.append((None, "the object's own index disagrees with the log"))
         elif index.seq != self._tgb.seq:
             self._problems.append((None, f"the object says seq {index.seq}, the log {self._tgb.seq}"))
-
-
-WINDOW_BYTES: Final = 8 << 20
-TASKS: Final = 4
-_UNREAD_MAX: Final = 2 * TASKS  # objects in a row; beyond that the store is at fault
-_ERRORS_MAX: Final = 10_000  # a lake that lost its data directory must not fill memory with errors
-
-
-STRAY: Final = "stands far behind all others, and no stepfs wrote it there"
 
 
 @dataclass(frozen=True, slots=True)

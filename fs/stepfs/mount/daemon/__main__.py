@@ -23,6 +23,8 @@ from stepfs.mount.options import MountOptions
 
 _log = logging.getLogger("stepfs.mount")
 
+_REST_S = 2.0
+
 
 def main(arguments: list[str]) -> int:
     sock = socket.socket(fileno=int(arguments[0]))
@@ -53,9 +55,6 @@ def main(arguments: list[str]) -> int:
         return report(tie, error)
     tie.say("ended", how=how, line="the mount was stopped before it was ready", code=0, announced=True)
     return 0
-
-
-_REST_S = 2.0
 
 
 def _get_ready(options: MountOptions, log: str | None) -> None:

@@ -24,7 +24,12 @@ import trio
 
 from stepfs.mount.host.abort import CONNECTIONS
 
+_log = logging.getLogger("stepfs.mount")
+
 SILENCE_S_MAX: Final = 15.0  # a healthy loop reads the clock more often: the watchdog beats every 10 s
+
+_LAST_WORDS_S: Final = 1.0
+_CONNECTIONS: Final = Path(CONNECTIONS)
 
 
 class RunningTime(trio.abc.Clock):
@@ -53,12 +58,6 @@ class RunningTime(trio.abc.Clock):
 
     def deadline_to_sleep_time(self, deadline: float) -> float:
         return deadline - self.current_time()
-
-
-_log = logging.getLogger("stepfs.mount")
-
-_LAST_WORDS_S: Final = 1.0
-_CONNECTIONS: Final = Path(CONNECTIONS)
 
 
 @dataclass(frozen=True, slots=True)

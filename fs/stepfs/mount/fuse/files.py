@@ -37,8 +37,28 @@ from stepfs.view.names import (
 from stepfs.view.ranks import FileNames
 from stepfs.view.tree import StepTable, Tree
 
+_log = logging.getLogger("stepfs.mount")
+
 NS_PER_MS: Final = 1_000_000
 _SECTOR_BYTES: Final = 512
+
+_FIRST_STEP_ID: Final = 3
+ReaddirReply = Callable[[pyfuse3.ReaddirToken, bytes, pyfuse3.EntryAttributes, int], bool]
+_FAILED_FOR_S: Final = 2.0
+_LATELY_S: Final = 10.0
+_OPENERS_MAX: Final = 256
+HELD_BACK_S: Final = 1.0  # umount2(2) follows the question at once
+
+_T = TypeVar("_T")
+_MADE: Final = 1 << 63  # in handles of control files, and of listings of fixed directories
+_KIND: Final = 3 << 61
+_STEP_BITS: Final = 41
+_NUMBER: Final = (1 << _STEP_BITS) - 1
+_SERIAL_BITS: Final = 12
+_GENERATIONS: Final = 1 << 8
+_FIXED_BITS: Final = 4
+_CONTENT_BYTES_MAX: Final = 128 << 20  # of all that is open under handles of its own
+_CONTENT_BYTES_LEAST: Final = 64 << 10  # that one of them counts: so there are fewer than serials
 
 
 class Replies:
@@ -72,11 +92,6 @@ class Replies:
         entry.st_atime_ns = time_ns
         entry.st_mtime_ns = time_ns
         entry.st_ctime_ns = time_ns
-
-
-_FIRST_STEP_ID: Final = 3
-
-ReaddirReply = Callable[[pyfuse3.ReaddirToken, bytes, pyfuse3.EntryAttributes, int], bool]
 
 
 class Rows:
@@ -215,14 +230,6 @@ class OpenStepFiles:
                     return
 
 
-_log = logging.getLogger("stepfs.mount")
-
-_FAILED_FOR_S: Final = 2.0
-_LATELY_S: Final = 10.0
-_OPENERS_MAX: Final = 256
-HELD_BACK_S: Final = 1.0  # umount2(2) follows the question at once
-
-
 class OpenFile(ABC):
     """The object behind a file handle."""
 
@@ -292,19 +299,6 @@ class OpenContent(OpenFile):
 
     async def read(self, offset: int, size: int) -> bytes:
         return self.content[offset : offset + size]
-
-
-_T = TypeVar("_T")
-
-_MADE: Final = 1 << 63  # in handles of control files, and of listings of fixed directories
-_KIND: Final = 3 << 61
-_STEP_BITS: Final = 41
-_NUMBER: Final = (1 << _STEP_BITS) - 1
-_SERIAL_BITS: Final = 12
-_GENERATIONS: Final = 1 << 8
-_FIXED_BITS: Final = 4
-_CONTENT_BYTES_MAX: Final = 128 << 20  # of all that is open under handles of its own
-_CONTENT_BYTES_LEAST: Final = 64 << 10  # that one of them counts: so there are fewer than serials
 
 
 def inode_of(handle: int) -> int:

@@ -24,9 +24,25 @@ from stepfs.follow.waits import WaitOutcome
 from stepfs.format.ids import Step
 from stepfs.histogram import Histogram
 
+_log = logging.getLogger("stepfs.mount")
+
 ACCESSLOG_LINES: Final = 1000
 
 Subject = tuple[int | bytes, ...]  # inode or handle, then name, or offset and size
+
+_NOT_HANDLERS: Final = frozenset({"init", "stacktrace"})
+_WAITED_FOR: Final = frozenset({"lookup", "getattr", "open", "opendir", "readdir", "read"})
+# All others are EIO: archived, moved or damaged, and a committed object that is missing is not "no such file".
+_ERRNOS: Final = ((StoreUnreachableError, errno.ETIMEDOUT), (ReclaimedError, errno.ENOENT))
+_FAULTS: Final = frozenset({errno.EIO, errno.ETIMEDOUT})
+_TURNS: Final = 20  # of the loop, in which an error of a task comes to its nursery
+_Operations = TypeVar("_Operations", bound=type[pyfuse3.Operations])
+_Handler = Callable[..., Awaitable[object]]
+
+CHANGES: Final = (
+    "setattr", "mknod", "mkdir", "unlink", "rmdir", "symlink", "rename", "link", "create", "write", "setxattr",
+    "removexattr",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,18 +160,6 @@ class Shares:
             self.give_back(uid)
 
 
-_log = logging.getLogger("stepfs.mount")
-
-_NOT_HANDLERS: Final = frozenset({"init", "stacktrace"})
-_WAITED_FOR: Final = frozenset({"lookup", "getattr", "open", "opendir", "readdir", "read"})
-# All others are EIO: archived, moved or damaged, and a committed object that is missing is not "no such file".
-_ERRNOS: Final = ((StoreUnreachableError, errno.ETIMEDOUT), (ReclaimedError, errno.ENOENT))
-_FAULTS: Final = frozenset({errno.EIO, errno.ETIMEDOUT})
-_TURNS: Final = 20  # of the loop, in which an error of a task comes to its nursery
-_Operations = TypeVar("_Operations", bound=type[pyfuse3.Operations])
-_Handler = Callable[..., Awaitable[object]]
-
-
 def guarded(cls: _Operations) -> _Operations:
     """Class decorator: wrap every handler of pyfuse3's interface, inherited ones too. Needs `self.meter`."""
     for name in dir(pyfuse3.Operations):
@@ -240,12 +244,6 @@ async def _unless_ending(meter: Meter) -> None:
 def _subject(args: tuple[object, ...]) -> Subject:
     """The inode or handle, and the name or range, without the context object. Formatted only when shown."""
     return tuple(arg for arg in args if isinstance(arg, int | bytes))
-
-
-CHANGES: Final = (
-    "setattr", "mknod", "mkdir", "unlink", "rmdir", "symlink", "rename", "link", "create", "write", "setxattr",
-    "removexattr",
-)  # fmt: skip
 
 
 def read_only(cls: _Operations) -> _Operations:

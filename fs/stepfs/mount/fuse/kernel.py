@@ -30,8 +30,15 @@ from stepfs.view.names import Fixed, step_name
 from stepfs.view.ranks import FileNames
 from stepfs.view.tree import Tree
 
+_log = logging.getLogger("stepfs.mount")
+
 _CHUNK_BITS: Final = 12
 _CHUNK_STEPS: Final = 1 << _CHUNK_BITS
+
+_DEVICE: Final = Path("/dev/fuse")
+_NAMELESS: Final = "could not determine username"  # says fusermount3
+_READ_S: Final = 0.05
+_BATCH: Final = 512  # names withdrawn at a time
 
 
 class LookupCounts:
@@ -84,12 +91,6 @@ class LookupCounts:
 
     def __len__(self) -> int:
         return sum(self._used.values())
-
-
-_log = logging.getLogger("stepfs.mount")
-
-_DEVICE: Final = Path("/dev/fuse")
-_NAMELESS: Final = "could not determine username"  # says fusermount3
 
 
 def fuse_options(lake: str, *, allow_other: bool) -> set[str]:
@@ -194,9 +195,6 @@ def _init(operations: pyfuse3.Operations, directory: Path, options: set[str]) ->
         _log.info("libfuse: %s", text)
 
 
-_READ_S: Final = 0.05
-
-
 @contextmanager
 def interrupted_reads() -> Iterator[None]:
     """Inside the context a system call of the main thread blocks for at most 50 ms: a read of /dev/fuse could block the
@@ -213,9 +211,6 @@ def interrupted_reads() -> Iterator[None]:
 
 def _nothing(_signum: int, _frame: FrameType | None) -> None:
     pass
-
-
-_BATCH: Final = 512  # names withdrawn at a time
 
 
 @dataclass(frozen=True, eq=False)

@@ -66,6 +66,11 @@ _log = logging.getLogger("stepfs.mount")
 StorePages = Callable[[int, int, bytes | memoryview], None]  # `pyfuse3.notify_store`
 LastByte = Callable[[], Awaitable[bytes | memoryview]]
 
+_WRITING: Final = os.O_WRONLY | os.O_RDWR | os.O_APPEND | os.O_TRUNC | os.O_CREAT
+_STATFS_BLOCK_BYTES: Final = 4096
+_NAME_BYTES_MAX: Final = 255
+_WAITING_MAX: Final = TASKS_MAX * 3 // 4  # of requests that wait for a step, its index or its facts
+
 
 class PendingSizes:
     """Files that the kernel takes for empty: looked up before their step was committed. At most the inodes that it remembers."""
@@ -192,14 +197,6 @@ class KnownAttributes:
             newest = self.tree.latest()
             return None if newest is None else attributes.latest(self.reader, newest)
         return self.control.fixed(node)
-
-
-_WRITING: Final = os.O_WRONLY | os.O_RDWR | os.O_APPEND | os.O_TRUNC | os.O_CREAT
-_STATFS_BLOCK_BYTES: Final = 4096
-_NAME_BYTES_MAX: Final = 255
-_WAITING_MAX: Final = (
-    TASKS_MAX * 3 // 4
-)  # requests that wait for a step, its index or its facts: others need tasks, too
 
 
 @guarded

@@ -14,6 +14,10 @@ _log = logging.getLogger("stepfs.mount")
 _SIGNALS: Final = re.compile(rb"^SigPnd:\t(\w+)\nShdPnd:\t(\w+)\nSigBlk:\t(\w+)$", re.MULTILINE)
 _STATUS_BYTES_MAX: Final = 8192
 
+READ_AHEAD_KB: Final = 4096
+MAX_BACKGROUND: Final = 64
+CONGESTION_THRESHOLD: Final = 48
+
 
 def has_pending_signal(pid: int) -> bool:
     """Whether thread `pid` has a deliverable pending signal; False for one in a namespace that we cannot see."""
@@ -65,11 +69,6 @@ def lineage(thread: int) -> list[int]:
         found.append(int(facts["Tgid"]))
         thread = int(facts["PPid"])
     return found
-
-
-READ_AHEAD_KB: Final = 4096
-MAX_BACKGROUND: Final = 64
-CONGESTION_THRESHOLD: Final = 48
 
 
 def tune(device: str, *, sysfs: Path = Path("/sys")) -> dict[str, int | None]:

@@ -27,8 +27,26 @@ from stepfs.errors import AbsentError, RefusedError, command
 from stepfs.mount.host.abort import abort_handle, abort_mount
 from stepfs.mount.redact import redact_url
 
+_log = logging.getLogger("stepfs.mount")
+
 _DESCRIPTORS: Final = Path("/dev/fd")
 _FUSE: Final = os.makedev(10, 229)  # /dev/fuse, by the kernel's devices.txt
+
+_MNT_DETACH: Final = 2
+_UMOUNT_NOFOLLOW: Final = 8
+FSTYPE: Final = "fuse.stepfs"
+_MOUNTINFO: Final = Path("/proc/self/mountinfo")
+_SYMLINKS_MAX: Final = 40
+_TABLE_POLL_S: Final = 10.0  # in case the kernel reports no change
+_ID: Final = re.compile(r"\b(user_id|group_id)=(\d+)")
+_OCTAL: Final = re.compile(r"\\([0-7]{3})")
+
+_NAMES: Final = 8
+_DEAD: Final = frozenset({errno.ENOTCONN, errno.ECONNABORTED})
+_FORMER: Final = "user.stepfs.mode"  # of a closed mount point: its mode before
+_CLAIM_S: Final = 20.0
+_CLAIM_POLL_S: Final = 0.05
+_STACK_MAX: Final = 16
 
 
 def descriptor_of(directory: Path) -> int | None:
@@ -49,10 +67,6 @@ def check_passed(descriptor: int) -> None:
         raise RefusedError(
             f"{_DESCRIPTORS / str(descriptor)} is not an open /dev/fuse; let the process that mounted leave it open"
         )
-
-
-_MNT_DETACH: Final = 2
-_UMOUNT_NOFOLLOW: Final = 8
 
 
 def unmount(directory: Path, *, lazy: bool) -> None:
@@ -79,14 +93,6 @@ def _fusermount(directory: Path, *, lazy: bool) -> None:
     if done.returncode:
         busy = "busy" in done.stderr.lower()
         raise OSError(errno.EBUSY if busy else errno.EPERM, done.stderr.strip() or "fusermount3 failed", str(directory))
-
-
-FSTYPE: Final = "fuse.stepfs"
-_MOUNTINFO: Final = Path("/proc/self/mountinfo")
-_SYMLINKS_MAX: Final = 40
-_TABLE_POLL_S: Final = 10.0  # in case the kernel reports no change
-_ID: Final = re.compile(r"\b(user_id|group_id)=(\d+)")
-_OCTAL: Final = re.compile(r"\\([0-7]{3})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,10 +192,6 @@ def _unescape(text: str) -> str:
     return _OCTAL.sub(lambda match: chr(int(match[1], 8)), text)
 
 
-_NAMES: Final = 8
-_DEAD: Final = frozenset({errno.ENOTCONN, errno.ECONNABORTED})
-
-
 def list_within(directory: Path, asked_as: Identity | None = None, *, device: str = "") -> list[str] | OSError | None:
     """Some names of a directory; the error, if any; None if it did not answer in time.
 
@@ -254,9 +256,6 @@ def clear_dead(mounted: Mounted) -> None:
             raise
 
 
-_FORMER: Final = "user.stepfs.mode"  # of a closed mount point: its mode before
-
-
 def close_behind(directory: Path) -> None:
     """Refuse opens below a mount point that was just left: EACCES, and not as if the step were not committed.
 
@@ -301,13 +300,6 @@ def reopen(directory: Path) -> bool:
         finally:
             os.close(descriptor)
     return False
-
-
-_log = logging.getLogger("stepfs.mount")
-
-_CLAIM_S: Final = 20.0
-_CLAIM_POLL_S: Final = 0.05
-_STACK_MAX: Final = 16
 
 
 def prepare(directory: Path) -> None:

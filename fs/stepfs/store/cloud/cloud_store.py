@@ -52,6 +52,19 @@ _KEEP_S: Final = 600.0  # clocks drift, if slowly
 _ASK_AGAIN_S: Final = 60.0  # a store that did not tell
 _ANSWER_S: Final = 5.0
 
+T = TypeVar("T")
+_ATTEMPTS_MAX: Final = 4
+_RETRIED: Final = server_answers.PASSING | {server_answers.Verdict.CONFLICT}
+_PAUSE_S: Final = 0.25  # at most, before the second attempt
+
+Listing = list[Entry]  # inside the class `list` is the verb
+Failures = list[StepfsError]
+SINGLE_BYTES_MAX: Final = 96 << 20
+_PART_BYTES: Final = 16 << 20
+_PARTS_AT_ONCE: Final = 4
+_PART_RETRIES: Final = 3
+_DELETES_AT_ONCE: Final = 16
+
 
 class StoreClock:
     """The Date of one unsigned HEAD to `endpoint`, kept as an offset to the monotonic clock. Thread-safe, blocking."""
@@ -80,12 +93,6 @@ class StoreClock:
         except (OSError, HTTPException):
             return None
         return http_date(said)
-
-
-T = TypeVar("T")
-_ATTEMPTS_MAX: Final = 4
-_RETRIED: Final = server_answers.PASSING | {server_answers.Verdict.CONFLICT}
-_PAUSE_S: Final = 0.25  # at most, before the second attempt
 
 
 class Timeouts(NamedTuple):
@@ -168,15 +175,6 @@ class Requests:
 
     def close(self) -> None:
         self._clients.clear()
-
-
-Listing = list[Entry]  # inside the class `list` is the verb
-Failures = list[StepfsError]
-SINGLE_BYTES_MAX: Final = 96 << 20
-_PART_BYTES: Final = 16 << 20
-_PARTS_AT_ONCE: Final = 4
-_PART_RETRIES: Final = 3
-_DELETES_AT_ONCE: Final = 16
 
 
 class CloudStore:

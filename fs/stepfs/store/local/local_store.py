@@ -39,6 +39,18 @@ _REFUSALS: Final = {
     errno.ENOSYS: _LINKS,
 }
 
+STALE_TEMPORARY_S: Final = 24 * 3600
+_VECTORS_MAX: Final = 1024  # IOV_MAX
+_PIECE_BYTES: Final = 1 << 20  # read between two reports of progress
+T = TypeVar("T")
+Arguments = TypeVarTuple("Arguments")
+THREADS_MAX: Final = 16
+_TEMPORARY: Final = ".stepfs-tmp"
+_RACES_MAX: Final = 1000  # creates in a directory that reclaim keeps deleting; each round both sides progress
+_AMBIGUOUS: Final = {errno.EIO, errno.ETIMEDOUT, errno.ESTALE}  # a server may have linked all the same
+Listing = list[Entry]  # inside the class `list` is the verb
+_READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a FIFO in the way must not block
+
 
 def explain(error: OSError, root: Path, doing: str) -> StepfsError:
     """The error to raise (from `error`) when `doing` ('write a/b', …) failed below `root`."""
@@ -59,11 +71,6 @@ def explained(root: Path, doing: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise explain(error, root, doing) from error
-
-
-STALE_TEMPORARY_S: Final = 24 * 3600
-_VECTORS_MAX: Final = 1024  # IOV_MAX
-_PIECE_BYTES: Final = 1 << 20  # read between two reports of progress
 
 
 def links(path: Path) -> int:
@@ -197,16 +204,6 @@ def _children(directory: Path, base: str, starts: str, after: str) -> list[str]:
                 if key > after or after.startswith(key):
                     found.append(key)
     return found
-
-
-T = TypeVar("T")
-Arguments = TypeVarTuple("Arguments")
-THREADS_MAX: Final = 16
-_TEMPORARY: Final = ".stepfs-tmp"
-_RACES_MAX: Final = 1000  # creates in a directory that reclaim keeps deleting; each round both sides progress
-_AMBIGUOUS: Final = {errno.EIO, errno.ETIMEDOUT, errno.ESTALE}  # a server may have linked all the same
-Listing = list[Entry]  # inside the class `list` is the verb
-_READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a FIFO in the way must not block
 
 
 class LocalStore:

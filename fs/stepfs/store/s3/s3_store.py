@@ -48,6 +48,15 @@ if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
     from mypy_boto3_s3.type_defs import DeleteTypeDef, ListObjectsV2OutputTypeDef, ListObjectsV2RequestTypeDef
 
+T = TypeVar("T")
+Listing = list[Entry]  # inside the class `list` is the verb
+COMMIT_TIMEOUT_S: Final = 15.0  # losers of a race wait up to 4 s on SeaweedFS
+DATA_TIMEOUT_S: Final = 20.0  # without a byte; a loaded server takes seconds to acknowledge 64 MiB
+_ADVICE_S: Final = 3.0  # for a request whose answer is only advice
+_PAGE: Final = 1000  # S3's limit, for listing and for deleting
+_ATTEMPTS_MAX: Final = 4
+_SENDS_BODY: Final = {"PutObject", "UploadPart"}
+
 
 class AnswerCount:
     """Counts the answers that began."""
@@ -77,16 +86,6 @@ def page_entries(page: ListObjectsV2OutputTypeDef, prefix: str, *, ages: bool) -
         Entry(item["Key"].removeprefix(prefix), item["Size"], age_s(item.get("LastModified"), now))
         for item in page.get("Contents", [])
     ]
-
-
-T = TypeVar("T")
-Listing = list[Entry]  # inside the class `list` is the verb
-COMMIT_TIMEOUT_S: Final = 15.0  # losers of a race wait up to 4 s on SeaweedFS
-DATA_TIMEOUT_S: Final = 20.0  # without a byte; a loaded server takes seconds to acknowledge 64 MiB
-_ADVICE_S: Final = 3.0  # for a request whose answer is only advice
-_PAGE: Final = 1000  # S3's limit, for listing and for deleting
-_ATTEMPTS_MAX: Final = 4
-_SENDS_BODY: Final = {"PutObject", "UploadPart"}
 
 
 class S3Store:

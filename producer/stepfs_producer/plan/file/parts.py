@@ -56,6 +56,23 @@ _TAKEN: Final = frozenset({
     "sequence_length", "micro", "tokens", "boundaries", "source", "record", "first",
 })  # fmt: skip  # names of a file's arrays, facts and dimensions, and of the columns for cost functions
 
+_LIST: Final = {"type": "array", "items": {"type": ["integer", "string"]}}
+EXTENSIONS: Final = (".safetensors", ".npy", ".pt", ".tar", ".bin")
+BLOCK_BYTES: Final = 8 << 20
+HIDDEN_SIZE: Final = 4096  # of a model of 7 billion parameters
+STEPS_MAX: Final = 1 << 40
+LENGTH_MAX: Final = 1 << 24
+MICRO_BATCHES_MAX: Final = 1 << 16
+_COEFFICIENT_MAX: Final = 1 << 53
+_TOKENS_MAX: Final = 1 << 62
+_MIX_UNITS: Final = 10**6
+_BYTES: Final = "bytes"
+
+Step = Annotated[int, whole(0, STEPS_MAX)]
+Length = Annotated[int, whole(1, LENGTH_MAX)]
+Coefficient = Annotated[int, whole(0, _COEFFICIENT_MAX)]
+_FIELD: Final = text("name of a field")
+
 
 def _sizes(value: object) -> tuple[int, ...]:
     one = whole(1, _ROW_BYTES_MAX).parse
@@ -77,7 +94,6 @@ def _color(value: object) -> tuple[int, ...]:
     return tuple(whole(0, 255).parse(one) for one in value)
 
 
-_LIST: Final = {"type": "array", "items": {"type": ["integer", "string"]}}
 NAMES: Final = Parsed(_names, {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]})
 
 
@@ -166,22 +182,6 @@ def problems_of_use(fields: Mapping[str, Any], columns: Mapping[str, Column]) ->
 def _unknown(what: str, name: str, known: Sequence[str] | Mapping[str, Column]) -> str:
     advice = nearest(name, known) or f"; declare it: output: {{columns: {{{name}: {Column.example}}}}}"
     return f"unknown {what} {name!r}{advice}"
-
-
-EXTENSIONS: Final = (".safetensors", ".npy", ".pt", ".tar", ".bin")
-BLOCK_BYTES: Final = 8 << 20
-HIDDEN_SIZE: Final = 4096  # of a model of 7 billion parameters
-STEPS_MAX: Final = 1 << 40
-LENGTH_MAX: Final = 1 << 24
-MICRO_BATCHES_MAX: Final = 1 << 16
-_COEFFICIENT_MAX: Final = 1 << 53
-_TOKENS_MAX: Final = 1 << 62
-_MIX_UNITS: Final = 10**6
-_BYTES: Final = "bytes"
-
-Step = Annotated[int, whole(0, STEPS_MAX)]
-Length = Annotated[int, whole(1, LENGTH_MAX)]
-Coefficient = Annotated[int, whole(0, _COEFFICIENT_MAX)]
 
 
 class Output(PlanModel):
@@ -420,9 +420,6 @@ class Until(PlanModel):
     """first: before the step that an exhausted source lacks; all: after the last sample."""
     last: Annotated[Literal["pad", "drop"], choice("way", ("pad", "drop"))] = "drop"
     """A last step in which a micro-batch has no token: padded, or not written."""
-
-
-_FIELD: Final = text("name of a field")
 
 
 def _date(value: object) -> str:

@@ -54,6 +54,13 @@ DIGEST_CHARACTERS: Final = 32
 _TOKENIZER: Final = "huggingface-" + "0" * 16  # the longest identity
 _NAME_MAX: Final = 200
 
+__all__ = [
+    "Balance", "Chat", "Column", "Cost", "Defaults", "Fim", "Images", "Jsonl", "Megatron", "Mix", "OnError", "Output", "Pack",
+    "Pair", "Parquet", "Plan", "Shuffle", "Source", "Stage", "Table", "Text", "Tokenizer", "Until",
+]  # fmt: skip
+
+VERSION: Final = 1
+
 
 def problems_of_plan(
     fields: Mapping[str, Any], sources: Mapping[str, Any] | None, weighed: Sequence[Sequence[str]]
@@ -249,14 +256,6 @@ def _ending(until: Until, defaults: Defaults, sources: Mapping[str, Defaults]) -
     if until.exhausted is Exhausted.ALL and endless:
         what = f"{endless[0]!r} never ends; give every source epochs, such as epochs: 1"
         yield Problem(("until", "exhausted"), what)
-
-
-__all__ = [
-    "Balance", "Chat", "Column", "Cost", "Defaults", "Fim", "Images", "Jsonl", "Megatron", "Mix", "OnError", "Output", "Pack",
-    "Pair", "Parquet", "Plan", "Shuffle", "Source", "Stage", "Table", "Text", "Tokenizer", "Until",
-]  # fmt: skip
-
-VERSION: Final = 1
 
 
 def _entries(value: object) -> object:

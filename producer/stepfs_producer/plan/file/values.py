@@ -31,6 +31,20 @@ from stepfs.errors import UsageError
 
 Where = tuple[str | int, ...]  # keys and indices from the top of the plan
 
+NONE: Final = "none"
+_WHOLE: Final = re.compile(r"\d+(_\d+)*", re.ASCII)
+_DECIMAL: Final = re.compile(r"\d{1,18}(\.\d{0,18})?|\.\d{1,18}", re.ASCII)
+_SIZE: Final = re.compile(r"(\d+(?:_\d+)*) ?(B|KiB|MiB|GiB)?", re.ASCII)
+_CALL: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+_UNITS: Final = {None: 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_ONE: Final = 10**18  # decimals have as many places at most
+_DIGITS_MAX: Final = 20
+_TEXT_MAX: Final = 4096
+
+Parse = Callable[[object], Any]
+OF_KEY = "of_key"  # error type of problems that are about a key
+_OF_VALUE = "of_value"
+
 
 class Problem(NamedTuple):
     """One thing to mend. `what` is a line with the advice."""
@@ -66,19 +80,6 @@ def path_text(where: Where) -> str:
     for part in where:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
     return text
-
-
-NONE: Final = "none"
-_WHOLE: Final = re.compile(r"\d+(_\d+)*", re.ASCII)
-_DECIMAL: Final = re.compile(r"\d{1,18}(\.\d{0,18})?|\.\d{1,18}", re.ASCII)
-_SIZE: Final = re.compile(r"(\d+(?:_\d+)*) ?(B|KiB|MiB|GiB)?", re.ASCII)
-_CALL: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
-_UNITS: Final = {None: 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-_ONE: Final = 10**18  # decimals have as many places at most
-_DIGITS_MAX: Final = 20
-_TEXT_MAX: Final = 4096
-
-Parse = Callable[[object], Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -291,10 +292,6 @@ def _encodable(value: str) -> bool:
 
 def _text(pattern: re.Pattern[str]) -> dict[str, Any]:
     return {"type": "string", "pattern": f"^({pattern.pattern})$"}
-
-
-OF_KEY = "of_key"  # error type of problems that are about a key
-_OF_VALUE = "of_value"
 
 
 class PlanModel(BaseModel):

@@ -11,16 +11,14 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stepfs_producer.payloads.files import construct
 from stepfs_producer.payloads.step import PayloadSpec, SampleGroup, StepSpans, cut_to, gathered
+from stepfs_producer.plan.arrays import Integers
 from stepfs_producer.sources.reading import read_block
 from stepfs_producer.sources.record import BlockAddress, BlockTask, Records, SourceSpec
 from stepfs_producer.transforms.documents import TransformSpec
 from stepfs_producer.transforms.records import timed_transform
-
-Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
