@@ -8,8 +8,8 @@ import logging
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from stepfs.control_files import answer_within
-from stepfs.data.hints import LISTED_STEPS_MAX, ShuffledOrder, shuffle_name, steps_names
+from stepfs._internal.control_files import answer_within
+from stepfs.data.announced_orders import LISTED_STEPS_MAX, ShuffledOrder, shuffle_name, steps_names
 from stepfs.errors import UsageError
 from stepfs.format.ids import INTEGER_MAX, Step
 

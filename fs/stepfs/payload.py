@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from stepfs.format.records import HEAD_BYTES, payload_problem
+from stepfs.format.identity import HEAD_BYTES, payload_problem
 from stepfs.torch import load
 
 COLUMNS: Final = ("micro", "start", "tokens", "source", "epoch", "file", "offset", "first")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from stepfs.announce import announce_shuffle
-from stepfs.data.hints import ShuffledOrder, ShuffleHint
+from stepfs.data.announced_orders import ShuffledOrder, ShuffleHint
 from stepfs.errors import AbsentError, RefusedError, StepfsError, UsageError, WrongTypeError
 from stepfs.format.arguments import check_integer
 from stepfs.format.ids import INTEGER_MAX, Step

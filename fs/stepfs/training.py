@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import trio
 
-from stepfs.background import BackgroundLoop
+from stepfs._internal.background import BackgroundLoop
+from stepfs._internal.control_files import read_control_file, read_status
 from stepfs.checkpoints.record import breaks_order, check_on_mount, record_checkpoint
-from stepfs.control_files import read_control_file, read_status
 from stepfs.errors import AbsentError, OtherHistoryError, RefusedError, StepfsError, StoreUnreachableError, UsageError
 from stepfs.format.arguments import check_integer
+from stepfs.format.identity import check_group
 from stepfs.format.ids import INTEGER_MAX
-from stepfs.format.records import check_group
 from stepfs.lake.control import Control
 from stepfs.lake.identity import check_identity, open_lake
 from stepfs.lake.log.reader import LogReader

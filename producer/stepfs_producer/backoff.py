@@ -15,7 +15,7 @@ from weakref import WeakSet
 
 import trio
 
-from stepfs import entropy
+from stepfs._internal import entropy
 from stepfs.errors import StoreSilentError, StoreUnreachableError
 
 _log = logging.getLogger("stepfs.producer")

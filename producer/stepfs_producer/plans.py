@@ -31,7 +31,7 @@ from typing import Any, TypeVar
 
 import trio
 
-from stepfs.declared_option import declared
+from stepfs._internal.declared_option import declared
 from stepfs.errors import UsageError, leading_error
 from stepfs.store.api import StoreOptions
 from stepfs_producer.plan.packages import plan_packages

@@ -18,7 +18,7 @@ from process_store import ProcessStore
 from scenario import FollowerPlan, ProducerPlan
 
 from stepfs.errors import FencedError, SealedError, StepfsError, StoreUnreachableError
-from stepfs.follow.served import GroupFollower
+from stepfs.follow.parts import GroupFollower
 from stepfs.format.ids import Epoch, Step
 from stepfs.format.tgb import TgbImage, build
 from stepfs.lake.control import Control, Group

@@ -35,9 +35,9 @@ from watched_run import NodeActor, WatchedRun, WatchedTrainer
 
 from stepfs.errors import StepfsError, leaves
 from stepfs.format.grid import Grid
+from stepfs.format.identity import FORK_GROUP, REPLICA_GROUP, LakeIdentity, encode_lake
 from stepfs.format.ids import Step
 from stepfs.format.keys import LAKE
-from stepfs.format.records import FORK_GROUP, REPLICA_GROUP, LakeIdentity, encode_lake
 from stepfs.lake.control import Control, Group
 from stepfs.lake.log.reader import LogReader
 

@@ -14,7 +14,7 @@ from damage import Damage
 from doubles.trio_clock import TrioClock
 from ledger import Ledger
 
-from stepfs.clock import SystemClock
+from stepfs._internal.clock import SystemClock
 from stepfs.errors import CorruptError, StepfsError, UsageError
 
 

@@ -21,7 +21,7 @@ import trio
 from trio.testing import MockClock
 from virtual_loop import virtual_loop
 
-from stepfs import entropy
+from stepfs._internal import entropy
 
 T = TypeVar("T")
 _run_loop: Any = sys.modules["trio._core._run"]

@@ -12,9 +12,9 @@ from process_store import ProcessStore
 from scenario import ForkPlan
 
 from stepfs.errors import RefusedError, StoreUnreachableError, UsageError, WithdrawnError
+from stepfs.format.identity import LakeIdentity
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.format.keys import control_prefix
-from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import StepEntry
 from stepfs.lake.control import Control, Group
 from stepfs.lake.fork import Cut, fork, group_name

@@ -20,6 +20,7 @@ from doubles.faulty_store import Event, ObjectMap
 from stepfs.errors import StepfsError
 from stepfs.format.commit import Commit, CommitKind, decode_commit
 from stepfs.format.control import NOTHING_YET, ControlRecord, GroupRecord, decode_control
+from stepfs.format.identity import LakeIdentity
 from stepfs.format.ids import SliceIndex, Version
 from stepfs.format.keys import (
     LAKE,
@@ -32,7 +33,6 @@ from stepfs.format.keys import (
     segment_of,
     snapshot_prefix,
 )
-from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import LogState, StepEntry, genesis
 from stepfs.lake.log.apply import apply
 

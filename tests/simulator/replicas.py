@@ -24,9 +24,9 @@ from stepfs.data.slices import Slices
 from stepfs.errors import AbsentError, RefusedError, StoreUnreachableError
 from stepfs.format.commit import chain_digest, decode_commit
 from stepfs.format.control import decode_control
+from stepfs.format.identity import HOME_GROUP
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.format.keys import LAKE, control_prefix, data_prefix, log_prefix, number_of
-from stepfs.format.records import HOME_GROUP
 from stepfs.format.tgb import Descriptor
 from stepfs.lake.control import Group
 from stepfs.lake.identity import open_lake

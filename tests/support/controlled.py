@@ -5,9 +5,9 @@ from __future__ import annotations
 from doubles.faulty_store import ObjectMap
 from doubles.trio_clock import TrioClock
 
+from stepfs.format.identity import LakeIdentity
 from stepfs.format.ids import Step, Version
 from stepfs.format.keys import control_prefix, number_of, numbered
-from stepfs.format.records import LakeIdentity
 from stepfs.lake.control import Control
 from stepfs.lake.decisions import Advance
 from stepfs.store.api import Store

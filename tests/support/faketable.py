@@ -10,8 +10,8 @@ from crc32c import crc32c
 from stepfs.data.slices import Shelter
 from stepfs.errors import AbsentError, OtherHistoryError
 from stepfs.format.grid import Grid
+from stepfs.format.identity import LakeIdentity
 from stepfs.format.ids import SEGMENT_STEPS, Epoch, SegmentIndex, SliceIndex, Step, Version
-from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import REF_BYTES, StepEntry, genesis
 from stepfs.format.tgb import Descriptor, SliceRef, pack_slices
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from stepfs.clock import Clock
+from stepfs._internal.clock import Clock
 from stepfs.format.control import GroupRecord
-from stepfs.format.records import LakeIdentity
+from stepfs.format.identity import LakeIdentity
 from stepfs.lake.control import Control
 from stepfs.lake.origins import OriginStores
 from stepfs.lake.reclaim.run import Reclaimer, Report

@@ -12,7 +12,8 @@ import threading
 from pathlib import Path
 from typing import Final
 
-from stepfs.mount.host.mount_points import FSTYPE, mounts, unmount
+from stepfs.mount.host.mount_points import unmount
+from stepfs.mount.host.mount_table import FSTYPE, mounts
 
 _CLONE_NEWNS: Final = 0x20000
 _MS_REC: Final = 0x4000

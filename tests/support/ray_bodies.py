@@ -19,8 +19,8 @@ import ray
 import trio
 
 from stepfs_producer.engine import ray_calls
+from stepfs_producer.engine.api import Kept, Lost, WorkerDied
 from stepfs_producer.engine.ray import RayEngine, RayReference, ray_engine
-from stepfs_producer.engine.tasks import Kept, Lost, WorkerDied
 
 NUMBERS = 1 << 20
 WAIT_S = 60.0

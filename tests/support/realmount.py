@@ -23,7 +23,7 @@ import trio
 
 from stepfs.format.grid import Grid
 from stepfs.lake.identity import create_lake
-from stepfs.mount.host import mount_points
+from stepfs.mount.host import mount_table
 from stepfs.mount.host.kernel import process_start
 from stepfs.mount.host.mount_points import unmount
 from stepfs.mount.logs import log_file
@@ -135,7 +135,7 @@ class Mount:
 @contextmanager
 def mounted(url: str, directory: Path, *options: str, allowed: list[str] | None = None) -> Iterator[Mount]:
     """`stepfs mount`; on leaving nothing is left, also after a failure. Fails on faults and unannounced warnings."""
-    if mount_points.mount_at(directory) is None:  # a dead mount answers not even mkdir
+    if mount_table.mount_at(directory) is None:  # a dead mount answers not even mkdir
         directory.mkdir(exist_ok=True)
     logs, cache = directory.parent / "logs", directory.parent / "cache"
     with pytest.MonkeyPatch.context() as patch:
@@ -162,7 +162,7 @@ def mounted(url: str, directory: Path, *options: str, allowed: list[str] | None 
 
 def clear(directory: Path, mount: Mount | None) -> None:
     """No mount, no process."""
-    while mount_points.mount_at(directory) is not None:
+    while mount_table.mount_at(directory) is not None:
         try:
             unmount(directory, lazy=True)
         except OSError as error:

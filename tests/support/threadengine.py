@@ -13,8 +13,8 @@ import pytest
 import trio
 
 from stepfs.errors import UsageError
-from stepfs_producer.engine.bodies import BodyArgument
-from stepfs_producer.engine.tasks import Engine, Kept
+from stepfs_producer.engine.api import Engine, Kept
+from stepfs_producer.engine.shared_memory import BodyArgument
 from stepfs_producer.engine.worker import carried_out
 
 
@@ -93,4 +93,4 @@ async def thread_engine(workers: int, *, preload: Callable[[], object]) -> Async
 def use_threads(patch: pytest.MonkeyPatch) -> None:
     """Local workers of runs in this process are threads until the patch ends."""
     patch.setattr("stepfs_producer.run.machines.local_engine", thread_engine)
-    patch.setattr("stepfs_producer.run.conductor.local_engine", thread_engine)
+    patch.setattr("stepfs_producer.run.pipeline.local_engine", thread_engine)

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from stepfs_producer.plan.draw import MixEntry, MixSchedule, Stages, normalise
+from stepfs_producer.plan.mix import MixEntry, MixSchedule, Stages, normalise
 from stepfs_producer.plan.order import record_key
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import Rules, SourceRule

@@ -95,6 +95,10 @@ BREACHES = {
         ("stepfs.reader.mounts", "stepfs.mount.options"),
         ("stepfs.mount.fuse.reads", "stepfs.reader"),
     ],
+    "rooms of stepfs._internal, highest first": [
+        ("stepfs._internal.entropy_of", ""),
+        ("stepfs._internal.clock", "stepfs._internal.scrape"),
+    ],
     "rooms of stepfs.lake, highest first": [
         ("stepfs.lake.log.upwards", "stepfs.lake.reclaim"),
         ("stepfs.lake.unnamed", ""),

@@ -9,11 +9,11 @@ from importlib import metadata
 
 import pytest
 
+from stepfs._internal.limits import cgroup_limit
 from stepfs.doctor import machine as checks
 from stepfs.doctor.machine import Level
-from stepfs.limits import cgroup_limit
 from stepfs.mount.host import mount_points
-from stepfs.mount.host.mount_points import Mounted, source_of
+from stepfs.mount.host.mount_table import Mounted, source_of
 
 
 @pytest.fixture

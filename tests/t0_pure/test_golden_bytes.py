@@ -14,9 +14,9 @@ import pytest
 from stepfs.format.commit import Commit, CommitKind, Origin, decode_commit, encode_commit
 from stepfs.format.control import ControlRecord, GroupRecord, decode_control, encode_control
 from stepfs.format.grid import Grid
+from stepfs.format.identity import LakeIdentity, decode_lake, encode_lake
 from stepfs.format.ids import SEGMENT_STEPS, Epoch, SegmentIndex, SliceIndex, Step, Version
 from stepfs.format.node import NodeRecord, decode_node, encode_node
-from stepfs.format.records import LakeIdentity, decode_lake, encode_lake
 from stepfs.format.snapshot import (
     LogState,
     ProducerState,

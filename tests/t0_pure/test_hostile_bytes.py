@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from t0_pure.strategies import commits
 
 from stepfs.errors import CorruptError, NewerFormatError, RefusedError, StepfsError, UsageError
-from stepfs.format import codec, control, node, records, snapshot, tgb
+from stepfs.format import codec, control, identity, node, snapshot, tgb
 from stepfs.format.codec import (
     ALWAYS_FITS,
     HEADER_BYTES,
@@ -33,6 +33,7 @@ from stepfs.format.codec import (
 from stepfs.format.commit import Commit, decode_commit, encode_commit
 from stepfs.format.control import ControlRecord, decode_control, encode_control
 from stepfs.format.grid import Grid
+from stepfs.format.identity import LakeIdentity, decode_lake, encode_lake
 from stepfs.format.ids import (
     DESCRIPTOR_BYTES_MAX,
     ID_BYTES_MAX,
@@ -50,7 +51,6 @@ from stepfs.format.ids import (
     Version,
 )
 from stepfs.format.node import NodeRecord, encode_node
-from stepfs.format.records import LakeIdentity, decode_lake, encode_lake
 from stepfs.format.snapshot import (
     LogState,
     ProducerState,
@@ -68,7 +68,7 @@ from stepfs_producer.commit.rebase import POSITIONS_BYTES_MAX, NothingLeft, Stam
 from stepfs_producer.commit.uploads import check_records, freeze, pack_position, unpack_position
 
 DECODERS: dict[Kind, Callable[[bytes], object]] = {
-    Kind.LAKE: lambda data: records.decode_lake(data, "x"),
+    Kind.LAKE: lambda data: identity.decode_lake(data, "x"),
     Kind.COMMIT: lambda data: decode_commit(data, "x"),
     Kind.SNAPSHOT: lambda data: snapshot.decode_snapshot(data, "x"),
     Kind.STEP_ENTRY: lambda data: snapshot.decode_step_record(data, "x"),
@@ -177,11 +177,11 @@ def test_a_node_record_survives_its_journey_and_any_name() -> None:
 
 def test_unknown_keys_are_ignored_and_unknown_kinds_and_versions_stop_the_reader() -> None:
     more = msgpack.packb({**LAKE_BODY, "invented_later": [1, 2]})
-    assert records.decode_lake(envelope(Kind.LAKE, more), "x").slices == 1
+    assert identity.decode_lake(envelope(Kind.LAKE, more), "x").slices == 1
     with pytest.raises(NewerFormatError, match="upgrade"):
-        records.decode_lake(envelope(Kind.LAKE, more, version=2), "x")
+        identity.decode_lake(envelope(Kind.LAKE, more, version=2), "x")
     with pytest.raises(CorruptError, match="kind 2, expected LAKE"):
-        records.decode_lake(envelope(Kind.COMMIT, more), "x")
+        identity.decode_lake(envelope(Kind.COMMIT, more), "x")
 
 
 @pytest.mark.parametrize(
@@ -207,12 +207,12 @@ def test_a_bomb_is_refused_in_little_memory(bomb: bytes) -> None:
 
 def test_any_flipped_bit_of_an_envelope_is_noticed() -> None:
     stored = codec.encode(Kind.LAKE, LAKE_BODY)
-    assert records.decode_lake(stored, "x").slices == 1
+    assert identity.decode_lake(stored, "x").slices == 1
     for place in range(8 * len(stored)):
         rotten = bytearray(stored)
         rotten[place // 8] ^= 1 << place % 8
         with pytest.raises(StepfsError):
-            records.decode_lake(bytes(rotten), "x")
+            identity.decode_lake(bytes(rotten), "x")
 
 
 MIB = 1 << 20

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from stepfs.checkpoints.watch import Progress
-from stepfs.data.hints import (
+from stepfs.data.announced_orders import (
     EXPIRES_S,
     LISTED_STEPS_MAX,
     STREAMS_MAX,

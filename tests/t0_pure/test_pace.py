@@ -10,7 +10,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepfs.follow.follower import MOUNTS_MIN, SLOWER_MAX, Spacing
+from stepfs.follow.polling import MOUNTS_MIN, SLOWER_MAX, Spacing
 from stepfs.format.ids import Epoch, Version
 from stepfs.format.snapshot import LogState, ProducerState, genesis
 from stepfs.lake.log.append import ASKS_EVERY_S, PAUSE_S, Pauses

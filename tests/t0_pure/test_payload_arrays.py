@@ -23,7 +23,7 @@ from payload_samples import safetensors as by_hand
 from step_tasks import EXAMPLE
 
 from stepfs.format.grid import Grid
-from stepfs.format.records import (
+from stepfs.format.identity import (
     CHECKED_EXTENSIONS,
     HEAD_BYTES,
     LakeIdentity,

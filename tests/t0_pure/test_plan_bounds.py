@@ -12,7 +12,7 @@ from bench_plan.planned import rules, shares, slowdown, steps
 from stepfs_producer.plan.arrays import Integers
 from stepfs_producer.plan.balance import Method, Over
 from stepfs_producer.plan.cost import TOKENS, CostModel
-from stepfs_producer.plan.draw import MixEntry
+from stepfs_producer.plan.mix import MixEntry
 from stepfs_producer.plan.rules import Packing
 from stepfs_producer.plan.spans import Span
 

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from stepfs.errors import CorruptError, UsageError
 from stepfs_producer.payloads.step import PayloadSpec
 from stepfs_producer.plan.balance import Method
-from stepfs_producer.plan.draw import ONE
 from stepfs_producer.plan.file.digest import differences, normalised, plan_digest, plan_of_text, plan_text
 from stepfs_producer.plan.file.schema import (
     Balance,
@@ -38,6 +37,7 @@ from stepfs_producer.plan.file.schema import (
     parsed_plan,
 )
 from stepfs_producer.plan.file.yaml_file import read_plan
+from stepfs_producer.plan.mix import ONE
 from stepfs_producer.plan.rules import Exhausted, Packing
 from stepfs_producer.plan.samples import Long, SkipBudget
 from stepfs_producer.run.prepare import CompiledPlan, compile_plan, payload_spec

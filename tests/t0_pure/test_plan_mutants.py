@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from quickstart.audit import audit
 from quickstart.audit_plan import audit_plan
 from quickstart.corpus import train_tokenizer
-from stepfs_producer.plan import balance, draw, pack, planner
+from stepfs_producer.plan import balance, mix, pack, planner
 from stepfs_producer.plan.pack import best_fit
 from stepfs_producer.plan.step import StepPlan
 
@@ -58,7 +58,7 @@ def later_of_equal_costs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def what_is_buffered(monkeypatch: pytest.MonkeyPatch) -> None:
     """P2: a source with nothing buffered loses its turn, as if it were exhausted."""
-    honest_draw = draw.draw
+    honest_draw = mix.draw
 
     def hasty(shares, debts, samples, **how):
         return honest_draw(shares, debts, [replace(one, ended=True) for one in samples], **how)
@@ -72,11 +72,11 @@ def floor_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     def floored(total: int, weights: list[int]) -> list[int]:
         return [total * weight // sum(weights) for weight in weights]
 
-    honest = draw.with_live_debts
+    honest = mix.with_live_debts
 
     def handed_on(*arguments, **more):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(draw, "apportion", floored)
+            patch.setattr(mix, "apportion", floored)
             return honest(*arguments, **more)
 
     monkeypatch.setattr(planner, "with_live_debts", handed_on)
@@ -84,7 +84,7 @@ def floor_shares(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def account_without_what_was_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """P3: the total that is accounted is the room of a step, not what it kept."""
-    honest_account = draw.account
+    honest_account = mix.account
 
     def roomy(shares, debts, kept):
         debts = [debt + share * (2048 - sum(kept)) for debt, share in zip(debts, shares, strict=True)]

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planned import Corpus, rules, steps
 
-from stepfs_producer.plan.draw import ONE, MixEntry, MixSchedule, Stages, apportion, normalise
 from stepfs_producer.plan.file.digest import normalised, plan_digest, plan_of_text, plan_text
 from stepfs_producer.plan.file.schema import Output, Plan, Stage, Text
+from stepfs_producer.plan.mix import ONE, MixEntry, MixSchedule, Stages, apportion, normalise
 from stepfs_producer.plan.order import block_key, fragment_order, record_key, record_order
 from stepfs_producer.plan.rules import Packing, Rules
 from stepfs_producer.plan.step import StepPlan

@@ -21,7 +21,7 @@ from planned import Corpus, next_step, rules, small_plan, steps
 from stepfs.cli.commands.status import plan_lines
 from stepfs.errors import RefusedError
 from stepfs.format.planned import PlanStanding, read_plan_position
-from stepfs_producer.plan.draw import ONE
+from stepfs_producer.plan.mix import ONE
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import Exhausted, Packing, SourceRule
 from stepfs_producer.plan.samples import BAD, Ahead, Long, Piece, SkipBudget, samples_after
@@ -161,7 +161,7 @@ def test_many_sources_are_drawn_as_few_are(monkeypatch: pytest.MonkeyPatch) -> N
     corpora = {name: Corpus(name, longest=60, blocks=9 if name < "s04" else None) for name in names}
     chosen = rules(names, lengths={0: 64}, ranks=2, micro_batch_tokens=512)
     vectors = [plan.digest() for plan in steps(chosen, corpora, 6)]
-    monkeypatch.setattr("stepfs_producer.plan.draw._LOOP_SOURCES_MAX", 99)
+    monkeypatch.setattr("stepfs_producer.plan.mix._LOOP_SOURCES_MAX", 99)
     assert [plan.digest() for plan in steps(chosen, corpora, 6)] == vectors
 
 

@@ -9,21 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepfs.declared_option import declared
+from stepfs._internal.declared_option import declared
 from stepfs.errors import UsageError
-from stepfs_producer.run.measured import (
-    FEWER_AFTER_S,
-    FEWER_EVERY_S,
-    GROUP_RECORDS_MAX,
-    GROUP_TOKENS_MAX,
-    LOOK_EVERY_S,
-    STEPS_AHEAD,
-    Work,
-    WorkersWanted,
-    marks_of,
-    workers_needed,
-)
+from stepfs_producer.run.autoscale import FEWER_AFTER_S, FEWER_EVERY_S, LOOK_EVERY_S, WorkersWanted, workers_needed
 from stepfs_producer.run.options import RunOptions, TextOptions, Workers, keywords_of, parse_workers
+from stepfs_producer.run.read_ahead import GROUP_RECORDS_MAX, GROUP_TOKENS_MAX, STEPS_AHEAD, Work, marks_of
 
 STEP_TOKENS = 100_000
 WORKERS = 8

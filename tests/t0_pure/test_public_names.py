@@ -95,7 +95,7 @@ def all_modules_after(script: str) -> set[str]:
 def test_the_core_imports_nothing_heavy():
     modules = (
         "stepfs, stepfs.errors, stepfs.training, stepfs.shuffled_steps, stepfs.lake.identity, stepfs.lake.log.reader",
-        "stepfs.view.tree, stepfs.lake.verify.lake, stepfs_producer",
+        "stepfs.view.tree, stepfs.lake.verify.data, stepfs_producer",
     )
     assert not modules_after(f"import {', '.join(modules)}") & HEAVY
 
@@ -145,7 +145,7 @@ def test_a_mount_loads_a_server_of_metrics_only_when_it_serves_some():
 def test_the_command_that_starts_a_daemon_loads_no_event_loop_and_no_codec(tmp_path):
     absent = str(tmp_path / "absent")
     script = (
-        "import stepfs.cli, stepfs.cli.commands.mount, stepfs.checkpoints.formats, stepfs.limits, stepfs.mount.launch\n"
+        "import stepfs.cli, stepfs.cli.commands.mount, stepfs.checkpoints.formats, stepfs._internal.limits, stepfs.mount.launch\n"
         f"sys.argv = ['stepfs', 'mount', 'file:///nowhere', {absent!r}]\n"
         "try:\n    stepfs.cli.main()\nexcept SystemExit as end:\n    assert end.code == 3, end.code"
     )

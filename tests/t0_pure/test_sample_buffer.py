@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepfs_producer.engine.tasks import KeptBody
+from stepfs_producer.engine.retry import KeptBody
 from stepfs_producer.payloads.step import NO_TOKEN, SampleGroup, gathered
 from stepfs_producer.plan.samples import Long, samples_after
 from stepfs_producer.plan.step import SourceState, State, StepPlan

@@ -9,17 +9,18 @@ from pathlib import Path
 import pytest
 
 from stepfs.cli.commands import reclaim
+from stepfs.data.announced_orders import LISTED_STEPS_MAX, STREAMS_MAX
 from stepfs.data.fetch import CONNECTIONS_MAX
-from stepfs.data.hints import LISTED_STEPS_MAX, STREAMS_MAX
 from stepfs.data.tuning import TUNING
-from stepfs.follow import follower
-from stepfs.follow.follower import IDENTITY_CHECK_S, INTERVAL_S_MAX
-from stepfs.follow.served import INTERVAL_S
+from stepfs.follow import polling
+from stepfs.follow.follower import IDENTITY_CHECK_S
+from stepfs.follow.parts import INTERVAL_S
+from stepfs.follow.polling import INTERVAL_S_MAX
 from stepfs.format.ids import SEGMENT_STEPS
 from stepfs.lake.fleet import BEAT_S
 from stepfs.lake.log.index import SEGMENT_SHARE_BYTES
 from stepfs.lake.log.reader import _MISSES_PER_FLOOR_PROBE
-from stepfs.mount.daemon.succession import DRAIN_S
+from stepfs.mount.daemon.replacement import DRAIN_S
 from stepfs.mount.launch import DEATHS, PATIENCE_S, WITHIN_S
 from stepfs.mount.options import DEADLINE_S
 from stepfs.view.tree import AHEAD_STEPS_MAX
@@ -28,9 +29,9 @@ ROOT = Path(__file__).parents[2]
 GRACE = inspect.signature(reclaim.reclaim).parameters["grace"].default
 PROSE = " ".join((ROOT / "fs/SEMANTICS.md").read_text().split())
 WORDS = {2: "two", 3: "three", 5: "five", 8: "eight", 10: "ten"}
-FEWEST = follower.MOUNTS_MIN
+FEWEST = polling.MOUNTS_MIN
 NOT = 0  # "What it is not"
-LOOK_MOUNTS = 1 / follower._LOOK_S_PER_MOUNT
+LOOK_MOUNTS = 1 / polling._LOOK_S_PER_MOUNT
 
 
 HELD_BY = {  # the promise: its tests, or files of them
@@ -219,7 +220,7 @@ def test_every_promise_has_tests_and_they_exist():
         f"one PUT every {BEAT_S:g} s for the fleet view",
         f"a run of N ≥ {FEWEST} mounts (all ranks ÷ those of `--ranks`; fewer change nothing) none polls more often than every N ms",
         f"more often than every max({INTERVAL_S:g} s, N/{LOOK_MOUNTS:g} s)",
-        f"up to {WORDS[int(follower.SLOWER_MAX)]} times less often",
+        f"up to {WORDS[int(polling.SLOWER_MAX)]} times less often",
         f"one per {SEGMENT_STEPS} steps for their index",
         f"at most {SEGMENT_SHARE_BYTES >> 10} KiB for each",
         f"from {TUNING.connections_min} to {CONNECTIONS_MAX}.",

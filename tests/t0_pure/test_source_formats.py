@@ -535,7 +535,7 @@ def test_token_ids_of_json_lines_have_a_mask(tmp_path) -> None:
 
 
 class Fasta:
-    """The example of `stepfs_producer.sources.own`, with an option."""
+    """The example of `stepfs_producer.sources.custom`, with an option."""
 
     suffixes = (".fa",)
 

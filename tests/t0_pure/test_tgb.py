@@ -16,9 +16,9 @@ from t0_pure.strategies import payload_lists
 
 from stepfs.errors import CorruptError, NewerFormatError, StepfsError
 from stepfs.format import tgb
+from stepfs.format.identity import HEAD_BYTES
 from stepfs.format.ids import BLOCK_BYTES, SEGMENT_STEPS, Epoch, SegmentIndex, SliceIndex, Step, Version
 from stepfs.format.keys import extent, index_prefix, segment_of
-from stepfs.format.records import HEAD_BYTES
 from stepfs.format.snapshot import (
     OverflowPointer,
     Segment,
@@ -31,7 +31,7 @@ from stepfs.format.snapshot import (
     stride_bytes,
 )
 from stepfs.format.tgb import Descriptor, SliceRef, pack_slices
-from stepfs.lake.verify.lake import TgbCheck
+from stepfs.lake.verify.data import TgbCheck
 
 
 def image_of(payloads: list[bytes]) -> tgb.TgbImage:

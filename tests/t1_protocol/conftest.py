@@ -16,7 +16,7 @@ from stepfs.store.opening import open_store
 def _small_windows() -> Iterator[None]:
     """Objects here are small, and a window of 8 MiB for each of 16 workers is zeroed at every verification."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("stepfs.lake.verify.lake.WINDOW_BYTES", 64 << 10)
+        patch.setattr("stepfs.lake.verify.data.WINDOW_BYTES", 64 << 10)
         yield
 
 

@@ -11,9 +11,9 @@ from process_store import ProcessStore
 from producer_world import SLICES, World
 from small_world import NEED, STEPS, clean, grow, process
 
+from stepfs.format.identity import LakeIdentity
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.format.keys import LAKE
-from stepfs.format.records import LakeIdentity
 from stepfs.lake.fork import Cut, fork, group_name
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader

@@ -14,8 +14,8 @@ from deterministic import run_seeded
 from doubles.faulty_store import FaultyStore, ObjectMap
 from doubles.trio_clock import TrioClock
 
+from stepfs.format.identity import LakeIdentity
 from stepfs.format.ids import SEGMENT_STEPS
-from stepfs.format.records import LakeIdentity
 from stepfs.lake.identity import create_lake, open_lake
 from stepfs_producer import AsyncProducer
 

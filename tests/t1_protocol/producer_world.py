@@ -20,8 +20,8 @@ from lakework import reclaim
 from ledger import Ledger, payload
 
 from stepfs.errors import StepfsError
+from stepfs.format.identity import LakeIdentity
 from stepfs.format.ids import SEGMENT_STEPS, Step
-from stepfs.format.records import LakeIdentity
 from stepfs.lake.control import Group
 from stepfs.lake.identity import create_lake
 from stepfs_producer import AsyncProducer

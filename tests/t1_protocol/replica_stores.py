@@ -15,14 +15,14 @@ from small_world import process
 
 from stepfs.format.commit import decode_commit
 from stepfs.format.control import GroupRecord, decode_control
+from stepfs.format.identity import REPLICA_GROUP
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.format.keys import LAKE, component, control_prefix, log_prefix, number_of
-from stepfs.format.records import REPLICA_GROUP
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.log.snapshots import log_contains
 from stepfs.lake.replicate import Copier, Replica
-from stepfs.lake.verify.lake import TgbCheck
+from stepfs.lake.verify.data import TgbCheck
 
 COPY = "memory://the copy"
 HOLD = f"{REPLICA_GROUP}{component(COPY)}"

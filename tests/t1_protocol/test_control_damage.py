@@ -36,16 +36,16 @@ from small_world import (
 
 from stepfs.errors import CorruptError, NewerFormatError, RefusedError
 from stepfs.format.control import RECORD_BYTES_MAX
+from stepfs.format.identity import LakeIdentity
 from stepfs.format.ids import INTEGER_MAX, Step
 from stepfs.format.keys import control_prefix, log_prefix, number_of, numbered
-from stepfs.format.records import LakeIdentity
 from stepfs.lake.control import Control, Group
 from stepfs.lake.fork import Cut
 from stepfs.lake.log.append import retire_producer, seal
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.origins import OriginStores
 from stepfs.lake.reclaim.run import Reclaimer
-from stepfs.lake.verify.lake import advice, verify_lake
+from stepfs.lake.verify.data import advice, verify_lake
 from stepfs.lake.verify.metadata import verify_metadata
 from stepfs.lake.verify.repair import repair_control
 from stepfs.store.api import Entry

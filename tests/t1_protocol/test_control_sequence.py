@@ -19,9 +19,9 @@ from small_world import GROWN, NEED, checkpoint, clean, group, grow, process, re
 
 from stepfs.errors import AbsentError, RefusedError, StoreUnreachableError, WithdrawnError
 from stepfs.format.grid import Grid
+from stepfs.format.identity import LakeIdentity
 from stepfs.format.ids import Step, Version
 from stepfs.format.keys import log_prefix
-from stepfs.format.records import LakeIdentity
 from stepfs.lake.control import Control, Group
 from stepfs.lake.decisions import Advance
 from stepfs.lake.identity import create_lake

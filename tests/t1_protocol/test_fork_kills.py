@@ -19,9 +19,9 @@ from scenarios import scenario
 from small_world import NEED, PAUSES_MAX, checkpoint, clean, group, process, small
 
 from stepfs.errors import RefusedError, StoreUnreachableError, UsageError
+from stepfs.format.identity import LakeIdentity
 from stepfs.format.ids import Step
 from stepfs.format.keys import LAKE
-from stepfs.format.records import LakeIdentity
 from stepfs.lake.control import Group
 from stepfs.lake.fork import NO_END, Cut, fork, group_name
 from stepfs.lake.identity import open_lake

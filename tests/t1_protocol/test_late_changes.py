@@ -31,8 +31,8 @@ from stepfs.checkpoints.formats import Found, NextStep, Place
 from stepfs.checkpoints.watch import Watch
 from stepfs.errors import AbsentError, StoreUnreachableError, WithdrawnError
 from stepfs.format.control import ControlRecord, GroupRecord
+from stepfs.format.identity import LakeIdentity
 from stepfs.format.ids import Step, Version
-from stepfs.format.records import LakeIdentity
 from stepfs.lake import control as control_room
 from stepfs.lake.control import Control, Group
 from stepfs.lake.decisions import Add, Advance, Drop, Register, Request, Resume, Retire, Revise, decide, successor

@@ -123,10 +123,10 @@ async def test_a_checkpoint_releases_a_producer_that_was_held_for_long(world: Wo
 
 @scenario(simulate)
 async def test_the_line_of_a_run_says_how_far_it_is_ahead_of_the_slowest_group(world: World) -> None:
-    conductor: Any = SimpleNamespace(bottleneck=lambda _: None)
+    pipeline: Any = SimpleNamespace(bottleneck=lambda _: None)
     async with world.producer("p", max_lead=LEAD) as producer:
         await append(producer, 0)
-        assert not _pace(conductor, producer), "there is no group"
+        assert not _pace(pipeline, producer), "there is no group"
         fast, slow = await groups(world, 2)
         await fast.replace(frozenset({Step(5)}))
         await slow.replace(frozenset({Step(2)}))
@@ -134,7 +134,7 @@ async def test_the_line_of_a_run_says_how_far_it_is_ahead_of_the_slowest_group(w
         for number in range(1, 7):
             await append(producer, number)
         await producer.flush()
-        assert _pace(conductor, producer) == "; lead 5 steps"
+        assert _pace(pipeline, producer) == "; lead 5 steps"
 
 
 @pytest.mark.parametrize(("seconds", "times"), [(SAY_AFTER_S - 2, 0), (SAY_AFTER_S + 2, 1), (SAY_AFTER_S + 182, 4)])

@@ -26,7 +26,7 @@ from stepfs.lake.identity import open_lake
 from stepfs.lake.log.index import SEGMENT_SHARE_BYTES, LoneEntries
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.origins import OriginStores
-from stepfs.lake.verify.lake import verify_lake
+from stepfs.lake.verify.data import verify_lake
 from stepfs.store.api import Counts, Put
 
 SEGMENTS = 6

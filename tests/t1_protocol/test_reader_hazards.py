@@ -37,14 +37,15 @@ from stepfs.errors import (
     StepfsError,
     StoreUnreachableError,
 )
-from stepfs.follow.follower import IDENTITY_CHECK_S, Changes, Follower
-from stepfs.follow.served import GroupFollower
+from stepfs.follow.changes import Changes
+from stepfs.follow.follower import IDENTITY_CHECK_S, Follower
+from stepfs.follow.parts import GroupFollower
 from stepfs.follow.waits import Waits
 from stepfs.format.commit import CommitKind, encode_commit
 from stepfs.format.control import RECORD_ID_BYTES, encode_control
+from stepfs.format.identity import LakeIdentity
 from stepfs.format.ids import SegmentIndex, Step, Version
 from stepfs.format.keys import control_prefix, log_prefix, numbered, snapshot_prefix
-from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import LogState, decode_snapshot, encode_snapshot
 from stepfs.lake.control import Group
 from stepfs.lake.identity import create_lake

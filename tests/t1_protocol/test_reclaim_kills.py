@@ -57,7 +57,7 @@ from stepfs.lake.log.reader import LogReader
 from stepfs.lake.origins import OriginStores
 from stepfs.lake.reclaim import run as run_room
 from stepfs.lake.reclaim.run import CountingRemover, Reclaimer, Report
-from stepfs.lake.verify.lake import verify_lake
+from stepfs.lake.verify.data import verify_lake
 from stepfs.lake.verify.metadata import verify_metadata
 from stepfs.store.api import Entry, Put
 

@@ -17,10 +17,10 @@ from scenarios import scenario
 from small_world import NEED, STEPS, checkpoint, clean, grow, process, small
 
 from stepfs.errors import RefusedError, StoreUnreachableError
-from stepfs.follow.served import GroupFollower
+from stepfs.follow.parts import GroupFollower
+from stepfs.format.identity import HOME_GROUP
 from stepfs.format.ids import Step
 from stepfs.format.keys import LAKE
-from stepfs.format.records import HOME_GROUP
 from stepfs.lake.control import Control, Group
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader

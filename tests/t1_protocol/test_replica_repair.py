@@ -27,7 +27,7 @@ from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.origins import OriginStores
 from stepfs.lake.replicate import Replica
-from stepfs.lake.verify.lake import verify_lake
+from stepfs.lake.verify.data import verify_lake
 from stepfs.lake.verify.metadata import verify_metadata
 from stepfs.store.api import Put
 

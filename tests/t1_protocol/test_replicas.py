@@ -23,9 +23,9 @@ from small_world import NEED, PAUSES_MAX, STEPS, checkpoint, clean, flipped, gro
 
 from stepfs.errors import CorruptError, RefusedError, StoreUnreachableError
 from stepfs.format.commit import CommitKind, encode_commit
+from stepfs.format.identity import HOME_GROUP
 from stepfs.format.ids import Step
 from stepfs.format.keys import LAKE, log_prefix, numbered, plan_key, snapshot_prefix
-from stepfs.format.records import HOME_GROUP
 from stepfs.lake.control import Control, Group
 from stepfs.lake.fork import group_name
 from stepfs.lake.identity import create_lake, open_lake

@@ -170,7 +170,7 @@ def raw_s3(monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_: 0)
-    monkeypatch.setattr("stepfs.entropy.uniform", lambda low, _: low)
+    monkeypatch.setattr("stepfs._internal.entropy.uniform", lambda low, _: low)
     with rawserver.raw_server() as running:
         yield running
 

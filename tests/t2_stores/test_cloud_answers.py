@@ -24,7 +24,7 @@ def scheme(request):
 
 @pytest.fixture
 def stub(monkeypatch, scheme):
-    monkeypatch.setattr("stepfs.entropy.uniform", lambda low, _: low)
+    monkeypatch.setattr("stepfs._internal.entropy.uniform", lambda low, _: low)
     with stub_s3() as server:
         monkeypatch.setenv("GOOGLE_BASE_URL", server.endpoint_url)
         monkeypatch.setenv("GOOGLE_BEARER_TOKEN", "secret-token")

@@ -215,7 +215,7 @@ async def test_a_container_that_is_not_there_is_named(cloud):
 
 async def test_what_a_probe_found_is_told_also_where_it_cannot_clean_up(monkeypatch):
     """Azurite answers 500 to a batch of deletes with a SAS."""
-    monkeypatch.setattr("stepfs.entropy.uniform", lambda low, _: low)
+    monkeypatch.setattr("stepfs._internal.entropy.uniform", lambda low, _: low)
     with stub_s3() as stub:
         refusals = {"PUT": xml_error(403, "AuthorizationPermissionMismatch"), "POST": Answer(500)}
         stub.answer = lambda method, _: refusals.get(method, xml_error(404, "BlobNotFound"))
@@ -226,7 +226,7 @@ async def test_what_a_probe_found_is_told_also_where_it_cannot_clean_up(monkeypa
 
 
 async def test_a_server_that_is_not_there_is_unreachable(monkeypatch):
-    monkeypatch.setattr("stepfs.entropy.uniform", lambda low, _: low)
+    monkeypatch.setattr("stepfs._internal.entropy.uniform", lambda low, _: low)
     monkeypatch.setenv("GOOGLE_BASE_URL", f"http://127.0.0.1:{servers.free_port_of_nobody()}")
     monkeypatch.setenv("GOOGLE_BEARER_TOKEN", "x")
     store = open_store("gs://bucket/x")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from lakework import list_groups, reclaim
 
-from stepfs.clock import SystemClock
+from stepfs._internal.clock import SystemClock
 from stepfs.errors import RefusedError, WithdrawnError
 from stepfs.format.ids import Step
 from stepfs.format.keys import LAKE, data_prefix, log_prefix, number_of, snapshot_prefix

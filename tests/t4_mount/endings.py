@@ -15,13 +15,13 @@ from realmount import PATIENCE_S, ended, gone, mounted, stepfs, until
 
 from stepfs.lake.fleet import list_nodes
 from stepfs.lake.identity import open_lake
-from stepfs.mount.host import mount_points
+from stepfs.mount.host import mount_table
 from stepfs.store.opening import open_store
 
 
 def assert_nothing_is_left(mount):
     ended(mount)
-    assert mount_points.mount_at(mount.directory) is None
+    assert mount_table.mount_at(mount.directory) is None
     assert os.listdir(mount.directory) == []
     until(lambda: not mount.cache_dir.exists(), f"{mount.cache_dir} is still there")
 

@@ -58,7 +58,9 @@ def test_a_bundle_holds_what_explains_a_mount(file_url, tmp_path, monkeypatch):
 
 
 def test_a_dead_mount_hangs_no_doctor(file_url, tmp_path, monkeypatch):
-    change_constants(monkeypatch, {"stepfs.control_files:ANSWER_S": 1.0, "stepfs.doctor.bundle:ANSWER_S": 1.0})
+    change_constants(
+        monkeypatch, {"stepfs._internal.control_files:ANSWER_S": 1.0, "stepfs.doctor.bundle:ANSWER_S": 1.0}
+    )
     make_lake(file_url)
     bundle = tmp_path / "bundle.tar.gz"
     with mounted(file_url, tmp_path / "m") as mount:

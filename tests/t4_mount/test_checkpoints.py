@@ -15,13 +15,13 @@ from endings import save
 from realmount import change_constants, lake_with, mounted, payload, produce, stepfs, until
 
 from stepfs import CheckpointHook, StreamState
-from stepfs.data.pagecache import resident_bytes
+from stepfs.data.page_cache import resident_bytes
 from stepfs.errors import RefusedError
 
 STEPS, SIZE = 20, 300_000
 OFTEN_S = {  # how often a mount looks for checkpoints; the second for other mounts' ones
     "stepfs.checkpoints.watch:POLL_S": 0.1,
-    "stepfs.follow.served:INTERVAL_S": 0.1,
+    "stepfs.follow.parts:INTERVAL_S": 0.1,
 }
 
 

@@ -16,7 +16,7 @@ from realmount import clear, lake_with, mounted, payload, running, stepfs, until
 
 from stepfs.format.ids import SEGMENT_STEPS, Step
 from stepfs.format.snapshot import place_of
-from stepfs.mount.host import mount_points
+from stepfs.mount.host import mount_table
 from stepfs_producer import Producer
 
 HOW = ["flip", "truncate", "delete"]
@@ -118,7 +118,7 @@ def test_a_new_mount_of_a_rotten_lake_serves_or_says_why_in_one_line(lake, tmp_p
             assert done.returncode in {3, 4, 5}, f"{key}: {done.stderr}"
             assert done.stderr.count("\n") == 1, done.stderr
             assert "unexpected" not in done.stderr
-        assert mount_points.mount_at(tmp_path / "m") is None
+        assert mount_table.mount_at(tmp_path / "m") is None
         assert os.listdir(tmp_path / "m") == []
         rottenlake.restore(lake / key, body)
     until(lambda: not any((tmp_path / "cache").rglob("lock")), "a cache was left behind")

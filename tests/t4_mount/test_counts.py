@@ -15,7 +15,7 @@ import pytest
 from finished import ran
 from realmount import change_constants, lake_with, make_lake, mounted, stepfs, until
 
-from stepfs.data.pagecache import resident_bytes, resident_bytes_of
+from stepfs.data.page_cache import resident_bytes, resident_bytes_of
 from stepfs.format.ids import BLOCK_BYTES
 from stepfs_producer import Producer
 
@@ -28,7 +28,7 @@ def store_requests(mount) -> int:
 
 
 def test_an_unchanged_lake_costs_one_request_per_poll_interval_at_most(file_url, tmp_path, monkeypatch):
-    change_constants(monkeypatch, {"stepfs.follow.follower:INTERVAL_S_MAX": SELDOM_S})
+    change_constants(monkeypatch, {"stepfs.follow.polling:INTERVAL_S_MAX": SELDOM_S})
     lake_with(file_url, 5)
     with mounted(file_url, tmp_path / "m", "--poll", "100ms", "--no-prime") as mount:
         began, before = time.monotonic(), store_requests(mount)

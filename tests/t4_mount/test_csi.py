@@ -26,7 +26,7 @@ from realmount import PATIENCE_S, lake_with, needs_resend, payload, until
 from stepfs.csi.__main__ import parsed
 from stepfs.csi.holder import ask
 from stepfs.csi.messages import MESSAGES
-from stepfs.mount.host import mount_points
+from stepfs.mount.host import mount_points, mount_table
 
 READ_ONLY_MANY = {"mount": {}, "access_mode": {"mode": 3}}
 
@@ -101,7 +101,7 @@ class Node:
         assert words in caught.value.details()
 
     def end(self) -> None:
-        for mounted in reversed(mount_points.mounts()):
+        for mounted in reversed(mount_table.mounts()):
             if mounted.directory.startswith(str(self.directory)):
                 mount_points.unmount(Path(mounted.directory), lazy=True)
         self.channel.close()
@@ -137,7 +137,7 @@ def lake(file_url):
 
 
 def mounted_below(directory: Path) -> list[str]:
-    return sorted(one.directory for one in mount_points.mounts() if one.directory.startswith(str(directory)))
+    return sorted(one.directory for one in mount_table.mounts() if one.directory.startswith(str(directory)))
 
 
 def daemon_of(target: Path) -> int:
@@ -527,7 +527,7 @@ def test_a_request_in_the_middle_of_another_is_told_and_one_that_was_given_up_le
     node.refused(grpc.StatusCode.ABORTED, "is not done", "NodeUnpublishVolume", volume_id="v", target_path=str(target))
     assert node.call("Probe", "Identity").ready.value is True
     os.kill(node.holder.pid, signal.SIGCONT)
-    until(lambda: mount_points.mount_at(target) is not None, "what kubelet has given up is published")
+    until(lambda: mount_table.mount_at(target) is not None, "what kubelet has given up is published")
     node.unpublish("v", target)
     assert (mounted_below(tmp_path), list(node.base.iterdir())) == ([], [])
 

@@ -25,10 +25,10 @@ from forked import Forked
 from lakework import list_groups
 from realmount import PATIENCE_S, STEPFS, clear, gone, mounted, open_files, payload, running, stepfs, until
 
-from stepfs.control_files import answer_within
+from stepfs._internal.control_files import answer_within
 from stepfs.doctor import machine
 from stepfs.lake.identity import open_lake
-from stepfs.mount.host import mount_points
+from stepfs.mount.host import mount_table
 from stepfs.mount.logs import LOG_BYTES_MAX
 from stepfs.mount.unmount import unmount_and_wait
 from stepfs.store.opening import open_store
@@ -133,7 +133,7 @@ def test_root_unmounts_a_users_mount(lake, tmp_path, request):
         holder.communicate(b"\n", timeout=PATIENCE_S)
         done = stepfs("unmount", directory)
         assert (done.returncode, done.stderr) == (0, "")
-        assert mount_points.mount_at(directory) is None
+        assert mount_table.mount_at(directory) is None
     finally:
         clear(directory, None)
         ran(["umount", "/dev/fuse", "/etc/passwd"])
@@ -186,7 +186,7 @@ def test_after_kill_9_a_new_mount_on_the_same_directory_works(lake, tmp_path):
         with mounted(lake, directory, *cached) as second:
             assert second.file(2, 1).read_bytes() == payload(2, 1)
             assert second.cache_dir == first.cache_dir  # adopted
-            at = [m for m in mount_points.mounts() if m.directory == str(directory)]
+            at = [m for m in mount_table.mounts() if m.directory == str(directory)]
             assert len(at) == 1, "stacked on the dead one"
         assert_nothing_is_left(first)
 
@@ -199,7 +199,7 @@ def test_a_dead_mount_can_be_unmounted(lake, tmp_path):
         assert (asked.returncode, asked.stdout, asked.stderr.count("\n")) == (1, "", 1)
         assert "the mount's daemon is gone; `stepfs mount` there again clears it, or `stepfs unmount " in asked.stderr
         assert stepfs("unmount", mount.directory).returncode == 0
-        assert mount_points.mount_at(mount.directory) is None
+        assert mount_table.mount_at(mount.directory) is None
         assert os.listdir(mount.directory) == []
 
 
@@ -267,7 +267,7 @@ def test_of_mounts_that_start_together_on_one_directory_one_lives(lake, tmp_path
         said = [process.communicate(timeout=60)[1] for process in together]
         assert sorted(process.wait() for process in together) == [0, 4, 4], said
         assert sum("is mounted here already" in text for text in said) == 2
-        assert sum(mounted.directory == str(directory) for mounted in mount_points.mounts()) == 1
+        assert sum(mounted.directory == str(directory) for mounted in mount_table.mounts()) == 1
         (log,) = logs.iterdir()
         with log.open("ab") as file:
             file.truncate(LOG_BYTES_MAX + 1)
@@ -275,7 +275,7 @@ def test_of_mounts_that_start_together_on_one_directory_one_lives(lake, tmp_path
         assert log.stat().st_size > LOG_BYTES_MAX
         assert len(os.listdir(directory)) == 4
         stepfs("unmount", directory).check_returncode()
-        assert mount_points.mount_at(directory) is None
+        assert mount_table.mount_at(directory) is None
     finally:
         clear(directory, None)
 
@@ -303,7 +303,7 @@ def test_bad_beginnings_say_one_line_and_their_exit_code(lake, tmp_path):
         assert (done.returncode, done.stdout) == (code, ""), (arguments, done.stderr)
         assert done.stderr.count("\n") == 1, done.stderr
         assert text in done.stderr
-    assert mount_points.mount_at(tmp_path / "empty") is None
+    assert mount_table.mount_at(tmp_path / "empty") is None
     assert os.listdir(tmp_path / "empty") == []
 
 

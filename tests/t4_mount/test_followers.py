@@ -16,7 +16,7 @@ from test_successors import kill, replace, replaced
 from stepfs import CheckpointHook, ShuffledSteps
 
 pytestmark = pytest.mark.usefixtures("real_daemons")
-OFTEN_S = {"stepfs.checkpoints.watch:POLL_S": 0.1, "stepfs.follow.served:INTERVAL_S": 0.1}
+OFTEN_S = {"stepfs.checkpoints.watch:POLL_S": 0.1, "stepfs.follow.parts:INTERVAL_S": 0.1}
 HOWS = pytest.mark.parametrize("how", [pytest.param(kill, marks=needs_resend), replace])
 
 

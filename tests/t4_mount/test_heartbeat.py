@@ -16,7 +16,7 @@ import time
 
 from realmount import PATIENCE_S, clear, lake_with, until
 
-from stepfs.mount.host import mount_points
+from stepfs.mount.host import mount_table
 
 ROUNDS, CLIENTS = 8, 4
 SILENCE_S, CONTENDED_S = 0.8, 0.1
@@ -76,7 +76,7 @@ def test_killed_clients_do_not_freeze_the_loop(file_url, tmp_path):
     code = [sys.executable, "-c", SERVE, file_url, str(directory), str(tmp_path / "c"), str(out), str(calm)]
     daemon = subprocess.Popen(code, start_new_session=True)
     try:
-        until(lambda: mount_points.mount_at(directory) is not None, "no mount")
+        until(lambda: mount_table.mount_at(directory) is not None, "no mount")
         chance = random.Random(1)
         for _ in range(ROUNDS):
             clients = [

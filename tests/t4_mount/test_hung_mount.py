@@ -12,7 +12,7 @@ import pytest
 from rawmount import mount_with_descriptor
 from realmount import PATIENCE_S, change_constants, clear, stepfs, until
 
-from stepfs.mount.host import mount_points
+from stepfs.mount.host import mount_table
 from stepfs.mount.host.abort import abort_mount
 
 ANSWER_S = 1.0  # with a directory that does not answer; every other one does so in much less
@@ -20,7 +20,7 @@ ANSWER_S = 1.0  # with a directory that does not answer; every other one does so
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch):
-    change_constants(monkeypatch, {"stepfs.control_files:ANSWER_S": ANSWER_S})
+    change_constants(monkeypatch, {"stepfs._internal.control_files:ANSWER_S": ANSWER_S})
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def hung(tmp_path):
     directory = tmp_path / "it hangs"
     descriptor = mount_with_descriptor(directory)
     yield directory
-    at = mount_points.mount_at(directory)
+    at = mount_table.mount_at(directory)
     if at is not None:
         abort_mount(str(directory), at.mount_id)
         clear(directory, None)
@@ -60,13 +60,13 @@ def test_a_hung_mount_is_left_alone_and_the_advice_frees_its_readers(lake, hung,
     assert subprocess.run(["sh", "-c", advice], timeout=PATIENCE_S, check=False).returncode in {0, 32}
     _, said = reader.communicate(timeout=PATIENCE_S)
     assert "OSError" in said
-    assert mount_points.mount_at(hung) is None
+    assert mount_table.mount_at(hung) is None
 
 
 def test_aborting_leaves_the_dead_mount_in_place_and_no_other_mount_is_touched(hung):
     """An empty directory would look like an empty lake."""
     reader = hanging_reader(hung)
-    at = mount_points.mount_at(hung)
+    at = mount_table.mount_at(hung)
     assert not abort_mount(str(hung), at.mount_id + 1)
     assert reader.poll() is None
     asked = threading.Thread(target=abort_mount, args=(str(hung), at.mount_id), daemon=True)
@@ -74,6 +74,6 @@ def test_aborting_leaves_the_dead_mount_in_place_and_no_other_mount_is_touched(h
     asked.join(PATIENCE_S)
     assert not asked.is_alive()
     assert "OSError" in reader.communicate(timeout=PATIENCE_S)[1]
-    assert mount_points.mount_at(hung) == at
+    assert mount_table.mount_at(hung) == at
     with pytest.raises(OSError, match=r"not connected|abort"):  # a thread may still be closing the device
         os.listdir(hung)

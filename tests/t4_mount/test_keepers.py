@@ -30,7 +30,7 @@ from realmount import (
 from steady import SIZE, daemons_of, steady_readers
 from test_successors import keeper_follows, kill, replace, replaced, tampered
 
-from stepfs.mount.host.mount_points import mount_at
+from stepfs.mount.host.mount_table import mount_at
 
 pytestmark = pytest.mark.usefixtures("real_daemons")
 

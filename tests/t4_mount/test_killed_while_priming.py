@@ -13,7 +13,7 @@ import time
 import pytest
 from realmount import PATIENCE_S, clear, gone, lake_with, make_lake, mounted, payload, until
 
-from stepfs.mount.host import mount_points
+from stepfs.mount.host import mount_table
 from stepfs_producer import Producer
 
 pytestmark = pytest.mark.usefixtures("real_daemons")
@@ -74,7 +74,7 @@ def kill_while_priming(lake, directory, seed):
             for reader in readers:
                 reader.wait(timeout=PATIENCE_S)
             clear(directory, None)
-    assert mount_points.mount_at(directory) is None
+    assert mount_table.mount_at(directory) is None
 
 
 @pytest.mark.parametrize("seed", range(0, 6, 2))

@@ -14,7 +14,7 @@ import pytest
 from realmount import PATIENCE_S, lake_with, make_lake, mounted, payload, stepfs, until
 
 from stepfs.format.ids import SEGMENT_STEPS
-from stepfs.mount.host import mount_points
+from stepfs.mount.host import mount_table
 from stepfs_producer import Producer
 
 PRODUCERS, EACH = 4, 25
@@ -132,7 +132,7 @@ def test_a_reader_at_the_first_moment_gets_its_step(file_url, tmp_path):
     over = threading.Event()
 
     def list_at_once() -> list[str]:
-        while mount_points.mount_at(directory) is None:
+        while mount_table.mount_at(directory) is None:
             assert not over.is_set(), "nothing was mounted"
             time.sleep(0)
         return sorted(os.listdir(directory / "step-000000000"))

@@ -16,8 +16,9 @@ from finished import ran
 from rawmount import mount_with_descriptor
 from realmount import PATIENCE_S, STEPFS, clear, gone, lake_with, make_lake, mounted, payload, stepfs
 
-from stepfs.mount.host import mount_points
-from stepfs.mount.host.mount_points import descriptor_of, unmount
+from stepfs.mount.host import mount_table
+from stepfs.mount.host.mount_points import unmount
+from stepfs.mount.host.mount_table import descriptor_of
 
 HIDE = """
 mount -t tmpfs none /dev
@@ -148,7 +149,7 @@ def handed_over(tmp_path):
     directory = tmp_path / "m"
     descriptor = mount_with_descriptor(directory)
     yield directory, descriptor
-    if mount_points.mount_at(directory) is not None:
+    if mount_table.mount_at(directory) is not None:
         unmount(directory, lazy=True)
 
 
@@ -267,11 +268,11 @@ def test_mount_8_mounts_and_umount_ends_the_daemon(helper, lake, tmp_path, throu
         assert (directory / "step-000000002/rank-00003.bin").read_bytes() == payload(2, 1)
         config = json.loads((directory / ".stepfs/config.json").read_text())
         assert config["options"]["ranks"] == [0, 2, 3]
-        assert [m.directory for m in mount_points.mounts()].count(str(directory)) == 1
+        assert [m.directory for m in mount_table.mounts()].count(str(directory)) == 1
         subprocess.run(["umount", str(directory)], check=True, timeout=PATIENCE_S)
         gone(config["pid"])
     finally:
-        while mount_points.mount_at(directory) is not None:
+        while mount_table.mount_at(directory) is not None:
             unmount(directory, lazy=True)
 
 
@@ -280,7 +281,7 @@ def test_a_failure_is_mount_8s_status_and_one_line(helper, tmp_path):
     done = mount8(tmp_path, "-t", "stepfs", (tmp_path / "no lake").as_uri(), str(tmp_path / "m"))
     assert done.returncode == 32
     assert "stepfs init" in done.stderr
-    assert mount_points.mount_at(tmp_path / "m") is None
+    assert mount_table.mount_at(tmp_path / "m") is None
 
 
 @pytest.mark.parametrize("allow_other", [False, True])

@@ -36,8 +36,8 @@ from steady import SIZE, SLICES, STEPS, daemons_of, steady_readers
 
 from stepfs.announce import announce_steps
 from stepfs.mount.fuse.link import HAS_RESEND
-from stepfs.mount.host.mount_points import mount_at
-from stepfs.mount.keeper import place
+from stepfs.mount.host.mount_table import mount_at
+from stepfs.mount.keeper import address
 from stepfs.mount.state import State
 from stepfs_producer import Producer
 
@@ -295,7 +295,7 @@ DIES_IN_A_HAND_OVER = {
 import sys
 if "stepfs.mount.daemon" in sys.orig_argv and once():
     import signal
-    from stepfs.mount.daemon.tie import Tie
+    from stepfs.mount.daemon.keeper_socket import Tie
     say = Tie.say
     def to_nobody(self, what, *others, **facts):
         if what == "stopped":
@@ -336,7 +336,7 @@ def test_a_keeper_that_dies_in_a_hand_over_leaves_one_daemon_that_serves(steady,
 @needs_resend
 def test_who_waits_for_a_commit_waits_at_the_next_daemon_at_once(steady, tmp_path, monkeypatch):
     """The one before may see commits that the next one has not seen yet: a step would be shown, and then not."""
-    change_constants(monkeypatch, {"stepfs.mount.daemon.succession:DRAIN_S": 1000.0})
+    change_constants(monkeypatch, {"stepfs.mount.daemon.replacement:DRAIN_S": 1000.0})
     with mounted(steady, tmp_path / "m", "--wait", "600") as mount:
         reader = subprocess.Popen(["cat", str(mount.file(STEPS, 0))], stdout=subprocess.PIPE)
         until(lambda: mount.status()["waiting"] == 1, "nobody waits")
@@ -637,57 +637,57 @@ def names_in(directory):
 
 def test_only_the_users_own_directory_takes_a_socket_and_those_of_killed_keepers_go(tmp_path, monkeypatch):
     own = tmp_path / "own"
-    monkeypatch.setattr(place, "_ROOTS", own)
-    first = place.listen("0:99")
+    monkeypatch.setattr(address, "_ROOTS", own)
+    first = address.listen("0:99")
     assert stat.S_IMODE(own.stat().st_mode) == 0o700
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as dead:
         dead.bind(str(own / "x-0-7.sock"))
-    second = place.listen("0:98")
+    second = address.listen("0:98")
     assert names_in(own) == ["0-98.sock", "0-99.sock"]
-    place.leave("0:98", second)
-    other = place.listen("0:99")  # of the next mount with this number
-    place.leave("0:99", first)
+    address.leave("0:98", second)
+    other = address.listen("0:99")  # of the next mount with this number
+    address.leave("0:99", first)
     assert names_in(own) == ["0-99.sock"]
-    place.leave("0:99", other)
+    address.leave("0:99", other)
     assert names_in(own) == []
     own.chmod(0o777)
     with pytest.raises(PermissionError):
-        place.listen("0:99")
+        address.listen("0:99")
 
 
 def test_a_socket_that_comes_in_the_moment_in_which_a_dead_one_is_removed_stays(tmp_path, monkeypatch):
     own = tmp_path / "own"
-    monkeypatch.setattr(place, "_ROOTS", own)
+    monkeypatch.setattr(address, "_ROOTS", own)
     own.mkdir(mode=0o700)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as dead:
-        dead.bind(str(own / place.name_of("0:7")))
-    is_dead, came = place._is_dead, []
+        dead.bind(str(own / address.name_of("0:7")))
+    is_dead, came = address._is_dead, []
 
     def slowly(name):
         found = is_dead(name)
-        if found and name.name == place.name_of("0:7") and not came:
+        if found and name.name == address.name_of("0:7") and not came:
             came.append(None)
-            came[0] = place.listen("0:7")
+            came[0] = address.listen("0:7")
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(place, "_is_dead", slowly)
-        second = place.listen("0:98")
+        patch.setattr(address, "_is_dead", slowly)
+        second = address.listen("0:98")
     with came[0], second:
         assert names_in(own) == ["0-7.sock", "0-98.sock"]
-        assert not is_dead(own / place.name_of("0:7"))
+        assert not is_dead(own / address.name_of("0:7"))
 
 
 def test_of_two_keepers_that_come_and_go_at_once_the_one_that_came_can_be_reached(tmp_path, monkeypatch):
     own = tmp_path / "own"
-    monkeypatch.setattr(place, "_ROOTS", own)
-    goes = place.listen("0:1")
+    monkeypatch.setattr(address, "_ROOTS", own)
+    goes = address.listen("0:1")
     for _ in range(300):
         both = threading.Barrier(2)
-        leaving = threading.Thread(target=lambda goes=goes, both=both: (both.wait(), place.leave("0:1", goes)))
+        leaving = threading.Thread(target=lambda goes=goes, both=both: (both.wait(), address.leave("0:1", goes)))
         leaving.start()
         both.wait()
-        comes = place.listen("0:1")
+        comes = address.listen("0:1")
         leaving.join()
         assert names_in(own) == ["0-1.sock"]
         goes = comes

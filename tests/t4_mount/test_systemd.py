@@ -17,7 +17,7 @@ from finished import ran
 from realmount import PATIENCE_S, Mount, clear, gone, needs_resend, until
 from steady import STEPS, daemons_of, steady_readers
 
-from stepfs.mount.host.mount_points import mount_at
+from stepfs.mount.host.mount_table import mount_at
 
 UNIT = Path(__file__).parents[2] / "scripts/deploy/stepfs@.service"
 CGROUPS = Path("/sys/fs/cgroup/systemd" if Path("/sys/fs/cgroup/systemd").exists() else "/sys/fs/cgroup")

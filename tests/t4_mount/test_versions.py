@@ -50,8 +50,8 @@ EDITS = {
         "histogram": [("class Histogram", "BOUNDS = ()\n\n\nclass Histogram")],
         "mount/metrics": [
             (
-                "from stepfs.histogram import SECONDS, Histogram",
-                "from stepfs.histogram import BOUNDS, SECONDS, Histogram",
+                "from stepfs._internal.histogram import SECONDS, Histogram",
+                "from stepfs._internal.histogram import BOUNDS, SECONDS, Histogram",
             )
         ],
     },

@@ -23,7 +23,7 @@ def _threads() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         use_threads(patch)
         patch.setattr("stepfs_producer.run.lake.version", functools.cache(version))
-        patch.setattr("stepfs.lake.verify.lake.WINDOW_BYTES", 256 << 10)
+        patch.setattr("stepfs.lake.verify.data.WINDOW_BYTES", 256 << 10)
         yield
 
 

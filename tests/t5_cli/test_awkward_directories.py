@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 from lakes import commit, stepfs
 
-from stepfs import control_files
+from stepfs._internal import control_files
 from stepfs.doctor.machine import check_alive, check_directory
 from stepfs.errors import RefusedError, StepfsError
 from stepfs.mount.host import mount_points
-from stepfs.mount.host.mount_points import FSTYPE, Health, Mounted
+from stepfs.mount.host.mount_points import Health
+from stepfs.mount.host.mount_table import FSTYPE, Mounted
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ import yaml
 from lakes import produce
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
+from stepfs._internal.limits import usable_cpus
 from stepfs.format.ids import JSON_SCHEMA
-from stepfs.limits import usable_cpus
 
 PLANS = Path(__file__).parents[1] / "t0_pure/plans"
 

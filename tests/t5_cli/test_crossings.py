@@ -29,7 +29,7 @@ STATES = {
     "records": "lake/control.py",  # of groups, holds and the floor
     "objects": "lake/origins.py lake/reclaim/sweep.py format/tgb.py",  # the data, in whichever store it lies
     "names": "view/tree.py",  # what readers are shown
-    "daemon": "mount/state.py data/hints.py checkpoints/watch.py",  # what lives in one and is handed on, or is lost
+    "daemon": "mount/state.py data/announced_orders.py checkpoints/watch.py",  # what lives in one and is handed on, or is lost
     "place": "mount/host/mount_points.py mount/host/abort.py",  # mount tables, namespaces, users
     "position": "plan/step.py lake/kept_plans.py",  # where a plan is, with plan and listings
     "samples": "sources/listing.py sources/reading.py transforms/documents.py",  # records, and the bytes of them
@@ -50,7 +50,7 @@ FEATURES = {
     ),
     "steps": Feature("mount:--steps mount:--wait", "names"),
     "show_last": Feature("mount:--show-last mount:--list-latest", "names"),
-    "order": Feature("", "names daemon", "data/hints.py shuffled_steps.py"),  # `ShuffledSteps`, `.stepfs/order`
+    "order": Feature("", "names daemon", "data/announced_orders.py shuffled_steps.py"),  # `ShuffledSteps`, `.stepfs/order`
     "mesh": Feature(
         "mount:--ranks mount:--world mount:--mesh --slices init:--ranks --micro-batches --cp --rank --micro --beside",
         "names", "view/ranks.py format/mesh.py",
@@ -152,7 +152,7 @@ show_last × handover: TRIMS
 order × mesh: HERE
 order × groups: t4_mount/test_announced_order.py::test_a_checkpoint_inside_a_shuffled_epoch_keeps_its_first_step
 order × watched: t0_pure/test_order_hint.py::test_a_watcher_doubts_a_checkpoint_inside_a_shuffled_epoch
-order × retire: independent: data/hints.py knows no group, and a retired one needs nothing
+order × retire: independent: data/announced_orders.py knows no group, and a retired one needs nothing
 order × reclaim: t4_mount/test_announced_order.py::test_a_checkpoint_inside_a_shuffled_epoch_keeps_its_first_step
 order × seal: HERE
 order × rollback: TOLD

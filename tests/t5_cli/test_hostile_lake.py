@@ -8,9 +8,9 @@ import pytest
 import trio
 from lakes import SLICES, commit, stepfs
 
+from stepfs._internal.clock import SystemClock
 from stepfs.cli.columns import time_text
 from stepfs.cli.commands.status import producer_lines
-from stepfs.clock import SystemClock
 from stepfs.format import codec
 from stepfs.format.codec import Kind
 from stepfs.format.ids import INTEGER_MAX

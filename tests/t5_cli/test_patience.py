@@ -26,7 +26,7 @@ from planned_lake import made
 from plans import plan_in
 from realmount import change_constants
 
-from stepfs import control_files
+from stepfs._internal import control_files
 from stepfs.store import silence
 from stepfs.store.local.local_store import LocalStore
 from stepfs_producer.run import session

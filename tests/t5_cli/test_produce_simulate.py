@@ -11,7 +11,7 @@ import pytest
 from lakes import produce
 from plans import PLAN, run
 
-from stepfs.limits import Memory
+from stepfs._internal.limits import Memory
 from stepfs_producer.run import memory
 
 MEASURES = (

@@ -18,7 +18,7 @@ from lakes import SLICES, commit, payloads, stepfs
 from produced_text import produce_in_a_process
 
 from stepfs import CheckpointHook, Lake, StepDataset
-from stepfs.clock import SystemClock
+from stepfs._internal.clock import SystemClock
 from stepfs.errors import CorruptError, ReclaimedError, RefusedError, UsageError
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.append import seal

@@ -23,7 +23,7 @@ from stepfs.lake.log.apply import read_versions
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.origins import OriginStores
 from stepfs.lake.verify import metadata
-from stepfs.lake.verify.lake import verify_lake
+from stepfs.lake.verify.data import verify_lake
 from stepfs.store.local.local_store import LocalStore
 from stepfs.store.opening import open_store
 from stepfs_producer import Producer

@@ -4,11 +4,11 @@ import re
 from pathlib import Path
 from typing import Any, Final
 
-from stepfs.control_files import read_status
+from stepfs._internal.control_files import read_status
 from stepfs.errors import OtherHistoryError, RefusedError, UsageError
 from stepfs.format.control import GroupRecord
+from stepfs.format.identity import FORK_GROUP, check_id
 from stepfs.format.ids import Step
-from stepfs.format.records import FORK_GROUP, check_id
 from stepfs.lake.control import Control, Group
 
 _OF_FORK: Final = re.compile(rf"{FORK_GROUP}[0-9a-f]{{32}}")

@@ -5,7 +5,7 @@ import gc
 
 def main() -> None:
     """Entry point of the console script; `app` is imported here so that `stepfs.cli.failure` stays cheap."""
-    from stepfs.interruption import end_silently
+    from stepfs._internal.interruption import end_silently
 
     end_silently()
     from stepfs.cli.app import app

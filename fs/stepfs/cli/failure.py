@@ -16,9 +16,9 @@ from typing import Final, TextIO
 
 import typer
 
+from stepfs._internal.interruption import listen
 from stepfs.cli.columns import json_text, printable
 from stepfs.errors import StepfsError, leaves, severity
-from stepfs.interruption import listen
 
 EXIT_FAILURE: Final = 1
 EXIT_INTERRUPTED: Final = 130

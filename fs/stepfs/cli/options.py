@@ -13,8 +13,8 @@ from typing import Annotated, Any
 
 import typer
 
+from stepfs._internal.declared_option import Opt, declared, variable
 from stepfs.cli.failure import expect_document
-from stepfs.declared_option import Opt, declared, variable
 
 EndpointUrl = Annotated[
     str | None,

@@ -79,9 +79,9 @@ def serve(given: argparse.Namespace) -> int:
     import grpc  # noqa: PLC0415 - of the extra `csi`
     from prometheus_client.registry import CollectorRegistry  # noqa: PLC0415 - not for `holder`
 
+    from stepfs._internal.scrape import served  # noqa: PLC0415
     from stepfs.csi.messages import GET_VOLUME_STATS, MESSAGES, PACKAGE, VOLUME_CONDITION  # noqa: PLC0415
     from stepfs.csi.node import RpcError, Scraped, Volumes  # noqa: PLC0415
-    from stepfs.scrape import served  # noqa: PLC0415
 
     holder, volumes = Path(given.holder), Volumes(Path(given.base), Path(given.holder))
     capabilities = [{"rpc": {"type": number}} for number in (GET_VOLUME_STATS, VOLUME_CONDITION)]

@@ -24,20 +24,12 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from stepfs.control_files import answer_within
+from stepfs._internal.control_files import answer_within
+from stepfs._internal.declared_option import declared
 from stepfs.csi.holder import ask
 from stepfs.csi.messages import BYTES, MESSAGES, READERS, WRITERS
-from stepfs.declared_option import declared
-from stepfs.mount.host.mount_points import (
-    FSTYPE,
-    Health,
-    Mounted,
-    check_health,
-    mount_at,
-    mounts,
-    real_directory,
-    unmount,
-)
+from stepfs.mount.host.mount_points import Health, check_health, unmount
+from stepfs.mount.host.mount_table import FSTYPE, Mounted, mount_at, mounts, real_directory
 from stepfs.mount.logs import log_file
 from stepfs.mount.options import MountOptions
 from stepfs.mount.redact import redacted

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from stepfs.histogram import Histogram
+from stepfs._internal.histogram import Histogram
 
 
 def _counter(text: str) -> Any:

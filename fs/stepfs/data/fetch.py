@@ -18,11 +18,11 @@ import trio
 
 from stepfs.data.blocks import Block, CachedSlice, Range, RangeCheck, State
 from stepfs.data.buffers import Buffer, Pool
-from stepfs.data.cache import Cache
+from stepfs.data.circuit_breaker import Attempt
 from stepfs.data.counters import DataCounts
-from stepfs.data.disk import WriteBehind
+from stepfs.data.disk_cache import WriteBehind
+from stepfs.data.memory_cache import Cache
 from stepfs.data.near import Answer, Near
-from stepfs.data.patience import Attempt
 from stepfs.data.tuning import TUNING
 from stepfs.errors import AbsentError, CorruptError, StepfsError, StoreUnreachableError
 from stepfs.format.ids import SliceIndex, SliceKey, Step

@@ -14,8 +14,8 @@ import trio
 
 from stepfs.data.blocks import Block, RangeCheck
 from stepfs.data.buffers import Buffer
+from stepfs.data.circuit_breaker import Attempt, Patience
 from stepfs.data.counters import DataCounts
-from stepfs.data.patience import Attempt, Patience
 from stepfs.data.tuning import TUNING
 from stepfs.errors import StepfsError
 from stepfs.format.ids import Step

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 import trio
 
-from stepfs.data import guess
-from stepfs.data.cache import ReadingOrder
+from stepfs.data import access_pattern
+from stepfs.data.announced_orders import Hint, HintedStreams, OrderState
 from stepfs.data.fetch import PrefetchRequest
-from stepfs.data.hints import Hint, HintedStreams, OrderState
+from stepfs.data.memory_cache import ReadingOrder
 from stepfs.data.slices import Slices
 from stepfs.data.tuning import TUNING
 from stepfs.errors import CorruptError, NewerFormatError, StepfsError
@@ -57,9 +57,9 @@ class Prefetcher:
         the processor time that this thread has used; with less of it for a plan, the next one may begin sooner.
         """
         self.window = TUNING.window_min if window is None else window  # in use now
-        self.position = guess.AccessHistory()
+        self.position = access_pattern.AccessHistory()
         self.hints = HintedStreams()
-        self._pace = guess.StepRate()
+        self._pace = access_pattern.StepRate()
         self._slices = slices
         self._tree = tree
         self._log = log
@@ -142,13 +142,13 @@ class Prefetcher:
             while (wait := self._learned_at + TUNING.settle_s - trio.current_time()) > 0:  # noqa: ASYNC110 -- for quiet
                 await trio.sleep(wait)
 
-    def _plan(self) -> guess.Plan:
+    def _plan(self) -> access_pattern.Plan:
         first, frontier = self._tree.first_visible(), self._tree.last_visible()
         self.position.forget_below(first)
         if self._fixed and not self.window:
             return []
         opened = self.position.runs()
-        runs = guess.ordered_runs(opened, self.position.order, first=first, frontier=frontier)
+        runs = access_pattern.ordered_runs(opened, self.position.order, first=first, frontier=frontier)
         learned = sum(len(self._hinted or run.indices) for run in runs)
         hinted = self.hints.plan(
             hinted=self._hinted,
@@ -160,11 +160,11 @@ class Prefetcher:
         self._alone = {step for step, _ in hinted}
         if not opened and not hinted and not self.hints.ended(trio.current_time()):
             start = first if self._start is None else max(first, self._start)
-            plan = guess.plan_start(self._hinted, window=self.window, first=start, frontier=frontier)
+            plan = access_pattern.plan_start(self._hinted, window=self.window, first=start, frontier=frontier)
             return self._ordered(plan, low=first)
         if not hinted:
             self._affordable(learned)
-        plan = guess.plan_ahead(
+        plan = access_pattern.plan_ahead(
             runs,
             self.position.opened,
             hinted=self._hinted,
@@ -179,14 +179,14 @@ class Prefetcher:
             whole, low=first if hinted else low, announced=bool(hinted)
         )  # of announced steps none is passed over
 
-    def _ordered(self, plan: guess.Plan, *, low: Step, announced: bool = False) -> guess.Plan:
+    def _ordered(self, plan: access_pattern.Plan, *, low: Step, announced: bool = False) -> access_pattern.Plan:
         self._slices.set_order(ReadingOrder((step for step, _ in plan), low=low, announced=announced))
         return plan
 
     def _affordable(self, slices: int) -> int:
         """The window from now on, for so many slices a step."""
         if not self._fixed:
-            self.window = guess.window_steps(
+            self.window = access_pattern.window_steps(
                 pace=self._pace.steps_per_s(),
                 latency_s=self._slices.latency_s,
                 step_bytes=slices * self._slices.slice_bytes,
@@ -194,7 +194,7 @@ class Prefetcher:
             )
         return self.window
 
-    async def _grant(self, plan: guess.Plan) -> bool:
+    async def _grant(self, plan: access_pattern.Plan) -> bool:
         """Request the steps whose entries are in memory; load the index of the others meanwhile. False: try later."""
         prefetch_requests: list[PrefetchRequest] = []
         missing: set[int] = set()  # segments; an open of a file in them gets the error
@@ -220,7 +220,7 @@ class Prefetcher:
         self._slices.request(prefetch_requests)
         return not missing and not behind
 
-    async def _load_alone(self, plan: guess.Plan) -> bool:
+    async def _load_alone(self, plan: access_pattern.Plan) -> bool:
         """The index of announced steps, which lie anywhere: several at a time. True if some cannot be read now."""
         table = self._log
         # Of the nearest alone: more than are kept would displace each other, and be read for ever.

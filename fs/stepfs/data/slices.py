@@ -17,12 +17,12 @@ import trio
 
 from stepfs.data.blocks import Block, CachedSlice, Role, State
 from stepfs.data.buffers import Pool
-from stepfs.data.cache import Cache, OpenSlices, ReadingOrder
+from stepfs.data.circuit_breaker import Patience
 from stepfs.data.counters import DataCounts
-from stepfs.data.disk import DiskCache, WriteBehind
+from stepfs.data.disk_cache import DiskCache, WriteBehind
 from stepfs.data.fetch import BlockLoader, ConcurrencyLimit, Fetcher, FetchQueue, PrefetchRequest, StoreOf
+from stepfs.data.memory_cache import Cache, OpenSlices, ReadingOrder
 from stepfs.data.near import Near
-from stepfs.data.patience import Patience
 from stepfs.errors import StepfsError, StoreUnreachableError
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex, SliceKey, Step
 from stepfs.format.snapshot import StepEntry
@@ -43,7 +43,7 @@ class PageCache(Protocol):
 
 
 class Priming:
-    """What slices tell `stepfs.data.pagecache.Primer`; by itself it leaves the page cache to the kernel."""
+    """What slices tell `stepfs.data.page_cache.Primer`; by itself it leaves the page cache to the kernel."""
 
     @property
     def primed(self) -> Collection[SliceKey]:

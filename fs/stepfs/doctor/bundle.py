@@ -19,9 +19,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from stepfs.control_files import ANSWER_S, answer_within
+from stepfs._internal.control_files import ANSWER_S, answer_within
 from stepfs.errors import RefusedError
-from stepfs.mount.host.mount_points import FSTYPE, mounts
+from stepfs.mount.host.mount_table import FSTYPE, mounts
 from stepfs.mount.logs import log_file
 from stepfs.mount.redact import redacted
 from stepfs.store import settings

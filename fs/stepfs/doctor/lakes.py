@@ -6,7 +6,7 @@ import trio
 
 from stepfs.doctor.machine import Finding, fail, note, ok
 from stepfs.errors import AbsentError, StepfsError
-from stepfs.format.records import LakeIdentity
+from stepfs.format.identity import LakeIdentity
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.origins import OriginStores

@@ -21,24 +21,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from stepfs import __version__
+from stepfs._internal.control_files import ANSWER_S, answer_within, read_config, read_status
+from stepfs._internal.limits import cgroup_limit
 from stepfs.checkpoints.formats import Place, look
-from stepfs.control_files import ANSWER_S, answer_within, read_config, read_status
 from stepfs.errors import AbsentError, StepfsError, command
-from stepfs.limits import cgroup_limit
 from stepfs.mount.host.abort import CAP_SYS_ADMIN, capabilities
-from stepfs.mount.host.mount_points import (
-    FSTYPE,
-    Health,
-    Mounted,
-    check_health,
-    give_up_command,
-    is_closed,
-    list_within,
-    mount_at,
-    mounts,
-    real_directory,
-    source_of,
-)
+from stepfs.mount.host.mount_points import Health, check_health, give_up_command, is_closed, list_within
+from stepfs.mount.host.mount_table import FSTYPE, Mounted, mount_at, mounts, real_directory, source_of
 from stepfs.mount.launch import trouble_of
 from stepfs.mount.logs import log_file
 

@@ -17,12 +17,12 @@ from typing import Final
 
 import trio
 
-from stepfs.clock import SystemClock, state_text
+from stepfs._internal.clock import SystemClock, state_text
+from stepfs._internal.histogram import Histogram
 from stepfs.errors import AbsentError, OtherHistoryError, ReclaimedError, StepfsError, StoreUnreachableError
-from stepfs.follow.follower import Changes
+from stepfs.follow.changes import Changes
 from stepfs.format.ids import Step
 from stepfs.format.snapshot import LogState, StepEntry
-from stepfs.histogram import Histogram
 from stepfs.lake.log.reader import LogReader
 from stepfs.view.tree import Presence, Tree
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from stepfs import entropy
+from stepfs._internal import entropy
 from stepfs.format.ids import INTEGER_MAX, SEGMENT_STEPS, Epoch, SegmentIndex
 
 LAKE: Final = "lake.msgpack"

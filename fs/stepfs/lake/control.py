@@ -14,8 +14,8 @@ from typing import Final
 
 import trio
 
-from stepfs import entropy
-from stepfs.clock import Clock, SystemClock
+from stepfs._internal import entropy
+from stepfs._internal.clock import Clock, SystemClock
 from stepfs.errors import CorruptError, OtherHistoryError, RefusedError, StoreUnreachableError, UsageError, command
 from stepfs.format.control import (
     NOTHING_YET,
@@ -26,9 +26,9 @@ from stepfs.format.control import (
     decode_control,
     encode_control,
 )
+from stepfs.format.identity import LakeIdentity, check_group
 from stepfs.format.ids import Step, Version
 from stepfs.format.keys import control_prefix, numbered
-from stepfs.format.records import LakeIdentity, check_group
 from stepfs.lake.create_once import STRAY_GAP, Mine, Unknown, last_dense_number, last_number, listed_slots, take_slot
 from stepfs.lake.decisions import Add, Advance, Drop, Register, Request, Resume, Retire, Revise, decide, successor
 from stepfs.store.api import Store

@@ -11,7 +11,7 @@ from typing import Final
 
 import trio
 
-from stepfs import entropy
+from stepfs._internal import entropy
 from stepfs.errors import StoreUnreachableError
 from stepfs.format.keys import number_of, numbered
 from stepfs.store.api import Entry, Put, Store

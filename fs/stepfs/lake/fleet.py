@@ -9,10 +9,10 @@ from contextlib import aclosing
 from typing import Final
 
 from stepfs.errors import CorruptError, NewerFormatError
+from stepfs.format.identity import LakeIdentity
 from stepfs.format.keys import component, node_key, nodes_prefix
 from stepfs.format.node import NodeRecord, decode_node, encode_node, node_name
-from stepfs.format.records import LakeIdentity
-from stepfs.lake.several import in_order
+from stepfs.lake.concurrency import in_order
 from stepfs.store.api import Entry, Store
 
 BEAT_S: Final = 30.0  # from one record of a mount to the next

@@ -14,14 +14,15 @@ from typing import Final
 
 import trio
 
-from stepfs import entropy
-from stepfs.clock import Clock, SystemClock
+from stepfs._internal import entropy
+from stepfs._internal.clock import Clock, SystemClock
 from stepfs.errors import AbsentError, CorruptError, NewerFormatError, RefusedError, StepfsError, UsageError, command
 from stepfs.format import keys, snapshot
 from stepfs.format.commit import Commit, CommitKind, Origin, chain_digest, decode_commit
 from stepfs.format.control import RECORD_ID_BYTES, ControlRecord, GroupRecord, encode_control
+from stepfs.format.identity import FORK_GROUP, LakeIdentity
 from stepfs.format.ids import INTEGER_MAX, SEGMENT_STEPS, SegmentIndex, Step, Version
-from stepfs.format.records import FORK_GROUP, LakeIdentity
+from stepfs.lake.concurrency import at_once, in_order, pages
 from stepfs.lake.control import Control, Group
 from stepfs.lake.create_once import create_own, listed_slots
 from stepfs.lake.identity import create_lake, open_lake, refuse_existing
@@ -30,7 +31,6 @@ from stepfs.lake.log.apply import producer_after, read_commit, read_versions, re
 from stepfs.lake.log.index import segment_bytes
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.origins import OriginStores
-from stepfs.lake.several import at_once, in_order, pages
 from stepfs.store.api import Entry, Store
 
 _log = logging.getLogger("stepfs.lake.fork")

@@ -1,11 +1,11 @@
 """Opening and creating a lake: identity first, because everything else lives under its random id."""
 
-from stepfs.clock import Clock, SystemClock
+from stepfs._internal.clock import Clock, SystemClock
 from stepfs.errors import AbsentError, RefusedError, UsageError, command
 from stepfs.format.grid import Grid
+from stepfs.format.identity import CHECKED_EXTENSIONS, LakeIdentity, check_ext, decode_lake, encode_lake, is_checkable
 from stepfs.format.ids import SLICES_MAX
 from stepfs.format.keys import LAKE, new_lake_id
-from stepfs.format.records import CHECKED_EXTENSIONS, LakeIdentity, check_ext, decode_lake, encode_lake, is_checkable
 from stepfs.lake.create_once import SlotLost, settled, take_slot
 from stepfs.store.api import Store
 from stepfs.store.probe import probe_store

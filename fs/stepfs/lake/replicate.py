@@ -19,8 +19,8 @@ from typing import Final, TypeVar
 
 import trio
 
-from stepfs import entropy
-from stepfs.clock import Clock, SystemClock
+from stepfs._internal import entropy
+from stepfs._internal.clock import Clock, SystemClock
 from stepfs.errors import (
     AbsentError,
     CorruptError,
@@ -35,10 +35,11 @@ from stepfs.errors import command as shell_command
 from stepfs.format import keys
 from stepfs.format.commit import Commit, CommitKind, decode_commit
 from stepfs.format.control import RECORD_ID_BYTES, ControlRecord, GroupRecord, encode_control
+from stepfs.format.identity import HOME_GROUP, REPLICA_GROUP, LakeIdentity, encode_lake
 from stepfs.format.ids import FIRST_STEP, SEGMENT_STEPS, SegmentIndex, Step, Version
-from stepfs.format.records import HOME_GROUP, REPLICA_GROUP, LakeIdentity, encode_lake
 from stepfs.format.snapshot import LogState, Segment, StepEntry, encode_segment
 from stepfs.format.tgb import Descriptor
+from stepfs.lake.concurrency import pages
 from stepfs.lake.control import Control, Group
 from stepfs.lake.create_once import SlotLost, create_own, listed_slots, settled, take_slot
 from stepfs.lake.fork import copy_objects, only_holds
@@ -47,8 +48,7 @@ from stepfs.lake.log.apply import ChainError, list_versions, read_commit, read_v
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.log.snapshots import log_contains, newest_snapshot, snapshot_due, write_snapshot
 from stepfs.lake.reclaim.sweep import live_entries
-from stepfs.lake.several import pages
-from stepfs.lake.verify.lake import TgbCheck
+from stepfs.lake.verify.data import TgbCheck
 from stepfs.lake.verify.metadata import verify_metadata
 from stepfs.store.api import Store
 from stepfs.store.probe import probe_store

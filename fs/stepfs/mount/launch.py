@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import stepfs
-from stepfs.control_files import read_config
+from stepfs._internal.control_files import read_config
 from stepfs.errors import RefusedError, StepfsError, StoreUnreachableError, command
 from stepfs.mount.host import mount_points
-from stepfs.mount.host.mount_points import FSTYPE, Mounted, is_dead, mount_at, real_directory
-from stepfs.mount.keeper import place
+from stepfs.mount.host.mount_points import is_dead
+from stepfs.mount.host.mount_table import FSTYPE, Mounted, descriptor_of, mount_at, real_directory
+from stepfs.mount.keeper import address
 from stepfs.mount.keeper.messages import HELD, SPEAKS, GarbageError, document, pair, read_document, receive, send
 from stepfs.mount.logs import LOG_BYTES_MAX, log_file, open_log, remove_old_logs
 from stepfs.mount.options import DEADLINE_S, MountOptions, merged
@@ -94,7 +95,7 @@ def start(
     lines on what a replacement changes. `DaemonError` if the daemon could not serve.
     """
     directory = real_directory(options.directory)
-    passed = mount_points.descriptor_of(directory)
+    passed = descriptor_of(directory)
     if passed is not None:
         mount_points.check_passed(passed)
     log = log_file(directory)
@@ -143,7 +144,7 @@ def serve_in_foreground(
     A mount that a keeper of a supervisor has left, because it was killed, goes on with this one.
     """
     directory = real_directory(options.directory)
-    passed = mount_points.descriptor_of(directory)
+    passed = descriptor_of(directory)
     if passed is not None:
         mount_points.check_passed(passed)
         os.set_inheritable(passed, True)
@@ -188,11 +189,11 @@ def _taken(
 
 def _connected(mounted: Mounted) -> socket.socket | None:
     """To its keeper: where this user's listen, or where the mount says, whose keeper has had other variables. OSError."""
-    sock = place.connect(mounted.device, _KEEPER_S)
+    sock = address.connect(mounted.device, _KEEPER_S)
     if sock is None and mounted.asked_as is None:
         with suppress(StepfsError):
             said = read_config(Path(mounted.directory)).get("keeper_place")
-            sock = place.connect(mounted.device, _KEEPER_S, Path(said)) if isinstance(said, str) else None
+            sock = address.connect(mounted.device, _KEEPER_S, Path(said)) if isinstance(said, str) else None
     return sock
 
 
@@ -259,7 +260,7 @@ def keeper_of(mounted: Mounted) -> int | None:
         sock = _connected(mounted)
         if sock is not None:
             with sock:
-                return place.process_of(sock)
+                return address.process_of(sock)
     return None
 
 
@@ -285,7 +286,7 @@ def _keeper_at(directory: Path, *, waits: bool = True) -> dict[str, Any] | None:
         if isinstance(error, TimeoutError | BlockingIOError):
             raise _cannot(directory, f"its keeper does not answer for {_KEEPER_S:g} s") from error
         raise RefusedError(
-            f"{place.places()[0]}: {error.strerror or error}; it must be this user's own, with mode 0700"
+            f"{address.places()[0]}: {error.strerror or error}; it must be this user's own, with mode 0700"
         ) from error
     if found is None:
         if not waits or is_dead(mounted):

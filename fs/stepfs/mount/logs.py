@@ -19,11 +19,11 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Final
 
+from stepfs._internal.own_directory import home
 from stepfs.errors import RefusedError
-from stepfs.mount.host import mount_points
+from stepfs.mount.host import mount_table
 from stepfs.mount.options import MountOptions
 from stepfs.mount.redact import redacted
-from stepfs.own_directory import home
 
 _log = logging.getLogger("stepfs.mount")
 
@@ -180,7 +180,7 @@ def remove_old_logs(log: Path) -> None:
     """
     if os.environ.get("STEPFS_LOG_DIR"):
         return
-    used = {log_file(Path(mounted.directory)).name for mounted in mount_points.mounts()} | {log.name}
+    used = {log_file(Path(mounted.directory)).name for mounted in mount_table.mounts()} | {log.name}
     for path in log.parent.iterdir():
         if _LOG_NAME.fullmatch(path.name) and path.name.removesuffix(".1") not in used:
             with suppress(OSError):  # of another user, or gone meanwhile

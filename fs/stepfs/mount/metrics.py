@@ -21,8 +21,8 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from stepfs._internal.histogram import SECONDS, Histogram
 from stepfs.data.counters import HELP, DataCounts
-from stepfs.histogram import SECONDS, Histogram
 from stepfs.store.api import Counts
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from stepfs.declared_option import Opt, declared
+from stepfs._internal.declared_option import Opt, declared
 from stepfs.errors import RefusedError, command
 from stepfs.format.arguments import parse_duration, parse_interval, parse_log_format, parse_size
 from stepfs.mount.redact import redact_url

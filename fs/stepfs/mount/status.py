@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import trio
 
 from stepfs import __version__
-from stepfs.clock import SystemClock
+from stepfs._internal.clock import SystemClock
 from stepfs.errors import StepfsError
 from stepfs.format.codec import Value, unpack
+from stepfs.format.identity import LakeIdentity
 from stepfs.format.ids import JSON_SCHEMA, SliceIndex, Step
 from stepfs.format.node import PERMILLE, NodeRecord
 from stepfs.format.planned import read_plan_position
-from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import LogState, StepEntry
 from stepfs.lake.fleet import BEAT_S, remove_node, write_node
 from stepfs.lake.kept_plans import commit_of
@@ -31,7 +31,7 @@ from stepfs.mount.redact import redact_url, shown_path
 from stepfs.store.api import Store
 
 if TYPE_CHECKING:
-    from stepfs.follow.served import LakeParts
+    from stepfs.follow.parts import LakeParts
     from stepfs.mount.fuse.files import FileTable
     from stepfs.mount.fuse.guard import Meter
     from stepfs.mount.fuse.kernel import LookupCounts

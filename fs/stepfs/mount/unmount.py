@@ -13,20 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from stepfs.control_files import answer_within, read_config, read_status
+from stepfs._internal.control_files import answer_within, read_config, read_status
 from stepfs.errors import AbsentError, RefusedError, StepfsError, command
 from stepfs.mount.host.kernel import process_start
-from stepfs.mount.host.mount_points import (
-    FSTYPE,
-    Mounted,
-    clear_dead,
-    is_dead,
-    mount_at,
-    mounts,
-    real_directory,
-    reopen,
-    unmount,
-)
+from stepfs.mount.host.mount_points import clear_dead, is_dead, reopen, unmount
+from stepfs.mount.host.mount_table import FSTYPE, Mounted, mount_at, mounts, real_directory
 from stepfs.mount.launch import end, keeper_of
 from stepfs.mount.logs import log_file
 

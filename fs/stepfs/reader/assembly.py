@@ -13,11 +13,11 @@ from typing import Final, NoReturn
 import trio
 
 from stepfs import errors
+from stepfs.data.announced_orders import Hint
 from stepfs.data.buffers import MAPPED_BYTES_MIN, Buffer, Pool
 from stepfs.data.fetch import CONNECTIONS_MAX
-from stepfs.data.hints import Hint
 from stepfs.data.slices import SliceHandle
-from stepfs.follow.served import LakeParts
+from stepfs.follow.parts import LakeParts
 from stepfs.follow.waits import WaitOutcome
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex, Step
 from stepfs.format.snapshot import LogState, StepEntry

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, Final, Self, cast
 
-from stepfs.background import generation
-from stepfs.data.hints import ShuffledOrder, ShuffleHint, StridedOrder
+from stepfs._internal.background import generation
+from stepfs.data.announced_orders import ShuffledOrder, ShuffleHint, StridedOrder
 from stepfs.errors import NoSuchStepError, RefusedError, UsageError
 from stepfs.format.arguments import check_integer
 from stepfs.format.ids import Step

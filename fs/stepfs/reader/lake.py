@@ -14,8 +14,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, NoReturn, Protocol, Self, TypeVar
 
-from stepfs.background import BackgroundLoop, generation
-from stepfs.data.hints import Hint, ShuffledOrder
+from stepfs._internal.background import BackgroundLoop, generation
+from stepfs.data.announced_orders import Hint, ShuffledOrder
 from stepfs.errors import ClosedError, NoSuchStepError, StepfsError, UsageError, WrongTypeError
 from stepfs.format.arguments import check_integer
 from stepfs.format.grid import Grid

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, get_type_hints
 
+from stepfs._internal.limits import MEMORY_BYTES_MIN, default_memory_bytes, local_ranks, read_memory
 from stepfs.data.fetch import CONNECTIONS_MAX
 from stepfs.errors import UsageError, WrongTypeError
 from stepfs.format.arguments import INTERVAL_S_MIN, check_integer, check_text, parse_duration, parse_size
 from stepfs.format.grid import Grid
-from stepfs.limits import MEMORY_BYTES_MIN, default_memory_bytes, local_ranks, read_memory
 from stepfs.store.api import StoreOptions
 from stepfs.view.names import RANK_MAX, STEP_MAX
 from stepfs.view.ranks import RankMap, as_keyword, parse_ranks, parse_steps, rank_map

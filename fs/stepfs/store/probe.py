@@ -13,7 +13,7 @@ from typing import Final
 
 import trio
 
-from stepfs import entropy
+from stepfs._internal import entropy
 from stepfs.errors import RefusedError, StepfsError, StoreUnreachableError
 from stepfs.store.api import Put, Store
 

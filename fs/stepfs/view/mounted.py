@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stepfs.control_files import read_config, read_status
+from stepfs._internal.control_files import read_config, read_status
 from stepfs.errors import AbsentError
+from stepfs.format.identity import LakeIdentity
 from stepfs.format.ids import Step
-from stepfs.format.records import LakeIdentity
 from stepfs.view.names import STEP_MAX
 from stepfs.view.ranks import FileNames, rank_map
 from stepfs.view.tree import StepTable, ViewOptions, listed_steps

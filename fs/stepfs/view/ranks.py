@@ -19,7 +19,7 @@ from stepfs.format.mesh import Mesh, parse_mesh
 from stepfs.view.names import RANK_MAX, STEP_MAX, parse_rank, rank_name
 
 if TYPE_CHECKING:  # the codec, for those who read a lake
-    from stepfs.format.records import LakeIdentity
+    from stepfs.format.identity import LakeIdentity
     from stepfs.format.snapshot import LogState
 
 Spelling = Callable[[str, object], str]  # a word of the caller and its value, as errors write them

@@ -8,8 +8,8 @@ import enum
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from stepfs.format.identity import LakeIdentity
 from stepfs.format.ids import Step
-from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import LogState, StepEntry
 from stepfs.view.names import STEP_MAX
 

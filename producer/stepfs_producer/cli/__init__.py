@@ -2,7 +2,7 @@
 
 
 def main() -> None:
-    from stepfs.interruption import end_silently
+    from stepfs._internal.interruption import end_silently
 
     end_silently()
     from stepfs.cli.failure import log_to_stderr, open_standard_streams

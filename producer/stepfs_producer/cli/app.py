@@ -8,11 +8,11 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from stepfs._internal.declared_option import Opt
 from stepfs.cli.failure import expect_document, log_as_json, reported
 from stepfs.cli.options import EndpointUrl, Json, Lake, PlanDirectory, not_empty, with_options
 from stepfs.cli.program import new_program
 from stepfs.cli.target import check_order, is_lake
-from stepfs.declared_option import Opt
 from stepfs.errors import AbsentError, UsageError
 from stepfs.format.arguments import parse_log_format
 from stepfs.store.api import StoreOptions

@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from stepfs import interruption
+from stepfs._internal import interruption
+from stepfs._internal.control_files import answer_within
 from stepfs.cli.columns import printable, table
 from stepfs.cli.failure import announce
 from stepfs.cli.target import lake_of, opened_lineage
-from stepfs.control_files import answer_within
 from stepfs.errors import AbsentError, StepfsError, UsageError
 from stepfs.format.ids import JSON_SCHEMA
 from stepfs.store.api import StoreOptions

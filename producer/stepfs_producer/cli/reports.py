@@ -17,26 +17,26 @@ from typing import Any, Final
 import trio
 import typer
 
-from stepfs import interruption
+from stepfs._internal import interruption
+from stepfs._internal.limits import usable_cpus
 from stepfs.cli.columns import printable, size_text, table
 from stepfs.cli.failure import announce, is_a_log, say
 from stepfs.cli.target import opened_lineage
 from stepfs.errors import AbsentError, StepfsError
 from stepfs.format.ids import JSON_SCHEMA, POSITION_BYTES_MAX
-from stepfs.limits import usable_cpus
 from stepfs.store.api import StoreOptions
 from stepfs_producer.engine.worker import find_modules_in
-from stepfs_producer.plan.draw import ONE, MixEntry
 from stepfs_producer.plan.file.digest import micro_batch_tokens, plan_digest, stages_of, with_defaults
 from stepfs_producer.plan.file.schema import Plan, Stage, position_bytes
 from stepfs_producer.plan.file.yaml_file import PlanFile
+from stepfs_producer.plan.mix import ONE, MixEntry
 from stepfs_producer.plan.rules import Exhausted
 from stepfs_producer.run.check import Inspection, PlanEstimate, SourceFacts, estimate_plan, inspect, simulate_plan
-from stepfs_producer.run.conductor import EndReason
 from stepfs_producer.run.history.find import Absence, Found, NotSearched, Occurrence, RecordQuery, find_record
 from stepfs_producer.run.history.replay import Replay, ReplayOptions, replay
 from stepfs_producer.run.memory import PAGE_COPIES, least_bytes, longest_text_bytes
 from stepfs_producer.run.options import RunOptions
+from stepfs_producer.run.pipeline import EndReason
 from stepfs_producer.run.prepare import LocatedPlan, compare_with_lake, grid_of, plan_at, plan_file_at
 from stepfs_producer.run.results import PlanTotals, RunResult, Show, SimulationResult
 from stepfs_producer.run.session import Stopping, run_plan

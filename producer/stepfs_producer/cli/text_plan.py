@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from stepfs import interruption
+from stepfs._internal import interruption
 from stepfs.cli.target import opened_store
 from stepfs.errors import AbsentError, RefusedError, UsageError
-from stepfs.format.records import LakeIdentity
+from stepfs.format.identity import LakeIdentity
 from stepfs.lake.identity import open_lake
 from stepfs.store.api import StoreOptions
 from stepfs_producer.plan.file.schema import Plan, parsed_plan

@@ -11,7 +11,7 @@ from typing import Final
 
 import trio
 
-from stepfs import entropy
+from stepfs._internal import entropy
 from stepfs.errors import command
 from stepfs.format.ids import Step
 from stepfs.format.snapshot import LogState

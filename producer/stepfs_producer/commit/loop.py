@@ -15,22 +15,22 @@ from typing import Final
 
 import trio
 
-from stepfs import entropy
-from stepfs.clock import Clock
+from stepfs._internal import entropy
+from stepfs._internal.clock import Clock
 from stepfs.errors import FencedError, OtherHistoryError, SealedError, StepfsError, StoreUnreachableError
 from stepfs.format.commit import COMMIT_ID_BYTES, Commit
+from stepfs.format.identity import LakeIdentity
 from stepfs.format.ids import Step, Version
 from stepfs.format.keys import log_prefix, numbered
-from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import LogState, ProducerState
 from stepfs.format.tgb import Descriptor
+from stepfs.lake.concurrency import in_order
 from stepfs.lake.create_once import Mine, SlotLost, Unknown, take_slot
 from stepfs.lake.identity import check_identity, check_writable, open_lake
 from stepfs.lake.log.append import Waiting
 from stepfs.lake.log.apply import rehearsed
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.log.snapshots import snapshot_due, write_snapshot
-from stepfs.lake.several import in_order
 from stepfs.store.api import Store
 from stepfs.store.probe import probe_store
 from stepfs_producer.backoff import Backoff

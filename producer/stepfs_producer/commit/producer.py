@@ -18,13 +18,13 @@ from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar
 
 import trio
 
-from stepfs import entropy
-from stepfs.background import BackgroundLoop, generation
-from stepfs.clock import Clock, SystemClock
+from stepfs._internal import entropy
+from stepfs._internal.background import BackgroundLoop, generation
+from stepfs._internal.clock import Clock, SystemClock
 from stepfs.errors import RefusedError, StepfsError, UsageError
 from stepfs.format.arguments import check_integer, check_text
+from stepfs.format.identity import LakeIdentity, check_id
 from stepfs.format.keys import data_key
-from stepfs.format.records import LakeIdentity, check_id
 from stepfs.format.tgb import Descriptor, TgbImage, build
 from stepfs.store.api import Store
 from stepfs.store.opening import open_store

@@ -15,8 +15,8 @@ import msgpack
 from stepfs.errors import CorruptError, PayloadTypeError, UsageError
 from stepfs.format.codec import unpack
 from stepfs.format.grid import Grid
+from stepfs.format.identity import HEAD_BYTES, payload_problem
 from stepfs.format.ids import DESCRIPTOR_BYTES_MAX, POSITION_BYTES_MAX, RECORDS_MAX, SliceIndex
-from stepfs.format.records import HEAD_BYTES, payload_problem
 from stepfs.format.tgb import ALIGNMENT_BYTES, Descriptor, SliceRef, TgbImage, check_packed, descriptor_bytes
 from stepfs_producer.commit.rebase import Durable
 

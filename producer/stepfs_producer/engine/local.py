@@ -17,8 +17,8 @@ import trio
 import trio_parallel
 
 from stepfs.errors import UsageError
-from stepfs_producer.engine.bodies import BodyFile, LostBodies, StoredBody, run_task
-from stepfs_producer.engine.tasks import ANSWER_S, Engine, Kept, Lost, Reference, WorkerDied
+from stepfs_producer.engine.api import ANSWER_S, Engine, Kept, Lost, Reference, WorkerDied
+from stepfs_producer.engine.shared_memory import BodyFile, LostBodies, StoredBody, run_task
 from stepfs_producer.engine.worker import begin
 
 T = TypeVar("T")

@@ -24,10 +24,7 @@ import trio
 
 from stepfs.errors import StoreUnreachableError
 from stepfs_producer.engine import ray_calls
-from stepfs_producer.engine.bodies import BodyArgument, LostBodies
-from stepfs_producer.engine.ray_calls import Actor, InStore, RayError
-from stepfs_producer.engine.reach import ClusterUnreachableError, line_of, refuse_unreachable
-from stepfs_producer.engine.tasks import (
+from stepfs_producer.engine.api import (
     ANSWER_S,
     Engine,
     Kept,
@@ -38,6 +35,9 @@ from stepfs_producer.engine.tasks import (
     WorkerDied,
     spares_of,
 )
+from stepfs_producer.engine.ray_calls import Actor, InStore, RayError
+from stepfs_producer.engine.reach import ClusterUnreachableError, line_of, refuse_unreachable
+from stepfs_producer.engine.shared_memory import BodyArgument, LostBodies
 from stepfs_producer.engine.worker import begin_in_ray
 
 T = TypeVar("T")

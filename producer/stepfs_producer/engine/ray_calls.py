@@ -15,8 +15,8 @@ from contextlib import suppress
 from typing import Any, Final
 
 from stepfs.errors import MissingPackageError
-from stepfs_producer.engine.bodies import LostBodies
 from stepfs_producer.engine.reach import outcome_of, quiet, refusal_of
+from stepfs_producer.engine.shared_memory import LostBodies
 from stepfs_producer.engine.worker import carried_out
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read when it is imported

@@ -23,7 +23,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from stepfs_producer.engine.bodies import BodyArgument, body_of, parts_of
+from stepfs_producer.engine.shared_memory import BodyArgument, body_of, parts_of
 
 Buffer: TypeAlias = bytes | memoryview  # or any other buffer that a store maps
 _STDERR: Final = 2

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepfs_producer.plan.arrays import Integers
-from stepfs_producer.plan.draw import Drawn
+from stepfs_producer.plan.mix import Drawn
 from stepfs_producer.plan.rules import Packing
 from stepfs_producer.plan.samples import Samples
 from stepfs_producer.plan.spans import Span

@@ -15,7 +15,7 @@ import numpy as np
 from stepfs.errors import RefusedError
 from stepfs_producer.plan.balance import deal
 from stepfs_producer.plan.cost import TOKENS, row_costs
-from stepfs_producer.plan.draw import ONE, Drawn, account, draw, with_live_debts
+from stepfs_producer.plan.mix import ONE, Drawn, account, draw, with_live_debts
 from stepfs_producer.plan.pack import Packed, addresses, joined, packed, placed
 from stepfs_producer.plan.rules import Exhausted, Packing, Rules
 from stepfs_producer.plan.samples import Ahead, Samples, samples_after

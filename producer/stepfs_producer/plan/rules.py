@@ -9,7 +9,7 @@ from typing import Final
 
 from stepfs_producer.plan.balance import Method, Over
 from stepfs_producer.plan.cost import CostModel
-from stepfs_producer.plan.draw import MixSchedule, Stages
+from stepfs_producer.plan.mix import MixSchedule, Stages
 from stepfs_producer.plan.samples import Long, SkipBudget
 
 _DEBT_TOKENS_MAX: Final = 1 << 30  # a debt is a number of tokens times 2**32, and fits an int64

@@ -1,1 +1,1 @@
-"""A planned run: `session` opens it, `conductor` plans and makes steps, `load` brings samples in."""
+"""A planned run: `session` opens it, `pipeline` plans and makes steps, `load` brings samples in."""

@@ -13,12 +13,12 @@ import numpy as np
 
 from stepfs.errors import RefusedError, StepfsError
 from stepfs.format.planned import Listing
-from stepfs_producer.plan.draw import ONE, MixEntry
 from stepfs_producer.plan.file.digest import micro_batch_tokens, tokens_max, with_defaults
 from stepfs_producer.plan.file.schema import Plan
 from stepfs_producer.plan.file.values import Problem, Where
+from stepfs_producer.plan.mix import ONE, MixEntry
 from stepfs_producer.plan.planner import Planner
-from stepfs_producer.run.conductor import conduct_here
+from stepfs_producer.run.pipeline import conduct_here
 from stepfs_producer.run.prepare import (
     LocatedPlan,
     looked_up,
@@ -44,7 +44,7 @@ from stepfs_producer.transforms.fim import Fim
 from stepfs_producer.transforms.images import library
 from stepfs_producer.transforms.records import timed_transform
 from stepfs_producer.transforms.tokenizer import TEXT_BYTES_MAX, ModelTokenizer, load_tokenizer, pinned
-from stepfs_producer.transforms.user import function_of
+from stepfs_producer.transforms.user_function import function_of
 
 T = TypeVar("T")
 _AT_ONCE: Final = 16

@@ -18,10 +18,10 @@ import trio
 
 from stepfs.errors import AbsentError, CorruptError, RefusedError, StoreSilentError, StoreUnreachableError
 from stepfs.format.grid import Grid
+from stepfs.format.identity import LakeIdentity
 from stepfs.format.ids import Epoch
 from stepfs.format.keys import LAKE, libraries_key, source_listing_key
 from stepfs.format.planned import Listing
-from stepfs.format.records import LakeIdentity
 from stepfs.lake.create_once import Mine, Unknown, take_slot
 from stepfs.lake.identity import create_lake, open_lake
 from stepfs.lake.kept_plans import kept_listing

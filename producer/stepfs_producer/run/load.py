@@ -21,13 +21,13 @@ import numpy as np
 import trio
 
 from stepfs.errors import RefusedError
-from stepfs_producer.engine.tasks import KeptBody, TaskRunner, WorkersDiedError
+from stepfs_producer.engine.retry import KeptBody, TaskRunner, WorkersDiedError
 from stepfs_producer.payloads.step import StepSpans
 from stepfs_producer.plan.arrays import Integers
 from stepfs_producer.plan.samples import Ahead, Piece
 from stepfs_producer.plan.spans import Gathered, Span
 from stepfs_producer.plan.step import SourceState, StepPlan
-from stepfs_producer.run.measured import Work
+from stepfs_producer.run.read_ahead import Work
 from stepfs_producer.run.workers.tasks import BlockHead, GroupHead, read, record_place, transform
 from stepfs_producer.sources.listing import Layout
 from stepfs_producer.sources.record import BlockAddress, SourceSpec

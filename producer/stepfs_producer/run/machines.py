@@ -14,14 +14,14 @@ from typing import Final
 
 import trio
 
+from stepfs._internal.limits import usable_cpus
 from stepfs.errors import RefusedError, StepfsError, StoreUnreachableError
 from stepfs.format.ids import Epoch
 from stepfs.format.keys import data_key
 from stepfs.lake.identity import open_lake
-from stepfs.limits import usable_cpus
 from stepfs.store.opening import open_store
+from stepfs_producer.engine.api import Engine, NodeCheck
 from stepfs_producer.engine.local import local_engine
-from stepfs_producer.engine.tasks import Engine, NodeCheck
 from stepfs_producer.engine.worker import preload
 from stepfs_producer.run.lake import libraries
 from stepfs_producer.run.load import LoadedSource
@@ -32,7 +32,7 @@ from stepfs_producer.sources.formats import format_of
 from stepfs_producer.sources.record import FileRef, SourceSpec
 from stepfs_producer.transforms.documents import TransformSpec
 from stepfs_producer.transforms.tokenizer import load_tokenizer
-from stepfs_producer.transforms.user import function_of
+from stepfs_producer.transforms.user_function import function_of
 
 _COMPARED: Final = ("stepfs", "python", "numpy", "tokenizers")
 

@@ -18,8 +18,8 @@ from typing import Final
 
 import trio
 
+from stepfs._internal.limits import read_memory
 from stepfs.errors import UsageError
-from stepfs.limits import read_memory
 from stepfs_producer.plan.rules import Rules
 from stepfs_producer.run.load import LoadedSource
 

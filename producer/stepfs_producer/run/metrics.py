@@ -12,8 +12,8 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from stepfs_producer.engine.tasks import Engine
-from stepfs_producer.run.conductor import Conductor
+from stepfs_producer.engine.api import Engine
+from stepfs_producer.run.pipeline import Pipeline
 from stepfs_producer.run.results import PlanTotals
 
 _PREFIX: Final = "stepfs_produce_"
@@ -25,7 +25,7 @@ class PlanMetrics(Collector):
 
     info: Mapping[str, str]  # lake, producer id and plan
     totals: PlanTotals
-    conductor: Conductor
+    pipeline: Pipeline
     engine: Engine
     memory_bytes: int
 
@@ -49,7 +49,7 @@ class PlanMetrics(Collector):
             totals.slowest[""][0],
         )
         yield CounterMetricFamily(_PREFIX + "workers_died", "Workers that died", self.engine.died)
-        tasks = self.conductor.tasks
+        tasks = self.pipeline.tasks
         yield CounterMetricFamily(_PREFIX + "late_tasks", "Tasks that a spare worker tried as well", tasks.late)
         yield CounterMetricFamily(
             _PREFIX + "lost_bodies", "Results kept by workers that were lost, and made again", tasks.lost
@@ -67,7 +67,7 @@ class PlanMetrics(Collector):
             "What the run waited for, by cause; the time of store includes that of trainers",
             labels=["cause", "source"],
         )
-        for (cause, source), seconds in list(self.conductor.waits.seconds.items()):
+        for (cause, source), seconds in list(self.pipeline.waits.seconds.items()):
             waited.add_metric([cause, source], seconds)
         return waited
 
@@ -86,7 +86,7 @@ class PlanMetrics(Collector):
             given.add_metric([name], one["tokens"])
             wanted.add_metric([name], wishes.get(name, 0.0))
             skipped.add_metric([name], one["skipped"])
-        for name, loader in self.conductor.loaders.items():
+        for name, loader in self.pipeline.loaders.items():
             ahead.add_metric([name], loader.held.tokens)
             held.add_metric([name], loader.held.nbytes + loader.block_bytes)
         yield from (given, wanted, skipped, ahead, held)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from stepfs.declared_option import Opt, declared
+from stepfs._internal.declared_option import Opt, declared
 from stepfs.errors import UsageError
 from stepfs.format.arguments import parse_size
 from stepfs.store.api import StoreOptions

@@ -16,10 +16,10 @@ import trio
 
 from stepfs.errors import AbsentError, MissingPackageError, RefusedError, UsageError
 from stepfs.format.grid import Grid
+from stepfs.format.identity import LakeIdentity
 from stepfs.format.ids import POSITION_BYTES_MAX
 from stepfs.format.keys import plan_key
 from stepfs.format.planned import Listing
-from stepfs.format.records import LakeIdentity
 from stepfs.lake.identity import check_writable, open_lake
 from stepfs.lake.kept_plans import kept_listing, kept_plan
 from stepfs.lake.log.reader import LogReader
@@ -29,7 +29,6 @@ from stepfs.store.opening import open_store
 from stepfs_producer.engine.worker import find_modules_in
 from stepfs_producer.payloads.step import ColumnSpec, PayloadSpec
 from stepfs_producer.plan.cost import CostModel
-from stepfs_producer.plan.draw import MixEntry, MixSchedule, Stages, normalise
 from stepfs_producer.plan.file.digest import (
     PlanChangedError,
     differences,
@@ -46,6 +45,7 @@ from stepfs_producer.plan.file.parts import BLOCK_BYTES, AnySource, Chat, Pair
 from stepfs_producer.plan.file.schema import Plan
 from stepfs_producer.plan.file.values import parse_shard
 from stepfs_producer.plan.file.yaml_file import PlanFile, read_plan
+from stepfs_producer.plan.mix import MixEntry, MixSchedule, Stages, normalise
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import Exhausted, Rules, SourceRule
 from stepfs_producer.plan.samples import Long
@@ -70,7 +70,7 @@ from stepfs_producer.transforms.documents import ChatSpec, FimSpec, ImagesSpec, 
 from stepfs_producer.transforms.fim import Fim
 from stepfs_producer.transforms.images import MODULES, library
 from stepfs_producer.transforms.tokenizer import load_tokenizer, pinned
-from stepfs_producer.transforms.user import function_of
+from stepfs_producer.transforms.user_function import function_of
 
 _NAMED_MAX: Final = 5  # files in a line
 _LISTED_AT_ONCE: Final = 16

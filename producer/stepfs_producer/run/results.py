@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepfs.format.ids import JSON_SCHEMA
-from stepfs_producer.plan.draw import ONE
+from stepfs_producer.plan.mix import ONE
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import Rules
 from stepfs_producer.plan.step import State, StepPlan, read_position
-from stepfs_producer.run.conductor import EndReason, RunCallbacks
-from stepfs_producer.run.measured import Bottleneck
+from stepfs_producer.run.bottleneck import Bottleneck
+from stepfs_producer.run.pipeline import EndReason, RunCallbacks
 from stepfs_producer.run.prepare import PreparedPlan
 
 _BAD_LINES: Final = 10

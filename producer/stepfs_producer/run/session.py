@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Final, Self
 
 import trio
 
-from stepfs.clock import SystemClock
+from stepfs._internal.clock import SystemClock
+from stepfs._internal.interruption import end_soon
 from stepfs.errors import SealedError
+from stepfs.format.identity import LakeIdentity
 from stepfs.format.ids import Epoch
-from stepfs.format.records import LakeIdentity
-from stepfs.interruption import end_soon
 from stepfs.lake.log.append import seal
 from stepfs.lake.log.reader import LogReader
 from stepfs.store.api import Store
@@ -29,15 +29,15 @@ from stepfs.store.opening import open_store
 from stepfs.store.silence import Silence
 from stepfs_producer.backoff import Outage
 from stepfs_producer.commit.producer import GIVE_UP_AFTER_S, AsyncProducer
-from stepfs_producer.engine.tasks import Engine
+from stepfs_producer.engine.api import Engine
 from stepfs_producer.payloads.files import encoder_for
-from stepfs_producer.run.conductor import Conductor, EndReason, RunConfig, StepSink
+from stepfs_producer.run.bottleneck import Bottleneck
 from stepfs_producer.run.lake import ensure_lake, keep_libraries, notice_silence
 from stepfs_producer.run.load import LoadedSource
 from stepfs_producer.run.machines import as_nodes_see, node_check, open_engine
-from stepfs_producer.run.measured import Bottleneck
 from stepfs_producer.run.memory import Memory, memory_of
 from stepfs_producer.run.options import RunOptions
+from stepfs_producer.run.pipeline import EndReason, Pipeline, RunConfig, StepSink
 from stepfs_producer.run.prepare import (
     LocatedPlan,
     PreparedPlan,
@@ -136,9 +136,9 @@ def _in_loop(act: Callable[[], None]) -> Callable[[], None]:
     return later
 
 
-def _pace(conductor: Conductor, producer: AsyncProducer) -> str:
+def _pace(pipeline: Pipeline, producer: AsyncProducer) -> str:
     """The cause of most waiting, and the steps ahead of the slowest group, as the end of a line."""
-    bottleneck, running = conductor.bottleneck(producer.held_s), producer.running
+    bottleneck, running = pipeline.bottleneck(producer.held_s), producer.running
     ahead = running.lead.steps_ahead(running.loop.head)
     return (f"; bottleneck {bottleneck}" if bottleneck else "") + (f"; lead {ahead} steps" if ahead is not None else "")
 
@@ -209,11 +209,11 @@ class _RunSession:
                 incarnation = (identity.lake_id, prepared.digest, options.producer_id, Epoch(producer.epoch))
                 await keep_libraries(store, *incarnation)
                 with bad_records_named(totals, self.say):
-                    conductor, ending = await self._conduct(producer, engine, prepared, totals, store, registry)
+                    pipeline, ending = await self._run_pipeline(producer, engine, prepared, totals, store, registry)
             sealed = options.seal and ending is EndReason.COMPLETE
             if sealed:
                 await seal(await LogReader.open(store, identity), SystemClock())
-        return self._result(identity, prepared, totals, ending, conductor.reason, sealed=sealed)
+        return self._result(identity, prepared, totals, ending, pipeline.reason, sealed=sealed)
 
     async def _nothing_to_do(
         self, engine: Engine, identity: LakeIdentity, prepared: PreparedPlan, position: object
@@ -226,10 +226,10 @@ class _RunSession:
         if position is None:
             refuse()
         totals = totals_from(position, prepared.rules)
-        conductor = Conductor(self._config(engine, prepared), engine, None, callbacks_of(prepared, totals, refuse))
-        with self.stopping.between_steps(conductor.stop):
-            ending = await conductor.run(totals.start)
-        return self._result(identity, prepared, totals, ending, conductor.reason, sealed=True)
+        pipeline = Pipeline(self._config(engine, prepared), engine, None, callbacks_of(prepared, totals, refuse))
+        with self.stopping.between_steps(pipeline.stop):
+            ending = await pipeline.run(totals.start)
+        return self._result(identity, prepared, totals, ending, pipeline.reason, sealed=True)
 
     def _result(
         self,
@@ -299,7 +299,7 @@ class _RunSession:
             outage=self.outage,
         )
 
-    async def _conduct(
+    async def _run_pipeline(
         self,
         producer: AsyncProducer,
         engine: Engine,
@@ -307,7 +307,7 @@ class _RunSession:
         totals: PlanTotals,
         store: Store,
         registry: CollectorRegistry | None,
-    ) -> tuple[Conductor, EndReason]:
+    ) -> tuple[Pipeline, EndReason]:
         """Feed the producer to the end; everything appended is committed then."""
         options, rules = self.options, prepared.rules
         config, memory = self._config(engine, prepared), self._memory_of(prepared)
@@ -316,20 +316,20 @@ class _RunSession:
                 at = (options.lake, options.store_options, producer.lake)
                 to = Destination(*at, options.producer_id, Epoch(producer.epoch))
                 sink = StepSink(producer, put_step, to)
-                conductor = Conductor(config, engine, sink, callbacks_of(prepared, totals, show))
+                pipeline = Pipeline(config, engine, sink, callbacks_of(prepared, totals, show))
                 nursery.start_soon(notice_silence, store, lambda: totals.steps)
                 nursery.start_soon(self._lose_patience)
                 if registry is not None:
                     info = {"lake": options.lake, "producer": options.producer_id, "plan": prepared.digest}
                     from stepfs_producer.run.metrics import PlanMetrics  # noqa: PLC0415
 
-                    registry.register(PlanMetrics(info, totals, conductor, engine, memory.total))
-                totals.pace = partial(_pace, conductor, producer)
-                with self.stopping.between_steps(conductor.stop):
-                    ending = await conductor.run(totals.start)
-                self.bottleneck = conductor.bottleneck(producer.held_s)
+                    registry.register(PlanMetrics(info, totals, pipeline, engine, memory.total))
+                totals.pace = partial(_pace, pipeline, producer)
+                with self.stopping.between_steps(pipeline.stop):
+                    ending = await pipeline.run(totals.start)
+                self.bottleneck = pipeline.bottleneck(producer.held_s)
                 nursery.cancel_scope.cancel()
-        return conductor, ending
+        return pipeline, ending
 
     async def _lose_patience(self) -> None:
         """Abandon what cannot be committed after a signal."""
@@ -349,7 +349,7 @@ class _RunSession:
             return
         from prometheus_client import CollectorRegistry  # noqa: PLC0415  (a web server, which few runs need)
 
-        from stepfs import scrape  # noqa: PLC0415
+        from stepfs._internal import scrape  # noqa: PLC0415
 
         registry = CollectorRegistry()
         address, healthy = options.metrics_address, scrape.loop_turns()

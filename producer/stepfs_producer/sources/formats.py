@@ -11,9 +11,9 @@ from itertools import chain
 from typing import Any, Final
 
 from stepfs.errors import CorruptError, MissingPackageError, UsageError
+from stepfs_producer.sources.custom import own_format
 from stepfs_producer.sources.files import REMOTE, Format, OpenFile, buffered, open_listed
 from stepfs_producer.sources.megatron import MegatronFormat
-from stepfs_producer.sources.own import own_format
 from stepfs_producer.sources.parquet import ParquetFormat
 from stepfs_producer.sources.record import (
     RECORD_BYTES_MAX,

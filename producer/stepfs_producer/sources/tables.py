@@ -15,7 +15,7 @@ from itertools import count
 from typing import Any, BinaryIO, Final
 
 from stepfs.errors import CorruptError, MissingPackageError, StepfsError
-from stepfs_producer.sources.own import OwnFormat
+from stepfs_producer.sources.custom import OwnFormat
 from stepfs_producer.sources.record import RECORD_BYTES_MAX, Bad
 
 Found = Iterator[tuple[int, Any]]

@@ -28,7 +28,7 @@ from stepfs_producer.transforms.fim import Fim
 from stepfs_producer.transforms.images import with_images
 from stepfs_producer.transforms.pairs import Pairs
 from stepfs_producer.transforms.tokenizer import Tokenizer, load_tokenizer
-from stepfs_producer.transforms.user import UserFunction, checked_ids, user_function
+from stepfs_producer.transforms.user_function import UserFunction, checked_ids, user_function
 
 _REASON_CHARACTERS_MAX: Final = 300
 _UTF8_BYTES_MAX: Final = 4  # of a character

@@ -84,7 +84,7 @@ KINDS = {"raw": "raw", "np.load": "npy", "torch.load": "pt", "safetensors": "saf
 
 def files(order: dict[str, object]) -> dict[str, object]:
     from bench.bed import encoded  # noqa: PLC0415
-    from stepfs.data.pagecache import resident_bytes  # noqa: PLC0415
+    from stepfs.data.page_cache import resident_bytes  # noqa: PLC0415
 
     kind, paths = str(order["kind"]), dict(order["paths"])  # type: ignore[call-overload]
     read = READERS[kind]()

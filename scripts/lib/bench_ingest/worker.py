@@ -17,7 +17,7 @@ from typing import Any
 
 import trio
 
-from stepfs import entropy
+from stepfs._internal import entropy
 from stepfs.store.opening import open_store
 from stepfs_producer import AsyncProducer
 from stepfs_producer.commit.pace import Pacer

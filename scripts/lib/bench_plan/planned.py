@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from stepfs_producer.plan.arrays import Integers
-from stepfs_producer.plan.draw import MixEntry, MixSchedule, Stages, normalise
+from stepfs_producer.plan.mix import MixEntry, MixSchedule, Stages, normalise
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import Rules, SourceRule
 from stepfs_producer.plan.samples import Ahead, Piece

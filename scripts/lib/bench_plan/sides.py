@@ -26,16 +26,16 @@ from stepfs.store.api import StoreOptions
 from stepfs.store.opening import open_store
 from stepfs_producer import AsyncProducer
 from stepfs_producer.engine.local import local_engine
-from stepfs_producer.engine.tasks import KeptBody
+from stepfs_producer.engine.retry import KeptBody
 from stepfs_producer.engine.worker import preload
 from stepfs_producer.payloads.files import construct
 from stepfs_producer.payloads.step import SampleGroup, gathered
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.step import End, Need, State
-from stepfs_producer.run.conductor import Conductor, RunCallbacks, RunConfig, StepSink
 from stepfs_producer.run.lake import ensure_lake
 from stepfs_producer.run.load import LoadedSource, SampleBuffer, SampleChunk, spans_of
 from stepfs_producer.run.memory import memory_of
+from stepfs_producer.run.pipeline import Pipeline, RunCallbacks, RunConfig, StepSink
 from stepfs_producer.run.prepare import PreparedPlan, grid_of, looked_up, plan_at
 from stepfs_producer.run.workers.tasks import BlockHead, GroupHead, read, transform
 from stepfs_producer.run.workers.upload import Destination, put_step
@@ -88,11 +88,9 @@ async def with_lake(plan: Path, lake: str, workers: int) -> tuple[Used, State]:
                     await trio.sleep(0.05)
             to = Destination(lake, StoreOptions(), identity, producer.producer_id, Epoch(producer.epoch))
             sink = StepSink(producer, put_step, to)
-            conductor = Conductor(
-                running, engine, sink, RunCallbacks(appended=lambda made, *_: last.append(made.after))
-            )
+            pipeline = Pipeline(running, engine, sink, RunCallbacks(appended=lambda made, *_: last.append(made.after)))
             clock = Clock()
-            await conductor.run(Planner(fit.rules).begin())
+            await pipeline.run(Planner(fit.rules).begin())
             return clock.read(), last[-1]
     finally:
         await store.aclose()

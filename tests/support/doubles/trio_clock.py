@@ -8,7 +8,7 @@ _SIMULATED_EPOCH_MS = 1_700_000_000_000
 
 
 class TrioClock:
-    """A `stepfs.clock.Clock`."""
+    """A `stepfs._internal.clock.Clock`."""
 
     def now_ms(self) -> int:
         return _SIMULATED_EPOCH_MS + int(trio.current_time() * 1000)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from stepfs.data.pagecache import CHUNK_BYTES
+from stepfs.data.page_cache import CHUNK_BYTES
 from stepfs.format.ids import SliceIndex
 
 

@@ -9,7 +9,7 @@ from data_doubles import indices
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepfs.data.guess import AccessHistory, StepRate, plan_ahead, plan_start, window_steps
+from stepfs.data.access_pattern import AccessHistory, StepRate, plan_ahead, plan_start, window_steps
 from stepfs.data.tuning import TUNING
 from stepfs.format.ids import SliceIndex, Step
 

@@ -10,8 +10,8 @@ from data_doubles import World
 
 from stepfs.data.blocks import NEXT, Role, State
 from stepfs.data.buffers import Pool, size_class
-from stepfs.data.cache import Cache, EvictionOrder, ReadingOrder
 from stepfs.data.counters import DataCounts
+from stepfs.data.memory_cache import Cache, EvictionOrder, ReadingOrder
 from stepfs.data.slices import Slices
 from stepfs.format.ids import SliceIndex, Step
 

@@ -13,8 +13,8 @@ import trio.testing
 from at_work import at_work, until
 from data_doubles import LAKE_ID, World, read_all, world_of
 
-from stepfs.data.cache import ReadingOrder
-from stepfs.data.disk import DiskCache
+from stepfs.data.disk_cache import DiskCache
+from stepfs.data.memory_cache import ReadingOrder
 from stepfs.data.slices import Slices
 from stepfs.data.tuning import TUNING
 from stepfs.errors import RefusedError
@@ -214,7 +214,7 @@ async def test_a_disk_that_hangs_is_left_alone_and_the_store_read(nursery, tmp_p
         answers.wait()
         return fill(*arguments)
 
-    monkeypatch.setattr("stepfs.data.disk.fill", hangs)
+    monkeypatch.setattr("stepfs.data.disk_cache.fill", hangs)
     slices, _ = await started(nursery, tmp_path, world, disk=200 * MIB, memory=16 * MIB)
     for step in range(80):
         began = trio.current_time()
@@ -267,7 +267,7 @@ async def test_a_full_disk_degrades_to_memory(nursery, tmp_path, monkeypatch):
         trio.from_thread.run_sync(tried.set)
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("stepfs.data.disk.write_all", full)
+    monkeypatch.setattr("stepfs.data.disk_cache.write_all", full)
     slices = await at_work(nursery, Slices(world.store, memory_bytes=64 * MIB, disk=disk))
     wish_all(slices, world)
     await tried.wait()

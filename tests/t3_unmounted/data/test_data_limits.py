@@ -9,11 +9,18 @@ import trio
 import trio.testing
 from data_doubles import world_of
 
-from stepfs.data.memory import MemoryGovernor, is_tight
+from stepfs._internal.limits import (
+    MEMORY_BYTES_MIN,
+    Memory,
+    default_memory_bytes,
+    local_ranks,
+    read_memory,
+    usable_cpus,
+)
+from stepfs.data.memory_pressure import MemoryGovernor, is_tight
 from stepfs.data.slices import Slices
 from stepfs.errors import UsageError
 from stepfs.format.ids import SliceIndex
-from stepfs.limits import MEMORY_BYTES_MIN, Memory, default_memory_bytes, local_ranks, read_memory, usable_cpus
 from stepfs.reader.options import LakeOptions
 from stepfs_producer.run.memory import memory_of
 

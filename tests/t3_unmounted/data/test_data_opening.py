@@ -9,10 +9,10 @@ from at_work import at_work, until
 from data_doubles import processor, world_of, world_with
 from data_pages import Pages
 
-from stepfs.data import pagecache as prime_module
-from stepfs.data.disk import DiskCache
+from stepfs.data import page_cache as prime_module
+from stepfs.data.disk_cache import DiskCache
 from stepfs.data.fetch import ConcurrencyLimit
-from stepfs.data.pagecache import Primer
+from stepfs.data.page_cache import Primer
 from stepfs.data.prefetch import Prefetcher
 from stepfs.data.slices import Slices
 from stepfs.format.ids import SliceIndex, Step

@@ -13,8 +13,8 @@ from at_work import at_work
 from data_doubles import World, indices, processor, world_of
 from data_pages import Pages
 
-from stepfs.data import pagecache
-from stepfs.data.pagecache import Primer
+from stepfs.data import page_cache
+from stepfs.data.page_cache import Primer
 from stepfs.data.prefetch import Prefetcher, ReadersState
 from stepfs.data.slices import Slices
 from stepfs.errors import AbsentError, CorruptError, RefusedError, StoreUnreachableError
@@ -219,7 +219,7 @@ class Daemon(Node):
 
 @pytest.mark.parametrize(("steps", "size"), [(60, 64 * KIB), (6, 4 * BLOCK_BYTES + 1)], ids=["a block", "five blocks"])
 async def test_the_next_daemon_fetches_nothing_again(tmp_path, monkeypatch, autojump_clock, steps, size):
-    monkeypatch.setattr(pagecache, "resident_bytes", lambda _path, length: length)
+    monkeypatch.setattr(page_cache, "resident_bytes", lambda _path, length: length)
     world = world_of(steps, size)
     world.store.behave = lambda *_: 0.3
     pages = Pages(tmp_path, world)

@@ -12,10 +12,10 @@ from at_work import at_work, until
 from data_doubles import LAKE_ID, World
 from data_pages import Pages
 
-from stepfs.data import pagecache as prime_module
-from stepfs.data.cache import ReadingOrder
-from stepfs.data.disk import DiskCache
-from stepfs.data.pagecache import CHUNK_BYTES, Primer
+from stepfs.data import page_cache as prime_module
+from stepfs.data.disk_cache import DiskCache
+from stepfs.data.memory_cache import ReadingOrder
+from stepfs.data.page_cache import CHUNK_BYTES, Primer
 from stepfs.data.slices import Slices
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex, Step
 

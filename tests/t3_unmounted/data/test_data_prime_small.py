@@ -8,9 +8,9 @@ from at_work import at_work, until
 from data_doubles import world_of, world_with
 from data_pages import Pages
 
-from stepfs.data import pagecache as prime_module
-from stepfs.data.cache import ReadingOrder
-from stepfs.data.pagecache import Primer
+from stepfs.data import page_cache as prime_module
+from stepfs.data.memory_cache import ReadingOrder
+from stepfs.data.page_cache import Primer
 from stepfs.data.slices import Slices
 from stepfs.format.ids import SliceIndex, Step
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stepfs.data import pagecache
+from stepfs.data import page_cache
 
 SIZE = 3 * 1024 * 1024 + 100
 
@@ -30,33 +30,33 @@ def file_system(path):
 
 
 def test_resident_after_writing_and_gone_after_dropping(file):
-    assert pagecache.resident_bytes(file, SIZE) == SIZE
+    assert page_cache.resident_bytes(file, SIZE) == SIZE
     if file_system(file) in {"ext4", "xfs"}:  # the pages of a tmpfs cannot be dropped
-        pagecache.drop_pages(file)
-        assert pagecache.resident_bytes(file, SIZE) == 0
+        page_cache.drop_pages(file)
+        assert page_cache.resident_bytes(file, SIZE) == 0
 
 
 def test_mincore_agrees_where_cachestat_is_missing(file, monkeypatch):
-    hinted = pagecache.resident_bytes(file, SIZE)
-    monkeypatch.setattr(pagecache, "_SYS_CACHESTAT", 100_000)
-    assert pagecache.resident_bytes(file, SIZE) == hinted
+    hinted = page_cache.resident_bytes(file, SIZE)
+    monkeypatch.setattr(page_cache, "_SYS_CACHESTAT", 100_000)
+    assert page_cache.resident_bytes(file, SIZE) == hinted
 
 
 def test_an_empty_file_is_whole(tmp_path, monkeypatch):
     (tmp_path / "empty").touch()
-    assert pagecache.resident_bytes(tmp_path / "empty", 0) == 0
-    monkeypatch.setattr(pagecache, "_SYS_CACHESTAT", 100_000)
-    assert pagecache.resident_bytes(tmp_path / "empty", 0) == 0
+    assert page_cache.resident_bytes(tmp_path / "empty", 0) == 0
+    monkeypatch.setattr(page_cache, "_SYS_CACHESTAT", 100_000)
+    assert page_cache.resident_bytes(tmp_path / "empty", 0) == 0
 
 
 def test_every_page_is_marked_used(file):
     if file_system(file) in {"ext4", "xfs"}:
-        pagecache.drop_pages(file)
+        page_cache.drop_pages(file)
     before = len(os.listdir("/proc/self/fd"))
-    pagecache.mark_used(file, SIZE)
-    assert pagecache.resident_bytes(file, SIZE) == SIZE, "all of them were visited"
+    page_cache.mark_used(file, SIZE)
+    assert page_cache.resident_bytes(file, SIZE) == SIZE, "all of them were visited"
     assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_marking_a_file_that_is_shorter_than_told_ends(file):
-    pagecache.mark_used(file, 2 * SIZE)
+    page_cache.mark_used(file, 2 * SIZE)

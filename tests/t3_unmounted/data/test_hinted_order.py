@@ -14,7 +14,7 @@ from data_doubles import indices
 from test_data_prefetch import KIB, MIB, Node, quiet
 from test_random_order import lake, read_all
 
-from stepfs.data.hints import ShuffledOrder, ShuffleHint, StepsHint, shuffle_name
+from stepfs.data.announced_orders import ShuffledOrder, ShuffleHint, StepsHint, shuffle_name
 from stepfs.errors import StoreUnreachableError
 from stepfs.format.ids import Step
 from stepfs.mount.fuse.control import take_hint

@@ -12,7 +12,7 @@ from at_work import at_work
 from data_doubles import indices, world_of
 from test_data_prefetch import KIB, MIB, Node, quiet
 
-from stepfs.data.guess import AccessHistory, ordered_runs, plan_ahead
+from stepfs.data.access_pattern import AccessHistory, ordered_runs, plan_ahead
 from stepfs.data.tuning import TUNING
 from stepfs.format.ids import SliceIndex, Step
 

@@ -12,7 +12,8 @@ import pytest
 import trio
 from faketable import CREATED_MS, FakeSlices, FakeTable
 
-from stepfs.follow.follower import Changes, Follower
+from stepfs.follow.changes import Changes
+from stepfs.follow.follower import Follower
 from stepfs.follow.waits import Waits
 from stepfs.format.grid import Grid
 from stepfs.format.ids import Step

@@ -14,9 +14,11 @@ from doubles.trio_clock import TrioClock
 from fakemount import facts_of
 
 from stepfs.errors import StoreUnreachableError
-from stepfs.follow.follower import Changes, Follower, Spacing
-from stepfs.follow.served import GroupFollower
-from stepfs.format.records import LakeIdentity
+from stepfs.follow.changes import Changes
+from stepfs.follow.follower import Follower
+from stepfs.follow.parts import GroupFollower
+from stepfs.follow.polling import Spacing
+from stepfs.format.identity import LakeIdentity
 from stepfs.format.snapshot import LogState
 from stepfs.lake.control import Control, Group
 from stepfs.lake.identity import create_lake, open_lake

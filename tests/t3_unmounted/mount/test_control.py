@@ -20,13 +20,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+from stepfs._internal.histogram import Histogram
 from stepfs.data.counters import DataCounts
 from stepfs.errors import UsageError
 from stepfs.format.arguments import parse_duration, parse_interval, parse_size
 from stepfs.format.commit import COMMIT_ID_BYTES, DIGEST_BYTES, Commit, CommitKind, encode_commit
 from stepfs.format.ids import Epoch, Step, Version
 from stepfs.format.keys import log_prefix, numbered
-from stepfs.histogram import Histogram
 from stepfs.mount import metrics, status
 from stepfs.mount.fuse.guard import ACCESSLOG_LINES, Meter
 from stepfs.mount.options import MountOptions

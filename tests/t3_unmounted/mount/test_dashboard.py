@@ -18,16 +18,16 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.utils import INF
 
-from stepfs import scrape
+from stepfs._internal import scrape
+from stepfs._internal.histogram import SECONDS, Histogram
 from stepfs.data.counters import DataCounts
 from stepfs.errors import RefusedError
-from stepfs.histogram import SECONDS, Histogram
 from stepfs.mount import metrics
 from stepfs.mount.fuse.guard import Meter
 from stepfs.store.api import Counts
 from stepfs_producer.plan.step import SourceState, State
 from stepfs_producer.run import metrics as plan_metrics
-from stepfs_producer.run.measured import Cause, Waits
+from stepfs_producer.run.bottleneck import Cause, Waits
 from stepfs_producer.run.results import PlanTotals
 
 DASHBOARD = json.loads(
@@ -52,12 +52,12 @@ def registry_of_a_run():
     waits.note(Cause.SOURCE, 1.0, "code")
     state = State("0" * 32, 0, {"code": SourceState("0" * 32, "0" * 32)})
     loader = SimpleNamespace(held=SimpleNamespace(tokens=1, nbytes=1), block_bytes=1)
-    conductor = SimpleNamespace(
+    pipeline = SimpleNamespace(
         loaders={"code": loader}, waits=waits, tasks=SimpleNamespace(late=1, lost=1, seconds=2.0, workers=2)
     )
     found = CollectorRegistry()
     found.register(
-        plan_metrics.PlanMetrics({}, PlanTotals(state, state), conductor, SimpleNamespace(died=0, kept_bytes=1), 1)
+        plan_metrics.PlanMetrics({}, PlanTotals(state, state), pipeline, SimpleNamespace(died=0, kept_bytes=1), 1)
     )
     return found
 
@@ -162,7 +162,7 @@ def test_the_check_finds_a_metric_that_nobody_exports():
 
 def test_thresholds_on_a_quantile_lie_inside_the_histogram():
     """Beyond the greatest bound a quantile never rises, so that such an alert would never fire."""
-    from stepfs.histogram import SECONDS  # noqa: PLC0415
+    from stepfs._internal.histogram import SECONDS  # noqa: PLC0415
 
     for rule in RULES:
         if "histogram_quantile" in rule["expr"]:

@@ -11,17 +11,11 @@ import trio
 from fakemount import Caller, mounted
 from faketable import FakeTable
 
-from stepfs.clock import SystemClock
+from stepfs._internal.clock import SystemClock
 from stepfs.errors import CorruptError, StoreUnreachableError
-from stepfs.follow.follower import (
-    IDENTITY_CHECK_S,
-    INTERVAL_S_MAX,
-    SILENCE_S,
-    Changes,
-    Follower,
-    PollInterval,
-    ReplacedError,
-)
+from stepfs.follow.changes import Changes
+from stepfs.follow.follower import IDENTITY_CHECK_S, SILENCE_S, Follower, ReplacedError
+from stepfs.follow.polling import INTERVAL_S_MAX, PollInterval
 from stepfs.format.ids import Step
 from stepfs.mount.fuse.kernel import LookupCounts, Withdrawal
 from stepfs.mount.host.kernel import has_pending_signal

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from stepfs import limits
+from stepfs._internal import limits
 from stepfs.cli.commands.mount import warn_of_memory
-from stepfs.data.disk import DiskCache
+from stepfs.data.disk_cache import DiskCache
 from stepfs.doctor import machine
 from stepfs.doctor.bundle import write_bundle
 from stepfs.doctor.machine import Level
 from stepfs.errors import AbsentError, RefusedError, StepfsError
 from stepfs.mount import launch, logs, unmount
-from stepfs.mount.host import cache_directory, mount_points
+from stepfs.mount.host import cache_directory, mount_points, mount_table
 from stepfs.mount.host.kernel import tune
 from stepfs.mount.logs import log_file
 from stepfs.mount.options import MountOptions
@@ -35,11 +35,11 @@ TABLE = (
 def test_the_mount_table_with_escapes_stacks_and_optional_fields(tmp_path, monkeypatch):
     table = tmp_path / "mountinfo"
     table.write_text(TABLE)
-    monkeypatch.setattr(mount_points, "_MOUNTINFO", table)
-    top = mount_points.mount_at(Path("/mnt/a b"))
+    monkeypatch.setattr(mount_table, "_MOUNTINFO", table)
+    top = mount_table.mount_at(Path("/mnt/a b"))
     assert top is not None
     assert (top.device, top.fstype, top.source) == ("0:54", "fuse.stepfs", "file:///x\\y")
-    assert mount_points.mount_at(Path("/mnt")) is None
+    assert mount_table.mount_at(Path("/mnt")) is None
 
 
 @pytest.mark.parametrize("end", ["\r", "\x0b", "\x0c", "\u0085", "\u2028"])
@@ -47,9 +47,9 @@ def test_strange_names_of_other_mounts_concern_nobody(tmp_path, monkeypatch, end
     """The kernel escapes newlines, not what else Python takes for the end of a line."""
     table = tmp_path / "mountinfo"
     table.write_bytes(f"{TABLE}92 22 0:55 / /mnt/data{end} rw - fuse.sshfs host: rw\nbroken\n".encode())
-    monkeypatch.setattr(mount_points, "_MOUNTINFO", table)
-    assert len(mount_points.mounts()) == 4
-    assert mount_points.mount_at(Path(f"/mnt/data{end}")).device == "0:55"
+    monkeypatch.setattr(mount_table, "_MOUNTINFO", table)
+    assert len(mount_table.mounts()) == 4
+    assert mount_table.mount_at(Path(f"/mnt/data{end}")).device == "0:55"
 
 
 def test_a_relative_link_behind_a_link_leads_where_the_kernel_says(tmp_path):
@@ -59,8 +59,8 @@ def test_a_relative_link_behind_a_link_leads_where_the_kernel_says(tmp_path):
     (tmp_path / "mnt/data").symlink_to("../nvme/job1")
     (tmp_path / "nvme/job1/lake").symlink_to("../lakes/run/")
     (tmp_path / "nvme/job1/up").symlink_to("../lakes/..")
-    assert mount_points.real_directory(tmp_path / "mnt/data/lake") == (tmp_path / "nvme/lakes/run").resolve()
-    assert mount_points.real_directory(tmp_path / "mnt/data/up") == (tmp_path / "nvme").resolve()
+    assert mount_table.real_directory(tmp_path / "mnt/data/lake") == (tmp_path / "nvme/lakes/run").resolve()
+    assert mount_table.real_directory(tmp_path / "mnt/data/up") == (tmp_path / "nvme").resolve()
 
 
 def test_a_mount_point_is_claimed_once(tmp_path, monkeypatch):
@@ -89,11 +89,11 @@ def test_real_directories_do_not_touch_what_is_mounted(tmp_path, monkeypatch):
     (tmp_path / "link").symlink_to("real")
     (tmp_path / "to-m").symlink_to("link/m")
     expected = (tmp_path / "real" / "m").resolve()
-    assert mount_points.real_directory(tmp_path / "link" / "m") == expected
-    assert mount_points.real_directory(tmp_path / "to-m") == expected
+    assert mount_table.real_directory(tmp_path / "link" / "m") == expected
+    assert mount_table.real_directory(tmp_path / "to-m") == expected
     monkeypatch.chdir(tmp_path)
-    assert mount_points.real_directory(Path("link/m/../m")) == expected
-    assert mount_points.real_directory(Path("/")) == Path("/")
+    assert mount_table.real_directory(Path("link/m/../m")) == expected
+    assert mount_table.real_directory(Path("/")) == Path("/")
 
 
 def test_bad_mount_points_say_what_to_do(tmp_path):
@@ -243,7 +243,7 @@ def test_without_fusectl_the_defaults_stay_quietly(tmp_path):
 def test_a_mount_that_appears_between_the_two_looks_is_named(tmp_path, monkeypatch):
     """Mounts that start together: the loser used to call the winner's files a directory that is not empty."""
     (tmp_path / "step-000000000000").mkdir()
-    looks = iter([None, mount_points.Mounted("0:53", str(tmp_path), mount_points.FSTYPE, "s3://b/p")])
+    looks = iter([None, mount_table.Mounted("0:53", str(tmp_path), mount_table.FSTYPE, "s3://b/p")])
     monkeypatch.setattr(mount_points, "mount_at", lambda _: next(looks))
     with pytest.raises(RefusedError, match="s3://b/p is mounted here already"):
         mount_points.prepare(tmp_path)

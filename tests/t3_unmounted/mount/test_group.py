@@ -16,7 +16,7 @@ from faketable import FakeTable
 from stepfs.checkpoints.formats import NextStep, Place
 from stepfs.errors import StoreUnreachableError
 from stepfs.follow.follower import Follower
-from stepfs.follow.served import INTERVAL_S, GroupFollower, GroupState
+from stepfs.follow.parts import INTERVAL_S, GroupFollower, GroupState
 from stepfs.format.ids import Step
 from stepfs.format.keys import node_key, nodes_prefix
 from stepfs.format.node import NodeRecord, node_name

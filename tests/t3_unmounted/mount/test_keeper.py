@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from stepfs.mount.keeper import place
+from stepfs.mount.keeper import address
 from stepfs.mount.keeper.messages import SPEAKS, document, pair, receive, send
 from stepfs.mount.launch import keeper_command
 
-FS = Path(place.__file__).parents[3]
+FS = Path(address.__file__).parents[3]
 DAEMON = f"""
 import os, socket, sys, threading, time
 sys.path.append({str(FS)!r})
@@ -93,7 +93,7 @@ class Kept:
         return [(int(pid), float(at)) for pid, at in map(str.split, lines)]
 
     def asked(self, what: str, descriptors: tuple[int, ...] = (), **facts: object) -> dict[str, Any]:
-        sock = place.connect("0:987654", 60)
+        sock = address.connect("0:987654", 60)
         assert sock is not None
         with sock:
             send(sock, {"ask": what, "speaks": SPEAKS, "version": "0", **facts}, descriptors)
@@ -179,7 +179,7 @@ def test_garbage_costs_its_sender_the_connection_alone(keep):
         b"x" * (1 << 17),
         json.dumps({"ask": "look"}).encode(),
     ):
-        sock = place.connect("0:987654", 60)
+        sock = address.connect("0:987654", 60)
         assert sock is not None
         with sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
@@ -271,7 +271,7 @@ def test_a_socket_that_somebody_removes_is_made_again(keep):
         )
     )
     kept.said()
-    name = place.places()[0] / place.name_of("0:987654")
+    name = address.places()[0] / address.name_of("0:987654")
     name.unlink()
     kept.until(name.exists, "nobody listens")
     assert kept.asked("look")["pid"] == kept.started[0][0]

@@ -273,7 +273,7 @@ for _ in range(9):
 
 def test_logs_of_mount_points_that_were_not_used_for_a_month_go(tmp_path, monkeypatch):
     monkeypatch.delenv("STEPFS_LOG_DIR", raising=False)
-    monkeypatch.setattr("stepfs.mount.host.mount_points.mounts", lambda: [SimpleNamespace(directory="/mnt/lives")])
+    monkeypatch.setattr("stepfs.mount.host.mount_table.mounts", lambda: [SimpleNamespace(directory="/mnt/lives")])
     lives, mine = (tmp_path / logs.log_file(Path(name)).name for name in ("/mnt/lives", "/mnt/mine"))
     others = [tmp_path / name for name in ("run-0123abcd.log", "run-0123abcd.log.1", "run-99999999.log", "notes.log")]
     for path in (lives, mine, *others):

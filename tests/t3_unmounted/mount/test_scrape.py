@@ -13,7 +13,7 @@ import trio
 from prometheus_client.registry import CollectorRegistry
 from trio.testing import wait_all_tasks_blocked
 
-from stepfs import control_files, scrape
+from stepfs._internal import control_files, scrape
 from stepfs.errors import RefusedError
 from stepfs.mount.options import MountOptions
 

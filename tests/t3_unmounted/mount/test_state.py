@@ -12,12 +12,20 @@ from hypothesis import strategies as st
 
 from stepfs.checkpoints.formats import NextStep, Place
 from stepfs.checkpoints.watch import Watch, WatchState
-from stepfs.data.guess import STATE_FILES_MAX
-from stepfs.data.hints import HintedStreams, NoHint, OrderState, ShuffledOrder, parse_hint, shuffle_name, steps_names
-from stepfs.data.pagecache import PageOrder, Primer
+from stepfs.data.access_pattern import STATE_FILES_MAX
+from stepfs.data.announced_orders import (
+    HintedStreams,
+    NoHint,
+    OrderState,
+    ShuffledOrder,
+    parse_hint,
+    shuffle_name,
+    steps_names,
+)
+from stepfs.data.page_cache import PageOrder, Primer
 from stepfs.data.prefetch import Prefetcher, ReadersState
 from stepfs.data.slices import Slices
-from stepfs.follow.served import GroupState
+from stepfs.follow.parts import GroupState
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.mount import state as state_module
 from stepfs.mount.daemon.parts import OpenedState, OpenState, ViewState

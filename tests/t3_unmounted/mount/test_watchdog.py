@@ -21,7 +21,7 @@ import trio.testing
 from stepfs.mount.daemon import session, watchdog
 from stepfs.mount.daemon.watchdog import Timing, Watchdog
 from stepfs.mount.fuse.link import Link
-from stepfs.mount.host import mount_points
+from stepfs.mount.host import mount_table
 from stepfs.mount.host.abort import abort_handle
 from stepfs.mount.keeper.process import Keeper
 
@@ -287,7 +287,7 @@ class Table:
         self.path = path
         self.reads = []
         self.changes = []  # contents to come, one per poll; None: the poll ends without a change
-        monkeypatch.setattr(mount_points, "_MOUNTINFO", self)
+        monkeypatch.setattr(mount_table, "_MOUNTINFO", self)
         monkeypatch.setattr(select, "poll", lambda: self)
 
     def open(self, mode, *, buffering=-1):
@@ -314,21 +314,21 @@ def table(tmp_path, monkeypatch):
 
 def test_it_waits_through_changes_of_other_mounts_until_its_own_is_gone(table):
     table.changes = [OURS + OTHERS, None, OURS, OURS.replace("/mnt/a", "/mnt/elsewhere"), OTHERS]
-    mount_points.wait_until_detached("0:53")
+    mount_table.wait_until_detached("0:53")
     assert table.changes == []
 
 
 @pytest.mark.parametrize("content", ["", OTHERS, OURS.replace("0:53", "0:5"), OURS.replace("0:53", "10:53")])
 def test_a_mount_that_is_gone_already_is_not_waited_for(table, content):
     table.path.write_text(content)
-    mount_points.wait_until_detached("0:53")
+    mount_table.wait_until_detached("0:53")
 
 
 async def test_the_loop_neither_reads_nor_parses_the_table(table, monkeypatch):
     def refuse():
         raise AssertionError("5,000 mounts take 11 ms to parse")
 
-    monkeypatch.setattr(mount_points, "mounts", refuse)
+    monkeypatch.setattr(mount_table, "mounts", refuse)
     table.changes = [OURS, OTHERS]
     with trio.CancelScope() as background:
         await session._until_detached(background, "0:53")

@@ -12,10 +12,10 @@ from doubles.faulty_store import FaultyStore, ObjectMap
 from doubles.trio_clock import TrioClock
 from lakework import reclaim
 
-from stepfs.clock import SystemClock
+from stepfs._internal.clock import SystemClock
 from stepfs.format.grid import Grid
+from stepfs.format.identity import LakeIdentity
 from stepfs.format.ids import SliceIndex, Step
-from stepfs.format.records import LakeIdentity
 from stepfs.lake.control import Group
 from stepfs.lake.identity import create_lake, open_lake
 from stepfs.lake.log.append import seal

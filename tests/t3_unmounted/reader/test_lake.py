@@ -18,8 +18,9 @@ import trio
 from beside import WAIT_S, background_threads, in_thread, is_waiting, until
 from shelf import SMALL, commit_on_disk, lake_of, lake_on_disk, payload, seal_on_disk
 
-from stepfs import CheckpointHook, Lake, StreamState, background
-from stepfs.clock import SystemClock
+from stepfs import CheckpointHook, Lake, StreamState
+from stepfs._internal import background
+from stepfs._internal.clock import SystemClock
 from stepfs.errors import (
     AbsentError,
     ClosedError,

@@ -14,7 +14,7 @@ from shelf import SMALL, commit_on_disk, lake_on_disk, payload
 from torch.utils.data import DataLoader
 
 from stepfs import CheckpointHook, Lake, StepDataset, StreamState
-from stepfs.clock import SystemClock
+from stepfs._internal.clock import SystemClock
 from stepfs.errors import OtherHistoryError, RefusedError
 from stepfs.format.ids import Step
 from stepfs.lake.control import Control, Group

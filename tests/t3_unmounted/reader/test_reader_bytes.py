@@ -24,9 +24,10 @@ from lakework import list_groups
 from shelf import SMALL, Shelf, commit_on_disk, lake_of, lake_on_disk, outcome_of, payload
 from trio.testing import MockClock
 
-from stepfs import Lake, background
-from stepfs.clock import SystemClock
-from stepfs.data.hints import ShuffleHint, StridedOrder
+from stepfs import Lake
+from stepfs._internal import background
+from stepfs._internal.clock import SystemClock
+from stepfs.data.announced_orders import ShuffleHint, StridedOrder
 from stepfs.errors import (
     AbsentError,
     CorruptError,

@@ -15,20 +15,21 @@ from random import Random
 import trio
 
 from stepfs.format.grid import Grid
+from stepfs.format.identity import LakeIdentity
 from stepfs.format.ids import Epoch, SliceIndex
 from stepfs.format.keys import data_key
-from stepfs.format.records import LakeIdentity
 from stepfs.format.tgb import Descriptor
 from stepfs.store.api import StoreOptions
 from stepfs_producer.commit.uploads import Ticket
-from stepfs_producer.engine.tasks import WORKERS_MAX, Kept, Lost, WorkerDied
+from stepfs_producer.engine.api import Kept, Lost, WorkerDied
+from stepfs_producer.engine.retry import WORKERS_MAX
 from stepfs_producer.payloads.step import ColumnSpec, PayloadSpec
-from stepfs_producer.plan.draw import MixEntry, MixSchedule, Stages, normalise
+from stepfs_producer.plan.mix import MixEntry, MixSchedule, Stages, normalise
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import Rules, SourceRule
 from stepfs_producer.plan.step import State, read_position
-from stepfs_producer.run.conductor import Conductor, EndReason, RunCallbacks, RunConfig, StepSink
 from stepfs_producer.run.load import LoadedSource
+from stepfs_producer.run.pipeline import EndReason, Pipeline, RunCallbacks, RunConfig, StepSink
 from stepfs_producer.run.workers.upload import Destination, put_step
 from stepfs_producer.sources.listing import Layout, list_corpus
 from stepfs_producer.sources.record import SourceSpec
@@ -227,9 +228,9 @@ async def run(
     columns: tuple[ColumnSpec, ...] = (),
     sink: StepSink | None = None,
     **more,
-) -> tuple[Conductor, EndReason]:
+) -> tuple[Pipeline, EndReason]:
     state: State = Planner(chosen).begin(None if position is None else read_position(position))
     running = RunConfig(chosen, sources, PayloadSpec(ext, True, 257, 258, columns=columns), **more)
     sink = sink or producer.sink(chosen.ranks, ext)
-    conductor = Conductor(running, engine, sink, watching or RunCallbacks())
-    return conductor, await conductor.run(state)
+    pipeline = Pipeline(running, engine, sink, watching or RunCallbacks())
+    return pipeline, await pipeline.run(state)

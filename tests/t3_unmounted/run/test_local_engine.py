@@ -20,10 +20,11 @@ import trio
 from at_work import until
 
 from stepfs.errors import RefusedError, UsageError
-from stepfs_producer.engine import tasks as failover
-from stepfs_producer.engine.bodies import INLINE_BYTES_MAX
+from stepfs_producer.engine import retry as failover
+from stepfs_producer.engine.api import Kept, Lost, WorkerDied
 from stepfs_producer.engine.local import LocalEngine, local_engine
-from stepfs_producer.engine.tasks import Kept, Lost, TaskRunner, WorkerDied
+from stepfs_producer.engine.retry import TaskRunner
+from stepfs_producer.engine.shared_memory import INLINE_BYTES_MAX
 from stepfs_producer.engine.worker import preload
 from stepfs_producer.sources.record import Kind, Records
 

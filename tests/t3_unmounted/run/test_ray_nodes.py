@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import trio
 
+from stepfs_producer.engine.api import UnfitNodesError
 from stepfs_producer.engine.reach import ClusterUnreachableError
-from stepfs_producer.engine.tasks import UnfitNodesError
 
 
 class RayError(Exception):

@@ -23,16 +23,17 @@ from planned_run import HereEngine, NotedProducer, rules, run, sources_in, write
 
 from stepfs.errors import RefusedError, StoreUnreachableError, UsageError
 from stepfs.format.tgb import Descriptor
-from stepfs_producer.engine import tasks as failover
-from stepfs_producer.engine.tasks import KeptBody, Lost, WorkerDied
+from stepfs_producer.engine import retry as failover
+from stepfs_producer.engine.api import Lost, WorkerDied
+from stepfs_producer.engine.retry import KeptBody
 from stepfs_producer.payloads.step import PayloadSpec
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import SourceRule
 from stepfs_producer.plan.samples import SkipBudget
 from stepfs_producer.plan.step import State, read_position
-from stepfs_producer.run import conductor, load
-from stepfs_producer.run.conductor import Conductor, EndReason, RunCallbacks, RunConfig
+from stepfs_producer.run import load, pipeline
 from stepfs_producer.run.memory import STEPS_PER_WORKER
+from stepfs_producer.run.pipeline import EndReason, Pipeline, RunCallbacks, RunConfig
 from stepfs_producer.run.workers.tasks import read, transform
 from stepfs_producer.run.workers.upload import put_step
 from stepfs_producer.sources.record import BlockTask, SourceSpec
@@ -88,7 +89,7 @@ async def test_a_step_is_made_again_from_the_bodies_that_were_let_go(corpus) -> 
 
 async def test_bodies_let_go_before_their_step_is_durable_are_noticed(corpus, monkeypatch) -> None:
     """P5: the planner lets go of them, and the step in the making does not hold them. They have to be made again."""
-    monkeypatch.setattr(conductor, "_bodies", lambda _groups: [])
+    monkeypatch.setattr(pipeline, "_bodies", lambda _groups: [])
     engine = DyingConstructors()
     assert await steps(engine, corpus) == await steps(HereEngine(0, workers=1), corpus)
     assert max(engine.done.values()) > 1
@@ -266,7 +267,7 @@ async def test_a_stop_leaves_no_step_that_was_not_settled_in_the_totals(corpus, 
             running.stop()
 
     config = RunConfig(RULES, sources_in(corpus, MIX), PayloadSpec(".npy", True, 257, 258))
-    running = Conductor(config, HereEngine(4), tickets.sink(), RunCallbacks(appended=appended))
+    running = Pipeline(config, HereEngine(4), tickets.sink(), RunCallbacks(appended=appended))
     assert await running.run(Planner(RULES).begin()) is EndReason.STOPPED
     assert told == list(range(len(told)))
     settled = [seq for seq in range(len(tickets.reserved)) if seq in tickets.settled]
@@ -279,7 +280,7 @@ async def test_a_producer_that_waits_stops_the_planner(corpus, tmp_path, patient
     tickets, planned = NotedProducer(tmp_path, most=3), []
     config = RunConfig(RULES, sources_in(corpus, MIX), PayloadSpec(".npy", True, 257, 258), steps_max=STEPS)
     engine = HereEngine(0, workers=1)
-    running = Conductor(
+    running = Pipeline(
         config, engine, tickets.sink(), RunCallbacks(appended=lambda plan, *_: planned.append(plan.step))
     )
     with trio.move_on_after(5):

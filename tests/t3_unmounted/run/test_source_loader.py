@@ -16,13 +16,13 @@ import trio
 from planned_run import HereEngine, NotedProducer, rules, run, sources_in, write_corpus
 
 from stepfs_producer.commit.uploads import Ticket
-from stepfs_producer.engine.tasks import TaskRunner
+from stepfs_producer.engine.retry import TaskRunner
 from stepfs_producer.payloads.step import ColumnSpec
 from stepfs_producer.plan.step import State
-from stepfs_producer.run import measured
-from stepfs_producer.run.conductor import PlannerTask
-from stepfs_producer.run.measured import Bottleneck, Cause, Waits, bottleneck_of
+from stepfs_producer.run import read_ahead
+from stepfs_producer.run.bottleneck import Bottleneck, Cause, Waits, bottleneck_of
 from stepfs_producer.run.memory import COPIES, StepRoom
+from stepfs_producer.run.pipeline import PlannerTask
 from stepfs_producer.run.workers.tasks import transform
 from stepfs_producer.run.workers.upload import put_step
 from stepfs_producer.transforms.documents import TransformSpec
@@ -47,7 +47,7 @@ class MeetingEngine(HereEngine):
 
 @pytest.mark.timeout(20)
 async def test_two_blocks_of_one_group_each_are_transformed_side_by_side(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(measured, "GROUP_RECORDS_FIRST", 1000)  # a block is one group
+    monkeypatch.setattr(read_ahead, "GROUP_RECORDS_FIRST", 1000)  # a block is one group
     write_corpus(tmp_path, "code", 200)
     producer = NotedProducer()
     chosen = rules({"code": 1}, micro_batch_tokens=512)
@@ -213,10 +213,10 @@ async def bottleneck(tmp_path, engine, producer=None, *, held_s=0.0, **more) -> 
     for name in MIX:
         write_corpus(tmp_path, name, 300)
     chosen = rules(MIX, micro_batch_tokens=256)
-    conductor, _ = await run(
+    pipeline, _ = await run(
         engine, producer or NotedProducer(), chosen, sources_in(tmp_path, MIX), steps_max=12, **more
     )
-    found = conductor.bottleneck(held_s)
+    found = pipeline.bottleneck(held_s)
     assert found is not None
     return found
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stepfs import interruption
+from stepfs._internal import interruption
+from stepfs._internal.declared_option import Opt
 from stepfs.cli.columns import json_text
 from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory
 from stepfs.cli.target import is_lake, opened_log
-from stepfs.declared_option import Opt
 from stepfs.errors import NoSuchGroupError, UsageError
 from stepfs.store.api import StoreOptions
 
@@ -51,7 +51,7 @@ def checkpoint(
     Steps that no kept checkpoint of any group needs may then be reclaimed. Say it only after the checkpoint is safe.
     """
     from stepfs.checkpoints.record import check_on_mount, record_checkpoint
-    from stepfs.format.records import check_id
+    from stepfs.format.identity import check_id
     from stepfs.lake.control import Group
     from stepfs.view.mounted import mounted_lake
 

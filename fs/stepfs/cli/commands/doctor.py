@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stepfs import interruption
+from stepfs._internal import interruption
+from stepfs._internal.declared_option import Opt
 from stepfs.cli.columns import json_text
 from stepfs.cli.failure import say
 from stepfs.cli.options import EndpointUrl, Json, not_empty
 from stepfs.cli.target import is_lake, opened_store, origin_stores
-from stepfs.declared_option import Opt
 from stepfs.store.api import StoreOptions
 
 if TYPE_CHECKING:

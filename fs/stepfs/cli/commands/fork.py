@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stepfs import interruption
+from stepfs._internal import interruption
+from stepfs._internal.declared_option import Opt
 from stepfs.cli.columns import json_text, printable
 from stepfs.cli.options import EndpointUrl, Json
 from stepfs.cli.target import opened_store
-from stepfs.declared_option import Opt
 from stepfs.errors import UsageError
 from stepfs.store.api import StoreOptions
 
@@ -54,7 +54,7 @@ def fork(
     their numbers; steps behind a left-out stretch are renumbered. The new lake shares the parent's data, which its group
     in the parent keeps alive; nothing is copied. A fork that was killed keeps its group there: the next one to NEW names it.
     """
-    from stepfs.clock import SystemClock
+    from stepfs._internal.clock import SystemClock
     from stepfs.lake import fork as forks
     from stepfs.lake.fork import left_out
     from stepfs.lake.identity import open_lake

@@ -8,8 +8,8 @@ from typing import Annotated, Final
 import typer
 
 import stepfs
+from stepfs._internal.declared_option import Opt
 from stepfs.cli.program import programs
-from stepfs.declared_option import Opt
 from stepfs.errors import AbsentError
 
 PAGES: Final = {

@@ -4,11 +4,11 @@ from typing import Annotated
 
 import typer
 
-from stepfs import interruption
+from stepfs._internal import interruption
+from stepfs._internal.declared_option import Opt
 from stepfs.cli.failure import say
 from stepfs.cli.options import EndpointUrl, Lake
 from stepfs.cli.target import opened_store
-from stepfs.declared_option import Opt
 from stepfs.errors import UsageError
 from stepfs.store.api import StoreOptions
 
@@ -37,7 +37,7 @@ def init(
     """
     from stepfs.doctor.lakes import note_versions
     from stepfs.format.grid import Grid
-    from stepfs.format.records import check_ext
+    from stepfs.format.identity import check_ext
     from stepfs.lake.identity import create_lake
     from stepfs.store.probe import keeps_versions
     from stepfs.view.ranks import names_of

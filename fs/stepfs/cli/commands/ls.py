@@ -7,10 +7,10 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
-from stepfs import interruption
+from stepfs._internal import interruption
+from stepfs._internal.declared_option import Opt
 from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory
 from stepfs.cli.target import lake_of, opened_log, view_of
-from stepfs.declared_option import Opt
 from stepfs.format.ids import JSON_SCHEMA, Step
 from stepfs.store.api import StoreOptions
 

@@ -5,12 +5,12 @@ from typing import Annotated, Any
 
 import typer
 
+from stepfs._internal.control_files import answer_within
+from stepfs._internal.declared_option import Opt
 from stepfs.cli.columns import size_text
 from stepfs.cli.failure import announce, log_as_json, say
 from stepfs.cli.options import Directory, Lake
 from stepfs.cli.target import check_order
-from stepfs.control_files import answer_within
-from stepfs.declared_option import Opt
 from stepfs.errors import RefusedError, UsageError
 from stepfs.mount.options import MountOptions
 
@@ -32,7 +32,7 @@ def mount(
     values: Annotated[dict[str, Any], MountOptions],
 ) -> None:
     """Mount a lake on a directory: one directory per committed step, one read-only file per rank."""
-    from stepfs.mount.host.mount_points import real_directory
+    from stepfs.mount.host.mount_table import real_directory
     from stepfs.mount.launch import serve_in_foreground, start
 
     check_order(lake, directory, "stepfs", "mount", directory, lake)
@@ -60,7 +60,7 @@ def _is_given(context: typer.Context, name: str) -> bool:
 
 def warn_of_memory(options: MountOptions) -> None:
     """Warn of a budget that the kernel will not grant: the daemon would be killed once the memory is used."""
-    from stepfs.limits import read_memory
+    from stepfs._internal.limits import read_memory
 
     asked = options.memory_bytes or (None if options.cache_dir else options.cache_bytes)
     limit = read_memory().limit

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from stepfs import interruption
+from stepfs._internal import interruption
+from stepfs._internal.declared_option import Opt
 from stepfs.cli.columns import json_text, size_text
 from stepfs.cli.failure import say
 from stepfs.cli.options import EndpointUrl, Json, Lake
 from stepfs.cli.target import opened_store, origin_stores
-from stepfs.declared_option import Opt
 from stepfs.errors import StoreUnreachableError, UsageError
 from stepfs.store.api import StoreOptions
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from stepfs import interruption
+from stepfs._internal import interruption
+from stepfs._internal.declared_option import Opt
 from stepfs.cli.columns import json_text, size_text
 from stepfs.cli.failure import say
 from stepfs.cli.options import EndpointUrl, Json, Lake, not_empty
 from stepfs.cli.target import opened_store
-from stepfs.declared_option import Opt
 from stepfs.errors import StoreUnreachableError, command
 from stepfs.format.arguments import parse_interval, parse_size
 from stepfs.store.api import StoreOptions

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stepfs import interruption
+from stepfs._internal import interruption
 from stepfs.cli.columns import json_text
 from stepfs.cli.options import EndpointUrl, Json, Lake
 from stepfs.cli.target import opened_log
@@ -27,7 +27,7 @@ def retire_producer(
     Steps that it committed stay. A process that still runs under this id is fenced: it stops with exit code 7. Starting
     the id again is allowed and goes on from its last commit.
     """
-    from stepfs.clock import SystemClock
+    from stepfs._internal.clock import SystemClock
     from stepfs.lake.log import append
 
     async def retire() -> tuple[bool, ProducerState, bool]:

@@ -2,7 +2,7 @@
 
 import typer
 
-from stepfs import interruption
+from stepfs._internal import interruption
 from stepfs.cli.options import EndpointUrl, Lake
 from stepfs.cli.target import opened_log
 from stepfs.store.api import StoreOptions
@@ -10,7 +10,7 @@ from stepfs.store.api import StoreOptions
 
 def seal(lake: Lake, endpoint_url: EndpointUrl = None) -> None:
     """Declare the lake complete: producers stop, and every wait for more steps ends with ENOENT."""
-    from stepfs.clock import SystemClock
+    from stepfs._internal.clock import SystemClock
     from stepfs.lake.log import append
 
     async def end() -> None:

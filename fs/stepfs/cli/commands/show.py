@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from stepfs import interruption
+from stepfs._internal import interruption
+from stepfs._internal.declared_option import Opt
 from stepfs.cli.columns import json_text, printable, size_text, table
 from stepfs.cli.options import EndpointUrl, Json, not_empty
 from stepfs.cli.target import is_lake, lake_of, opened_lineage, view_of
-from stepfs.declared_option import Opt
 from stepfs.errors import AbsentError, CorruptError, RefusedError, UsageError
 from stepfs.store.api import StoreOptions
 

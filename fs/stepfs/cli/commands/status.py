@@ -9,12 +9,12 @@ from contextlib import aclosing, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from stepfs import interruption
+from stepfs._internal import interruption
+from stepfs._internal.clock import age_text, state_text
+from stepfs._internal.declared_option import Opt
 from stepfs.cli.columns import printable, size_text, table, time_text
 from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory
 from stepfs.cli.target import is_lake
-from stepfs.clock import age_text, state_text
-from stepfs.declared_option import Opt
 from stepfs.store.api import StoreOptions
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ def _node_document(record: NodeRecord) -> dict[str, object]:
 
 def _is_stale(record: NodeRecord) -> bool:
     """Whether the record is overdue: the mount was killed, its store is unreachable, or a clock is wrong."""
-    from stepfs.clock import SystemClock
+    from stepfs._internal.clock import SystemClock
     from stepfs.lake.fleet import FRESH_S
 
     return SystemClock().now_ms() - record.time_ms > 1000 * FRESH_S
@@ -209,7 +209,7 @@ def _node_lines(nodes: Sequence[NodeRecord]) -> Iterator[str]:
 
 
 def _lake_lines(log: LogReader, groups: Mapping[str, GroupRecord]) -> Iterator[str]:
-    from stepfs.clock import SystemClock
+    from stepfs._internal.clock import SystemClock
 
     state = log.state
     live = state.next_step - log.first_live_step
@@ -278,7 +278,7 @@ def _mapping(value: object) -> Mapping[str, object]:
 async def _mount_reports(directory: Path) -> AsyncGenerator[Report, None]:
     import trio
 
-    from stepfs.control_files import read_status
+    from stepfs._internal.control_files import read_status
     from stepfs.errors import StepfsError
     from stepfs.mount.launch import explained
 

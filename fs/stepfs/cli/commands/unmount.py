@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Annotated
 
-from stepfs import interruption
+from stepfs._internal import interruption
+from stepfs._internal.declared_option import Opt
 from stepfs.cli.options import Directory
 from stepfs.cli.target import is_lake, opened_log
-from stepfs.declared_option import Opt
 from stepfs.errors import RefusedError, StepfsError, UsageError, command
 from stepfs.store.api import StoreOptions
 
@@ -37,7 +37,7 @@ def unmount(
         return
 
     from stepfs.checkpoints.record import check_next_step, check_on_mount, record_checkpoint
-    from stepfs.mount.host.mount_points import real_directory
+    from stepfs.mount.host.mount_table import real_directory
 
     where = real_directory(Path(directory))
     mounted = mounted_lake(where)

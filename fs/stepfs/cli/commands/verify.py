@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stepfs import interruption
+from stepfs._internal import interruption
+from stepfs._internal.declared_option import Opt
 from stepfs.cli.columns import json_text, printable, size_text
 from stepfs.cli.failure import explain, say
 from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory
 from stepfs.cli.target import lake_of, opened_store, origin_stores
-from stepfs.declared_option import Opt
 from stepfs.errors import CorruptError, StepfsError, UsageError
 from stepfs.store.api import StoreOptions
 
 if TYPE_CHECKING:
-    from stepfs.format.records import LakeIdentity
+    from stepfs.format.identity import LakeIdentity
     from stepfs.lake.origins import OriginStores
-    from stepfs.lake.verify.lake import Damage, Verification
+    from stepfs.lake.verify.data import Damage, Verification
     from stepfs.store.api import Store
 
 
@@ -81,7 +81,7 @@ async def _verify(
     from stepfs.lake.control import Control
     from stepfs.lake.identity import open_lake
     from stepfs.lake.log.reader import LogReader
-    from stepfs.lake.verify.lake import Damage, Verification, advice, from_home, is_superseded, verify_lake
+    from stepfs.lake.verify.data import Damage, Verification, advice, from_home, is_superseded, verify_lake
     from stepfs.lake.verify.metadata import verify_metadata
 
     result, found = Verification(), []
@@ -129,7 +129,7 @@ async def _ends_well(work: Awaitable[object], failure: type[StepfsError]) -> boo
 
 def _checkable(ext: str) -> str:
     """`ext`; `UsageError` if nothing tells such a file from other bytes."""
-    from stepfs.format.records import is_checkable
+    from stepfs.format.identity import is_checkable
 
     if not is_checkable(ext):
         raise UsageError(f"--content: nothing tells a {ext} file from other bytes; verify without it")

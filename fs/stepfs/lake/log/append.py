@@ -12,8 +12,8 @@ from typing import Final
 
 import trio
 
-from stepfs import entropy
-from stepfs.clock import Clock
+from stepfs._internal import entropy
+from stepfs._internal.clock import Clock
 from stepfs.errors import AbsentError, CorruptError, RefusedError
 from stepfs.format.commit import COMMIT_ID_BYTES, Commit, CommitKind
 from stepfs.format.ids import Epoch, Version

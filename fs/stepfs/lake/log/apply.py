@@ -13,8 +13,8 @@ from stepfs.format.commit import Commit, CommitKind, chain_digest, decode_commit
 from stepfs.format.ids import SEGMENT_STEPS, Epoch, Step, Version
 from stepfs.format.keys import log_prefix, numbered
 from stepfs.format.snapshot import SEGMENT_DIGEST_BYTES, LogState, ProducerState, Segment, StepEntry, pack_ref
+from stepfs.lake.concurrency import in_order
 from stepfs.lake.create_once import listed_slots
-from stepfs.lake.several import in_order
 from stepfs.store.api import Store
 
 

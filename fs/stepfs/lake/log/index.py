@@ -12,9 +12,9 @@ import trio
 
 from stepfs.errors import CorruptError, NewerFormatError
 from stepfs.format import snapshot
+from stepfs.format.identity import LakeIdentity
 from stepfs.format.ids import SEGMENT_STEPS, SegmentIndex, Step
 from stepfs.format.keys import extent, index_prefix
-from stepfs.format.records import LakeIdentity
 from stepfs.format.tgb import SLICE_ENTRY_BYTES
 from stepfs.store.api import Store
 

@@ -17,9 +17,9 @@ import trio
 
 from stepfs.errors import AbsentError, CorruptError, OtherHistoryError, ReclaimedError
 from stepfs.format.commit import Commit, decode_commit
+from stepfs.format.identity import LakeIdentity
 from stepfs.format.ids import SEGMENT_STEPS, SegmentIndex, Step, Version
 from stepfs.format.keys import log_prefix, numbered
-from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import LogState, Segment, StepEntry, genesis
 from stepfs.lake.control import Control
 from stepfs.lake.create_once import STRAY_GAP

@@ -12,9 +12,9 @@ from typing import Final
 
 from stepfs.errors import CorruptError, NewerFormatError, StoreUnreachableError
 from stepfs.format.commit import chain_digest, decode_commit
+from stepfs.format.identity import LakeIdentity
 from stepfs.format.ids import SEGMENT_STEPS, SegmentIndex, Version
 from stepfs.format.keys import extent, index_prefix, log_prefix, numbered, snapshot_prefix
-from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import LogState, Segment, decode_snapshot, encode_segment, encode_snapshot, genesis
 from stepfs.lake.control import Control
 from stepfs.lake.create_once import SlotLost, last_number, listed_slots, settled, take_slot

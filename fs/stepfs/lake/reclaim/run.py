@@ -14,13 +14,13 @@ from typing import Final
 
 import trio
 
-from stepfs import entropy
-from stepfs.clock import Clock, SystemClock
+from stepfs._internal import entropy
+from stepfs._internal.clock import Clock, SystemClock
 from stepfs.errors import CorruptError, ReclaimedError, RefusedError, StoreUnreachableError
 from stepfs.format.control import ControlRecord
+from stepfs.format.identity import LakeIdentity
 from stepfs.format.ids import Step, Version
 from stepfs.format.keys import control_prefix
-from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import LogState
 from stepfs.lake.control import Control
 from stepfs.lake.create_once import listed_slots

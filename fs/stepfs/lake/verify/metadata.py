@@ -8,15 +8,15 @@ from typing import Final
 from stepfs.errors import CorruptError, NewerFormatError, RefusedError, StepfsError, StoreUnreachableError
 from stepfs.format.commit import chain_digest, decode_commit
 from stepfs.format.control import decode_control
+from stepfs.format.identity import LakeIdentity
 from stepfs.format.ids import Version
 from stepfs.format.keys import control_prefix, extent, index_prefix, log_prefix, number_of, numbered, snapshot_prefix
-from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import decode_segment, decode_snapshot
+from stepfs.lake.concurrency import at_once, in_order, pages
 from stepfs.lake.control import Control
 from stepfs.lake.create_once import STRAY_GAP
 from stepfs.lake.log.apply import read_versions
-from stepfs.lake.several import at_once, in_order, pages
-from stepfs.lake.verify.lake import STRAY, Damage
+from stepfs.lake.verify.data import STRAY, Damage
 from stepfs.store.api import Entry, Store
 
 _UNREAD_MAX: Final = 3  # objects in a row; beyond that the store is at fault

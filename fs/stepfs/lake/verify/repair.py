@@ -8,9 +8,10 @@ from dataclasses import replace
 
 from stepfs.errors import CorruptError, ReclaimedError, RefusedError
 from stepfs.format.control import ControlRecord, GroupRecord
+from stepfs.format.identity import LakeIdentity
 from stepfs.format.ids import FIRST_STEP, SEGMENT_STEPS, SegmentIndex, Step, Version
 from stepfs.format.keys import data_prefix, log_prefix
-from stepfs.format.records import LakeIdentity
+from stepfs.lake.concurrency import pages
 from stepfs.lake.control import Control
 from stepfs.lake.create_once import listed_slots
 from stepfs.lake.decisions import successor
@@ -18,7 +19,6 @@ from stepfs.lake.fork import group_in_parent
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.log.snapshots import confirmed_snapshots
 from stepfs.lake.origins import OriginStores
-from stepfs.lake.several import pages
 from stepfs.store.api import Store
 
 

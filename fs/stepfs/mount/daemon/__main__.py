@@ -17,7 +17,7 @@ from pathlib import Path
 
 from stepfs.errors import RefusedError
 from stepfs.mount.daemon.ending import report
-from stepfs.mount.daemon.tie import Tie
+from stepfs.mount.daemon.keeper_socket import Tie
 from stepfs.mount.logs import FollowedLog, configure_log
 from stepfs.mount.options import MountOptions
 
@@ -71,7 +71,7 @@ def _get_ready(options: MountOptions, log: str | None) -> None:
 
 def _import_the_rest() -> None:
     """Else, after an installation in place, it would come from another version."""
-    for name in ("stepfs.mount.metrics", "stepfs.scrape", "stepfs.payload"):
+    for name in ("stepfs.mount.metrics", "stepfs._internal.scrape", "stepfs.payload"):
         with suppress(ImportError):
             import_module(name)
 

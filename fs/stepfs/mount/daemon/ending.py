@@ -8,7 +8,7 @@ from typing import Final, NoReturn
 
 from stepfs.errors import StepfsError, leaves, severity
 from stepfs.follow.follower import ReplacedError
-from stepfs.mount.daemon.tie import Tie
+from stepfs.mount.daemon.keeper_socket import Tie
 
 _log = logging.getLogger("stepfs.mount")
 

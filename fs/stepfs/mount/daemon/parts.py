@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
+from stepfs._internal.clock import SystemClock
+from stepfs._internal.limits import MEMORY_BYTES_MIN, default_memory_bytes, read_memory
 from stepfs.checkpoints.formats import NextStep, Place
 from stepfs.checkpoints.watch import WatchState
-from stepfs.clock import SystemClock
-from stepfs.data.disk import DiskCache
+from stepfs.data.announced_orders import OrderState
+from stepfs.data.disk_cache import DiskCache
 from stepfs.data.fetch import CONNECTIONS_MAX
-from stepfs.data.hints import OrderState
-from stepfs.data.pagecache import Primer
+from stepfs.data.page_cache import Primer
 from stepfs.data.prefetch import ReadersState
 from stepfs.errors import (
     CorruptError,
@@ -29,11 +30,10 @@ from stepfs.errors import (
     UsageError,
     command,
 )
-from stepfs.follow.served import GroupState, LakeParts
+from stepfs.follow.parts import GroupState, LakeParts
+from stepfs.format.identity import LakeIdentity
 from stepfs.format.ids import NO_VERSION, Step, Version
-from stepfs.format.records import LakeIdentity
 from stepfs.lake.log.reader import LogReader
-from stepfs.limits import MEMORY_BYTES_MIN, default_memory_bytes, read_memory
 from stepfs.mount import status
 from stepfs.mount.fuse.control import Control
 from stepfs.mount.fuse.files import FileTable

@@ -22,16 +22,16 @@ from typing import Any, Final
 
 import trio
 
-from stepfs import interruption
-from stepfs.data.disk import DiskCache
+from stepfs._internal import interruption
+from stepfs.data.disk_cache import DiskCache
 from stepfs.errors import AbsentError, RefusedError, command
-from stepfs.format.records import LakeIdentity
+from stepfs.format.identity import LakeIdentity
 from stepfs.lake.identity import open_lake
 from stepfs.mount.daemon import watchdog
 from stepfs.mount.daemon.ending import die, ends_the_mount
+from stepfs.mount.daemon.keeper_socket import Tie
 from stepfs.mount.daemon.parts import SEEN_S, Former, MountParts, OpenState, budgets, log_of, store_of
-from stepfs.mount.daemon.succession import Succession
-from stepfs.mount.daemon.tie import Tie
+from stepfs.mount.daemon.replacement import Succession
 from stepfs.mount.daemon.watchdog import RunningTime
 from stepfs.mount.fuse import kernel
 from stepfs.mount.fuse.kernel import interrupted_reads
@@ -40,7 +40,7 @@ from stepfs.mount.host import cache_directory, mount_points
 from stepfs.mount.host.abort import abort_handle, places_of
 from stepfs.mount.host.cache_directory import CachePlace
 from stepfs.mount.host.kernel import tune
-from stepfs.mount.host.mount_points import mount_at, real_directory, wait_until_detached
+from stepfs.mount.host.mount_table import descriptor_of, mount_at, real_directory, wait_until_detached
 from stepfs.mount.options import MountOptions
 from stepfs.mount.state import State
 from stepfs.mount.status import Machine
@@ -107,7 +107,7 @@ class _Session:
 
     def __init__(self, options: MountOptions, ready: Ready, silence: Silence, tell: Say, tie: Tie | None) -> None:
         self._directory = real_directory(options.directory)
-        self._descriptor = mount_points.descriptor_of(self._directory)
+        self._descriptor = descriptor_of(self._directory)
         prime = options.prime and self._descriptor is None  # its paths are invisible from here
         self._options = dataclasses.replace(options, directory=self._directory, prime=prime)
         self._ready = ready
@@ -272,7 +272,7 @@ class _Session:
         port, until = self._options.metrics_port, trio.current_time() + _PORT_S
         if port is None:
             return
-        from stepfs import scrape  # noqa: PLC0415 (most mounts need no HTTP server)
+        from stepfs._internal import scrape  # noqa: PLC0415 (most mounts need no HTTP server)
 
         address, healthy = self._options.metrics_address, scrape.loop_turns()
         while True:

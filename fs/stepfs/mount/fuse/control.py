@@ -13,7 +13,7 @@ from typing import Final
 
 import pyfuse3
 
-from stepfs.data.hints import parse_hint
+from stepfs.data.announced_orders import parse_hint
 from stepfs.data.prefetch import Prefetcher
 from stepfs.errors import UsageError
 from stepfs.follow.waits import WaitOutcome, Waits

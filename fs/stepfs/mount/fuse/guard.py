@@ -19,10 +19,10 @@ from typing import Any, Final, NoReturn, TypeVar, cast
 import pyfuse3
 import trio
 
+from stepfs._internal.histogram import Histogram
 from stepfs.errors import ReclaimedError, StepfsError, StoreUnreachableError
 from stepfs.follow.waits import WaitOutcome
 from stepfs.format.ids import Step
-from stepfs.histogram import Histogram
 
 _log = logging.getLogger("stepfs.mount")
 

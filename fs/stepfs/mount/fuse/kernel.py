@@ -25,7 +25,8 @@ from stepfs.format.ids import SliceIndex, Step
 from stepfs.mount.fuse.guard import Meter
 from stepfs.mount.fuse.link import Link, descriptor_of_libfuse, has_ended, held
 from stepfs.mount.host.abort import places_of
-from stepfs.mount.host.mount_points import FSTYPE, descriptor_of, mount_at, source_of, unmount
+from stepfs.mount.host.mount_points import unmount
+from stepfs.mount.host.mount_table import FSTYPE, descriptor_of, mount_at, source_of
 from stepfs.view.names import Fixed, step_name
 from stepfs.view.ranks import FileNames
 from stepfs.view.tree import Tree
@@ -215,7 +216,7 @@ def _nothing(_signum: int, _frame: FrameType | None) -> None:
 
 @dataclass(frozen=True, eq=False)
 class KernelPageCache:
-    """Implements `stepfs.data.pagecache.PageCache`."""
+    """Implements `stepfs.data.page_cache.PageCache`."""
 
     directory: Path
     names: FileNames

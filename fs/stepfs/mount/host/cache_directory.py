@@ -21,9 +21,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Self
 
-from stepfs.control_files import answer_within
+from stepfs._internal.control_files import answer_within
+from stepfs._internal.own_directory import home, make_own, open_own
 from stepfs.errors import RefusedError
-from stepfs.own_directory import home, make_own, open_own
 
 NOWHERE: Final = Path("/nonexistent")  # in config.json of a mount without a disk cache
 _log = logging.getLogger("stepfs.mount")

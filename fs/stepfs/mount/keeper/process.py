@@ -29,8 +29,9 @@ from typing import Any
 
 from stepfs import __version__
 from stepfs.mount.host.abort import abort_handle, abort_mount, detach, may_force_unmount, places_of
+from stepfs.mount.keeper.address import is_there, leave, listen, places
 from stepfs.mount.keeper.child import GONE_S, Child, spawn
-from stepfs.mount.keeper.door import Door
+from stepfs.mount.keeper.control_socket import Door
 from stepfs.mount.keeper.messages import (
     HELD,
     SPEAKS,
@@ -42,7 +43,6 @@ from stepfs.mount.keeper.messages import (
     receive,
     send,
 )
-from stepfs.mount.keeper.place import is_there, leave, listen, places
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 PAUSES_S = (0.0, 0.1, 0.5, 2.0, 5.0)  # before an attempt to have another daemon serve; the last one again and again

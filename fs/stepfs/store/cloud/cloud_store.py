@@ -19,7 +19,7 @@ import obstore
 import trio
 from obstore.exceptions import BaseError
 
-from stepfs import entropy
+from stepfs._internal import entropy
 from stepfs.errors import StepfsError
 from stepfs.store import server_answers
 from stepfs.store.api import (

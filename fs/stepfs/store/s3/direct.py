@@ -24,7 +24,7 @@ from botocore.exceptions import BotoCoreError
 from botocore.utils import get_environ_proxies
 from urllib3.util import wait_for_read
 
-from stepfs import entropy
+from stepfs._internal import entropy
 from stepfs.store.server_answers import ReadTarget, is_throttled
 
 CONNECT_S: Final = 5.0

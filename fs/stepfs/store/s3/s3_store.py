@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import trio
 
-from stepfs import entropy
+from stepfs._internal import entropy
 from stepfs.errors import RefusedError, StepfsError, StoreUnreachableError
 from stepfs.store.api import (
     DELETE_RESENT_S_MAX,

@@ -23,7 +23,7 @@ from stepfs.payload import COLUMNS, Spans
 from stepfs_producer.engine.worker import find_modules_in
 from stepfs_producer.plan.file.schema import Plan
 from stepfs_producer.plan.step import State, read_position
-from stepfs_producer.run.history.at_hand import plan_of, require_files
+from stepfs_producer.run.history.kept_plans import plan_of, require_files
 from stepfs_producer.run.history.positions import CommitBehind, Positions
 from stepfs_producer.run.history.texts import RESTORE
 from stepfs_producer.run.lake import committed_positions, frozen_listing

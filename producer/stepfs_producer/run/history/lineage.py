@@ -196,7 +196,7 @@ async def _texts(
     log: LogReader, digest: str, listings: Mapping[str, Listing], parts: Sequence[RecordPart], directory: str
 ) -> Sequence[str | NoText]:
     # Spans alone need no package of plans.
-    from stepfs_producer.run.history.at_hand import plan_of  # noqa: PLC0415
+    from stepfs_producer.run.history.kept_plans import plan_of  # noqa: PLC0415
     from stepfs_producer.run.history.texts import record_texts  # noqa: PLC0415
 
     plan = await plan_of(log, digest) if digest else None

@@ -19,8 +19,8 @@ import numpy as np
 import trio
 
 from stepfs.errors import AbsentError, RefusedError, StepfsError, UsageError
+from stepfs.format.identity import LakeIdentity
 from stepfs.format.ids import Epoch, SliceIndex, Step
-from stepfs.format.records import LakeIdentity
 from stepfs.format.snapshot import StepEntry
 from stepfs.lake.kept_plans import LineageReader
 from stepfs.payload import COLUMNS, Spans, UnreadablePayloadError, read_spans
@@ -30,12 +30,12 @@ from stepfs_producer.commit.uploads import Ticket
 from stepfs_producer.engine.worker import find_modules_in
 from stepfs_producer.plan.planner import REVISION, Planner
 from stepfs_producer.plan.step import State
-from stepfs_producer.run.conductor import StepSink, conduct_here
-from stepfs_producer.run.history.at_hand import plan_of, require_files
+from stepfs_producer.run.history.kept_plans import plan_of, require_files
 from stepfs_producer.run.history.positions import CommitBehind, Positions
 from stepfs_producer.run.history.texts import RESTORE
 from stepfs_producer.run.lake import frozen_listing, kept_libraries, libraries
 from stepfs_producer.run.load import LoadedSource
+from stepfs_producer.run.pipeline import StepSink, conduct_here
 from stepfs_producer.run.prepare import LocatedPlan, PreparedPlan, list_sources, prepare_plan, with_listings
 from stepfs_producer.run.results import PlanTotals, Progress, callbacks_of, show_nothing
 from stepfs_producer.run.workers.tasks import MadeStep, return_step

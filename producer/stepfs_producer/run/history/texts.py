@@ -20,7 +20,7 @@ from stepfs.format.planned import Listing
 from stepfs_producer.engine.worker import find_modules_in
 from stepfs_producer.plan.file.digest import with_defaults
 from stepfs_producer.plan.file.schema import Plan
-from stepfs_producer.run.history.at_hand import require_files
+from stepfs_producer.run.history.kept_plans import require_files
 from stepfs_producer.run.history.lineage import NoText, RecordPart
 from stepfs_producer.run.prepare import source_specs, tokenizer_spec, transform_spec
 from stepfs_producer.sources.listing import Layout, located_files

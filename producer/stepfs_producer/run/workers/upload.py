@@ -12,8 +12,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from stepfs.errors import UsageError
+from stepfs.format.identity import LakeIdentity
 from stepfs.format.ids import Epoch
-from stepfs.format.records import LakeIdentity
 from stepfs.format.tgb import Descriptor
 from stepfs.store.api import StoreOptions
 from stepfs_producer.commit.uploads import Ticket
@@ -21,7 +21,7 @@ from stepfs_producer.payloads.step import PayloadSpec, SampleGroup, StepSpans
 from stepfs_producer.run.workers.tasks import make_step
 
 if TYPE_CHECKING:
-    from stepfs.background import BackgroundLoop
+    from stepfs._internal.background import BackgroundLoop
     from stepfs.store.api import Store
 
 
@@ -66,7 +66,7 @@ def put_step(
 def _opened(url: str, options: StoreOptions) -> BackgroundLoop[Store]:
     from contextlib import aclosing  # noqa: PLC0415
 
-    from stepfs.background import BackgroundLoop  # noqa: PLC0415
+    from stepfs._internal.background import BackgroundLoop  # noqa: PLC0415
     from stepfs.store.opening import open_store  # noqa: PLC0415
 
     return BackgroundLoop(

@@ -13,7 +13,7 @@ import time
 
 from bench.probe import CPU_CACHE_BYTES
 from stepfs import Lake
-from stepfs.data.hints import ShuffleHint, StridedOrder
+from stepfs.data.announced_orders import ShuffleHint, StridedOrder
 from stepfs.format.ids import Step
 
 _WAIT_S = 120

@@ -18,7 +18,7 @@ from ray_nodes import RAY_PYTHON, cluster
 from rich.console import Console
 
 from bench.machine import BIN
-from stepfs_producer.engine.tasks import spares_of
+from stepfs_producer.engine.api import spares_of
 from torture.planned.audit import Audit, audit_planned, read_lake
 from torture.planned.command import Command
 from torture.planned.corpus import Corpus, write_corpus

@@ -1,4 +1,4 @@
-"""The conductor of a run: order, late tasks, and machines that come and go."""
+"""The pipeline of a run: order, late tasks, and machines that come and go."""
 
 from __future__ import annotations
 
@@ -30,26 +30,20 @@ from stepfs.lake.identity import create_lake, open_lake
 from stepfs.store.opening import open_store
 from stepfs_producer.backoff import Backoff, Outage
 from stepfs_producer.commit.uploads import Ticket
-from stepfs_producer.engine import tasks as failover
+from stepfs_producer.engine import retry as failover
+from stepfs_producer.engine.api import WorkerDied
 from stepfs_producer.engine.local import local_engine
-from stepfs_producer.engine.tasks import (
-    LATE_S_MIN,
-    LATE_TIMES_MEAN,
-    MachinesLostError,
-    TaskRunner,
-    WorkerDied,
-    WorkersDiedError,
-)
+from stepfs_producer.engine.retry import LATE_S_MIN, LATE_TIMES_MEAN, MachinesLostError, TaskRunner, WorkersDiedError
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import Exhausted, Packing, SourceRule
 from stepfs_producer.plan.samples import SkipBudget
 from stepfs_producer.plan.step import StepPlan
-from stepfs_producer.run import conductor, machines, measured
-from stepfs_producer.run.conductor import EndReason, RunCallbacks
+from stepfs_producer.run import machines, pipeline, read_ahead
+from stepfs_producer.run.autoscale import WorkersWanted
 from stepfs_producer.run.machines import node_check
-from stepfs_producer.run.measured import WorkersWanted
 from stepfs_producer.run.memory import STEPS_PER_WORKER
 from stepfs_producer.run.options import RunOptions
+from stepfs_producer.run.pipeline import EndReason, RunCallbacks
 
 MIX = {"code": 30, "prose": 70}
 
@@ -86,7 +80,7 @@ async def test_a_number_of_workers_that_changes_does_not_show(corpus, monkeypatc
     chosen = rules(MIX, micro_batch_tokens=256)
     expected = await steps(HereEngine(0, workers=1), corpus, chosen)
     draw = Random(7)
-    monkeypatch.setattr(conductor, "LOOK_EVERY_S", 1e-6)
+    monkeypatch.setattr(pipeline, "LOOK_EVERY_S", 1e-6)
     monkeypatch.setattr(WorkersWanted, "next", lambda *_: draw.randint(1, 6))
     engine, producer = ResizedEngine(1), NotedProducer()
     sources = sources_in(corpus, MIX)
@@ -124,8 +118,8 @@ def test_marks_groups_late_answers_and_lost_bodies_do_not_show(corpus, seed, wor
         self.group_records = draw.choice([1, 2, 3, 7, 40])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(conductor, "marks_of", any_marks)
-        patch.setattr(measured.Work, "note", any_group)
+        patch.setattr(pipeline, "marks_of", any_marks)
+        patch.setattr(read_ahead.Work, "note", any_group)
         if spares:
             patch.setattr(failover, "LATE_S_MIN", 0)
             patch.setattr(failover, "LATE_TIMES_MEAN", 0)
@@ -165,10 +159,10 @@ async def test_every_record_is_in_exactly_one_step(corpus) -> None:
     chosen = rules(MIX, micro_batch_tokens=512, length=512, exhausted=Exhausted.ALL, pad_last=True)
     producer = NotedProducer()
     engine = HereEngine(3, deaths=0.1, losses=0.1)
-    conductor, ending = await run(engine, producer, chosen, sources_in(corpus, MIX, epochs=1))
+    pipeline, ending = await run(engine, producer, chosen, sources_in(corpus, MIX, epochs=1))
     assert ending is EndReason.COMPLETE
     assert not engine.kept, "all is let go when its last step is made"
-    assert "exhausted" in conductor.reason
+    assert "exhausted" in pipeline.reason
     found: Counter[str] = Counter()
     for payloads, _, _ in producer.steps:
         for payload in payloads:

@@ -10,13 +10,15 @@ import trio
 
 from stepfs.checkpoints.formats import NextStep, Place
 from stepfs.checkpoints.watch import Progress, Watch, WatchState
-from stepfs.data.disk import DiskCache
+from stepfs.data.disk_cache import DiskCache
 from stepfs.data.fetch import CONNECTIONS_MAX, ConcurrencyLimit
-from stepfs.data.memory import MemoryGovernor
+from stepfs.data.memory_pressure import MemoryGovernor
 from stepfs.data.prefetch import Prefetcher
 from stepfs.data.slices import Slices
 from stepfs.errors import StepfsError, StoreUnreachableError, UsageError, command
-from stepfs.follow.follower import Changes, Follower, Spacing
+from stepfs.follow.changes import Changes
+from stepfs.follow.follower import Follower
+from stepfs.follow.polling import Spacing
 from stepfs.follow.waits import HasPendingSignal, Waits
 from stepfs.format.control import GroupRecord
 from stepfs.format.ids import INTEGER_MAX, SliceIndex, Step

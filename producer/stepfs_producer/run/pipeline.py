@@ -15,34 +15,27 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 import trio
 
-from stepfs.limits import usable_cpus
+from stepfs._internal.limits import usable_cpus
 from stepfs_producer.backoff import Outage
 from stepfs_producer.commit.producer import GIVE_UP_AFTER_S
 from stepfs_producer.commit.uploads import Ticket
+from stepfs_producer.engine.api import Engine
 from stepfs_producer.engine.local import local_engine
-from stepfs_producer.engine.tasks import Engine, KeptBody, PerAttempt, TaskRunner
+from stepfs_producer.engine.retry import KeptBody, PerAttempt, TaskRunner
 from stepfs_producer.engine.worker import preload
 from stepfs_producer.payloads.step import PayloadSpec
-from stepfs_producer.plan.draw import ONE
+from stepfs_producer.plan.mix import ONE
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import Rules
 from stepfs_producer.plan.samples import Ahead
 from stepfs_producer.plan.spans import Span
 from stepfs_producer.plan.step import End, Need, State, StepPlan
+from stepfs_producer.run.autoscale import LOOK_EVERY_S, WorkersWanted, workers_needed
+from stepfs_producer.run.bottleneck import Bottleneck, Cause, Waits, bottleneck_of
 from stepfs_producer.run.load import LoadedSource, OnLoad, OnSkip, SampleChunk, SourceLoader, spans_of
-from stepfs_producer.run.measured import (
-    LOOK_EVERY_S,
-    STEPS_AHEAD,
-    Bottleneck,
-    Cause,
-    Waits,
-    WorkersWanted,
-    bottleneck_of,
-    marks_of,
-    workers_needed,
-)
 from stepfs_producer.run.memory import STEPS_PER_WORKER, StepRoom, memory_here
 from stepfs_producer.run.prepare import PreparedPlan
+from stepfs_producer.run.read_ahead import STEPS_AHEAD, marks_of
 
 _log = logging.getLogger("stepfs.producer")
 
@@ -366,7 +359,7 @@ class RunCallbacks:
     loaded: OnLoad = lambda _source, _tokens, _learned: None
 
 
-class Conductor:
+class Pipeline:
     """One run of a plan. Without a sink it is a simulation: steps are planned only."""
 
     def __init__(
@@ -517,6 +510,6 @@ async def conduct_here(
         rows_bytes_max=memory.pending_bytes,
     )
     async with local_engine(workers, preload=partial(preload, directory, prepared.modules)) as engine:
-        conductor = Conductor(config, engine, sink, callbacks)
-        await conductor.run(state)
-    return conductor.reason
+        pipeline = Pipeline(config, engine, sink, callbacks)
+        await pipeline.run(state)
+    return pipeline.reason

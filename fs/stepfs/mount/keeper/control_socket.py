@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from stepfs.mount.keeper.address import peer_of
 from stepfs.mount.keeper.messages import HELD, SPEAKS, GarbageError, agree, close, receive, send
-from stepfs.mount.keeper.place import peer_of
 
 if TYPE_CHECKING:
     from stepfs.mount.keeper.process import Keeper

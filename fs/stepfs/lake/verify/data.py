@@ -16,9 +16,9 @@ from stepfs.errors import (
     UsageError,
     command,
 )
+from stepfs.format.identity import HEAD_BYTES, LakeIdentity, payload_problem
 from stepfs.format.ids import BLOCK_BYTES, SEGMENT_STEPS, SegmentIndex, SliceIndex, Step
 from stepfs.format.keys import LAKE, control_prefix, index_prefix, log_prefix, nodes_prefix, segment_of, snapshot_prefix
-from stepfs.format.records import HEAD_BYTES, LakeIdentity, payload_problem
 from stepfs.format.snapshot import StepEntry
 from stepfs.format.tgb import (
     ALIGNMENT_BYTES,

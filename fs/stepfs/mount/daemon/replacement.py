@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import trio
 
+from stepfs.mount.daemon.keeper_socket import Tie
 from stepfs.mount.daemon.parts import SEEN_S, MountParts
-from stepfs.mount.daemon.tie import Tie
 from stepfs.mount.fuse.link import Link
 
 _log = logging.getLogger("stepfs.mount")

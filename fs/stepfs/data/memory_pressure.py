@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import trio
 
+from stepfs._internal.limits import MEMORY_BYTES_MIN, Memory, read_memory
 from stepfs.data.slices import Slices
 from stepfs.data.tuning import TUNING
-from stepfs.limits import MEMORY_BYTES_MIN, Memory, read_memory
 
 _log = logging.getLogger("stepfs.data")
 

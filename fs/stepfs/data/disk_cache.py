@@ -20,15 +20,15 @@ from typing import Final
 
 import trio
 
+from stepfs._internal.own_directory import make_own
 from stepfs.data.blocks import CachedSlice, Role
-from stepfs.data.cache import ReadingOrder
+from stepfs.data.circuit_breaker import Attempt, Patience
 from stepfs.data.counters import DataCounts
-from stepfs.data.patience import Attempt, Patience
+from stepfs.data.memory_cache import ReadingOrder
 from stepfs.data.tuning import TUNING
 from stepfs.errors import RefusedError
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex, SliceKey, Step
 from stepfs.format.tgb import SliceRef
-from stepfs.own_directory import make_own
 from stepfs.store.api import Progress
 from stepfs.store.local.local_store import fill, write_all
 

@@ -125,5 +125,5 @@ def own_format(name: str, options: tuple[tuple[str, str], ...]) -> OwnFormat:
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise UsageError(f"format {name}: {error}; name a class as `module:Class`, importable from here") from error
     if not callable(getattr(made, "records", None)):
-        raise UsageError(f"format {name}: the class has no method `records`; see stepfs_producer.sources.own")
+        raise UsageError(f"format {name}: the class has no method `records`; see stepfs_producer.sources.custom")
     return OwnFormat(name, made)

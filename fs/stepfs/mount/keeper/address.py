@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from stepfs.own_directory import home, make_own, open_own
+from stepfs._internal.own_directory import home, make_own, open_own
 
 _ROOTS = Path("/run/stepfs")
 _SO_PEERPIDFD = 77  # the same on every architecture that we know

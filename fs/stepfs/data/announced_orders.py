@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
 
-from stepfs.data.guess import EVIDENCE_STEPS, STATE_FILES_MAX, Plan, usual_slices
+from stepfs.data.access_pattern import EVIDENCE_STEPS, STATE_FILES_MAX, Plan, usual_slices
 from stepfs.errors import UsageError
 from stepfs.format.ids import INTEGER_MAX, SliceIndex, Step
 

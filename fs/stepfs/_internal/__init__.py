@@ -1,0 +1,1 @@
+"""What every room uses and no program outside imports: clocks, threads, options, limits, signals."""
