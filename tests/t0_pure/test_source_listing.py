@@ -24,7 +24,7 @@ from stepfs.errors import AbsentError, CorruptError, RefusedError, StepfsError, 
 from stepfs.format.keys import plan_key, source_listing_key
 from stepfs.format.planned import CorpusFile, Listing, from_shards, shard_count
 from stepfs_producer.sources import files as opened
-from stepfs_producer.sources.files import _matches
+from stepfs_producer.sources.find import _matches
 from stepfs_producer.sources.formats import lines_between, split_lines
 from stepfs_producer.sources.listing import Layout, accepted, list_corpus, located, located_files, range_bytes
 from stepfs_producer.sources.reading import read_block, read_record

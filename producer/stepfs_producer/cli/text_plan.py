@@ -14,7 +14,7 @@ from stepfs.store.api import StoreOptions
 from stepfs_producer.plan.file.schema import Plan, parsed_plan
 from stepfs_producer.plan.file.values import parse_shard
 from stepfs_producer.run.options import TextOptions
-from stepfs_producer.sources.files import find_files
+from stepfs_producer.sources.find import find_files
 
 _EXT: Final = ".safetensors"  # of a new lake
 _JSON_LINES: Final = (".jsonl", ".ndjson")

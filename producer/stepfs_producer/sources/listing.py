@@ -17,7 +17,8 @@ from stepfs.format.planned import CorpusFile, Listing
 from stepfs.store.listed import ADVICE
 from stepfs_producer.plan.arrays import Integers
 from stepfs_producer.plan.order import block_key, fragment_order
-from stepfs_producer.sources.files import FoundFile, find_files, head_of, open_file
+from stepfs_producer.sources.files import FoundFile, head_of, open_file
+from stepfs_producer.sources.find import find_files
 from stepfs_producer.sources.formats import format_of
 from stepfs_producer.sources.record import BlockAddress, BlockTask, FileRef, Fragment, Kind, SourceSpec, Unit
 

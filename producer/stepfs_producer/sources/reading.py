@@ -8,7 +8,6 @@ both sides of holdout, and in every shard.
 
 from __future__ import annotations
 
-import hashlib
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -22,6 +21,7 @@ from crc32c import crc32c
 from stepfs.errors import CorruptError
 from stepfs_producer.plan.order import KEY_BYTES, record_key, record_order
 from stepfs_producer.sources.formats import format_of
+from stepfs_producer.sources.holdout import is_of_this_run
 from stepfs_producer.sources.record import (
     RECORD_BYTES_MAX,
     Bad,
@@ -42,8 +42,6 @@ from stepfs_producer.sources.record import (
 OPEN_MAX: Final = 64
 
 _open: OrderedDict[tuple[str, Fragment], _Cutter] = OrderedDict()
-_HOLDOUT: Final = b"stepfs-holdout1\0"  # 16 bytes, as blake2b wants a `person`
-_SHARD: Final = b"stepfs-shard---1"
 
 
 def read_block(spec: SourceSpec, task: BlockTask) -> Block:
@@ -198,22 +196,3 @@ def is_in_epoch(spec: SourceSpec, task: BlockTask, raw: Raw) -> bool:
     share = task.share or Fraction(1)
     key = int.from_bytes(record_key(spec.seed, task.place.epoch, spec.name, raw.file, raw.offset), "little")
     return key * share.denominator < share.numerator << (8 * KEY_BYTES)
-
-
-def is_of_this_run(spec: SourceSpec, value: bytes | Tokens) -> bool:
-    """Whether a record is on this run's side of the holdout, and in its shard."""
-    if spec.holdout and is_held_out(value, spec.holdout) != spec.held_out:
-        return False
-    index, count = spec.shard
-    return count == 1 or _hash(value, _SHARD) % count == index
-
-
-def is_held_out(value: bytes | Tokens, share: Fraction) -> bool:
-    """Whether a record is on the side of the holdout, in any epoch and place."""
-    return _hash(value, _HOLDOUT) * share.denominator < share.numerator << 64
-
-
-def _hash(value: bytes | Tokens, purpose: bytes) -> int:
-    """A hash of 64 bits of the record's bytes, another one for each purpose."""
-    data = value.ids if isinstance(value, Tokens) else value
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8, person=purpose).digest(), "little")
