@@ -25,6 +25,7 @@ from stepfs.errors import UsageError
 from stepfs.payload import PAIR, read_spans
 from stepfs_producer.payloads.files import construct
 from stepfs_producer.payloads.step import PayloadSpec, SampleGroup, StepSpans, cut_to, gathered
+from stepfs_producer.plan.cost import CostModel
 from stepfs_producer.plan.file.digest import plan_digest, plan_of_text, plan_text
 from stepfs_producer.plan.file.schema import parsed_plan
 from stepfs_producer.plan.planner import Planner
@@ -144,7 +145,7 @@ LENGTHS = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1
 def test_no_pair_is_parted_or_cut(pairs: list[tuple[int, int]], ranks: int, micro: int, by_micro: bool) -> None:
     rules = planned.rules(
         {"pairs": 1}, lengths={0: 64}, ranks=ranks, micro_batches=micro, micro_batch_tokens=128,
-        pad_last=True, sources={"pairs": SourceRule("pairs-1", long=Long.DROP)},
+        pad_last=True, sources={"pairs": SourceRule("pairs-1", long=Long.DROP, pairs=True)}, cost=CostModel(3, 2),
     )  # fmt: skip
     tokens = np.array([sum(one) for one in pairs], np.int64)
     begins = np.concatenate([[0], np.cumsum(tokens)])
@@ -156,7 +157,8 @@ def test_no_pair_is_parted_or_cut(pairs: list[tuple[int, int]], ranks: int, micr
     state = planner.begin()
     spec = PayloadSpec(".safetensors", False, 0, 1 << 20, by_micro, pairs=True)
     found: list[int] = []
-    whole = Ahead([Piece(0, 0, 0, len(pairs), 0, tokens, (1, 0, 0))], ended=True)
+    known = Piece(0, 0, 0, len(pairs), 0, tokens, (1, 0, 0), parts=dict(enumerate(pairs)))
+    whole = Ahead([known], ended=True)
     while True:
         behind = state.sources["pairs"]
         plan = planner.next(state, {"pairs": whole if not behind.epoch else Ahead(ended=True)})
@@ -173,8 +175,11 @@ def test_no_pair_is_parted_or_cut(pairs: list[tuple[int, int]], ranks: int, micr
         for rank in range(ranks):
             mine = payloads[rank * micro : (rank + 1) * micro] if by_micro else payloads[rank : rank + 1]
             assert construct(spec, cut_to(task, [rank]))[0] == mine
-        for payload in payloads:
+        costs = np.zeros_like(plan.costs)
+        for number, payload in enumerate(payloads):
             spans = read_spans(".safetensors", payload)
+            for at, _, length, *_ in spans.table.tolist():  # as attention sees documents
+                costs[divmod(number, micro) if by_micro else (number, at)] += 3 * length + 2 * length**2
             chosen, rejected = spans.table[::2], spans.table[1::2]
             assert chosen[:, PAIR].tolist() == [1] * len(chosen)
             assert rejected[:, PAIR].tolist() == [2] * len(rejected)
@@ -186,6 +191,7 @@ def test_no_pair_is_parted_or_cut(pairs: list[tuple[int, int]], ranks: int, micr
                     range(*begins[one[6] : one[6] + 2])
                 )
                 found.append(one[6])
+        assert plan.costs.tolist() == costs.tolist(), "the balance is of the documents"
     assert sorted(found) == [number for number, one in enumerate(pairs) if sum(one) <= 64]
 
 
@@ -203,7 +209,7 @@ def test_parts_of_a_record_are_drawn_one_by_one_wherever_a_step_ends(
     fixed = {number: tuple(own) for number, own in enumerate(parts) if own}
     rules = planned.rules(
         {"talks": 1}, lengths={0: 16}, ranks=2, micro_batch_tokens=16, pad_last=True,
-        sources={"talks": SourceRule("talks-1", long=Long.DROP)},
+        sources={"talks": SourceRule("talks-1", long=Long.DROP)}, cost=CostModel(3, 2),
     )  # fmt: skip
     planner, found, lost = Planner(rules), [], 0
     state = planner.begin()
@@ -219,13 +225,13 @@ def test_parts_of_a_record_are_drawn_one_by_one_wherever_a_step_ends(
             break
         state = planner.begin(read_position(plan.after.position()))
         lost += plan.lost["talks"]
+        assert plan.costs.sum() == sum(3 * row[Span.TOKENS] + 2 * row[Span.TOKENS] ** 2 for row in plan.spans.tolist())
         for row in plan.spans.tolist():
-            at = row[Span.FIRST]  # two parts in one row are one span
-            while at < row[Span.FIRST] + row[Span.TOKENS]:
-                edges = [sum(parts[row[Span.RECORD]][:count]) for count in range(len(parts[row[Span.RECORD]]) + 1)]
-                found.append((row[Span.RECORD], edges.index(at)))
-                at = edges[edges.index(at) + 1]
-            assert at == row[Span.FIRST] + row[Span.TOKENS], "cut between parts"
+            own = parts[row[Span.RECORD]]
+            edges = [sum(own[:count]) for count in range(len(own) + 1)]
+            part = edges.index(row[Span.FIRST])
+            assert own[part] == row[Span.TOKENS], "each part is a document"
+            found.append((row[Span.RECORD], part))
     assert sorted(found) == [(number, part) for number, own in enumerate(parts) for part in range(len(own))]
     last = max((number for number, own in enumerate(parts) if own), default=-1)
     assert lost == sum(tokens[: last + 1]) - sum(map(sum, parts))

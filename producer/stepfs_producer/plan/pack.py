@@ -12,7 +12,7 @@ Free lengths are few, so a bisection over the distinct ones replaces a search ov
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -180,21 +180,53 @@ def addresses(drawn: Drawn, packed: Packed, samples: Sequence[Samples], columns:
     return table
 
 
-def joined(table: Integers, row: Integers, fill_rows: NDArray[np.bool_]) -> tuple[Integers, Integers]:
-    """One span in place of several that go on with each other in a row, as parts of a long document do; and their rows.
+def documents_of(drawn: Drawn, packed: Packed, samples: Sequence[Samples]) -> Integers:
+    """Per span: `Samples.document` of its record."""
+    found = np.zeros(len(packed.sample), np.int64)
+    source = np.array(drawn.source, np.int64)[packed.sample]
+    number = np.array(drawn.number, np.int64)[packed.sample]
+    for index, one in enumerate(samples):
+        if one.document is not None:
+            mine = np.flatnonzero(source == index)
+            found[mine] = one.document[one.record[number[mine]]]
+    return found
 
-    `fill_rows`: by source, whether its samples may be as long as a row; those of the others must not become longer.
+
+def joined(
+    table: Integers, row: Integers, document: Integers, fill_rows: NDArray[np.bool_]
+) -> tuple[Integers, Integers, Integers]:
+    """One span in place of several that go on with each other in a row, as parts of a long document do.
+
+    And their rows and `document`. `fill_rows`: by source, whether its samples may be as long as a row; those of the others
+    must not become longer.
     """
     before, after = table[:-1], table[1:]
     record = slice(Span.SOURCE, Span.FIRST)
     same = (before[:, record] == after[:, record]).all(axis=1) & (row[:-1] == row[1:])
-    same &= fill_rows[before[:, Span.SOURCE]]
+    same &= fill_rows[before[:, Span.SOURCE]] & (document[1:] == 0)
     starts = np.flatnonzero(
         np.r_[True, ~(same & (before[:, Span.FIRST] + before[:, Span.TOKENS] == after[:, Span.FIRST]))]
     )
     whole = table[starts]
     whole[:, Span.TOKENS] = np.add.reduceat(table[:, Span.TOKENS], starts)
-    return whole, row[starts]
+    return whole, row[starts], document[starts]
+
+
+def by_document(columns: Mapping[str, Integers], document: Integers) -> tuple[dict[str, Integers], Integers]:
+    """`columns` with an entry per document, where a pair's are two; and the span of each. Rows are the first one's."""
+    second = document > 0
+    if not second.any():
+        return dict(columns), np.arange(len(document), dtype=np.int64)
+    span = np.repeat(np.arange(len(document), dtype=np.int64), 1 + second)
+    begins = np.r_[True, span[1:] != span[:-1]]
+    split = document[span]
+    found = {name: np.where(begins, values[span], 0) for name, values in columns.items()}
+    for name in ("source", "record"):
+        found[name] = columns[name][span]
+    found["first"] = columns["first"][span] + np.where(begins, 0, split)
+    whole = columns["tokens"][span]
+    found["tokens"] = np.where(split > 0, np.where(begins, split, whole - split), whole)
+    return found, span
 
 
 def placed(table: Integers, row: Integers, dealt: Integers) -> Integers:

@@ -16,7 +16,7 @@ from stepfs.errors import RefusedError
 from stepfs_producer.plan.balance import deal
 from stepfs_producer.plan.cost import TOKENS, row_costs
 from stepfs_producer.plan.mix import ONE, Drawn, account, draw, with_live_debts
-from stepfs_producer.plan.pack import Packed, addresses, joined, packed, placed
+from stepfs_producer.plan.pack import Packed, addresses, by_document, documents_of, joined, packed, placed
 from stepfs_producer.plan.rules import Exhausted, Packing, Rules
 from stepfs_producer.plan.samples import Ahead, Samples, samples_after
 from stepfs_producer.plan.spans import Span
@@ -74,6 +74,7 @@ class Planner:
                 sequence_length=rules.stages.sample_length(state.step, name),
                 long=rules.sources[name].long,
                 skips=rules.sources[name].skips,
+                pairs=rules.sources[name].pairs,
             )
             for name in self._names
         ]
@@ -116,17 +117,21 @@ class Planner:
         kept = packed(drawn, rules.packing, rows=rows, sequence_length=length)
         fill_rows = [rules.stages.sample_length(state.step, name) == length for name in self._names]
         found = addresses(drawn, kept, samples, len(rules.columns))
-        table, row = joined(found, kept.row, np.array(fill_rows))
-        columns = {one.name.lower(): table[:, one] for one in (Span.TOKENS, Span.SOURCE, Span.RECORD, Span.FIRST)}
-        columns |= {name: table[:, len(Span) + index] for index, name in enumerate(rules.columns)}
+        table, row, document = joined(found, kept.row, documents_of(drawn, kept, samples), np.array(fill_rows))
+        spans = {one.name.lower(): table[:, one] for one in (Span.TOKENS, Span.SOURCE, Span.RECORD, Span.FIRST)}
+        spans |= {name: table[:, len(Span) + index] for index, name in enumerate(rules.columns)}
+        columns, span_of = by_document(spans, document)
 
-        def address(span: int) -> str:
+        def address(number: int) -> str:
+            span = int(span_of[number])
             *place, first = table[span, Span.EPOCH : len(Span)].tolist()
             return f"({self._names[table[span, Span.SOURCE]]}, {', '.join(map(str, place))}, {first})"
 
-        costs = row_costs(rules.cost.of_samples(columns, address), row, rows)
+        costs = row_costs(rules.cost.of_samples(columns, address), row[span_of], rows)
         loads = {
-            name: row_costs(rules.cost.of_tokens(columns, address) if name == TOKENS else columns[name], row, rows)
+            name: row_costs(
+                rules.cost.of_tokens(columns, address) if name == TOKENS else columns[name], row[span_of], rows
+            )
             for name in rules.loads
         }
         dealt = deal(

@@ -37,6 +37,7 @@ class SourceRule:
     listing: str = ""
     long: Long = Long.SPLIT
     skips: SkipBudget | None = None  # None: the first bad record stops the plan
+    pairs: bool = False  # two documents of a record are one sample
     cursor: tuple[int, ...] | None = None  # where to go on, of files that changed and were accepted so
 
 

@@ -20,6 +20,7 @@ from stepfs_producer.plan.arrays import Integers
 from stepfs_producer.plan.step import SourceState
 
 BAD: Final = -1  # in place of tokens: the record could not be decoded
+APART: Final = -1  # in place of a place in the record: the sample is a document, though others of the record are, too
 SKIPS_MIN: Final = 10  # bad records that a budget always allows
 
 
@@ -53,7 +54,7 @@ class Piece:
     rows: Integers | None = None  # [records, columns]; None: no record has any
     parts: Mapping[int, Sequence[int]] = field(
         default_factory=dict
-    )  # record → the samples that it is, no longer than a row
+    )  # record → tokens of its documents: samples that are no longer than a row, or those of a pair, which is one
     crc32c: int = 0  # of the whole block
 
 
@@ -81,6 +82,8 @@ class Samples:
     lost: Integers  # per record: tokens that truncating or dropping loses
     refused_from: int | None  # the sample before which the budget of bad records is exceeded
     rows: Integers | None = None  # per record: rows of its columns. A record with any is one sample
+    document: Integers | None = None
+    """Per record: APART if each of its samples is a document, else tokens before the second one of a pair, or 0."""
 
     def refuse_if_spent(self, index: int) -> None:
         """`RefusedError` if sample `index` lies behind more bad records than the source may have."""
@@ -129,12 +132,24 @@ class Samples:
 
 
 def samples_after(
-    name: str, state: SourceState, ahead: Ahead, *, sequence_length: int, long: Long, skips: SkipBudget | None
+    name: str,
+    state: SourceState,
+    ahead: Ahead,
+    *,
+    sequence_length: int,
+    long: Long,
+    skips: SkipBudget | None,
+    pairs: bool = False,
 ) -> Samples:
-    """The samples behind the cursor of `state`. `ValueError` if the pieces do not begin at it or leave a gap;
-    `RefusedError` for a source that would be read for ever, since none of its records fits.
+    """The samples behind the cursor of `state`. `pairs`: two documents of a record are one sample.
+
+    `ValueError` if the pieces do not begin at it or leave a gap; `RefusedError` for a source that would be read for ever,
+    since none of its records fits.
     """
     places, tokens, rows, fixed = _records(name, state, ahead.pieces)
+    document = _documents(len(tokens), fixed, pairs=pairs)
+    if pairs:
+        fixed = {}
     bad = tokens == BAD
     rest = np.maximum(tokens, 0)
     begun = 0
@@ -188,6 +203,7 @@ def samples_after(
         lost,
         _refused_from(state, bad, skips, record),
         rows,
+        document,
     )
 
 
@@ -225,6 +241,15 @@ def _records(
     if taken and 0 in parts:
         raise ValueError(f"source {name}: {state.into} tokens of its next record end within a document")
     return np.concatenate(places), np.concatenate(tokens).astype(np.int64), _joined(rows, tokens), parts
+
+
+def _documents(records: int, fixed: Mapping[int, Sequence[int]], *, pairs: bool) -> Integers | None:
+    if not fixed:
+        return None
+    found = np.zeros(records, np.int64)
+    for index, own in fixed.items():
+        found[index] = own[0] if pairs else APART
+    return found
 
 
 def _joined(rows: Sequence[Integers | None], tokens: Sequence[Integers]) -> Integers | None:

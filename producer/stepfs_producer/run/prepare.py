@@ -231,7 +231,13 @@ def _rules(plan: Plan, listings: Mapping[str, str], identity_of: Mapping[str, st
     return Rules(
         digest=plan_digest(plan),
         sources={
-            name: SourceRule(identity_of[name], listings.get(name, ""), _long(source), source.on_error.budget)
+            name: SourceRule(
+                identity_of[name],
+                listings.get(name, ""),
+                _long(source),
+                source.on_error.budget,
+                pairs=getattr(source, "pair", None) is not None,
+            )
             for name, source in with_defaults(plan).items()
         },
         mix=schedule_of(plan),

@@ -73,8 +73,7 @@ def transform(
     group = SampleGroup(begins, made.ids, made.mask, records.files, records.offsets, made.columns, cuts, pairs)
     columns = None if made.columns is None else made.columns.counts
     learned = len(made.ids) if made.mask is None else int(made.mask.sum())
-    parts = {} if pairs else made.parts  # the planner sees a pair as one
-    return GroupHead(made.lengths, bad, columns, seconds, learned, parts), group
+    return GroupHead(made.lengths, bad, columns, seconds, learned, made.parts), group
 
 
 def record_place(block: Records, index: int) -> tuple[int, int]:
