@@ -318,6 +318,7 @@ def test_junk_is_lines_with_places(data):
 
 
 COLUMNS = "output: {mesh: dp=2, sequence_length: 8, columns: {pixels: {dtype: uint8, shape: [588]}}}\n"
+MODEL = "tokenizer: {kind: huggingface, file: t.json}\n"
 CALLED = "sources: {a: {format: parquet, files: x, transform: 'm:f'}}\n"
 
 
@@ -357,6 +358,14 @@ CALLED = "sources: {a: {format: parquet, files: x, transform: 'm:f'}}\n"
          "1:52: output.columns: 'grid_counts' is no name of a column"),
         (COLUMNS.replace("{mesh", "{ext: .npy, mesh") + CALLED,
          "1:53: output: .npy files have no room for columns; choose .safetensors, .pt or .tar"),
+        (OUTPUT.replace("{mesh", "{ext: .bin, mesh") + MODEL + "sources: {a: {format: jsonl, files: x, chat: {}}}\n",
+         "3:40: sources.a: .bin files have no labels, which say what is learned; choose .safetensors, .npy, .pt or .tar"),
+        (OUTPUT.replace("{mesh", "{ext: .npy, mesh") + "sources: {a: {format: jsonl, files: x, pair: {}}}\n",
+         "2:40: sources.a: .npy files have no spans, which say of which answer a document is; choose .safetensors, .pt or"),
+        (OUTPUT.replace("{mesh", "{ext: .bin, mesh") + "sources: {a: {format: jsonl, files: x, tokens_field: t, mask_field: m}}\n",
+         "2:57: sources.a: .bin files have no labels, which say what is learned; choose"),
+        (COLUMNS + MODEL + "sources: {a: {format: jsonl, files: x, transform: 'm:f', fim: {tokens: [a, b, c]}}}\n",
+         "3:58: sources.a: fim rearranges tokens, and rows of columns would not follow them; remove fim, or the columns"),
         (COLUMNS + SOURCES,
          "1:42: output: no source has a transform that could give columns; add transform: module:function to one"),
         (COLUMNS + CALLED + "pack: concat\n",

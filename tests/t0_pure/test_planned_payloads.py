@@ -127,6 +127,12 @@ def test_other_extensions_name_those_there_are() -> None:
             construct(spec(ext), TASK)
 
 
+def test_a_loss_mask_is_never_lost_with_the_labels() -> None:
+    masked = replace(TASK, mask=np.zeros(len(TASK.ids), np.uint8), following_mask=np.zeros(len(TASK.spans), np.uint8))
+    with pytest.raises(UsageError, match=r"out of the loss, and \.bin files have no labels.*choose \.safetensors, \.npy"):
+        construct(spec(".bin"), masked)
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # webdataset leaves the file open
 def test_tar(tmp_path: Path) -> None:
     for rank, payload in enumerate(construct(spec(".tar"), TASK)[0]):
@@ -317,7 +323,7 @@ def test_the_parts_of_a_ranks_file_are_the_files_of_its_micro_batches(ext, drawn
 
 @given(tasks())
 def test_other_files_of_micro_batches_are_the_parts_of_a_ranks_file(drawn):
-    whole, parts = made(".bin", drawn[0])
+    whole, parts = made(".bin", replace(drawn[0], mask=None, following_mask=None))
     assert b"".join(whole) == b"".join(parts)
     whole, parts = made(".npy", drawn[0])
     stacked = np.concatenate([np.load(io.BytesIO(payload)) for payload in whole], axis=1)

@@ -18,6 +18,7 @@ from stepfs.errors import UsageError
 from stepfs.torch import need_torch, torch_bytes
 from stepfs_producer.payloads.step import COUNTS, NO_TOKEN, Columns, ColumnSpec, PayloadSpec, StepTask
 from stepfs_producer.plan.arrays import IGNORED, Ids, Integers
+from stepfs_producer.plan.holds import Part, lack
 from stepfs_producer.plan.spans import Span
 
 NO_DOCUMENT: Final = -1
@@ -157,6 +158,8 @@ def construct(spec: PayloadSpec, task: StepTask) -> tuple[list[bytes], list[int]
     encode = encoder_for(spec.ext, vocabulary=spec.vocabulary)
     if len(task.ids):
         assert 0 <= int(task.ids.min()) <= int(task.ids.max()) < spec.vocabulary
+    if task.mask is not None and (what := lack(spec.ext, Part.LABELS)):
+        raise UsageError(f"a transform leaves tokens out of the loss, and {what}")
     records = spec.records(task.planned, task.shape)
     if spec.of_micro_batch:
         task = task.by_micro_batch()

@@ -40,13 +40,14 @@ from stepfs_producer.plan.file.values import (
     user_code,
     whole,
 )
+from stepfs_producer.plan.holds import HOLDS, lack
+from stepfs_producer.plan.holds import Part as PartOfFile
 from stepfs_producer.plan.rules import Exhausted, Packing
 from stepfs_producer.plan.samples import Long, SkipBudget
 
 DTYPES: Final = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
 )  # fmt: skip
-WITHOUT_COLUMNS: Final = (".npy", ".bin")
 _COLUMNS_MAX: Final = 16
 _DIMENSIONS_MAX: Final = 8
 _ROW_BYTES_MAX: Final = 16 << 20
@@ -57,7 +58,7 @@ _TAKEN: Final = frozenset({
 })  # fmt: skip  # names of a file's arrays, facts and dimensions, and of the columns for cost functions
 
 _LIST: Final = {"type": "array", "items": {"type": ["integer", "string"]}}
-EXTENSIONS: Final = (".safetensors", ".npy", ".pt", ".tar", ".bin")
+EXTENSIONS: Final = tuple(HOLDS)
 BLOCK_BYTES: Final = 8 << 20
 HIDDEN_SIZE: Final = 4096  # of a model of 7 billion parameters
 STEPS_MAX: Final = 1 << 40
@@ -142,8 +143,7 @@ class Images(PlanModel):
 def problems_of_columns(columns: Mapping[str, Column], ext: str) -> Iterator[Problem]:
     """Problems of `output.columns`, below `output`."""
     where = "columns"
-    if columns and ext in WITHOUT_COLUMNS:
-        what = f"{ext} files have no room for columns; choose .safetensors, .pt or .tar"
+    if columns and (what := lack(ext, PartOfFile.COLUMNS)):
         yield Problem((where,), what, of_key=True)
     if len(columns) > _COLUMNS_MAX:
         yield Problem((where,), f"{len(columns)} columns; the most is {_COLUMNS_MAX}")
@@ -177,6 +177,23 @@ def problems_of_use(fields: Mapping[str, Any], columns: Mapping[str, Column]) ->
     for index, name in enumerate(() if balance is None else balance.loads):
         if name not in {TOKENS, *columns}:
             yield Problem(("balance", "loads", index), _unknown("load", name, (TOKENS, *columns)))
+
+
+def problems_of_files(output: Output, sources: Mapping[str, Any]) -> Iterator[Problem]:
+    """Problems of sources whose documents do not fit into the step's files."""
+    needs = {
+        "chat": PartOfFile.LABELS,
+        "pair": PartOfFile.SPANS,
+        "mask_field": PartOfFile.LABELS,
+        "labels_field": PartOfFile.LABELS,
+    }
+    for name, source in sources.items():
+        for key, part in needs.items():
+            if getattr(source, key, None) is not None and (what := lack(output.ext, part)):
+                yield Problem(("sources", name, key), what, of_key=True)
+        if output.columns and source.fim is not None and source.transform is not None:
+            what = "fim rearranges tokens, and rows of columns would not follow them; remove fim, or the columns"
+            yield Problem(("sources", name, "fim"), what, of_key=True)
 
 
 def _unknown(what: str, name: str, known: Sequence[str] | Mapping[str, Column]) -> str:

@@ -42,6 +42,7 @@ from stepfs_producer.plan.file.parts import (
     Text,
     Tokenizer,
     Until,
+    problems_of_files,
     problems_of_use,
 )
 from stepfs_producer.plan.file.values import NONE, Parsed, PlanModel, Problem, Where, nearest, path_text, whole
@@ -77,6 +78,7 @@ def problems_of_plan(
         problems += _lengths_of_sources(fields["output"], fields["stages"], fields.get("sources", {}), sources or {})
     if "output" in fields:
         problems += problems_of_use(fields, fields["output"].columns)
+        problems += problems_of_files(fields["output"], fields.get("sources", {}))
     if {"tokenizer", "sources"} <= set(fields) and fields["tokenizer"].file is None:
         problems += [
             Problem(
