@@ -325,7 +325,7 @@ def test_sixty_four_mounts_of_one_node_are_replaced_at_once(file_url, tmp_path, 
     try:
         for place in places:
             place.mkdir()
-            stepfs("mount", file_url, place, "--memory-size", "16M", timeout_s=600).check_returncode()
+            stepfs("mount", file_url, place, "--memory-size", "64M", timeout_s=600).check_returncode()
         held = [(place / "step-000000001/rank-00001.bin").open("rb", buffering=0) for place in places]
         keepers = [config_of(place)["keeper"] for place in places]
         words = [[*STEPFS, "mount", file_url, str(place), "--replace"] for place in places]
