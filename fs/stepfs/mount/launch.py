@@ -332,6 +332,11 @@ def _replace(
         _ask(sock, "replace", [spec], handovers=found["handovers"])
         os.close(spec)
         answer = _answer(sock, say)
+    if not answer:
+        status = command("stepfs", "status", options.directory)
+        raise RefusedError(
+            f"{options.directory}: its keeper ended before it answered; `{status}` says which daemon serves, then try again"
+        )
     _understand(answer, None, log)
     return changes
 
@@ -356,9 +361,12 @@ def _understand(answer: dict[str, Any], process: subprocess.Popen[bytes] | None,
     code = None if process is None else process.wait()
     if "error" in answer:
         raise DaemonError(answer["error"], answer["exit_code"], announced=answer["announced"])
-    tail = "; ".join(log.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:])
     how = "" if code is None else f" (status {code})"
-    raise DaemonError(f"the mount daemon ended{how} before it was ready; {log} says: {tail}", 1, announced=False)
+    says = ""
+    with suppress(OSError):  # nothing was written, or somebody has moved it
+        tail = "; ".join(log.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:])
+        says = f"; {log} says: {tail}"
+    raise DaemonError(f"the mount daemon ended{how} before it was ready{says}", 1, announced=False)
 
 
 def _cannot(directory: Path, why: str) -> RefusedError:

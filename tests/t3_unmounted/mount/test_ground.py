@@ -21,6 +21,7 @@ from stepfs.errors import AbsentError, RefusedError, StepfsError
 from stepfs.mount import launch, logs, unmount
 from stepfs.mount.host import cache_directory, mount_points, mount_table
 from stepfs.mount.host.kernel import tune
+from stepfs.mount.keeper.messages import pair
 from stepfs.mount.logs import log_file
 from stepfs.mount.options import MountOptions
 
@@ -501,3 +502,22 @@ def test_an_unmount_ends_though_the_cache_disk_hangs(tmp_path, monkeypatch):
     monkeypatch.setattr(unmount, "answer_within", lambda _look: None)
     with pytest.raises(StepfsError, match=rf"unmounted, but the cache disk does not answer: {tmp_path} is left"):
         unmount._wait(unmount.Daemon(1, None, tmp_path), Path("log"), [], time.monotonic() + 600)
+
+
+def test_a_keeper_that_is_killed_while_it_is_asked_is_said_so(tmp_path):
+    """Its mount logs to a terminal: there is no log to look into."""
+    options = MountOptions("file:///lake", tmp_path / "m")
+    ours, theirs = pair()
+    theirs.close()
+    found = {"spec": {"options": options.to_map()}, "handovers": 0, "sock": ours}
+    with pytest.raises(RefusedError, match=r"its keeper ended before it answered.*then try again"):
+        launch._replace(options, found, tmp_path / "none.log", (), print, lambda _: None)
+
+
+def test_a_daemon_that_says_nothing_is_told_of_without_its_log(tmp_path):
+    with pytest.raises(launch.DaemonError, match=r"the mount daemon ended before it was ready$"):
+        launch._understand({}, None, tmp_path / "none.log")
+    log = tmp_path / "m.log"
+    log.write_text("one\ntwo\n")
+    with pytest.raises(launch.DaemonError, match=r"before it was ready; .*m.log says: one; two$"):
+        launch._understand({}, None, log)
