@@ -105,7 +105,7 @@ def test_ctrl_c_just_before_a_wait_ends_it(lake: str) -> None:
         lake,
         """
         import ctypes, functools, operator, types
-        from stepfs import background
+        from stepfs._internal import background
 
         late = [functools.partial(ctypes.CDLL(None)["raise"], signal.SIGINT)]
 
