@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import random
 from contextlib import ExitStack
+from pathlib import Path
 
 import servers
 
 from bench.bed import Bed, Mount, data_objects
 from bench.machine import MIB, drop_caches, touch_memory
-from bench.peer_mounts import PeerMount
 from bench.report import Row
 from bench_read.peers import PREFIX, Peers
 from bench_read.rows.large_files import RAW, Large
@@ -53,7 +53,7 @@ class Cold:
             speed = self._bed.speeds(f"cold, server {server}", self._seconds, self._bed.plan.file_bytes)
             self._judge(server if dropped else f"{server}, caches not dropped", speed)
 
-    def _round(self, number: int, server: str, mount: Mount, mounts: dict[str, PeerMount]) -> None:
+    def _round(self, number: int, server: str, mount: Mount, mounts: dict[str, Path]) -> None:
         turns = ["stepfs", *mounts, "http", *(f"boto3 × {threads}" for threads in THREADS)]
         for turn in self._random.sample(turns, len(turns)):
             if server == "cold":
@@ -61,7 +61,7 @@ class Cold:
             if turn == "stepfs":
                 seconds = self._read(str(mount.path(number, RAW)))
             elif turn in mounts:
-                seconds = self._read(str(mounts[turn].path(f"large/{number:02d}.bin")))
+                seconds = self._read(str(mounts[turn] / f"large/{number:02d}.bin"))
             else:
                 kind, _, threads = turn.partition(" × ")
                 seconds = self._get(kind, self._object(number), int(threads or THREADS[0]))

@@ -17,7 +17,6 @@ from typing import Any
 
 from bench.bed import Bed, Mount, encoded
 from bench.machine import MIB, touch_memory, until
-from bench.peer_mounts import PeerMount
 from bench.probe import KINDS
 from bench.report import Row, at_most, median
 from bench_read.peers import Peers
@@ -125,9 +124,9 @@ class Large:
             text = f"{speed[f'{peer.name} first']:,.0f} / {speed[f'{peer.name} second']:,.0f} MB/s"
             report.add(Row(f"{peer.name}: first / second read", text))
 
-    def _round(self, mount: Mount, mounts: dict[str, PeerMount], number: int) -> dict[str, Any]:
+    def _round(self, mount: Mount, mounts: dict[str, Path], number: int) -> dict[str, Any]:
         paths = {"stepfs": str(mount.path(number, RAW)), "ext4": self._cached("raw")}
-        paths |= {name: str(peer.path(f"large/{number:02d}.bin")) for name, peer in mounts.items()}
+        paths |= {name: str(peer / f"large/{number:02d}.bin") for name, peer in mounts.items()}
         return self._bed.probe(kind="raw", paths=self._shuffled(paths), resident=["stepfs"])
 
     def _loaders(self) -> None:

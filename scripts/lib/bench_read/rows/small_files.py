@@ -113,7 +113,7 @@ class Small:
         else:
             peer = next(peer for peer in self._peers.all if peer.name == side)
             with peer.mounted() as mount:
-                paths = [mount.path(name) for name in self._names]
+                paths = [mount / name for name in self._names]
                 rate = self._read(paths, workers=workers, loader="torch")
         rates.setdefault(side, []).append(rate)
 
