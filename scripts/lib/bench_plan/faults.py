@@ -25,11 +25,11 @@ import trio
 from bench.machine import until
 from bench.report import Report, at_most, load, median
 from quickstart.programs import BIN
-from stepfs.format.ids import SliceIndex, Step
+from spans_audit import payloads_of, pieces_of
+from stepfs.format.ids import Step
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.store.opening import open_store
-from torture.planned.audit import pieces_of
 from torture.planned.command import workers_of
 
 WORKERS = 2
@@ -217,18 +217,16 @@ def read_lake(directory: Path) -> Lake:
 async def _read(url: str) -> Lake:
     found = Lake([], [], [])
     store = open_store(url)
-    log = await LogReader.open(store, await open_lake(store))
+    identity = await open_lake(store)
+    log = await LogReader.open(store, identity)
     for number in range(log.state.next_step):
         entry = await log.entry(Step(number))
-        data = await store.get(entry.tgb.key)
-        assert data is not None
-        refs = [entry.tgb.slice(SliceIndex(index)) for index in range(entry.tgb.slices)]
-        payloads = [data[ref.offset : ref.offset + ref.length] for ref in refs]
+        payloads = await payloads_of(store, entry.tgb)
         found.times_s.append(entry.time_ms / 1000)
         found.digests.append(hashlib.sha256(b"".join(payloads)).hexdigest())
         tokens: Counter[str] = Counter()
         for payload in payloads:
-            for piece in pieces_of(payload):
+            for piece in pieces_of(identity.ext, payload):
                 tokens[piece.address[0]] += len(piece.ids)
         found.tokens.append(tokens)
     await store.aclose()
