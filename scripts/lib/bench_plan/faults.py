@@ -12,7 +12,6 @@ import os
 import random
 import signal
 import subprocess
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -67,12 +66,10 @@ class Lake:
         return [after - before for before, after in itertools.pairwise(times)]
 
 
-def run(report: Report, *, quick: bool) -> None:
-    with tempfile.TemporaryDirectory(prefix="stepfs-bench-plan-") as name:
-        directory = Path(name)
-        _loaders(report, directory, steps=150 if quick else 400)
-        _command(report, directory, rounds=2 if quick else 5)
-        _jump(report, directory)
+def run(report: Report, directory: Path, *, quick: bool) -> None:
+    _loaders(report, directory, steps=150 if quick else 400)
+    _command(report, directory, rounds=2 if quick else 5)
+    _jump(report, directory)
 
 
 def _loaders(report: Report, directory: Path, *, steps: int) -> None:

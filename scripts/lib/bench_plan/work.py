@@ -11,7 +11,6 @@ import os
 import random
 import signal
 import subprocess
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -44,20 +43,18 @@ COSTLY = "costly: {format: jsonl, files: costly/, transform: 'slow:costly'}"
 TEXT = "text: {format: jsonl, files: text/}"
 
 
-def cost(report: Report, *, quick: bool) -> None:
+def cost(report: Report, directory: Path, *, quick: bool) -> None:
     """A source of 5 % of the tokens at 0.2 s a record, with 2 and with 8 workers."""
     steps = 60 if quick else 150
-    with tempfile.TemporaryDirectory(prefix="stepfs-bench-plan-") as name:
-        directory = Path(name)
-        plan = write_plan(directory, {"costly": COSTLY, "text": TEXT}, "costly: 5, text: 95", costly_s=0.2)
-        took_s = {}
-        digests = set()
-        for workers in (2, 8):
-            lake = directory / f"lake-{workers}"
-            _run(plan, lake, workers, steps)
-            found = read_lake(lake)
-            took_s[workers] = found.times_s[-1] - found.times_s[0]
-            digests.add(digest(found))
+    plan = write_plan(directory, {"costly": COSTLY, "text": TEXT}, "costly: 5, text: 95", costly_s=0.2)
+    took_s = {}
+    digests = set()
+    for workers in (2, 8):
+        lake = directory / f"lake-{workers}"
+        _run(plan, lake, workers, steps)
+        found = read_lake(lake)
+        took_s[workers] = found.times_s[-1] - found.times_s[0]
+        digests.add(digest(found))
     if len(digests) > 1:
         raise SystemExit("bench_plan: the number of workers shows in the steps")
     report.figures["cost"] = {"seconds": took_s, "load": load()}
@@ -72,12 +69,11 @@ def cost(report: Report, *, quick: bool) -> None:
     )
 
 
-def late(report: Report, *, quick: bool) -> None:
+def late(report: Report, directory: Path, *, quick: bool) -> None:
     """A worker is stopped in the middle of whatever it does, again and again."""
-    with tempfile.TemporaryDirectory(prefix="stepfs-bench-plan-") as name:
-        plan = write_plan(Path(name), {"costly": COSTLY, "text": TEXT}, "costly: 5, text: 95", costly_s=0.02)
-        steps = 400 if quick else 1200
-        disturbed(report, "a worker stopped", plan, steps, _stop_one_worker, every_s=_STOP_EVERY_S, gap_s=_GAP_S)
+    plan = write_plan(directory, {"costly": COSTLY, "text": TEXT}, "costly: 5, text: 95", costly_s=0.02)
+    steps = 400 if quick else 1200
+    disturbed(report, "a worker stopped", plan, steps, _stop_one_worker, every_s=_STOP_EVERY_S, gap_s=_GAP_S)
 
 
 def _stop_one_worker(pid: int) -> int:
