@@ -14,16 +14,15 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import trio
 
-from bench.machine import until
+from bench.machine import BIN, until
 from bench.report import Report, at_most, load, median
-from quickstart.programs import BIN
 from spans_audit import payloads_of, pieces_of
 from stepfs.format.ids import Step
 from stepfs.lake.identity import open_lake
@@ -163,19 +162,24 @@ def _jump(report: Report, directory: Path) -> None:
 def write_plan(directory: Path, sources: int, mix: list[str]) -> Path:
     """A plan over so many sources s00, s01, … of 1 MiB of text each."""
     directory.mkdir()
-    draw = random.Random(5)
-    letters = "".join(draw.choices("etaoinshrdlu     ", k=1 << 16))
     names = [f"s{number:02}" for number in range(sources)]
-    for name in names:
-        (directory / name).mkdir()
-        with (directory / name / "a.jsonl").open("w") as file:
-            while file.tell() < 1 << 20:
-                begin, size = draw.randrange(1 << 15), int(draw.lognormvariate(6, 1)) % 8000
-                file.write(json.dumps({"text": letters[begin : begin + size]}) + "\n")
+    write_texts(directory, names, lambda draw: int(draw.lognormvariate(6, 1)) % 8000)
     listed = "\n".join(f"  {name}: {{format: jsonl, files: {name}/}}" for name in names)
     path = directory / "plan.yaml"
     path.write_text(PLAN.format(sources=listed, mix="\n".join(f"  - {entry}" for entry in mix)))
     return path
+
+
+def write_texts(directory: Path, sources: Iterable[str], size_of: Callable[[random.Random], int]) -> None:
+    """1 MiB of records for each of them, with texts of these sizes."""
+    draw = random.Random(5)
+    letters = "".join(draw.choices("etaoinshrdlu     ", k=1 << 16))
+    for name in sources:
+        (directory / name).mkdir()
+        with (directory / name / "a.jsonl").open("w") as file:
+            while file.tell() < 1 << 20:
+                begin, size = draw.randrange(1 << 15), size_of(draw)
+                file.write(json.dumps({"text": letters[begin : begin + size]}) + "\n")
 
 
 @contextmanager

@@ -8,11 +8,10 @@ import subprocess
 import time
 from pathlib import Path
 
-from bench.machine import until
+from bench.machine import BIN, until
 from bench.report import Report, at_least, at_most, load, median
 from bench.slowed import slowed
 from bench_plan.faults import WORKERS, running, steps_written, write_plan
-from quickstart.programs import BIN
 from torture.server import Server
 
 FILE_S = 1.0

@@ -8,14 +8,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from bench.machine import program
+from bench.machine import MIB, program
 from bench.machine import run as run_command
 from bench.report import Report, at_least, load, median
 from bench_plan.corpora import write_bpe, write_corpora
 
 WORKERS = 2
 BOUND = 0.85
-MIB = 1 << 20
 
 PLAN = """
 version: 1

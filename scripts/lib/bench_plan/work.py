@@ -6,17 +6,15 @@ Sleeping functions stand for work, so that there are as many workers as wanted o
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-import random
 import signal
 import subprocess
 from contextlib import suppress
 from pathlib import Path
 
+from bench.machine import BIN, stat_of
 from bench.report import Report, at_least, load
-from bench_plan.faults import Lake, disturbed, read_lake
-from quickstart.programs import BIN
+from bench_plan.faults import Lake, disturbed, read_lake, write_texts
 from torture.planned.command import workers_of
 
 FASTER = 3.5
@@ -78,31 +76,20 @@ def late(report: Report, directory: Path, *, quick: bool) -> None:
 
 def _stop_one_worker(pid: int) -> int:
     """One that works if there is one; the others wait in a read of their pipe."""
-    workers = [worker for worker in workers_of(pid) if _state(worker) not in "TZ"]
-    busy = [worker for worker in workers if _state(worker) == "R"] or workers
+    states: dict[int, str] = {}
+    for worker in workers_of(pid):
+        with suppress(OSError):
+            states[worker] = stat_of(Path(f"/proc/{worker}"))[0]
+    workers = [worker for worker, state in states.items() if state not in "TZ"]
+    busy = [worker for worker in workers if states[worker] == "R"] or workers
     for worker in busy[:1]:
         with suppress(ProcessLookupError):
             os.kill(worker, signal.SIGSTOP)
     return len(busy[:1])
 
 
-def _state(pid: int) -> str:
-    """As the kernel writes it; Z of a process that is gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return "Z"
-
-
 def write_plan(directory: Path, sources: dict[str, str], mix: str, *, costly_s: float = 0.0) -> Path:
-    draw = random.Random(5)
-    letters = "".join(draw.choices("etaoinshrdlu     ", k=1 << 16))
-    for name in sources:
-        (directory / name).mkdir()
-        with (directory / name / "a.jsonl").open("w") as file:
-            while file.tell() < 1 << 20:
-                begin = draw.randrange(1 << 15)
-                file.write(json.dumps({"text": letters[begin : begin + _RECORD_BYTES]}) + "\n")
+    write_texts(directory, sources, lambda _: _RECORD_BYTES)
     (directory / "slow.py").write_text(_MODULE.format(costly=costly_s))
     path = directory / "plan.yaml"
     path.write_text(_PLAN.format(sources="\n  ".join(sources.values()), mix=mix))

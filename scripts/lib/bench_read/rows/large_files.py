@@ -116,7 +116,7 @@ class Large:
         text = f"{len(whole)} of {len(reads)} files were whole just before ({min(resident):.2%})"
         report.add(at_most(0, "READ upcalls of it", f"{sum(whole)}", text, sum(whole), ""))
         for bound, order in ((10, "first"), (0.9, "second")):
-            best = max((peer.name for peer in self._peers.all), key=lambda name: speed[f"{name} {order}"])
+            best = self._peers.best(speed, f" {order}")
             beside = times.beside("stepfs first", f"{best} second") if order == "second" else ""
             theirs = speed[f"{best} {order}"]
             self._bed.ratio(bound, what, first, f"best peer's {order}: {best}", theirs, beside=beside)
