@@ -183,12 +183,12 @@ def write_text(mount, step, pieces):
     """A rank's file with one micro-batch of pieces (file, offset, first byte, text); a piece with None ends there."""
     directory = mount / f"step-{step:09d}"
     directory.mkdir(parents=True)
-    spans, row = [], []
+    spans, row, side = [], [], [0] * (step % 2)  # a plan with pairs has one more column
     for file, offset, first, text, *ends in pieces:
         ids = [*text, *([256] if ends else [])]
-        spans.append([0, len(row), len(ids), 0, 0, file, offset, first])
+        spans.append([0, len(row), len(ids), 0, 0, file, offset, first, *side])
         row += ids
-    arrays = {"input_ids": np.array([row], np.int64), "spans": np.array(spans, np.int64).reshape(-1, 8)}
+    arrays = {"input_ids": np.array([row], np.int64), "spans": np.array(spans, np.int64)}
     save_file(arrays, directory / "rank-00000.safetensors", metadata={"sources": '["text"]'})
 
 

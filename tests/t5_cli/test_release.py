@@ -109,7 +109,7 @@ def test_what_cannot_be_released_says_why(checkout):
     (checkout / "fs/stepfs/__init__.py").write_text("version = 1\n")
     git(checkout, "commit", "-qam", "no version")
     done = released(checkout)
-    assert (done.returncode, "sdist: ValueError" in done.stderr) == (1, True), done.stderr
+    assert (done.returncode, "release: ValueError" in done.stderr) == (1, True), done.stderr
 
 
 def test_an_option_that_does_not_exist_is_a_usage_error():

@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 import tools
 
+from spans_audit import Address, Piece
 from stepfs_producer.plan.step import SourceState, State
 from torture.audit import Audit, audit_journals
-from torture.planned.audit import Piece, PlannedLake, audit_planned
-from torture.planned.corpus import Address, Corpus
+from torture.planned.audit import PlannedLake, audit_planned
+from torture.planned.corpus import Corpus
 from torture.processes import Actor
 from torture.records import Journal, Origin, payload, recognise
 from torture.run import Run
@@ -153,18 +154,31 @@ def test_a_small_run_of_a_plan_holds_and_leaves_nothing(tmp_path: Path) -> None:
 
 
 ADDRESSES: list[Address] = [("code", 0, offset) for offset in (0, 10, 20)]
-CORPUS = Corpus(Path(), {address: b"text %d" % index for index, address in enumerate(ADDRESSES)}, {("code", 0, 30)})
+PAIR: Address = ("pairs", 0, 0)
+SIDES = [[*b"is it? yes", 256], [*b"is it? no", 256]]
+TEXTS = {address: b"text %d" % index for index, address in enumerate(ADDRESSES)}
+CORPUS = Corpus(Path(), {**TEXTS, PAIR: b"{}"}, {("code", 0, 30)}, {PAIR: SIDES})
 
 
 def lake() -> PlannedLake:
-    """One epoch of three records and a bad one, in two steps; the second record is cut between them."""
+    """One epoch of three records and a bad one, and of a pair, in two steps; the second record is cut between them."""
     ids = [CORPUS.ids(address) for address in ADDRESSES]
     pieces = [
         [Piece(0, ADDRESSES[0], 0, ids[0]), Piece(0, ADDRESSES[1], 0, ids[1][:3])],
         [Piece(0, ADDRESSES[1], 3, ids[1][3:]), Piece(0, ADDRESSES[2], 0, ids[2])],
     ]
-    source = SourceState("i", "l", epoch=1, records=4, skipped=1, tokens=sum(map(len, ids)))
-    return PlannedLake([("a",), ("b",)], pieces, {2: State("plan", 2, {"code": source})})
+    pieces[1] += [Piece(0, PAIR, at, SIDES[side], 1, side + 1) for side, at in enumerate((0, len(SIDES[0])))]
+    sources = {
+        "code": SourceState("i", "l", epoch=1, records=4, skipped=1, tokens=sum(map(len, ids))),
+        "pairs": SourceState("i", "l", epoch=1, records=1, tokens=sum(map(len, SIDES))),
+    }
+    return PlannedLake([("a",), ("b",)], pieces, {2: State("plan", 2, sources)})
+
+
+def cut(pieces: list[Piece]) -> None:
+    """The chosen document into two."""
+    whole = pieces[2]
+    pieces[2:3] = [replace(whole, ids=whole.ids[:3]), replace(whole, first=3, ids=whole.ids[3:])]
 
 
 def faults(tormented: PlannedLake) -> str:
@@ -186,13 +200,17 @@ def test_the_audit_notices_other_bytes_and_lost_steps() -> None:
 @pytest.mark.parametrize(
     ("edit", "said"),
     [
-        (lambda pieces: pieces[1].pop(), "records are lost"),
+        (lambda pieces: pieces[1].pop(1), "records are lost"),
         (lambda pieces: pieces[1].pop(0), "is not whole"),
+        (lambda pieces: pieces[1].pop(), "is not whole"),
+        (lambda pieces: pieces[1].append(replace(pieces[1].pop(), micro=0)), "do not stand one behind the other"),
+        (lambda pieces: pieces[1].insert(2, pieces[1].pop()), "do not stand one behind the other"),
+        (lambda pieces: cut(pieces[1]), "cut at [3]"),
         (lambda pieces: pieces[1].append(pieces[0][0]), "twice"),
         (lambda pieces: pieces[0].append(replace(pieces[0][0], address=("code", 0, 30))), "a bad one"),
         (lambda pieces: pieces[0].append(replace(pieces[0].pop(0), ids=[7] * 7)), "other tokens"),
     ],
-    ids=["lost", "torn", "twice", "bad", "other"],
+    ids=["lost", "torn", "half a pair", "parted", "rejected first", "cut", "twice", "bad", "other"],
 )
 def test_the_audit_notices_what_happened_to_a_record(edit, said: str) -> None:
     wrong = lake()
@@ -202,6 +220,7 @@ def test_the_audit_notices_what_happened_to_a_record(edit, said: str) -> None:
 
 def test_the_audit_notices_a_position_that_says_something_else() -> None:
     wrong = lake()
-    source = wrong.positions[2].sources["code"]
-    wrong.positions[2] = State("plan", 2, {"code": replace(source, tokens=source.tokens - 1)})
+    sources = wrong.positions[2].sources
+    code = replace(sources["code"], tokens=sources["code"].tokens - 1)
+    wrong.positions[2] = State("plan", 2, {**sources, "code": code})
     assert "position behind step 2" in faults(wrong)

@@ -156,6 +156,10 @@ class Bed:
         answer: dict[str, Any] = json.loads(done.stdout)
         return answer
 
+    def read_once(self, path: Path) -> float:
+        """Seconds that a fresh process takes to read a file, 1 MiB at a time."""
+        return float(self.probe(kind="raw", paths={"it": str(path)}, passes=1)["seconds"]["it"][0])
+
     def speeds(self, what: str, seconds: Mapping[str, Sequence[float]], size: int) -> dict[str, float]:
         """Medians in MB/s, and the raw seconds into the figures."""
         self.report.figures[what] = {side: [round(value, 6) for value in seconds[side]] for side in seconds}

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 BIN = Path(sysconfig.get_path("scripts"))
-SCRIPTS = Path(__file__).resolve().parents[2]
+_LONG_LAKE = Path(__file__).resolve().parents[2] / "make_long_lake"
 MIB = 1 << 20
 COMMAND_S = 120.0
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
@@ -39,12 +39,22 @@ def run(
     return done
 
 
+def make_long_lake(url: str, steps: int, slices: int) -> None:
+    """A long history, metadata only."""
+    run([sys.executable, str(_LONG_LAKE), url, "--steps", str(steps), "--slices", str(slices)], timeout_s=3600)
+
+
 def let_go(directory: Path) -> None:
     """No mount stays behind, whatever state it is in."""
     if is_mounted(directory):
         with suppress(subprocess.TimeoutExpired):
             command = [str(BIN / "stepfs"), "unmount", str(directory)]
             subprocess.run(command, check=False, timeout=COMMAND_S, capture_output=True)
+    detach(directory)
+
+
+def detach(directory: Path) -> None:
+    """Whatever still uses the mount."""
     if is_mounted(directory):
         subprocess.run(["fusermount3", "-u", "-z", str(directory)], check=False)
 
@@ -81,10 +91,15 @@ def until(done: Callable[[], bool], timeout_s: float) -> bool:
     return True
 
 
-def cpu_s(pid: int) -> float:
-    """Seconds of CPU a process has used, in user space and in the kernel."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _CLOCK_TICKS
+def stat_of(task: Path) -> list[str]:
+    """What the kernel says of a process or thread, by its directory in /proc: state, parent, … An `OSError` if it is gone."""
+    return (task / "stat").read_text().rpartition(")")[2].split()
+
+
+def cpu_s(task: int | Path) -> float:
+    """Seconds of CPU that a process or a thread has used, in user space and in the kernel."""
+    stat = stat_of(Path(f"/proc/{task}") if isinstance(task, int) else task)
+    return (int(stat[11]) + int(stat[12])) / _CLOCK_TICKS
 
 
 def family(pid: int) -> list[int]:

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 import trio
 
+from bench.machine import MIB
 from bench.report import Report, Row, at_least, median
 from stepfs.lake.identity import create_lake
 from stepfs.store.opening import open_store
@@ -26,7 +27,6 @@ from stepfs_producer import AsyncProducer
 SLICES = 8
 AT_ONCE = 8
 PATIENT_S = 60.0  # a producer tries again for minutes; its rival may not fail where it would not
-MIB = 1 << 20
 
 
 async def run(report: Report, base_url: str, sizes_mib: tuple[int, ...], total_mib: int, rounds: int) -> None:

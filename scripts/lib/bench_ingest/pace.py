@@ -253,13 +253,13 @@ def rows(count: int, sides: Sequence[Side]) -> list[Row]:
             f"{named}{best.p99_s:.3f} s (p50 {best.p50_s:.3f})",
             ours.p99_s / best.p99_s,
         ),
-        Row(
+        at_most(
+            25,
             f"lost attempts, {who}",
             f"{ours.lost_share:.1%}",
             f"{named}{best.lost_share:.1%}",
-            None,
-            "≤ 25 %",
-            ours.lost_share <= 0.25,
+            100 * ours.lost_share,
+            "%",
         ),
     ]
     if sides[-1].pacing == "each":

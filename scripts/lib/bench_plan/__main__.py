@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,7 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report = Report("bench_plan", "stepfs: planned steps")
     for part in options.only:
         report.say(f"[bold]{part}[/bold]")
-        PARTS[part](report, quick=options.quick)
+        with tempfile.TemporaryDirectory(prefix="stepfs-bench-plan-") as name:
+            PARTS[part](report, Path(name), quick=options.quick)
     report.finish(options.out)
     return 0
 

@@ -6,6 +6,7 @@ import io
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 from PIL import Image
@@ -28,7 +29,7 @@ RANKS, SPANS, TOKENS = 8, 64, 512
 ROWS = 20_000_000 // 588 // SPANS
 
 
-def run(report: Report, *, quick: bool) -> None:
+def run(report: Report, _directory: Path, *, quick: bool) -> None:
     size = 512
     noise = Image.effect_noise((size, size), 40).convert("RGB")
     file = io.BytesIO()

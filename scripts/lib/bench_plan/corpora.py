@@ -9,10 +9,10 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from bench.machine import MIB
 from bench_plan.lengths import BYTES_PER_TOKEN, code_files, lognormal, prose_texts
+from quickstart.corpus import EOS, train_bpe
 
 SHARD_BYTES = 4 << 20
 TRAINED_ON = 4000  # texts
@@ -29,17 +29,7 @@ def write_corpora(directory: Path, code_bytes: int, prose_bytes: int) -> None:
 def write_bpe(path: Path) -> None:
     """A BPE of the same texts."""
     texts = [*islice(prose_texts(), TRAINED_ON), *islice(_texts(code_files()), TRAINED_ON // 20)]
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
-        special_tokens=["<|endoftext|>"],
-        initial_alphabet=alphabet,
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    tokenizer.save(str(path))
+    train_bpe(path, texts, VOCABULARY, [EOS])
 
 
 def _texts(files: Iterable[Path]) -> Iterator[str]:

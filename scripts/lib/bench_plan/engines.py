@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -22,23 +21,21 @@ _SLOWER = 1.25
 _NODE = "3"  # CPUs: two workers and a spare
 
 
-def tickets(report: Report, *, quick: bool) -> None:
+def tickets(report: Report, directory: Path, *, quick: bool) -> None:
     """With local workers: what the command reads and writes, as the kernel counts it, from the first commit on."""
-    with tempfile.TemporaryDirectory(prefix="stepfs-bench-plan-") as name:
-        directory = Path(name)
-        lake = directory / "lake"
-        words = command(_large_steps(directory), lake, 2, 60 if quick else 200)
-        seen: list[tuple[int, int]] = []  # bytes through the command, of steps, as commits come
-        commits = 1
-        with subprocess.Popen(words, stdout=subprocess.DEVNULL) as process:
-            while process.poll() is None:
-                if (found := len(list(lake.glob("*/log/*")))) > commits:  # those of workers are added when they end
-                    commits = found
-                    with suppress(OSError):
-                        seen.append((_read_and_written(process.pid), _bytes_of(lake)))
-                time.sleep(0.01)
-        if process.returncode:
-            raise SystemExit(f"bench_plan: stepfs-produce run ended with exit code {process.returncode}")
+    lake = directory / "lake"
+    words = command(_large_steps(directory), lake, 2, 60 if quick else 200)
+    seen: list[tuple[int, int]] = []  # bytes through the command, of steps, as commits come
+    commits = 1
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL) as process:
+        while process.poll() is None:
+            if (found := len(list(lake.glob("*/log/*")))) > commits:  # those of workers are added when they end
+                commits = found
+                with suppress(OSError):
+                    seen.append((_read_and_written(process.pid), _bytes_of(lake)))
+            time.sleep(0.01)
+    if process.returncode:
+        raise SystemExit(f"bench_plan: stepfs-produce run ended with exit code {process.returncode}")
     late = max(1, len(seen) * 9 // 10 - 1)  # the last commits may be seen after workers ended
     through, made = (last - first for first, last in zip(seen[0], seen[late], strict=True))
     share = through / made
@@ -47,13 +44,12 @@ def tickets(report: Report, *, quick: bool) -> None:
     report.add(at_most(_SHARE, what, f"{share:.3%}", f"{through >> 10} KiB", share, ""))
 
 
-def ray(report: Report, *, quick: bool) -> None:
+def ray(report: Report, directory: Path, *, quick: bool) -> None:
     """From first to last commit, in turns: starting is not compared."""
     steps = 60 if quick else 300
     took_s: dict[str, list[float]] = {"local": [], "ray": []}
     digests = set()
-    with cluster(_NODE) as (address, _), tempfile.TemporaryDirectory(prefix="stepfs-bench-plan-") as name:
-        directory = Path(name)
+    with cluster(_NODE) as (address, _):
         place = directory / "plan"  # it travels
         place.mkdir()
         plan = write_plan(place, {"costly": COSTLY, "text": TEXT}, "costly: 50, text: 50", costly_s=0.004)

@@ -12,24 +12,22 @@ import os
 import random
 import signal
 import subprocess
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import trio
 
-from bench.machine import until
+from bench.machine import BIN, until
 from bench.report import Report, at_most, load, median
-from quickstart.programs import BIN
-from stepfs.format.ids import SliceIndex, Step
+from spans_audit import payloads_of, pieces_of
+from stepfs.format.ids import Step
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.store.opening import open_store
-from torture.planned.audit import pieces_of
 from torture.planned.command import workers_of
 
 WORKERS = 2
@@ -67,12 +65,10 @@ class Lake:
         return [after - before for before, after in itertools.pairwise(times)]
 
 
-def run(report: Report, *, quick: bool) -> None:
-    with tempfile.TemporaryDirectory(prefix="stepfs-bench-plan-") as name:
-        directory = Path(name)
-        _loaders(report, directory, steps=150 if quick else 400)
-        _command(report, directory, rounds=2 if quick else 5)
-        _jump(report, directory)
+def run(report: Report, directory: Path, *, quick: bool) -> None:
+    _loaders(report, directory, steps=150 if quick else 400)
+    _command(report, directory, rounds=2 if quick else 5)
+    _jump(report, directory)
 
 
 def _loaders(report: Report, directory: Path, *, steps: int) -> None:
@@ -166,19 +162,24 @@ def _jump(report: Report, directory: Path) -> None:
 def write_plan(directory: Path, sources: int, mix: list[str]) -> Path:
     """A plan over so many sources s00, s01, … of 1 MiB of text each."""
     directory.mkdir()
-    draw = random.Random(5)
-    letters = "".join(draw.choices("etaoinshrdlu     ", k=1 << 16))
     names = [f"s{number:02}" for number in range(sources)]
-    for name in names:
-        (directory / name).mkdir()
-        with (directory / name / "a.jsonl").open("w") as file:
-            while file.tell() < 1 << 20:
-                begin, size = draw.randrange(1 << 15), int(draw.lognormvariate(6, 1)) % 8000
-                file.write(json.dumps({"text": letters[begin : begin + size]}) + "\n")
+    write_texts(directory, names, lambda draw: int(draw.lognormvariate(6, 1)) % 8000)
     listed = "\n".join(f"  {name}: {{format: jsonl, files: {name}/}}" for name in names)
     path = directory / "plan.yaml"
     path.write_text(PLAN.format(sources=listed, mix="\n".join(f"  - {entry}" for entry in mix)))
     return path
+
+
+def write_texts(directory: Path, sources: Iterable[str], size_of: Callable[[random.Random], int]) -> None:
+    """1 MiB of records for each of them, with texts of these sizes."""
+    draw = random.Random(5)
+    letters = "".join(draw.choices("etaoinshrdlu     ", k=1 << 16))
+    for name in sources:
+        (directory / name).mkdir()
+        with (directory / name / "a.jsonl").open("w") as file:
+            while file.tell() < 1 << 20:
+                begin, size = draw.randrange(1 << 15), size_of(draw)
+                file.write(json.dumps({"text": letters[begin : begin + size]}) + "\n")
 
 
 @contextmanager
@@ -217,18 +218,16 @@ def read_lake(directory: Path) -> Lake:
 async def _read(url: str) -> Lake:
     found = Lake([], [], [])
     store = open_store(url)
-    log = await LogReader.open(store, await open_lake(store))
+    identity = await open_lake(store)
+    log = await LogReader.open(store, identity)
     for number in range(log.state.next_step):
         entry = await log.entry(Step(number))
-        data = await store.get(entry.tgb.key)
-        assert data is not None
-        refs = [entry.tgb.slice(SliceIndex(index)) for index in range(entry.tgb.slices)]
-        payloads = [data[ref.offset : ref.offset + ref.length] for ref in refs]
+        payloads = await payloads_of(store, entry.tgb)
         found.times_s.append(entry.time_ms / 1000)
         found.digests.append(hashlib.sha256(b"".join(payloads)).hexdigest())
         tokens: Counter[str] = Counter()
         for payload in payloads:
-            for piece in pieces_of(payload):
+            for piece in pieces_of(identity.ext, payload):
                 tokens[piece.address[0]] += len(piece.ids)
         found.tokens.append(tokens)
     await store.aclose()

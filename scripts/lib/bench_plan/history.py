@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import tempfile
 import time
 from pathlib import Path
 
-from bench.machine import until
+from bench.machine import BIN, until
 from bench.report import Report, at_least, at_most, load, median
 from bench.slowed import slowed
 from bench_plan.faults import WORKERS, running, steps_written, write_plan
-from quickstart.programs import BIN
 from torture.server import Server
 
 FILE_S = 1.0
@@ -28,22 +26,20 @@ _WAIT_S = 300.0
 _BETWEEN_KILLS = 10  # steps at least
 
 
-def lineage(report: Report, *, quick: bool) -> None:
+def lineage(report: Report, directory: Path, *, quick: bool) -> None:
     """Of a rank's file, and of a step of 64 ranks, behind a store that takes 5 ms to answer."""
     rounds = 3 if quick else 7
-    with tempfile.TemporaryDirectory(prefix="stepfs-bench-plan-") as name:
-        directory = Path(name)
-        plan = write_plan(directory / "lineage", 4, _MIX)
-        plan.write_text(plan.read_text().replace("dp=4", f"dp={_RANKS}"))
-        (directory / "server").mkdir()
-        with Server(directory / "server", seed=0, probabilities="", durable=False) as server:
-            here = {**os.environ, **server.environment()}
-            words = ["run", str(plan), server.url(), "--limit-steps", "6", "--workers", str(WORKERS)]
-            subprocess.run([BIN / "stepfs-produce", *words], env=here, check=True, stdout=subprocess.DEVNULL)
-            with slowed(here["AWS_ENDPOINT_URL_S3"], _BYTES_PER_S, _LATENCY_S) as slow:
-                far = here | {"AWS_ENDPOINT_URL_S3": slow.url}
-                file = [_timed(["lineage", server.url(), "--step", "3", "--rank", "5"], far) for _ in range(rounds)]
-                step = [_timed(["lineage", server.url(), "--step", "3"], far) for _ in range(rounds)]
+    plan = write_plan(directory / "lineage", 4, _MIX)
+    plan.write_text(plan.read_text().replace("dp=4", f"dp={_RANKS}"))
+    (directory / "server").mkdir()
+    with Server(directory / "server", seed=0, probabilities="", durable=False) as server:
+        here = {**os.environ, **server.environment()}
+        words = ["run", str(plan), server.url(), "--limit-steps", "6", "--workers", str(WORKERS)]
+        subprocess.run([BIN / "stepfs-produce", *words], env=here, check=True, stdout=subprocess.DEVNULL)
+        with slowed(here["AWS_ENDPOINT_URL_S3"], _BYTES_PER_S, _LATENCY_S) as slow:
+            far = here | {"AWS_ENDPOINT_URL_S3": slow.url}
+            file = [_timed(["lineage", server.url(), "--step", "3", "--rank", "5"], far) for _ in range(rounds)]
+            step = [_timed(["lineage", server.url(), "--step", "3"], far) for _ in range(rounds)]
     report.figures["lineage"] = {"file_s": file, "step_s": step, "load": load()}
     for bound, what, took in ((FILE_S, "a rank's file", file), (STEP_S, f"a step of {_RANKS} ranks", step)):
         report.add(
@@ -58,31 +54,29 @@ def lineage(report: Report, *, quick: bool) -> None:
         )
 
 
-def replay(report: Report, *, quick: bool) -> None:
+def replay(report: Report, directory: Path, *, quick: bool) -> None:
     """200 steps compared, and those of a lake that was made under kills."""
     steps, kills = (60, 4) if quick else (200, KILLS)
-    with tempfile.TemporaryDirectory(prefix="stepfs-bench-plan-") as name:
-        directory = Path(name)
-        plan = write_plan(directory / "replay", 4, _MIX)
-        made, again = [], []
-        for number in range(1 if quick else 3):
-            lake = directory / f"undisturbed-{number}"
-            started_s = time.monotonic()
-            with running(plan, lake, steps, rate=None) as process:
-                process.wait()
-            made.append(time.monotonic() - started_s)
-            started_s = time.monotonic()
-            _check(_replayed(lake, plan, steps), steps)
-            again.append(time.monotonic() - started_s)
-        killed = directory / "killed"
-        for number in range(kills):
-            with running(plan, killed, None) as process:
-                wanted = (number + 1) * _BETWEEN_KILLS
-                until(lambda: process.poll() is not None or steps_written(killed) >= wanted, _WAIT_S)  # noqa: B023 - called here
-                process.kill()
-        with running(plan, killed, steps + kills * _BETWEEN_KILLS) as process:
+    plan = write_plan(directory / "replay", 4, _MIX)
+    made, again = [], []
+    for number in range(1 if quick else 3):
+        lake = directory / f"undisturbed-{number}"
+        started_s = time.monotonic()
+        with running(plan, lake, steps, rate=None) as process:
             process.wait()
-        _check(_replayed(killed, plan, steps + kills * _BETWEEN_KILLS), steps + kills * _BETWEEN_KILLS)
+        made.append(time.monotonic() - started_s)
+        started_s = time.monotonic()
+        _check(_replayed(lake, plan, steps), steps)
+        again.append(time.monotonic() - started_s)
+    killed = directory / "killed"
+    for number in range(kills):
+        with running(plan, killed, None) as process:
+            wanted = (number + 1) * _BETWEEN_KILLS
+            until(lambda: process.poll() is not None or steps_written(killed) >= wanted, _WAIT_S)  # noqa: B023 - called here
+            process.kill()
+    with running(plan, killed, steps + kills * _BETWEEN_KILLS) as process:
+        process.wait()
+    _check(_replayed(killed, plan, steps + kills * _BETWEEN_KILLS), steps + kills * _BETWEEN_KILLS)
     report.figures["replay"] = {"made_s": made, "again_s": again, "kills": kills, "load": load()}
     report.add(
         at_least(

@@ -7,7 +7,6 @@ so two are measured, and scaled.
 from __future__ import annotations
 
 import subprocess
-import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -24,13 +23,11 @@ BOUND = 13.5
 INTERVAL_S = 0.5
 
 
-def run(report: Report, *, quick: bool) -> None:
+def run(report: Report, directory: Path, *, quick: bool) -> None:
     sources = 8 if quick else SOURCES
-    with tempfile.TemporaryDirectory(prefix="stepfs-bench-plan-") as name:
-        directory = Path(name)
-        paths = write_parquet(directory / "corpora", sources, GROUPS)
-        ours = _of_run(directory, paths, steps=10 if quick else 60)
-        theirs = _of_loaders(directory / "corpora") * RANKS // MEASURED
+    paths = write_parquet(directory / "corpora", sources, GROUPS)
+    ours = _of_run(directory, paths, steps=10 if quick else 60)
+    theirs = _of_loaders(directory / "corpora") * RANKS // MEASURED
     report.figures["memory"] = {"ours": ours, "theirs": theirs}
     what = f"memory (PSS), {sources} Parquet sources, {RANKS} ranks × {WORKERS} workers"
     against = f"DataLoader {theirs / MIB:,.0f} MiB, from {MEASURED} ranks"

@@ -6,17 +6,15 @@ Both sides take turns, in processes of their own, over the same corpora, once fr
 from __future__ import annotations
 
 import json
-import tempfile
 from pathlib import Path
 
-from bench.machine import program
+from bench.machine import MIB, program
 from bench.machine import run as run_command
 from bench.report import Report, at_least, load, median
 from bench_plan.corpora import write_bpe, write_corpora
 
 WORKERS = 2
 BOUND = 0.85
-MIB = 1 << 20
 
 PLAN = """
 version: 1
@@ -31,21 +29,19 @@ until: {{exhausted: all}}
 """
 
 
-def run(report: Report, *, quick: bool) -> None:
-    with tempfile.TemporaryDirectory(prefix="stepfs-bench-plan-") as name:
-        directory = Path(name)
-        report.say("writing corpora")
-        write_bpe(directory / "bpe.json")
-        for kind, whole_mib, tokenizer in (
-            ("bpe", 16, f"{{kind: huggingface, file: {directory}/bpe.json}}"),
-            ("bytes", 32, "{kind: bytes}"),
-        ):
-            mib = whole_mib // 8 if quick else whole_mib
-            corpora = directory / kind
-            write_corpora(corpora, mib * 3 // 4 * MIB, mib // 4 * MIB)
-            plan = directory / f"{kind}.yaml"
-            plan.write_text(PLAN.format(tokenizer=tokenizer, corpora=corpora, code=75, prose=25))
-            _compare(report, directory, kind, plan, 1 if quick else 5)
+def run(report: Report, directory: Path, *, quick: bool) -> None:
+    report.say("writing corpora")
+    write_bpe(directory / "bpe.json")
+    for kind, whole_mib, tokenizer in (
+        ("bpe", 16, f"{{kind: huggingface, file: {directory}/bpe.json}}"),
+        ("bytes", 32, "{kind: bytes}"),
+    ):
+        mib = whole_mib // 8 if quick else whole_mib
+        corpora = directory / kind
+        write_corpora(corpora, mib * 3 // 4 * MIB, mib // 4 * MIB)
+        plan = directory / f"{kind}.yaml"
+        plan.write_text(PLAN.format(tokenizer=tokenizer, corpora=corpora, code=75, prose=25))
+        _compare(report, directory, kind, plan, 1 if quick else 5)
 
 
 def _compare(report: Report, directory: Path, kind: str, plan: Path, rounds: int) -> None:

@@ -5,7 +5,6 @@ Other processes slow a turn down even in CPU time, as they share caches and core
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +26,7 @@ RANKS = 512
 SAMPLES = 64  # of a rank
 
 
-def run(report: Report, *, quick: bool) -> None:
+def run(report: Report, directory: Path, *, quick: bool) -> None:
     turns = 5 if quick else 15
     costs = lognormal(3, RANKS * SAMPLES)
     took_ms = min(cpu_ms(lambda: differencing(costs, RANKS)) for _ in range(turns))
@@ -40,25 +39,23 @@ def run(report: Report, *, quick: bool) -> None:
         ours = f"{planned_ms:.0f} ms of CPU"
         report.add(at_most(120, what, ours, f"{per:.0f} ms for {RANKS} × {SAMPLES}", per, "ms"))
         report.figures["time"][f"{sources} sources"] = planned_ms
-    first_steps(report, quick=quick)
+    first_steps(report, directory, quick=quick)
 
 
-def first_steps(report: Report, *, quick: bool) -> None:
+def first_steps(report: Report, directory: Path, *, quick: bool) -> None:
     """From the start of the process to the first commit, page cache dropped."""
-    with tempfile.TemporaryDirectory(prefix="stepfs-bench-plan-") as name:
-        directory = Path(name)
-        paths = write_parquet(directory / "corpora", 8 if quick else 64, 10)
-        for sources, bound in ((8, 10),) if quick else ((64, 10), (306, 40)):
-            plan = directory / f"{sources}.yaml"
-            plan.write_text(parquet_plan(paths, sources, "8MiB", 65536))
-            cold = drop_caches()
-            began = time.monotonic()
-            lake = f"file://{directory}/lake-{sources}"
-            run_command([str(BIN / "stepfs-produce"), "run", str(plan), lake, "--limit-steps", "1"])
-            took_s = time.monotonic() - began
-            report.figures["time"][f"first step, {sources} sources"] = {"seconds": took_s, "load": load()}
-            what = f"first step, {sources} Parquet sources, {'cold' if cold else 'files in page cache'}"
-            report.add(at_most(bound, what, f"{took_s:.1f} s", f"load {load()}", took_s, "s"))
+    paths = write_parquet(directory / "corpora", 8 if quick else 64, 10)
+    for sources, bound in ((8, 10),) if quick else ((64, 10), (306, 40)):
+        plan = directory / f"{sources}.yaml"
+        plan.write_text(parquet_plan(paths, sources, "8MiB", 65536))
+        cold = drop_caches()
+        began = time.monotonic()
+        lake = f"file://{directory}/lake-{sources}"
+        run_command([str(BIN / "stepfs-produce"), "run", str(plan), lake, "--limit-steps", "1"])
+        took_s = time.monotonic() - began
+        report.figures["time"][f"first step, {sources} sources"] = {"seconds": took_s, "load": load()}
+        what = f"first step, {sources} Parquet sources, {'cold' if cold else 'files in page cache'}"
+        report.add(at_most(bound, what, f"{took_s:.1f} s", f"load {load()}", took_s, "s"))
 
 
 def one_step(sources: int, turns: int) -> tuple[float, int]:

@@ -6,18 +6,15 @@ Sleeping functions stand for work, so that there are as many workers as wanted o
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-import random
 import signal
 import subprocess
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from bench.machine import BIN, stat_of
 from bench.report import Report, at_least, load
-from bench_plan.faults import Lake, disturbed, read_lake
-from quickstart.programs import BIN
+from bench_plan.faults import Lake, disturbed, read_lake, write_texts
 from torture.planned.command import workers_of
 
 FASTER = 3.5
@@ -44,20 +41,18 @@ COSTLY = "costly: {format: jsonl, files: costly/, transform: 'slow:costly'}"
 TEXT = "text: {format: jsonl, files: text/}"
 
 
-def cost(report: Report, *, quick: bool) -> None:
+def cost(report: Report, directory: Path, *, quick: bool) -> None:
     """A source of 5 % of the tokens at 0.2 s a record, with 2 and with 8 workers."""
     steps = 60 if quick else 150
-    with tempfile.TemporaryDirectory(prefix="stepfs-bench-plan-") as name:
-        directory = Path(name)
-        plan = write_plan(directory, {"costly": COSTLY, "text": TEXT}, "costly: 5, text: 95", costly_s=0.2)
-        took_s = {}
-        digests = set()
-        for workers in (2, 8):
-            lake = directory / f"lake-{workers}"
-            _run(plan, lake, workers, steps)
-            found = read_lake(lake)
-            took_s[workers] = found.times_s[-1] - found.times_s[0]
-            digests.add(digest(found))
+    plan = write_plan(directory, {"costly": COSTLY, "text": TEXT}, "costly: 5, text: 95", costly_s=0.2)
+    took_s = {}
+    digests = set()
+    for workers in (2, 8):
+        lake = directory / f"lake-{workers}"
+        _run(plan, lake, workers, steps)
+        found = read_lake(lake)
+        took_s[workers] = found.times_s[-1] - found.times_s[0]
+        digests.add(digest(found))
     if len(digests) > 1:
         raise SystemExit("bench_plan: the number of workers shows in the steps")
     report.figures["cost"] = {"seconds": took_s, "load": load()}
@@ -72,41 +67,29 @@ def cost(report: Report, *, quick: bool) -> None:
     )
 
 
-def late(report: Report, *, quick: bool) -> None:
+def late(report: Report, directory: Path, *, quick: bool) -> None:
     """A worker is stopped in the middle of whatever it does, again and again."""
-    with tempfile.TemporaryDirectory(prefix="stepfs-bench-plan-") as name:
-        plan = write_plan(Path(name), {"costly": COSTLY, "text": TEXT}, "costly: 5, text: 95", costly_s=0.02)
-        steps = 400 if quick else 1200
-        disturbed(report, "a worker stopped", plan, steps, _stop_one_worker, every_s=_STOP_EVERY_S, gap_s=_GAP_S)
+    plan = write_plan(directory, {"costly": COSTLY, "text": TEXT}, "costly: 5, text: 95", costly_s=0.02)
+    steps = 400 if quick else 1200
+    disturbed(report, "a worker stopped", plan, steps, _stop_one_worker, every_s=_STOP_EVERY_S, gap_s=_GAP_S)
 
 
 def _stop_one_worker(pid: int) -> int:
     """One that works if there is one; the others wait in a read of their pipe."""
-    workers = [worker for worker in workers_of(pid) if _state(worker) not in "TZ"]
-    busy = [worker for worker in workers if _state(worker) == "R"] or workers
+    states: dict[int, str] = {}
+    for worker in workers_of(pid):
+        with suppress(OSError):
+            states[worker] = stat_of(Path(f"/proc/{worker}"))[0]
+    workers = [worker for worker, state in states.items() if state not in "TZ"]
+    busy = [worker for worker in workers if states[worker] == "R"] or workers
     for worker in busy[:1]:
         with suppress(ProcessLookupError):
             os.kill(worker, signal.SIGSTOP)
     return len(busy[:1])
 
 
-def _state(pid: int) -> str:
-    """As the kernel writes it; Z of a process that is gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return "Z"
-
-
 def write_plan(directory: Path, sources: dict[str, str], mix: str, *, costly_s: float = 0.0) -> Path:
-    draw = random.Random(5)
-    letters = "".join(draw.choices("etaoinshrdlu     ", k=1 << 16))
-    for name in sources:
-        (directory / name).mkdir()
-        with (directory / name / "a.jsonl").open("w") as file:
-            while file.tell() < 1 << 20:
-                begin = draw.randrange(1 << 15)
-                file.write(json.dumps({"text": letters[begin : begin + _RECORD_BYTES]}) + "\n")
+    write_texts(directory, sources, lambda _: _RECORD_BYTES)
     (directory / "slow.py").write_text(_MODULE.format(costly=costly_s))
     path = directory / "plan.yaml"
     path.write_text(_PLAN.format(sources="\n  ".join(sources.values()), mix=mix))

@@ -1,4 +1,4 @@
-"""A training loop that sleeps for its compute: the share of time it waits for data. With --peers, one job beside others."""
+"""A training loop that sleeps for its compute: the share of time it waits for data."""
 
 from __future__ import annotations
 
@@ -10,28 +10,14 @@ from bench.bed import Bed, Plan
 from bench.machine import touch_memory
 from bench.report import ROOT, Report
 from bench_train.accelerator import Pace, accelerator, disturbed
-from bench_train.peers import command, job
-from bench_train.peers.catalogue import CATALOGUE
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="bench_train", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="show that it works; measures nothing")
     parser.add_argument("--disturbed", action="store_true", help="beside a hand-over, and a kill, a minute: 15 minutes")
-    parser.add_argument("--peers", action="store_true", help="one job beside what people use today, instead")
-    parser.add_argument("--only", nargs="+", default=[], metavar="PEER", help=f"with --peers: {', '.join(CATALOGUE)}")
-    parser.add_argument("--kinds", nargs="+", choices=job.KINDS, default=job.KINDS, help="with --peers")
-    parser.add_argument("--rounds", type=int, default=1, help="with --peers: undisturbed epochs of each")
     parser.add_argument("--out", type=Path, default=ROOT / ".bench", help="default: .bench/")
     options = parser.parse_args()
-    only = tuple(name for word in options.only for name in word.split(",") if name)
-    if unknown := set(only) - set(CATALOGUE):
-        parser.error(f"--only {', '.join(sorted(unknown))}: choose from {', '.join(CATALOGUE)}")
-    if options.peers:
-        kinds, quick, rounds = tuple(options.kinds), options.quick, options.rounds
-        peers = only or tuple(CATALOGUE)
-        command.main(command.Options(peers, kinds, quick, rounds, options.out))
-        return
     report = Report("bench_train", "Share of step time spent waiting for data")
     plan, pace = (Plan.quick(), Pace.quick()) if options.quick else (Plan(), Pace())
     with ExitStack() as stack:

@@ -6,15 +6,11 @@ the given globs match, whole, with no byte missing, twice, or from elsewhere.
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors import safe_open
-
-Record = tuple[str, int, int, int]  # source, epoch, number of the file in its listing, offset
-Pieces = dict[Record, list[tuple[int, list[int]]]]  # (first token, ids) of each span
+from spans_audit import joined, read_mount
 
 END = 256  # of a document, in byte tokens
 
@@ -32,10 +28,10 @@ def audit(mount: Path, corpus: list[str]) -> Audit:
     """Read every step under `mount` and compare with the files of `corpus` (globs), which a plan lists in this order."""
     steps = sorted(path.name for path in mount.glob("step-*"))
     faults = [f"step {n} is missing" for n, name in enumerate(steps) if name != f"step-{n:09d}"][:1]
-    ranks, pieces = pieces_in(mount)
+    ranks, records = read_mount(mount)
     found: dict[int, list[tuple[int, bytes]]] = defaultdict(list)
-    for (_, _, file, offset), spans in pieces.items():
-        ids = joined(spans)
+    for (_, (_, file, offset)), pieces in records.items():
+        ids = joined(pieces)
         if ids is None or ids[-1:] != [END]:
             faults.append(f"file {file} at byte {offset}: tokens missing or twice")
         else:
@@ -47,30 +43,6 @@ def audit(mount: Path, corpus: list[str]) -> Audit:
         faults += [f"{path}: {fault}" for fault in compare(sorted(found.pop(number, [])), expected)]
     faults += [f"file {number}: not among the sources" for number in found]
     return Audit(ranks, total, tuple(faults))
-
-
-def pieces_in(mount: Path) -> tuple[int, Pieces]:
-    """How many files there are, and all spans in them."""
-    pieces: Pieces = defaultdict(list)
-    ranks = sorted(mount.glob("step-*/rank-*"))
-    for rank in ranks:
-        with safe_open(rank, framework="np") as file:
-            names = json.loads(file.metadata()["sources"])
-            ids = file.get_tensor("input_ids")
-            for micro, start, tokens, source, epoch, number, offset, first in file.get_tensor("spans").tolist():
-                span = ids[micro, start : start + tokens].tolist()
-                pieces[names[source], epoch, number, offset].append((first, span))
-    return len(ranks), pieces
-
-
-def joined(pieces: list[tuple[int, list[int]]]) -> list[int] | None:
-    """The tokens of one record; None if one is missing or there twice."""
-    ids: list[int] = []
-    for first, piece in sorted(pieces):
-        if first != len(ids):
-            return None
-        ids += piece
-    return ids
 
 
 def compare(found: list[tuple[int, bytes]], expected: bytes) -> list[str]:

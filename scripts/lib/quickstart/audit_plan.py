@@ -13,8 +13,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from quickstart.audit import joined, pieces_in
 from quickstart.corpus import EOS, texts_in
+from spans_audit import joined, read_mount
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +29,13 @@ class PlanAudit:
 
 def audit_plan(mount: Path, corpus: Path) -> PlanAudit:
     """Read every step under `mount` and compare with the sources and the tokenizer in `corpus`."""
-    ranks, pieces = pieces_in(mount)
+    ranks, records = read_mount(mount)
     tokenizer = Tokenizer.from_file(str(corpus / "tokenizer.json"))
     texts = {name: texts_in(corpus / f"{name}.jsonl") for name in ("code", "prose")}
     faults, whole, unfinished = [], Counter[str](), Counter[str]()
-    for (source, _, _, offset), found in pieces.items():
+    for (_, (source, _, offset)), pieces in records.items():
         expected = [*tokenizer.encode(texts[source][offset]).ids, tokenizer.token_to_id(EOS)]
-        ids = joined(found)
+        ids = joined(pieces)
         if ids == expected:
             whole[source] += 1
         elif ids == expected[: len(ids or [])]:
@@ -43,5 +43,5 @@ def audit_plan(mount: Path, corpus: Path) -> PlanAudit:
         else:
             faults.append(f"{source} at byte {offset}: tokens missing, twice, or from elsewhere")
     faults += [f"{source}: {number} documents without end" for source, number in unfinished.items() if number > 1]
-    tokens = sum(len(ids) for found in pieces.values() for _, ids in found)
+    tokens = sum(len(piece.ids) for pieces in records.values() for piece in pieces)
     return PlanAudit(ranks, tokens, whole, tuple(faults))

@@ -58,13 +58,17 @@ def texts_in(path: Path) -> dict[int, str]:
 
 def train_tokenizer(directory: Path) -> None:
     """`tokenizer.json`: a byte-level BPE with special tokens, as models have them."""
+    texts = [text for name in ("code", "prose") for text in texts_in(directory / f"{name}.jsonl").values()]
+    train_bpe(directory / "tokenizer.json", [text[:2000] for text in texts[::8]], VOCABULARY, [EOS, PAD])
+
+
+def train_bpe(path: Path, texts: list[str], vocabulary: int, special_tokens: list[str]) -> None:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY, special_tokens=[EOS, PAD], initial_alphabet=alphabet, show_progress=False
+        vocab_size=vocabulary, special_tokens=special_tokens, initial_alphabet=alphabet, show_progress=False
     )
-    texts = [text for name in ("code", "prose") for text in texts_in(directory / f"{name}.jsonl").values()]
-    tokenizer.train_from_iterator([text[:2000] for text in texts[::8]], trainer)
-    tokenizer.save(str(directory / "tokenizer.json"))
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.save(str(path))

@@ -10,10 +10,11 @@ import json
 import signal
 import subprocess
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+from bench.machine import stat_of
 from quickstart.corpus import EOS, PAD, VOCABULARY, train_tokenizer, write_corpus
 from quickstart.programs import run, start
 from quickstart.story import BRIEF, Story, console, steps_in
@@ -103,12 +104,10 @@ def in_session(leader: int) -> list[int]:
     """Processes that the command started, and their like."""
     found = []
     for entry in Path("/proc").iterdir():
-        try:
-            state, _, _, session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
-        except (OSError, ValueError):
-            continue  # no process, or gone meanwhile
-        if int(session) == leader and state != "Z":
-            found.append(int(entry.name))
+        with suppress(OSError, ValueError):  # no process, or gone meanwhile
+            state, _, _, session = stat_of(entry)[:4]
+            if int(session) == leader and state != "Z":
+                found.append(int(entry.name))
     return found
 
 

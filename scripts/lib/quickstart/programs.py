@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TypeVar
 
-T = TypeVar("T")
+from bench.machine import BIN
 
-BIN = Path(sysconfig.get_path("scripts"))
+T = TypeVar("T")
 
 
 def start(running: ExitStack, command: list[str]) -> subprocess.Popen[str]:

@@ -17,10 +17,11 @@ from typing import Any
 
 import servers
 
-from bench.machine import forget_variables, let_go
-from quickstart.audit import END, joined, pieces_in
-from quickstart.programs import BIN, run, start, stop
+from bench.machine import BIN, forget_variables, let_go
+from quickstart.audit import END
+from quickstart.programs import run, start, stop
 from quickstart.story import BRIEF, Story
+from spans_audit import joined, read_mount
 
 # Of each of two files; the loss comes long before their end.
 DOCUMENTS, BYTES = (250, 2000) if BRIEF else (600, 4000)
@@ -176,7 +177,7 @@ def contents(mount: Path, step: int) -> list[bytes]:
 def audit(mount: Path, directory: Path) -> tuple[list[str], int]:
     """Documents of the plan that are not there exactly once, whole; and how many there are."""
     found, faults = [], []
-    for (source, _, file, offset), pieces in pieces_in(mount)[1].items():
+    for (_, (source, file, offset)), pieces in read_mount(mount)[1].items():
         ids = joined(pieces)
         if ids is None or ids[-1:] != [END]:
             faults.append(f"{source}, file {file} at byte {offset}: tokens missing or twice")

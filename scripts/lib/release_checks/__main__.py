@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
+import tomllib
 from pathlib import Path
 
+from packaging.requirements import Requirement
+
 from release_checks.environments import ROOT, CheckFailedError, Environment, interpreter, run
-from release_checks.lowest import lowest_versions
 from release_checks.wheel import check_produce, check_wheel
 from release_checks.wheelhouse import EXTRAS, PYTHONS, fill
 
@@ -38,6 +40,17 @@ def check(wheel: Path) -> int:
             print(f"test: {error}", file=sys.stderr)
             return 1
     return 0
+
+
+def lowest_versions() -> list[str]:
+    """`name==version`, the lowest that pyproject.toml admits, of each dependency; each must have that bound and no other."""
+    pins = []
+    for dependency in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]:
+        wanted = Requirement(dependency)
+        if [bound.operator for bound in wanted.specifier] != [">="]:
+            raise ValueError(f"pyproject.toml: {dependency}: give it one lower bound, name>=version")
+        pins += [f"{wanted.name}=={bound.version}" for bound in wanted.specifier]
+    return pins
 
 
 def _try_wheelhouse(directory: Path, wheel: Path) -> None:

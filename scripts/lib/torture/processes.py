@@ -10,7 +10,6 @@ import ctypes
 import os
 import signal
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -207,7 +206,3 @@ class Actor:
     def last_words(self) -> str:
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
         return " | ".join(lines[-3:])[-600:]
-
-
-def python(module: str, *arguments: str) -> list[str]:
-    return [sys.executable, "-m", module, *arguments]

@@ -14,8 +14,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.machine import BIN, is_mounted
-from torture.processes import Actor, python
+from bench.machine import BIN, is_mounted, program
+from torture.processes import Actor
 from torture.records import SLICES
 from torture.server import Server
 
@@ -200,7 +200,7 @@ def _producer(run: Run, index: int, rate: float, environment: dict[str, str]) ->
         "name": name, "seed": run.seed, "lake": run.lake, "journal": str(journal), "stop": str(run.stop),
         "rate": rate,
     }  # fmt: skip
-    command = python("torture.producer", json.dumps(order))
+    command = program("torture.producer", json.dumps(order))
     return Actor("producer", name, command, _log(run, name), journal, environment)
 
 
@@ -261,7 +261,7 @@ def _reader(run: Run, index: int, environment: dict[str, str]) -> Actor:
         order["state"] = str(run.directory / f"{name}.state")
         order["tell"] = [str(BIN / "stepfs"), "checkpoint", run.lake, "--group", f"run-{index}"]
     return Actor(
-        "reader", name, python("torture.reader", json.dumps(order)), _log(run, name), journal, environment,
+        "reader", name, program("torture.reader", json.dumps(order)), _log(run, name), journal, environment,
     )  # fmt: skip
 
 
@@ -274,7 +274,7 @@ def _sampler(run: Run, index: int, environment: dict[str, str]) -> Actor:
         "end": str(run.end),
         "journal": str(journal),
     }
-    command = python("torture.sampler", json.dumps(order))
+    command = program("torture.sampler", json.dumps(order))
     return Actor("sampler", name, command, _log(run, name), journal, environment)
 
 

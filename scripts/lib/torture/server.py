@@ -18,7 +18,8 @@ import servers
 from certificates import Certificate
 from cloudservers import CloudServer
 
-from torture.processes import python, spawn
+from bench.machine import program
+from torture.processes import spawn
 
 _CONFIGURE = "fs.configure -locationPrefix=/buckets/ -fsync -apply\n"
 _PORTS = 7  # S3, master, volume, filer, admin, S3 with TLS; the proxy
@@ -130,7 +131,7 @@ class Server:
         if self._certificate:
             words += ["--certificate", str(self._certificate.public), str(self._certificate.private)]
         words += ["--probabilities", self._probabilities]
-        self._proxy = spawn(python("torture.proxy", *words), log)
+        self._proxy = spawn(program("torture.proxy", *words), log)
         self._stack.callback(self._proxy.wait)
         self._stack.callback(self._proxy.kill)
         deadline = time.monotonic() + _PROXY_READY_S

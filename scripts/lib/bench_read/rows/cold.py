@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import random
 from contextlib import ExitStack
+from pathlib import Path
 
 import servers
 
 from bench.bed import Bed, Mount, data_objects
 from bench.machine import MIB, drop_caches, touch_memory
-from bench.peer_mounts import PeerMount
 from bench.report import Row
 from bench_read.peers import PREFIX, Peers
 from bench_read.rows.large_files import RAW, Large
@@ -41,7 +41,7 @@ class Cold:
                 options = ["--prefetch", "0", "--cache-size", f"{2 * self._bed.plan.file_bytes // MIB + 64}M"]
                 mount = stack.enter_context(self._bed.mounted(self._large.url, *options))
                 for other in range(RAW + 1, RAW + 3):
-                    self._read(str(mount.path(0, other)))
+                    self._bed.read_once(mount.path(0, other))
                 mounts = {peer.name: stack.enter_context(peer.mounted()) for peer in self._peers.all}
                 for number in range(self._bed.plan.rounds):
                     dropped = drop_caches()
@@ -53,22 +53,19 @@ class Cold:
             speed = self._bed.speeds(f"cold, server {server}", self._seconds, self._bed.plan.file_bytes)
             self._judge(server if dropped else f"{server}, caches not dropped", speed)
 
-    def _round(self, number: int, server: str, mount: Mount, mounts: dict[str, PeerMount]) -> None:
+    def _round(self, number: int, server: str, mount: Mount, mounts: dict[str, Path]) -> None:
         turns = ["stepfs", *mounts, "http", *(f"boto3 × {threads}" for threads in THREADS)]
         for turn in self._random.sample(turns, len(turns)):
             if server == "cold":
                 drop_caches()
             if turn == "stepfs":
-                seconds = self._read(str(mount.path(number, RAW)))
+                seconds = self._bed.read_once(mount.path(number, RAW))
             elif turn in mounts:
-                seconds = self._read(str(mounts[turn].path(f"large/{number:02d}.bin")))
+                seconds = self._bed.read_once(mounts[turn] / f"large/{number:02d}.bin")
             else:
                 kind, _, threads = turn.partition(" × ")
                 seconds = self._get(kind, self._object(number), int(threads or THREADS[0]))
             self._seconds.setdefault(turn, []).append(seconds)
-
-    def _read(self, path: str) -> float:
-        return float(self._bed.probe(kind="raw", paths={"it": path}, passes=1)["seconds"]["it"][0])
 
     def _get(self, kind: str, key: str, threads: int) -> float:
         size = self._bed.plan.file_bytes
@@ -81,7 +78,7 @@ class Cold:
     def _judge(self, server: str, speed: dict[str, float]) -> None:
         ours = speed["stepfs"]
         gets = max((f"boto3 × {threads}" for threads in THREADS), key=speed.__getitem__)
-        best = max((peer.name for peer in self._peers.all), key=speed.__getitem__)
+        best = self._peers.best(speed)
         what = f"cold, nothing fetched ahead; server {server}"
         if server.startswith("warm"):
             self._bed.ratio(0.9, what, ours, f"{gets} threads", speed[gets])

@@ -17,7 +17,6 @@ from typing import Any
 
 from bench.bed import Bed, Mount, encoded
 from bench.machine import MIB, touch_memory, until
-from bench.peer_mounts import PeerMount
 from bench.probe import KINDS
 from bench.report import Row, at_most, median
 from bench_read.peers import Peers
@@ -117,7 +116,7 @@ class Large:
         text = f"{len(whole)} of {len(reads)} files were whole just before ({min(resident):.2%})"
         report.add(at_most(0, "READ upcalls of it", f"{sum(whole)}", text, sum(whole), ""))
         for bound, order in ((10, "first"), (0.9, "second")):
-            best = max((peer.name for peer in self._peers.all), key=lambda name: speed[f"{name} {order}"])
+            best = self._peers.best(speed, f" {order}")
             beside = times.beside("stepfs first", f"{best} second") if order == "second" else ""
             theirs = speed[f"{best} {order}"]
             self._bed.ratio(bound, what, first, f"best peer's {order}: {best}", theirs, beside=beside)
@@ -125,9 +124,9 @@ class Large:
             text = f"{speed[f'{peer.name} first']:,.0f} / {speed[f'{peer.name} second']:,.0f} MB/s"
             report.add(Row(f"{peer.name}: first / second read", text))
 
-    def _round(self, mount: Mount, mounts: dict[str, PeerMount], number: int) -> dict[str, Any]:
+    def _round(self, mount: Mount, mounts: dict[str, Path], number: int) -> dict[str, Any]:
         paths = {"stepfs": str(mount.path(number, RAW)), "ext4": self._cached("raw")}
-        paths |= {name: str(peer.path(f"large/{number:02d}.bin")) for name, peer in mounts.items()}
+        paths |= {name: str(peer / f"large/{number:02d}.bin") for name, peer in mounts.items()}
         return self._bed.probe(kind="raw", paths=self._shuffled(paths), resident=["stepfs"])
 
     def _loaders(self) -> None:

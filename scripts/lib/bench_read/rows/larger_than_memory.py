@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import servers
 
 from bench.bed import Bed, data_objects
-from bench.machine import MIB, touch_memory
+from bench.machine import MIB, cpu_s, touch_memory
 from bench.probe import plain
 
 _FILES = 8  # of the plan's size make up the slice
-_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 def large(bed: Bed) -> None:
@@ -49,9 +49,6 @@ def threads_cpu_s(pid: int) -> dict[str, float]:
     """CPU seconds of a daemon: its loop, and all its worker threads together."""
     found = {"loop": 0.0, "workers": 0.0}
     for task in Path(f"/proc/{pid}/task").iterdir():
-        try:
-            fields = (task / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue  # it has ended
-        found["loop" if int(task.name) == pid else "workers"] += (int(fields[11]) + int(fields[12])) * _TICK_S
+        with suppress(OSError):  # it has ended
+            found["loop" if int(task.name) == pid else "workers"] += cpu_s(task)
     return found

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import random
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from bench.bed import Bed
-from bench.machine import MIB, SCRIPTS, is_mounted, program, rss, run
+from bench.machine import MIB, detach, make_long_lake, program, rss, run
 from bench.report import at_most, median
 
 SLICES = 8
@@ -28,17 +27,7 @@ def long_lake(bed: Bed, url: str | None) -> None:
     if url is None:
         url = (bed.directory / "long").as_uri()
         bed.report.say(f"making a lake of {steps} steps")
-        run(
-            [
-                sys.executable,
-                str(SCRIPTS / "make_long_lake"),
-                url,
-                "--steps",
-                str(steps),
-                "--slices",
-                str(SLICES),
-            ]
-        )
+        make_long_lake(url, steps, SLICES)
     found: dict[str, list[float]] = {}
 
     def note(side: str, what: str, value: float) -> None:
@@ -94,6 +83,5 @@ def _bare(bed: Bed, steps: int) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
             process.stdout.readline()
             yield directory, process
         finally:
-            if is_mounted(directory):
-                subprocess.run(["fusermount3", "-u", "-z", str(directory)], check=False)
+            detach(directory)
             process.terminate()

@@ -91,7 +91,7 @@ class Small:
                 self._once(side, rates, requests)
         self._bed.report.figures["small files per s"] = rates
         speed = {side: median(values) for side, values in rates.items()}
-        best = max((peer.name for peer in self._peers.all), key=speed.__getitem__)
+        best = self._peers.best(speed)
         ours, workers = speed["stepfs"], self._plan.workers
         what = f"{self._count} files of {self._plan.small_bytes >> 10} KiB, DataLoader × {workers}"
         self._bed.report.add(
@@ -113,7 +113,7 @@ class Small:
         else:
             peer = next(peer for peer in self._peers.all if peer.name == side)
             with peer.mounted() as mount:
-                paths = [mount.path(name) for name in self._names]
+                paths = [mount / name for name in self._names]
                 rate = self._read(paths, workers=workers, loader="torch")
         rates.setdefault(side, []).append(rate)
 

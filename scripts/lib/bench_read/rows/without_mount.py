@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from bench.bed import Bed, Mount
+from bench.bed import Bed
 from bench.machine import MIB, program, touch_memory
 from bench_read.rows.large_files import RAW, Large
 
@@ -32,30 +32,25 @@ def without_mount(bed: Bed, large: Large) -> None:
     options = ["--prefetch", "0", "--cache-size", f"{memory // MIB}M"]
     with bed.mounted(url, *options) as mount, _reader(url, memory, 0) as ask:
         for other in (RAW + 1, RAW + 2):
-            _probe(bed, mount, 0, other)
+            bed.read_once(mount.path(0, other))
         for number in range(bed.plan.rounds):
             touch_memory(_TOUCHED_FILES * size)
-            _probe(bed, mount, number, RAW + 3)  # the server's own pages of this object are warm
+            bed.read_once(mount.path(number, RAW + 3))  # the server's own pages of this object are warm
             sides: dict[str, Callable[[], float]] = {
-                "mount": partial(_probe, bed, mount, number, RAW),
+                "mount": partial(bed.read_once, mount.path(number, RAW)),
                 "reader": partial(ask, f"cold {number}"),
             }
             for side in chance.sample(list(sides), 2):
                 cold.setdefault(side, []).append(sides[side]())
     for number in range(bed.plan.rounds):
         with large.primed_mount(number, RAW) as mount:
-            primed.setdefault("mount", []).append(_probe(bed, mount, number, RAW))
+            primed.setdefault("mount", []).append(bed.read_once(mount.path(number, RAW)))
         touch_memory(_TOUCHED_FILES * size)
         with _reader(url, memory, 2) as ask:
             primed.setdefault("reader", []).append(ask(f"primed {max(0, min(number, bed.plan.rounds - 2))}"))
     for what, bound, seconds in (("cold", _COLD_MIN, cold), ("fetched ahead", _PRIMED_MIN, primed)):
         speed = bed.speeds(f"reader, {what}", seconds, size)
         bed.ratio(bound, f"without a mount, {what}", speed["reader"], "mount", speed["mount"])
-
-
-def _probe(bed: Bed, mount: Mount, step: int, rank: int) -> float:
-    found = bed.probe(kind="raw", paths={"it": str(mount.path(step, rank))}, passes=1)
-    return float(found["seconds"]["it"][0])
 
 
 @contextmanager

@@ -6,26 +6,22 @@ The spans in the payloads say which tokens of which record stand where; the corp
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-import numpy as np
 import trio
 
+from spans_audit import Address, Piece, by_record, joined, payloads_of, pieces_of
 from stepfs.format import keys
 from stepfs.format.commit import decode_commit
-from stepfs.format.ids import SliceIndex, Step
+from stepfs.format.ids import Step
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.store.opening import open_store
 from stepfs_producer.commit.uploads import unpack_position
 from stepfs_producer.plan.step import State, read_position
-from torture.planned.corpus import FRACTIONAL, Address, Corpus
-
-_DTYPES: dict[str, np.dtype[Any]] = {"I64": np.dtype("<i8"), "I32": np.dtype("<i4")}
+from torture.planned.corpus import FRACTIONAL, Corpus
 
 
 @dataclass
@@ -35,16 +31,6 @@ class PlannedLake:
     digests: list[tuple[str, ...]] = field(default_factory=list)  # per step, per slice
     pieces: list[list[Piece]] = field(default_factory=list)  # per step
     positions: dict[int, State] = field(default_factory=dict)  # after so many steps, where a commit ended
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Tokens of one record in one step."""
-
-    epoch: int
-    address: Address
-    first: int
-    ids: list[int]
 
 
 @dataclass
@@ -75,13 +61,9 @@ async def _read(url: str) -> PlannedLake:
         identity = await open_lake(store)
         log = await LogReader.open(store, identity)
         for number in range(log.state.next_step):
-            tgb = (await log.entry(Step(number))).tgb
-            data = await store.get(tgb.key)
-            assert data is not None, f"step {number}: {tgb.key} is not there"
-            refs = [tgb.slice(SliceIndex(index)) for index in range(tgb.slices)]
-            payloads = [data[ref.offset : ref.offset + ref.length] for ref in refs]
+            payloads = await payloads_of(store, (await log.entry(Step(number))).tgb)
             lake.digests.append(tuple(hashlib.sha256(payload).hexdigest() for payload in payloads))
-            lake.pieces.append([piece for payload in payloads for piece in pieces_of(payload)])
+            lake.pieces.append([piece for payload in payloads for piece in pieces_of(identity.ext, payload)])
         for entry in await store.list(keys.log_prefix(identity.lake_id)):
             body = await store.get(entry.key)
             assert body is not None
@@ -91,24 +73,6 @@ async def _read(url: str) -> PlannedLake:
     finally:
         await store.aclose()
     return lake
-
-
-def pieces_of(payload: bytes) -> Iterator[Piece]:
-    """The spans of a `.safetensors` payload, with their tokens."""
-    size = int.from_bytes(payload[:8], "little")
-    header: dict[str, Any] = json.loads(payload[8 : 8 + size])
-    facts = header.pop("__metadata__")
-    sources = json.loads(facts["sources"])
-
-    def tensor(name: str) -> np.ndarray[Any, Any]:
-        about = header[name]
-        begin, end = (8 + size + offset for offset in about["data_offsets"])
-        flat: np.ndarray[Any, Any] = np.frombuffer(payload[begin:end], _DTYPES[about["dtype"]])
-        return flat.reshape(about["shape"])
-
-    ids = tensor("input_ids")
-    for micro, start, tokens, source, epoch, file, offset, first in tensor("spans").tolist():
-        yield Piece(epoch, (sources[source], file, offset), first, ids[micro, start : start + tokens].tolist())
 
 
 def audit_planned(corpus: Corpus, tormented: PlannedLake, undisturbed: PlannedLake) -> Audit:
@@ -144,21 +108,22 @@ def _audit_positions(tormented: PlannedLake, undisturbed: PlannedLake, audit: Au
 
 
 def _audit_records(corpus: Corpus, lake: PlannedLake, audit: Audit) -> None:
-    samples: dict[tuple[int, Address], list[Piece]] = defaultdict(list)
-    for step in lake.pieces:
-        for piece in step:
-            samples[piece.epoch, piece.address].append(piece)
-    audit.samples = len(samples)
+    for number, step in enumerate(lake.pieces):
+        if not _pairs_stand_together(step):
+            audit.fault(f"step {number}: a pair's documents do not stand one behind the other in one micro-batch")
+    records = by_record(piece for step in lake.pieces for piece in step)
+    audit.samples = len(records)
     end = lake.positions[max(lake.positions)]
     begun: Counter[str] = Counter()
     seen: dict[tuple[str, int], set[Address]] = defaultdict(set)
-    for (epoch, address), pieces in samples.items():
+    for (epoch, address), pieces in records.items():
         if address not in corpus.texts:
             audit.fault(f"epoch {epoch}: no record {address}, or a bad one")
             continue
         seen[address[0], epoch].add(address)
-        whole = _audit_sample(corpus, epoch, address, pieces, audit)
-        if not whole:
+        if fault := _fault_in(corpus, address, pieces):
+            audit.fault(f"epoch {epoch}: record {address}: {fault}")
+        if sum(len(piece.ids) for piece in pieces) < len(corpus.ids(address)):
             begun[address[0]] += 1
             if end.sources[address[0]].into == 0 or end.sources[address[0]].epoch != epoch:
                 audit.fault(f"epoch {epoch}: record {address} is not whole, and the cursor is not in it")
@@ -168,18 +133,23 @@ def _audit_records(corpus: Corpus, lake: PlannedLake, audit: Audit) -> None:
     _audit_epochs(corpus, end, seen, audit)
 
 
-def _audit_sample(corpus: Corpus, epoch: int, address: Address, pieces: list[Piece], audit: Audit) -> bool:
-    """Contiguous from the first token on, and the record's own. Returns whether the last token is there."""
-    expected = corpus.ids(address)
-    at = 0
-    for piece in sorted(pieces, key=lambda piece: piece.first):
-        if piece.first != at:
-            what = "twice" if piece.first < at else "lost"
-            audit.fault(f"epoch {epoch}: record {address}: tokens {piece.first} to {at} are {what}")
-        at = piece.first + len(piece.ids)
-        if piece.ids != expected[piece.first : at]:
-            audit.fault(f"epoch {epoch}: record {address}: other tokens at {piece.first}")
-    return at == len(expected)
+def _pairs_stand_together(step: list[Piece]) -> bool:
+    sided = [piece for piece in step if piece.side]
+    return all(
+        (one.side, other.side) == (1, 2) and (one.address, one.micro) == (other.address, other.micro)
+        for one, other in zip(sided[::2], sided[1::2], strict=False)  # half a pair is not whole
+    )
+
+
+def _fault_in(corpus: Corpus, address: Address, pieces: list[Piece]) -> str:
+    """Tokens must be contiguous from the first one on, and the record's own; documents of its own are not cut."""
+    ids = joined(pieces)
+    if ids is None:
+        return "tokens are lost or there twice"
+    if ids != corpus.ids(address)[: len(ids)]:
+        return "other tokens"
+    cuts = {piece.first for piece in pieces}.difference(corpus.starts(address))
+    return f"cut at {sorted(cuts)}" if cuts else ""
 
 
 def _audit_epochs(corpus: Corpus, end: State, seen: Mapping[tuple[str, int], set[Address]], audit: Audit) -> None:

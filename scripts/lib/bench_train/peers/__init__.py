@@ -1,1 +1,0 @@
-"""One training job on stepfs and on its common alternatives."""
