@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -100,9 +101,9 @@ def only_probes_are_checked(patch: pytest.MonkeyPatch) -> None:
     """A slot that was not probed (a LIST showed it, or it was taken after a reopen) needs no look at the floor."""
     confirm, read = LogReader.confirm, LogReader._read_listed
 
-    async def untouched(reader: LogReader) -> Version | None:
+    async def untouched(reader: LogReader, *listed: Any) -> Version | None:
         lowest = reader._lowest_unconfirmed
-        behind = await read(reader)
+        behind = await read(reader, *listed)
         reader._lowest_unconfirmed = lowest
         return behind
 

@@ -14,8 +14,9 @@ import pytest
 import trio
 from doubles.faulty_store import FaultyStore, ObjectMap
 from doubles.trio_clock import TrioClock
-from long_lakes import MANY, SLICES, append, lake_of, virtually
+from long_lakes import MANY, SLICES, Lake, append, lake_of, virtually
 
+from stepfs.errors import OtherHistoryError
 from stepfs.format.ids import SEGMENT_STEPS, Step
 from stepfs.format.snapshot import StepEntry
 from stepfs.lake.fork import Cut, fork
@@ -99,6 +100,51 @@ def test_a_cold_reader_needs_as_many_requests_for_many_steps_as_for_few(tail: in
     )
     assert short == long
     assert long == (9 + tail, 1)
+
+
+async def commit(lake: Lake, commits: int) -> None:
+    async with lake.producer(lake.store("measured")) as producer:
+        for _ in range(commits):
+            await append(producer)
+            await producer.flush()
+
+
+@pytest.mark.parametrize("commits", [600, 1300])
+def test_one_that_is_far_behind_goes_on_from_a_snapshot(commits: int) -> None:
+    async def scenario() -> None:
+        lake = await lake_of(7)
+        store = lake.store("reader")
+        reader = await LogReader.open(store, lake.identity)
+        await commit(lake, commits)
+        before = store.counts.requests
+        while await reader.poll():
+            pass
+        assert store.counts.requests - before <= 16 + reader.state.version % SEGMENT_STEPS
+        opened = await LogReader.open(lake.store("new"), lake.identity)
+        assert reader.state == opened.state
+        assert await reader.entry(Step(9)) == await opened.entry(Step(9))
+
+    virtually(scenario)
+
+
+def test_no_snapshot_of_another_history_is_taken_for_a_continuation() -> None:
+    """The store is put back to an older copy between a probe and the LIST behind it."""
+
+    async def scenario() -> None:
+        lake = await lake_of(3)
+        old = dict(lake.shared.objects)
+        await commit(lake, 4)
+        reader = await LogReader.open(lake.store("reader"), lake.identity)
+        shown = reader.head
+        lake.shared.objects = old
+        lake.shared._keys = sorted(old)
+        await commit(lake, 600)
+        assert not await reader._jump()
+        assert reader.head is shown
+        with pytest.raises(OtherHistoryError):
+            await reader.poll()
+
+    virtually(scenario)
 
 
 class Watched(FaultyStore):

@@ -15,7 +15,7 @@ from typing import Final
 
 import trio
 
-from stepfs.errors import AbsentError, CorruptError, OtherHistoryError, ReclaimedError
+from stepfs.errors import AbsentError, CorruptError, NewerFormatError, OtherHistoryError, ReclaimedError
 from stepfs.format.commit import Commit, decode_commit
 from stepfs.format.identity import LakeIdentity
 from stepfs.format.ids import SEGMENT_STEPS, SegmentIndex, Step, Version
@@ -34,6 +34,8 @@ _log = logging.getLogger("stepfs.lake.log")
 _PROBES_BEFORE_LIST: Final = 4
 _LISTS_PER_CATCH_UP: Final = 4
 _MISSES_PER_FLOOR_PROBE: Final = 50
+_JUMP_VERSIONS: Final = 512  # one that is so far behind goes on from the newest snapshot
+_JUMP_LISTED: Final = 1000  # one page of a LIST
 _REOPENS_MAX: Final = 5
 _SLOW_S: Final = 10.0  # what a writer read so long ago may be gone
 
@@ -201,7 +203,24 @@ class LogReader:
                 self._is_outrun = False
                 return self.head.version != start
             self._is_outrun = True
-            await self._read_listed()
+            first = Version(self.head.version + 1)
+            self._touch(first)
+            listed = await list_versions(self.store, self.identity.lake_id, first, _JUMP_LISTED)
+            if len(listed[0]) < _JUMP_VERSIONS or not await self._jump():
+                await self._read_listed(listed)
+        return True
+
+    async def _jump(self) -> bool:
+        """Move `head` to the newest snapshot, if the log still has `head`: the index has the steps in between."""
+        if not await log_contains(self.store, self.identity, self.head):
+            return False  # the store was rolled back: to read on tells what is wrong
+        try:
+            start = await newest_snapshot(self.store, self.identity, self.control)
+        except (CorruptError, NewerFormatError):
+            return False
+        if start.version <= self.head.version:
+            return False
+        self.head = start
         return True
 
     async def read_on(self, versions_max: int) -> bool:
@@ -411,11 +430,11 @@ class LogReader:
                     other = f"if an older copy of the store was put back under producers, stop them and delete {stray} and all after it"
                 raise CorruptError(f"{self.store.url}: {missing}; restore it, or {other}")
 
-    async def _read_listed(self) -> Version | None:
+    async def _read_listed(self, listed: tuple[list[Version], Version | None] | None = None) -> Version | None:
         """Read all beyond `head` that a LIST shows, several GETs at once. Returns the first version behind a gap."""
         first = Version(self.head.version + 1)
         self._touch(first)
-        versions, behind = await list_versions(self.store, self.identity.lake_id, first)
+        versions, behind = listed or await list_versions(self.store, self.identity.lake_id, first)
         async with aclosing(read_versions(self.store, self.identity.lake_id, versions)) as bodies:
             async for key, body in bodies:
                 self.extend(decode_commit(body, key), body)
