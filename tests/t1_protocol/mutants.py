@@ -199,7 +199,8 @@ def impatient_orphans(patch: pytest.MonkeyPatch) -> None:
 def by_record_not_by_floor(patch: pytest.MonkeyPatch) -> None:
     """One step more goes than the control record says."""
 
-    async def greedy(reader: LogReader, target: Target, do: Do) -> LastDead:
+    async def greedy(reader: LogReader, target: Target, do: Do, known: LastDead | None = None) -> LastDead:
+        del known
         return await walk_doomed(reader, replace(target, first_live=Step(target.first_live + 1)), do)
 
     patch.setattr(run_room, "walk_doomed", greedy)

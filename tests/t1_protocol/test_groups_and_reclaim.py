@@ -219,11 +219,11 @@ def test_hazard_10_a_record_that_lands_unseen_protects_or_does_not_land() -> Non
     assert outcomes == _BOTH | {"landed", "lost"}
 
 
-class SlowIndex(ProcessStore):
-    """A reclaimer with a long way: each index segment takes it five seconds."""
+class SlowSnapshots(ProcessStore):
+    """A reclaimer with a long way: each snapshot takes it five seconds."""
 
     async def get(self, key: str, **options: Any) -> bytes | None:
-        if "/index/" in key:
+        if "/snapshot/" in key:
             await trio.sleep(5.0)
         return await super().get(key, **options)
 
@@ -233,7 +233,7 @@ class SlowIndex(ProcessStore):
 async def test_a_reclaim_that_takes_longer_than_groups_rest_gives_up_what_it_found(world: World, grace_s: float):
     """A group changes every two seconds and needs nothing below: the advance is decided again on the newer record."""
     await trio.sleep(3600.0)
-    slow = SlowIndex(world.shared, actor="slow")
+    slow = SlowSnapshots(world.shared, actor="slow")
     reclaimer = Reclaimer(slow, world.identity, clock=TrioClock(), grace_s=grace_s)
     async with trio.open_nursery() as nursery:
 
@@ -252,7 +252,7 @@ async def test_a_reclaim_that_takes_longer_than_groups_rest_gives_up_what_it_fou
 @scenario(small, on=grow)
 async def test_an_advance_gives_up_nothing_that_a_group_needed_since_its_decision(world: World) -> None:
     """Within the grace also what no group needs any more."""
-    slow = SlowIndex(world.shared, actor="slow")
+    slow = SlowSnapshots(world.shared, actor="slow")
     reclaimer = Reclaimer(slow, world.identity, clock=TrioClock(), grace_s=60.0)
     await trio.sleep(3600.0)
     async with trio.open_nursery() as nursery:

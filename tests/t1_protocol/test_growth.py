@@ -17,11 +17,15 @@ from doubles.trio_clock import TrioClock
 from long_lakes import MANY, SLICES, Lake, append, lake_of, virtually
 
 from stepfs.errors import OtherHistoryError
-from stepfs.format.ids import SEGMENT_STEPS, Step
-from stepfs.format.snapshot import StepEntry
+from stepfs.format.ids import SEGMENT_STEPS, Step, Version
+from stepfs.format.keys import data_prefix
+from stepfs.format.snapshot import LogState, StepEntry
+from stepfs.lake.control import Group
 from stepfs.lake.fork import Cut, fork
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
+from stepfs.lake.reclaim import dead
+from stepfs.lake.reclaim.run import Reclaimer
 from stepfs.lake.verify.metadata import verify_metadata
 from stepfs.store.api import Put
 
@@ -102,10 +106,11 @@ def test_a_cold_reader_needs_as_many_requests_for_many_steps_as_for_few(tail: in
     assert long == (9 + tail, 1)
 
 
-async def commit(lake: Lake, commits: int) -> None:
+async def commit(lake: Lake, commits: int, tgbs: int = 1) -> None:
     async with lake.producer(lake.store("measured")) as producer:
         for _ in range(commits):
-            await append(producer)
+            for _ in range(tgbs):
+                await append(producer)
             await producer.flush()
 
 
@@ -145,6 +150,54 @@ def test_no_snapshot_of_another_history_is_taken_for_a_continuation() -> None:
             await reader.poll()
 
     virtually(scenario)
+
+
+async def reclaimed(commits: int, left: int) -> tuple[int, int, list[str]]:
+    """GETs and bytes that a reclaim of all but the last `left` steps reads, and the live objects after it."""
+    lake = await lake_of(7)
+    await commit(lake, commits)
+    await Group.of(lake.store("trainer"), lake.identity, "run").add(Step(7 + commits - left))
+    store = lake.store("reclaimer")
+    store.counts.keys = []
+    await Reclaimer(store, lake.identity, clock=TrioClock()).run()
+    gets = sum(verb == "get" for verb, _ in store.counts.keys)
+    live = [key for key in lake.shared.objects if key.startswith(data_prefix(lake.identity.lake_id))]
+    opened = await LogReader.open(lake.store("audit"), lake.identity)
+    assert opened.control.record.deleted_bytes == 64 * SLICES * (7 + commits - left)
+    return gets, store.counts.bytes_read, live
+
+
+def test_a_reclaim_reads_as_much_however_many_steps_go() -> None:
+    """The commit of the first live step counts the bytes below it; a snapshot knows each producer's last dead step."""
+    few, bytes_few, live = virtually(partial(reclaimed, 1100, 40))
+    many, bytes_many, _ = virtually(partial(reclaimed, 2124, 40))
+    assert len(live) == 40
+    assert many == few
+    assert bytes_many <= 1.1 * bytes_few
+
+
+@pytest.mark.parametrize("first_live", range(16, 24))
+def test_bytes_are_counted_also_where_the_first_live_step_is_in_the_middle_of_a_commit(first_live: int) -> None:
+    async def scenario() -> None:
+        lake = await lake_of(7)
+        await commit(lake, 10, 3)
+        store = lake.store("reader")
+        reader = await LogReader.open(store, lake.identity)
+        assert await dead.payload_bytes_below(reader, Step(first_live)) == 64 * SLICES * first_live
+
+    virtually(scenario)
+
+
+def test_mutant_a_snapshot_at_the_cut_deletes_live_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    newest = dead._newest_snapshot
+
+    async def above(reader: LogReader, at_most: Version) -> LogState | None:
+        del at_most
+        return await newest(reader, reader.state.version)
+
+    monkeypatch.setattr(dead, "_newest_snapshot", above)
+    _, _, live = virtually(partial(reclaimed, 1100, 400))
+    assert len(live) < 400
 
 
 class Watched(FaultyStore):

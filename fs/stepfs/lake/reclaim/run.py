@@ -29,7 +29,8 @@ from stepfs.lake.fork import release_origins
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.log.snapshots import confirmed_snapshots, write_snapshot
 from stepfs.lake.origins import OriginStores
-from stepfs.lake.reclaim.sweep import LastDead, Target, live_entries, walk_doomed, walk_orphans
+from stepfs.lake.reclaim.dead import last_dead_steps, payload_bytes_below
+from stepfs.lake.reclaim.sweep import LastDead, Target, walk_doomed, walk_orphans
 from stepfs.store.api import Entry, Store
 
 _log = logging.getLogger("stepfs.lake.reclaim")
@@ -216,7 +217,7 @@ class Reclaimer:
         before, now_ms = self._progress, self._clock.now_ms()
         last: LastDead = {}
         if before is None or before.swept != target or search:
-            last = await walk_doomed(reader, target, remover.remove)
+            last = await walk_doomed(reader, target, remover.remove, await last_dead_steps(reader, target.first_live))
         since = None if search or before is None else before.state
         await walk_orphans(reader, last, remover.remove, since=since)
         if not dry_run:
@@ -258,10 +259,7 @@ async def _target(reader: LogReader, need: Need) -> Target:
 
 async def _prepared(reader: LogReader, target: Target) -> Advance:
     """The advance; two confirmed snapshots stand at or above its floor."""
-    deleted = reader.control.record.deleted_bytes
-    async with aclosing(live_entries(reader, reader.control.first_live_step, target.first_live)) as parts:
-        async for part in parts:
-            deleted += sum(entry.tgb.payload_bytes for entry in part)  # a fork's inherited ones were live here, too
+    deleted = await payload_bytes_below(reader, target.first_live)
     lowest = await ensure_snapshots(reader, target.floor)
     return Advance(target.first_live, lowest, deleted)
 

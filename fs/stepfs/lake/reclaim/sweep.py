@@ -13,6 +13,7 @@ from typing import Final
 from stepfs.format import keys
 from stepfs.format.ids import SEGMENT_STEPS, Epoch, SegmentIndex, Step, Version
 from stepfs.format.snapshot import LogState, ProducerState, StepEntry
+from stepfs.lake.concurrency import in_order
 from stepfs.lake.log.reader import LogReader
 from stepfs.store.api import Entry, Store
 
@@ -70,8 +71,10 @@ def ended_incarnations(before: LogState, after: LogState) -> dict[str, tuple[str
     return found
 
 
-async def walk_doomed(reader: LogReader, target: Target, do: Do) -> LastDead:
-    """Pass every object that is below `target` to `do`, in batches. Returns each producer's last dead step."""
+async def walk_doomed(reader: LogReader, target: Target, do: Do, known: LastDead | None = None) -> LastDead:
+    """Pass every object that is below `target` to `do`, in batches. Returns each producer's last dead step, which may be
+    `known`.
+    """
     store, lake_id = reader.store, reader.identity.lake_id
     segments: list[Entry] = []
 
@@ -83,10 +86,11 @@ async def walk_doomed(reader: LogReader, target: Target, do: Do) -> LastDead:
 
     boundary = keys.extent(keys.index_prefix(lake_id), SegmentIndex(target.first_live // SEGMENT_STEPS))
     await _each_page(store, keys.index_prefix(lake_id), dead_segments, end=boundary)
-    last: LastDead = {}
-    async with aclosing(_dead_entries(reader, segments, target.first_live)) as parts:
-        async for part in parts:
-            last_dead(part, last)
+    last: LastDead = known or {}
+    if known is None:
+        async with aclosing(_dead_entries(reader, segments, target.first_live)) as parts:
+            async for part in parts:
+                last_dead(part, last)
     for producer, (epoch, seq) in sorted(last.items()):
         prefix = keys.producer_prefix(lake_id, producer)
         await _each_page(store, prefix, _only(keys.parse_data_key, do), end=f"{prefix}{epoch:010d}-{seq + 1:016d}")
@@ -197,11 +201,25 @@ async def _each_page(store: Store, prefix: str, do: Do, *, after: str = "", end:
     page that reaches `end`.
     """
     limit = _PAGE
+    page = await store.list(prefix, after=after, limit=limit)
     while True:
-        page = await store.list(prefix, after=after, limit=limit)
         inside = page if end is None else [entry for entry in page if entry.key < end]
-        if inside:
-            await do(inside)
         if len(page) < limit or len(inside) < len(page):
+            if inside:
+                await do(inside)
             return
-        after, limit = page[-1].key, min(2 * limit, _PAGE_MAX)
+        limit = min(2 * limit, _PAGE_MAX)
+        page = await _beside(partial(do, inside), partial(store.list, prefix, after=page[-1].key, limit=limit))
+
+
+async def _beside(work: Callable[[], Awaitable[None]], look: Callable[[], Awaitable[list[Entry]]]) -> list[Entry]:
+    """What `look` returns, which is done beside `work`: DELETEs do not wait for the LIST of the next page."""
+    found: list[list[Entry]] = []
+
+    async def looked() -> None:
+        found.append(await look())
+
+    async with aclosing(in_order([work, looked], lambda one: one())) as done:
+        async for _ in done:
+            pass
+    return found[0]
