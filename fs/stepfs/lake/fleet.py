@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from contextlib import aclosing
 from typing import Final
 
+import trio
+
 from stepfs.errors import CorruptError, NewerFormatError
 from stepfs.format.identity import LakeIdentity
 from stepfs.format.keys import component, node_key, nodes_prefix
@@ -44,6 +46,25 @@ async def list_nodes(store: Store, identity: LakeIdentity, groups: Iterable[str]
     async with aclosing(in_order(listed, read)) as records:
         found = [record async for _, record in records if record is not None]
     return sorted(found, key=lambda record: (record.group, record.host, record.directory))
+
+
+class FleetLook:
+    """The records as one that looks again and again needs them: read as often as mounts write them."""
+
+    def __init__(self, store: Store, identity: LakeIdentity) -> None:
+        self._store, self._identity = store, identity
+        self._groups: frozenset[str] = frozenset()
+        self._nodes: list[NodeRecord] = []
+        self._looked_s = float("-inf")
+
+    async def nodes(self, groups: Iterable[str]) -> list[NodeRecord]:
+        """`list_nodes`, at most once in `BEAT_S` while the groups are the same."""
+        wanted = frozenset(groups)
+        if wanted != self._groups or trio.current_time() - self._looked_s >= BEAT_S:
+            self._looked_s = trio.current_time()
+            self._nodes = await list_nodes(self._store, self._identity, sorted(wanted))
+            self._groups = wanted
+        return self._nodes
 
 
 def _key(identity: LakeIdentity, record: NodeRecord) -> str:

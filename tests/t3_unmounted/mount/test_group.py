@@ -21,7 +21,7 @@ from stepfs.format.ids import Step
 from stepfs.format.keys import node_key, nodes_prefix
 from stepfs.format.node import NodeRecord, node_name
 from stepfs.lake.control import Control, Group
-from stepfs.lake.fleet import BEAT_S, list_nodes, write_node
+from stepfs.lake.fleet import BEAT_S, FleetLook, list_nodes, write_node
 from stepfs.lake.identity import create_lake
 from stepfs.lake.origins import OriginStores
 from stepfs.lake.verify.repair import repair_control
@@ -354,3 +354,16 @@ async def test_a_daemon_that_follows_goes_on_from_the_need_that_was_known(patien
     follower.need.astray = lambda: ""
     await follower.need.go_on(GroupState("run", 6))
     assert follower.tree.need == 6
+
+
+async def test_who_watches_reads_the_records_as_often_as_they_are_written(autojump_clock) -> None:
+    store = FaultyStore()
+    identity = (await group_of(store)).control.identity
+    for number in range(20):
+        await write_node(store, identity, NodeRecord("run", f"node-{number}", "/m", 1, "1", Step(1), Step(0), 0, 0))
+    fleet, before = FleetLook(store, identity), store.counts.requests
+    for _ in range(60):
+        assert len(await fleet.nodes(["run"])) == 20
+        await trio.sleep(1.0)
+    assert store.counts.requests - before == 2 * 21
+    assert await fleet.nodes(["run", "other"]) == await list_nodes(store, identity, ["run"])

@@ -80,16 +80,17 @@ async def _lake_reports(lake: str, store_options: StoreOptions) -> AsyncGenerato
     import trio
 
     from stepfs.cli.target import opened_log, origin_stores
-    from stepfs.lake.fleet import list_nodes
+    from stepfs.lake.fleet import FleetLook
 
     async with (
         opened_log(lake, store_options, reads_only=True) as log,
         origin_stores(log.store, store_options) as origins,
     ):
+        fleet = FleetLook(log.store, log.identity)
         while True:
             await log.control.refresh(lenient=True)
             groups = dict(sorted(log.control.groups.items()))
-            nodes = await list_nodes(log.store, log.identity, groups)
+            nodes = await fleet.nodes(groups)
             problems = await origins.problems(log.state, log.first_live_step)
             document = lake_document(log, groups, nodes) | {"origins": _origins(log), "problems": problems}
             yield (
