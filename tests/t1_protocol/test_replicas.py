@@ -300,8 +300,8 @@ async def test_a_replica_that_is_being_made_has_no_identity_to_lose(world: World
 
     async def hangs(prefix: str, **options: Any) -> list[Entry]:
         if "/log/" in prefix and not slow:
-            slow.append(prefix)
             await trio.sleep(15)
+            slow.append(prefix)
         return await find(prefix, **options)
 
     async def hides(key: str, **options: int) -> bytes | None:

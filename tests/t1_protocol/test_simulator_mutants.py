@@ -5,7 +5,6 @@ The directed tests aim at each hazard; this shows that random clusters, which ai
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -37,7 +36,7 @@ from stepfs.errors import StepfsError
 from stepfs.format.control import ControlRecord
 from stepfs.format.ids import Step
 from stepfs.format.keys import control_prefix, number_of
-from stepfs.format.snapshot import LogState, ProducerState, StepEntry
+from stepfs.format.snapshot import LogState, ProducerState
 from stepfs.format.tgb import Descriptor
 from stepfs.lake import control as control_room
 from stepfs.lake import decisions as decisions_room
@@ -47,7 +46,7 @@ from stepfs.lake.decisions import Add, Register, Request, Resume, successor
 from stepfs.lake.log import snapshots as snapshots_room
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.reclaim import run as run_room
-from stepfs.lake.reclaim.sweep import live_entries
+from stepfs.lake.reclaim.dead import payload_bytes_below
 from stepfs.lake.replicate import Copier, Replica, _nothing
 from stepfs.store.api import Store
 from stepfs_producer.commit import loop as commit_loop
@@ -181,10 +180,10 @@ def ages_of_the_records_after(patch: pytest.MonkeyPatch) -> None:
 def a_step_is_not_counted(patch: pytest.MonkeyPatch) -> None:
     """What an advance gives up is counted but for its last step."""
 
-    def short(reader: LogReader, first: Step, end: Step) -> AsyncGenerator[Sequence[StepEntry], None]:
-        return live_entries(reader, first, Step(end - 1))
+    async def short(reader: LogReader, first_live: Step) -> int:
+        return await payload_bytes_below(reader, Step(max(0, first_live - 1)))
 
-    patch.setattr(run_room, "live_entries", short)
+    patch.setattr(run_room, "payload_bytes_below", short)
 
 
 LEANS = {  # these windows are one request wide: ordinary seeds meet them once in hundreds

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from contextlib import aclosing
 from typing import Final, TypeVar
 
 import trio
@@ -28,6 +29,12 @@ async def pages(store: Store, prefix: str, after: str = "") -> AsyncGenerator[li
         if len(page) < _PAGE:
             return
         after = page[-1].key
+
+
+async def together(*works: Callable[[], Awaitable[R]]) -> list[R]:
+    """What each returns, all done at once. The first error in this order is raised when all have ended."""
+    async with aclosing(in_order(works, lambda work: work(), number=len(works))) as done:
+        return [result async for _, result in done]
 
 
 async def in_order(

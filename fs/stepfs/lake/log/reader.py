@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -21,6 +21,7 @@ from stepfs.format.identity import LakeIdentity
 from stepfs.format.ids import SEGMENT_STEPS, SegmentIndex, Step, Version
 from stepfs.format.keys import log_prefix, numbered
 from stepfs.format.snapshot import LogState, Segment, StepEntry, genesis
+from stepfs.lake.concurrency import together
 from stepfs.lake.control import Control
 from stepfs.lake.create_once import STRAY_GAP
 from stepfs.lake.identity import check_identity
@@ -38,6 +39,8 @@ _JUMP_VERSIONS: Final = 512  # one that is so far behind goes on from the newest
 _JUMP_LISTED: Final = 1000  # one page of a LIST
 _REOPENS_MAX: Final = 5
 _SLOW_S: Final = 10.0  # what a writer read so long ago may be gone
+
+Listed = tuple[list[Version], Version | None]  # versions up to the first gap, and the first one behind it
 
 
 class LogReader:
@@ -81,15 +84,28 @@ class LogReader:
         """
         control = control or Control(store, identity)
         for _ in range(_REOPENS_MAX):
-            passed_over, began_s = PassedOver(), trio.current_time()
-            start = await newest_snapshot(store, identity, control, passed_over=passed_over, lenient=reads_only)
+            passed_over, began_s, record = PassedOver(), trio.current_time(), control.number
+            listed: dict[Version, Listed] = {}
+
+            async def list_behind(version: Version, listed: dict[Version, Listed] = listed) -> None:
+                listed[version] = await list_versions(store, identity.lake_id, Version(version + 1))
+
+            start = await newest_snapshot(
+                store, identity, control, passed_over=passed_over, lenient=reads_only, beside=list_behind
+            )
             reader = cls(store, identity, control, start)
             try:
-                while (behind := await reader._read_listed()) is not None:
+                behind, _ = await together(
+                    partial(reader._read_listed, listed.get(start.version)),
+                    partial(reader._look_ahead, lenient=reads_only),
+                )
+                while behind is not None:
                     await reader._fill_gap(behind)
+                    behind = await reader._read_listed()
                 passed_over.check_reached(reader.head.version, store.url)
             except CorruptError as error:
-                if await control.refresh(lenient=reads_only) and control.floor > start.version + 1:
+                await control.refresh(lenient=reads_only)
+                if control.number > record and control.floor > start.version + 1:  # since this round began
                     continue
                 if not until_damage:
                     raise
@@ -109,9 +125,13 @@ class LogReader:
         """
         reader = cls(store, identity, Control(store, identity, hint=state.control), state)
         try:
-            await reader.check_history()
             whole = state.sealed_steps + len(state.tail) == state.next_step  # a large tail is not passed on
-            if whole and await reader.read_on(_PROBES_BEFORE_LIST) and await reader.confirm():
+            _, ended, _ = await together(
+                reader.check_history,
+                partial(reader.read_on, _PROBES_BEFORE_LIST if whole else 0),
+                partial(reader._look_ahead, lenient=True),
+            )
+            if whole and ended and await reader.confirm():
                 return reader
         except CorruptError as error:  # damaged, or reclaimed and taken again
             if isinstance(error, OtherHistoryError):
@@ -430,7 +450,12 @@ class LogReader:
                     other = f"if an older copy of the store was put back under producers, stop them and delete {stray} and all after it"
                 raise CorruptError(f"{self.store.url}: {missing}; restore it, or {other}")
 
-    async def _read_listed(self, listed: tuple[list[Version], Version | None] | None = None) -> Version | None:
+    async def _look_ahead(self, *, lenient: bool) -> None:
+        """Find the newest control record while the log is read: the look at the floor behind it is one request then."""
+        with suppress(CorruptError):  # it is raised there
+            await self.control.refresh(lenient=lenient)
+
+    async def _read_listed(self, listed: Listed | None = None) -> Version | None:
         """Read all beyond `head` that a LIST shows, several GETs at once. Returns the first version behind a gap."""
         first = Version(self.head.version + 1)
         self._touch(first)

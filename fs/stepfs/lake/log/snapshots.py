@@ -5,17 +5,19 @@ damaged snapshot and use an older one.
 """
 
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from stepfs.errors import CorruptError, NewerFormatError, StoreUnreachableError
 from stepfs.format.commit import chain_digest, decode_commit
 from stepfs.format.identity import LakeIdentity
 from stepfs.format.ids import SEGMENT_STEPS, SegmentIndex, Version
-from stepfs.format.keys import extent, index_prefix, log_prefix, numbered, snapshot_prefix
+from stepfs.format.keys import extent, index_prefix, log_prefix, number_of, numbered, snapshot_prefix
 from stepfs.format.snapshot import LogState, Segment, decode_snapshot, encode_segment, encode_snapshot, genesis
+from stepfs.lake.concurrency import together
 from stepfs.lake.control import Control
 from stepfs.lake.create_once import SlotLost, last_number, listed_slots, settled, take_slot
 from stepfs.lake.log.apply import ChainError, apply, read_commit, read_versions
@@ -26,6 +28,9 @@ _log = logging.getLogger("stepfs.lake.log")
 
 _VERSIONS_MAX: Final = 1024
 _CANDIDATES_MAX: Final = 16
+_PAGE: Final = 1000  # of a LIST
+
+Beside = Callable[[Version], Awaitable[object]]  # is called with the version of a snapshot, while that is read
 
 
 def snapshot_due(before: LogState, after: LogState) -> bool:
@@ -66,6 +71,7 @@ async def newest_snapshot(
     at_most: Version | None = None,
     passed_over: PassedOver | None = None,
     lenient: bool = False,
+    beside: Beside | None = None,
 ) -> LogState:
     """The newest snapshot whose digest the log confirms; the genesis state if there is none (and may be none).
 
@@ -73,7 +79,9 @@ async def newest_snapshot(
     """
     passed_over = passed_over or PassedOver()
     while True:
-        async with aclosing(confirmed_snapshots(store, identity, at_most=at_most, passed_over=passed_over)) as states:
+        async with aclosing(
+            confirmed_snapshots(store, identity, at_most=at_most, passed_over=passed_over, beside=beside)
+        ) as states:
             async for state in states:
                 control.hint = max(control.hint, state.control)
                 return state
@@ -92,14 +100,23 @@ async def newest_snapshot(
 
 
 async def confirmed_snapshots(
-    store: Store, identity: LakeIdentity, *, at_most: Version | None = None, passed_over: PassedOver | None = None
+    store: Store,
+    identity: LakeIdentity,
+    *,
+    at_most: Version | None = None,
+    passed_over: PassedOver | None = None,
+    beside: Beside | None = None,
 ) -> AsyncGenerator[LogState, None]:
-    """Snapshots whose digest the log confirms, newest first; two GETs each, made as the caller iterates."""
+    """Snapshots whose digest the log confirms, newest first; two GETs each, made as the caller iterates.
+
+    `beside` is called for the first one alone.
+    """
     prefix = snapshot_prefix(identity.lake_id)
     for version in await _candidates(store, prefix, at_most):
         key = numbered(prefix, version)
         try:
-            state = await _read_confirmed(store, identity, key, version)
+            also, beside = beside, None
+            state = await _read_confirmed(store, identity, key, version, also)
         except ChainError as error:
             _log.info("snapshot %s is not of this history: %s", key, error)
             continue
@@ -116,19 +133,28 @@ async def _candidates(store: Store, prefix: str, at_most: Version | None) -> lis
     """Versions of existing snapshots, newest first, a bounded number of them: they are at most `_VERSIONS_MAX` versions apart
     in practice.
     """
-    last = await last_number(store, prefix)
-    if last is None:
-        return []
-    newest = last if at_most is None else min(last, at_most)
-    listed = await listed_slots(store, prefix, after=newest - _CANDIDATES_MAX * _VERSIONS_MAX)
+    page = await store.list(prefix, limit=_PAGE)
+    listed: Collection[int] = {n for entry in page if (n := number_of(prefix, entry.key)) is not None}
+    newest = max(listed, default=-1)
+    if len(page) == _PAGE:
+        newest = max(newest, await last_number(store, prefix, after=newest) or -1)
+    newest = newest if at_most is None else min(newest, at_most)
+    if len(page) == _PAGE:
+        listed = await listed_slots(store, prefix, after=newest - _CANDIDATES_MAX * _VERSIONS_MAX)
     return [Version(n) for n in sorted(listed, reverse=True) if n <= newest][:_CANDIDATES_MAX]
 
 
-async def _read_confirmed(store: Store, identity: LakeIdentity, key: str, version: Version) -> LogState | None:
+async def _read_confirmed(
+    store: Store, identity: LakeIdentity, key: str, version: Version, beside: Beside | None
+) -> LogState | None:
     """One snapshot, checked against `log/<version>`; None if either was reclaimed meanwhile."""
-    data = await store.get(key)
     log_key = numbered(log_prefix(identity.lake_id), version)
-    body = await store.get(log_key) if data is not None else None
+
+    async def nothing() -> None:
+        if beside is not None:
+            await beside(version)
+
+    data, body, _ = await together(partial(store.get, key), partial(store.get, log_key), nothing)
     if data is None or body is None:
         return None
     state = decode_snapshot(data, key)

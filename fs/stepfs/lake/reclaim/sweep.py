@@ -13,7 +13,7 @@ from typing import Final
 from stepfs.format import keys
 from stepfs.format.ids import SEGMENT_STEPS, Epoch, SegmentIndex, Step, Version
 from stepfs.format.snapshot import LogState, ProducerState, StepEntry
-from stepfs.lake.concurrency import in_order
+from stepfs.lake.concurrency import together
 from stepfs.lake.log.reader import LogReader
 from stepfs.store.api import Entry, Store
 
@@ -214,12 +214,10 @@ async def _each_page(store: Store, prefix: str, do: Do, *, after: str = "", end:
 
 async def _beside(work: Callable[[], Awaitable[None]], look: Callable[[], Awaitable[list[Entry]]]) -> list[Entry]:
     """What `look` returns, which is done beside `work`: DELETEs do not wait for the LIST of the next page."""
-    found: list[list[Entry]] = []
 
-    async def looked() -> None:
-        found.append(await look())
+    async def done() -> list[Entry]:
+        await work()
+        return []
 
-    async with aclosing(in_order([work, looked], lambda one: one())) as done:
-        async for _ in done:
-            pass
-    return found[0]
+    _, found = await together(done, look)
+    return found
