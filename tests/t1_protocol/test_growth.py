@@ -106,6 +106,24 @@ def test_a_cold_reader_needs_as_many_requests_for_many_steps_as_for_few(tail: in
     assert long == (9 + tail, 1)
 
 
+@pytest.mark.parametrize("continued", [False, True])
+def test_an_opening_waits_for_six_answers_one_after_another(continued: bool) -> None:
+    """As a forked worker opens it, for four."""
+
+    async def scenario() -> int:
+        lake = await lake_of(MANY)
+        await Group.of(lake.store("trainer"), lake.identity, "run").add(Step(MANY - 9))
+        known = (await LogReader.open(lake.store("before"), lake.identity)).knows
+        store, began_s = lake.store("reader"), trio.current_time()
+        if continued:
+            await LogReader.continued(store, lake.identity, known)
+        else:
+            await LogReader.open(store, lake.identity)
+        return round((trio.current_time() - began_s) / 0.01)
+
+    assert virtually(scenario) == (4 if continued else 6)
+
+
 async def commit(lake: Lake, commits: int, tgbs: int = 1) -> None:
     async with lake.producer(lake.store("measured")) as producer:
         for _ in range(commits):
