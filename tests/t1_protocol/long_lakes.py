@@ -16,6 +16,7 @@ from doubles.trio_clock import TrioClock
 
 from stepfs.format.identity import LakeIdentity
 from stepfs.format.ids import SEGMENT_STEPS
+from stepfs.format.keys import log_prefix
 from stepfs.lake.identity import create_lake, open_lake
 from stepfs_producer import AsyncProducer
 
@@ -48,6 +49,11 @@ class Lake:
 
     shared: ObjectMap
     identity: LakeIdentity
+
+    def versions(self) -> int:
+        """How many the log has had."""
+        prefix = log_prefix(self.identity.lake_id)
+        return 1 + max(int(key.removeprefix(prefix)) for key in self.shared.objects if key.startswith(prefix))
 
     def store(self, actor: str) -> FaultyStore:
         """Equal latencies: uploads begun together end together, and one commit takes them all."""

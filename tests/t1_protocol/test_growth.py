@@ -23,6 +23,7 @@ from stepfs.format.snapshot import LogState, StepEntry
 from stepfs.lake.control import Group
 from stepfs.lake.fork import Cut, fork
 from stepfs.lake.identity import open_lake
+from stepfs.lake.log.carriers import LEVELS
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.reclaim import dead
 from stepfs.lake.reclaim.run import Reclaimer
@@ -43,7 +44,8 @@ async def cost(steps: int, tgbs: int, repeats: int = 1) -> Cost:
     lake = await lake_of(steps)
     store = lake.store("measured")
     async with lake.producer(store) as producer:
-        while not producer.tally.commits or producer.pacing.others:
+        # All carry as much: a carrier of the highest level is the last before these.
+        while not producer.tally.commits or producer.pacing.others or lake.versions() % LEVELS[-1]:
             await append(producer)
             await producer.flush()
         before, counts = producer.tally.commits, store.counts
@@ -64,14 +66,14 @@ async def cost(steps: int, tgbs: int, repeats: int = 1) -> Cost:
 
 @pytest.mark.parametrize("tgbs", [1, 16])
 def test_a_commit_after_many_steps_costs_what_it_costs_after_few(tgbs: int) -> None:
-    short = virtually(partial(cost, 100, tgbs, 20))
-    long = virtually(partial(cost, MANY, tgbs, 20))
+    repeats = LEVELS[0]
+    short = virtually(partial(cost, 100, tgbs, repeats))
+    long = virtually(partial(cost, MANY, tgbs, repeats))
     once = ("get log", "create log", "get control")
-    assert short.commits == long.commits == 20
-    assert short.requests == long.requests == once * 20
+    assert short.commits == long.commits == repeats
+    assert short.requests == long.requests == once * repeats
     assert long.bytes_written <= 1.05 * short.bytes_written
     assert long.bytes_read <= 1.05 * short.bytes_read, "the commit before, which it looks at"
-    assert short.bytes_read < short.bytes_written
 
 
 def test_snapshots_and_segments_included_growth_stays_below_5_percent() -> None:
@@ -96,14 +98,15 @@ async def opened(steps: int) -> tuple[int, int]:
     return requests, store.counts.requests - requests
 
 
-@pytest.mark.parametrize("tail", [pytest.param(1, marks=pytest.mark.slow), 300])
+@pytest.mark.parametrize("tail", [pytest.param(1, marks=pytest.mark.slow), 504])
 def test_a_cold_reader_needs_as_many_requests_for_many_steps_as_for_few(tail: int) -> None:
-    """The tail of a lake is at most a segment long and decides alone; an old entry takes one more request."""
+    """The tail of a lake is at most a segment long, and carriers have most of it; an old entry takes one more request."""
     short, long = (
         virtually(partial(opened, segments * SEGMENT_STEPS + tail)) for segments in (2, MANY // SEGMENT_STEPS)
     )
     assert short == long
-    assert long == (9 + tail, 1)
+    assert long[0] <= 30
+    assert long[1] == 1
 
 
 @pytest.mark.parametrize("continued", [False, True])

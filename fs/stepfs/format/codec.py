@@ -257,6 +257,14 @@ class Fields:
             raise self.bad(name, "texts")
         return texts
 
+    def hints(self, name: str, *, items_max: int) -> tuple[bytes, ...]:
+        """Binaries that nothing depends on: none, where another value stands."""
+        value = self._map.get(name)
+        if not isinstance(value, list) or len(value) > items_max:
+            return ()
+        found = tuple(each for each in value if isinstance(each, bytes))
+        return found if len(found) == len(value) else ()
+
     def _items(self, name: str, items_max: int, what: str) -> list[Value]:
         value = self._map.get(name)
         if not isinstance(value, list) or len(value) > items_max:

@@ -18,6 +18,7 @@ from stepfs.format.tgb import Descriptor, descriptor_body, read_descriptor
 COMMIT_ID_BYTES: Final = 16
 DIGEST_BYTES: Final = 32
 COMMIT_TGBS_MAX: Final = 4096
+CARRIED_MAX: Final = 64
 URL_BYTES_MAX: Final = 2048
 
 
@@ -75,6 +76,7 @@ class Commit:
     control: int = 0  # a control record that exists, as its writer knew: where a cold start begins to look
     retired: bool = False  # EPOCH only: this incarnation retires
     origin: Origin | None = None  # ORIGIN only
+    carried: tuple[bytes, ...] = ()  # see `stepfs.lake.log.carriers`: a hint
 
     @property
     def next_step(self) -> Step:
@@ -138,6 +140,8 @@ def encode_commit(commit: Commit) -> bytes:
     body = _COMMIT.body(commit)
     if commit.origin is not None:
         body["origin"] = ORIGIN.body(commit.origin)
+    if commit.carried:
+        body["carried"] = list(commit.carried)
     return readable(Kind.COMMIT, encode(Kind.COMMIT, body), commit, decode_commit)
 
 
@@ -149,4 +153,6 @@ def decode_commit(data: bytes, what: str) -> Commit:
         raise CorruptError(f"{what}: a {commit.kind} commit with {len(commit.tgbs)} TGBs")
     if commit.kind is CommitKind.ORIGIN:
         commit = replace(commit, origin=ORIGIN.read(fields.map("origin")))
+    if "carried" in fields:
+        commit = replace(commit, carried=fields.hints("carried", items_max=CARRIED_MAX))
     return commit

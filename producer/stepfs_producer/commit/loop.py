@@ -131,6 +131,7 @@ class Committer:
             body = b""
             if isinstance(made, Commit):
                 self._refuse_lost(made, gone)
+                made = self.reader.carrying(made)
                 body = rehearsed(self.head, made)
         except StepfsError:
             if await self.reader.confirm():  # a refusal must not rest on a resurrected slot

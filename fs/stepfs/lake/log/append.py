@@ -194,7 +194,7 @@ async def _append(reader: LogReader, make: Callable[[LogState], Commit | None], 
             if await reader.confirm():
                 return False
             continue  # the slot that shows it done is a reclaimed one, taken again
-        commit = replace(commit, control=max(reader.control.number, 0))
+        commit = reader.carrying(replace(commit, control=max(reader.control.number, 0)))
         body = rehearsed(reader.head, commit)
         key = numbered(log_prefix(reader.identity.lake_id), commit.version)
         taken = await take_slot(reader.store, key, body, reader.check_history)

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
@@ -16,7 +16,7 @@ from typing import Final
 import trio
 
 from stepfs.errors import AbsentError, CorruptError, NewerFormatError, OtherHistoryError, ReclaimedError
-from stepfs.format.commit import Commit, decode_commit
+from stepfs.format.commit import Commit
 from stepfs.format.identity import LakeIdentity
 from stepfs.format.ids import SEGMENT_STEPS, SegmentIndex, Step, Version
 from stepfs.format.keys import log_prefix, numbered
@@ -25,7 +25,8 @@ from stepfs.lake.concurrency import together
 from stepfs.lake.control import Control
 from stepfs.lake.create_once import STRAY_GAP
 from stepfs.lake.identity import check_identity
-from stepfs.lake.log.apply import ChainError, LogDamage, apply, list_versions, read_commit, read_versions
+from stepfs.lake.log.apply import ChainError, LogDamage, apply, list_versions, read_commit
+from stepfs.lake.log.carriers import Newest, carriers_of, read_run
 from stepfs.lake.log.index import LoneEntries, Segments
 from stepfs.lake.log.snapshots import PassedOver, log_contains, newest_snapshot, rebuilt_segment
 from stepfs.store.api import Store
@@ -59,6 +60,7 @@ class LogReader:
         self.control = control
         control.look_at_log = self.check_history
         self._lowest_unconfirmed: Version | None = None
+        self.newest: Newest | None = None  # of one that may write
         self._misses = 0
         self._is_outrun = False  # the last look found more than it could read one by one
         self._stale = False  # until a `reopen` has succeeded
@@ -94,6 +96,7 @@ class LogReader:
                 store, identity, control, passed_over=passed_over, lenient=reads_only, beside=list_behind
             )
             reader = cls(store, identity, control, start)
+            reader.newest = None if reads_only else Newest()
             try:
                 behind, _ = await together(
                     partial(reader._read_listed, listed.get(start.version)),
@@ -241,6 +244,8 @@ class LogReader:
         if start.version <= self.head.version:
             return False
         self.head = start
+        if self.newest is not None:
+            self.newest.clear()
         return True
 
     async def read_on(self, versions_max: int) -> bool:
@@ -254,7 +259,12 @@ class LogReader:
         """Read the next version into `head`; False if it is not there."""
         version = Version(self.head.version + 1)
         self._touch(version)
-        found = await read_commit(self.store, self.identity.lake_id, version)
+        try:
+            found = await read_commit(self.store, self.identity.lake_id, version)
+        except CorruptError:
+            if not await self._bridge():
+                raise
+            return True
         if found is None:
             return False
         self.extend(*found)
@@ -266,6 +276,12 @@ class LogReader:
         for segment in applied.segments:
             self.segments.remember(segment)
         self.head = applied.state
+        if self.newest is not None:
+            self.newest.keep(commit, body)
+
+    def carrying(self, commit: Commit) -> Commit:
+        """The commit of the next version, with those before it that it may carry."""
+        return commit if self.newest is None else self.newest.carried_by(commit)
 
     async def confirm(self, *, lenient: bool = False) -> bool:
         """Probe the floor. If it has passed no slot acted on since the last check, publish `head`: True.
@@ -292,6 +308,7 @@ class LogReader:
             raise self._gone_astray()
         _log.info("reopened at version %d (floor %d)", fresh.state.version, fresh.control.floor)
         self.state = self.head = fresh.state
+        self.newest = None if self.newest is None else fresh.newest
         if self.stands_in:
             self.stands_in, self._astray = False, None
         self.first_live_step = fresh.first_live_step
@@ -437,18 +454,31 @@ class LogReader:
         return self.state.segment_ref(SegmentIndex(step // SEGMENT_STEPS))[0]
 
     async def _fill_gap(self, behind: Version) -> None:
-        """Read the versions that a LIST left out before `behind`. `CorruptError` if one is missing.
+        """Read the versions that a LIST left out before `behind`. `CorruptError` if one is missing and no carrier has it.
 
         Slots are taken in order, so a missing one was lost; a writer that took it would begin a second history.
         """
         while self.head.version + 1 < behind:
-            if not await self._probe():
+            if not await self._probe() and not await self._bridge():
                 missing = f"log version {self.head.version + 1} is missing, but version {behind} is there"
                 stray = numbered(log_prefix(self.identity.lake_id), behind)
                 other = f"if no stepfs wrote it, delete {stray}"
                 if behind - self.head.version <= STRAY_GAP:
                     other = f"if an older copy of the store was put back under producers, stop them and delete {stray} and all after it"
                 raise CorruptError(f"{self.store.url}: {missing}; restore it, or {other}")
+
+    async def _bridge(self) -> bool:
+        """Go on by a commit that carries the next version, which cannot be read: the digests prove it. False if none has it."""
+        before = self.head.version
+        for carrier in carriers_of(before + 1):
+            with suppress(CorruptError):  # of the version itself
+                await self._read_versions([Version(version) for version in range(before + 1, carrier + 1)])
+            if self.head.version > before:
+                _log.warning(
+                    "%s: log version %d cannot be read; version %d has it", self.store.url, before + 1, carrier
+                )
+                return True
+        return False
 
     async def _look_ahead(self, *, lenient: bool) -> None:
         """Find the newest control record while the log is read: the look at the floor behind it is one request then."""
@@ -460,10 +490,13 @@ class LogReader:
         first = Version(self.head.version + 1)
         self._touch(first)
         versions, behind = listed or await list_versions(self.store, self.identity.lake_id, first)
-        async with aclosing(read_versions(self.store, self.identity.lake_id, versions)) as bodies:
-            async for key, body in bodies:
-                self.extend(decode_commit(body, key), body)
+        await self._read_versions(versions)
         return behind
+
+    async def _read_versions(self, versions: Sequence[Version]) -> None:
+        async with aclosing(read_run(self.store, self.identity.lake_id, self.head, versions)) as commits:
+            async for commit, body in commits:
+                self.extend(commit, body)
 
     def _touch(self, version: Version) -> None:
         if self._lowest_unconfirmed is None or version < self._lowest_unconfirmed:
