@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import trio
 from actors import FollowerActor, ProducerActor, WatcherActor
@@ -26,6 +26,7 @@ from flavours import Flavour
 from forks import ForkActor
 from lakework import list_groups, reclaim
 from ledger import Ledger, life_began_in
+from lying_carriers import lying_carriers
 from operators import ReclaimerActor, SealerActor
 from process_store import ProcessStore
 from replicas import Copy
@@ -72,13 +73,15 @@ def simulate(seed: int, *, flavour: Flavour | None = None) -> Outcome:
 
 def run_scenario(plan: Scenario) -> Outcome:
     """Run one scenario. Never raises for what goes wrong inside; that is in `broken`."""
-    sizes = {
+    sizes: dict[str, Any] = {
         "SEGMENT_STEPS": plan.segment_steps,
         "_VERSIONS_MAX": plan.versions_max,
         "_MISSES_PER_FLOOR_PROBE": 5,
         "_KEPT_MIN": 1,
+        "LEVELS": (2, 4),
+        "_JUMP_VERSIONS": 6,
     }
-    with scaled(**sizes), simulated_wall_clocks(), inline_threads(), decoded_once():
+    with scaled(**sizes), simulated_wall_clocks(), inline_threads(), decoded_once(), lying_carriers(plan.seed):
         return run_seeded(_Cluster(plan).run, seed=plan.seed)
 
 

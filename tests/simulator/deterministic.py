@@ -55,12 +55,12 @@ def _rooms(name: str, modules: int) -> tuple[Any, ...]:
 
 
 @contextmanager
-def scaled(**sizes: int) -> Iterator[None]:
+def scaled(**sizes: Any) -> Iterator[None]:
     """Constants of stepfs made small (SEGMENT_STEPS=4, …), so that a short run crosses every boundary often.
 
     A name is changed wherever it was imported to; one that no stepfs module has is a mistake of the caller.
     """
-    changed: list[tuple[Any, str, int]] = []
+    changed: list[tuple[Any, str, Any]] = []
     for name, value in sizes.items():
         rooms = _rooms(name, len(sys.modules))
         assert rooms, f"no stepfs module has a constant {name}"

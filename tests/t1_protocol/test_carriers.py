@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -11,67 +10,20 @@ import trio
 from doubles.faulty_store import FaultyStore, ObjectMap
 from doubles.trio_clock import TrioClock
 from long_lakes import virtually
+from lying_carriers import lying_carriers
 
 from stepfs.errors import CorruptError
-from stepfs.format.commit import Commit, chain_digest, decode_commit, encode_commit
+from stepfs.format.commit import decode_commit, encode_commit
 from stepfs.format.identity import LakeIdentity
 from stepfs.format.keys import log_prefix, numbered
 from stepfs.format.snapshot import LogState, genesis
 from stepfs.lake.control import Control
 from stepfs.lake.identity import create_lake
 from stepfs.lake.log.apply import ChainError, apply
-from stepfs.lake.log.carriers import Newest
 from stepfs.lake.log.reader import LogReader
 from stepfs_producer import AsyncProducer
 
-TRUTHS = 4  # of each lie
-
 pytestmark = pytest.mark.logs("others commit here")
-
-
-def forged(truth: tuple[bytes, ...]) -> tuple[bytes, ...]:
-    """Valid commits that tell other positions, and chain to each other."""
-    found, digest = list[bytes](), None
-    for body in truth:
-        commit = decode_commit(body, "x")
-        commit = replace(commit, position=b"\x01", prev_digest=digest or commit.prev_digest, carried=())
-        found.append(encode_commit(commit))
-        digest = chain_digest(commit.prev_digest, found[-1])
-    return tuple(found)
-
-
-def bent(truth: tuple[bytes, ...], rng: random.Random) -> tuple[bytes, ...]:
-    place = rng.randrange(len(truth))
-    body = bytearray(truth[place])
-    body[rng.randrange(len(body))] ^= 1
-    return (*truth[:place], bytes(body), *truth[place + 1 :])
-
-
-class Liar:
-    """In place of `Newest.carried_by`: an old writer, one that knows little, one that lies."""
-
-    def __init__(self, rng: random.Random) -> None:
-        self._rng = rng
-        self._right = Newest.carried_by
-        self.said: Counter[str] = Counter()
-
-    def of(self, newest: Newest, commit: Commit) -> Commit:
-        commit = self._right(newest, commit)
-        truth, rng = commit.carried, self._rng
-        if not truth:
-            return commit
-        says = {
-            "part": lambda: truth[rng.randrange(len(truth)) :],
-            "nothing": tuple,
-            "garbage": lambda: tuple(rng.randbytes(len(body)) for body in truth),
-            "swapped": lambda: tuple(reversed(truth)),
-            "short": lambda: truth[:-1],
-            "bent": lambda: bent(truth, rng),
-            "forged": lambda: forged(truth),
-        }
-        what = rng.choice([*says, *["truth"] * TRUTHS])
-        self.said[what] += 1
-        return replace(commit, carried=says[what]() if what in says else truth)
 
 
 async def written(seed: int, commits: int) -> tuple[ObjectMap, LakeIdentity]:
@@ -103,14 +55,7 @@ def read_singly(shared: ObjectMap, identity: LakeIdentity) -> list[LogState]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_reader_believes_no_carrier(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    liar = Liar(random.Random(seed))
-
-    def told(newest: Newest, commit: Commit) -> Commit:
-        return liar.of(newest, commit)
-
-    monkeypatch.setattr(Newest, "carried_by", told)
-
+def test_a_reader_believes_no_carrier(seed: int) -> None:
     async def scenario() -> None:
         shared, identity = await written(seed, 150)
         states = read_singly(shared, identity)
@@ -122,15 +67,16 @@ def test_a_reader_believes_no_carrier(seed: int, monkeypatch: pytest.MonkeyPatch
                 await reader.poll()
                 assert reader.state == states[reader.state.version + 1]
 
-    virtually(scenario)
-    assert liar.said.total() > 8
+    with lying_carriers(seed) as said:
+        virtually(scenario)
+    assert said.total() > 8
 
 
 def test_mutant_carried_bytes_are_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stepfs.lake.log.carriers._is_proved", lambda *_: True)
     with pytest.raises((AssertionError, ChainError)):
         for seed in range(3):
-            test_a_reader_believes_no_carrier(seed, monkeypatch)
+            test_a_reader_believes_no_carrier(seed)
 
 
 @pytest.mark.logs("log version 130 cannot be read; version 135 has it")
