@@ -62,10 +62,11 @@ def test_a_reader_believes_no_carrier(seed: int) -> None:
         store = FaultyStore(shared, actor="reader", latency=lambda *_: 0.001)
         assert (await LogReader.open(store, identity)).state == states[-1]
         for before in states:
-            reader = LogReader(store, identity, Control(store, identity), before)
-            while reader.state.version < states[-1].version:
-                await reader.poll()
-                assert reader.state == states[reader.state.version + 1]
+            for skims in (False, True):
+                reader = LogReader(store, identity, Control(store, identity), before)
+                while reader.state.version < states[-1].version:
+                    await reader.poll(skims=skims)
+                    assert reader.state == states[reader.state.version + 1]
 
     with lying_carriers(seed) as said:
         virtually(scenario)
@@ -96,6 +97,26 @@ def test_a_reader_needs_few_requests_and_passes_what_is_lost_or_rotten(damage: s
         return store.counts.get
 
     assert virtually(scenario) <= 40
+
+
+def test_a_skim_is_four_requests_and_follows_the_carriers() -> None:
+    """64 versions by each; at the end 8, then one at a time; the control record behind them."""
+
+    async def scenario() -> list[tuple[int, int]]:
+        shared, identity = await written(7, 700)
+        states = read_singly(shared, identity)
+        store, steps = FaultyStore(shared, actor="reader", latency=lambda *_: 0.001), []
+        reader = LogReader(store, identity, Control(store, identity), states[1])
+        await reader.control.refresh()
+        while reader.state.version < states[-1].version:
+            gets, version = store.counts.get, reader.state.version
+            await reader.poll(skims=True)
+            steps.append((store.counts.get - gets, reader.state.version - version))
+        return steps
+
+    steps = virtually(scenario)
+    assert max(gets for gets, _ in steps) <= 4 + 1
+    assert sum(versions for _, versions in steps) > 20 * len(steps)
 
 
 @pytest.mark.logs("log version 130 cannot be read; version 135 has it")

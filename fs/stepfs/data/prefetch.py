@@ -75,9 +75,11 @@ class Prefetcher:
         self._learned_at = float("-inf")
         self._rest: dict[int, float] = {}  # segments that are damaged → when to look at them again
         self._wake = trio.Event()
+        self._wanted = Step(0)  # one past the greatest step that was opened, or is planned
 
     def note_open(self, step: Step, index: SliceIndex) -> None:
         """A reader opened this file. Never waits."""
+        self._wanted = max(self._wanted, Step(step + 1))
         fresh = self.hints.note_open(step, index, trio.current_time())
         if fresh is None:  # not announced: is there an order all the same?
             fresh = self._guesses and self.position.note(step, index)
@@ -97,6 +99,14 @@ class Prefetcher:
             return False
         self._jumps += fresh
         return self._jumps < TUNING.jumps_unplanned
+
+    def ahead_s(self) -> float:
+        """How long the readers can go on with the steps that are known, those of the newest plan not counted."""
+        spare = self._tree.next_step - self._wanted
+        if spare <= 0:
+            return 0.0
+        pace = self._pace.steps_per_s()
+        return spare / pace if pace else float("inf")
 
     def accept(self, hint: Hint) -> None:
         """Accept a trainer's hint about its next opens; `UsageError` for an invalid one."""
@@ -130,6 +140,7 @@ class Prefetcher:
             self._wake = trio.Event()
             began = self._processor_s()  # waiting costs the loop nothing
             plan = self._plan()
+            self._wanted = max((Step(step + 1) for step, _ in plan), default=self._wanted)
             self._jumps = None if plan else 0
             retry = not await self._grant(plan)
             cost_s = self._processor_s() - began

@@ -23,12 +23,18 @@ _log = logging.getLogger("stepfs.mount")
 
 
 IDENTITY_CHECK_S: Final = 60.0
+_TICK_S: Final = 0.5  # in which a lookup or listing is noticed while looks are put off
+_LAZY_LOOKS: Final = 2  # so many intervals of reading must be known
 SILENCE_S: Final = 5.0  # a hanging store fails a request only after many times this
 
 
 @dataclass(eq=False)
 class Follower:
-    """Follows one lake until cancelled; raises `RefusedError` when another lake took its URL."""
+    """Follows one lake until cancelled; raises `RefusedError` when another lake took its URL.
+
+    Looks are put off while the readers here have far to the frontier and nobody asks where that is; then a few GETs read
+    what carriers have.
+    """
 
     reader: LogReader
     changes: Changes
@@ -37,6 +43,8 @@ class Follower:
     on_change: Callable[[], None]
     spacing: Spacing = field(default_factory=Spacing)
     now_ms: Callable[[], int] = field(default_factory=lambda: SystemClock().now_ms)
+    ahead_s: Callable[[], float] = lambda: 0.0  # how long the readers here can go on with the steps that are known
+    asked: Callable[[], int] = lambda: 0  # how often somebody looked where new steps would show
 
     def __post_init__(self) -> None:
         self.lag_s = Histogram()  # from the newest commit of a look, by its producer's clock, to the look
@@ -48,6 +56,8 @@ class Follower:
         # Clock and start time of the look under way.
         self._asked: tuple[trio.abc.Clock, float] | None = None
         self._began = 0.0  # trio time at which the last look or check began
+        self._asked_before = 0  # when that look began
+        self._skims = False  # the next look
         self._checks = 0  # of the lake's identity and of its history, in turns
         self.looked_at: float | None = None  # trio time of the last look that succeeded
 
@@ -72,7 +82,7 @@ class Follower:
         identity_due = trio.current_time() + IDENTITY_CHECK_S
         while True:
             await self._sleep()
-            self._began = trio.current_time()
+            self._began, self._asked_before = trio.current_time(), self.asked()
             due = trio.current_time() >= identity_due
             # At the shortest interval the check replaces a look, so that there is one request per `--poll`;
             # at a longer interval it is an additional request, so that it delays no step.
@@ -89,12 +99,31 @@ class Follower:
         if self.changes.listeners and self._failure is None:
             self.pace.awaited()
         self.interval_s = self.spacing.poll_s(self.pace.interval_s)
+        self._skims = False
         with trio.move_on_at(began + self.interval_s):
-            await self.changes.wait_for_listener()
-            if self._failure is None:
-                self.pace.awaited()
-            self.interval_s = min(self.interval_s, self.spacing.poll_s(self.pace.interval_s))
-            await trio.sleep_until(began + self.interval_s)
+            await self._until_hurried(began)
+            return
+        lazy_s = self.spacing.lazy_s()
+        while self._is_lazy(lazy_s) and trio.current_time() < began + lazy_s:
+            with trio.move_on_after(_TICK_S):
+                await self._until_hurried(began)
+                return
+        self._skims = self._is_lazy(lazy_s)
+
+    async def _until_hurried(self, began: float) -> None:
+        """Return when a listener has come, and the shortest interval is over."""
+        await self.changes.wait_for_listener()
+        if self._failure is None:
+            self.pace.awaited()
+        self.interval_s = min(self.interval_s, self.spacing.poll_s(self.pace.interval_s))
+        await trio.sleep_until(began + self.interval_s)
+
+    def _is_lazy(self, lazy_s: float) -> bool:
+        """Whether nobody here would notice a look that comes so much later."""
+        fails = self._failure is not None or self.reader.astray is not None
+        if fails or self.changes.listeners or self.asked() != self._asked_before:
+            return False
+        return self.ahead_s() >= _LAZY_LOOKS * lazy_s
 
     async def _look(self) -> None:
         if self.reader.astray is not None:
@@ -102,7 +131,7 @@ class Follower:
         clock = trio.lowlevel.current_clock()
         self._asked = clock, clock.current_time()
         try:
-            changed = await self.reader.poll(self._show)
+            changed = await self.reader.poll(self._show, skims=self._skims)
         finally:
             self._asked = None
             self.spacing.note_look()

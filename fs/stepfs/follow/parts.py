@@ -144,9 +144,14 @@ class GroupFollower:
 
     async def _follow(self) -> None:
         while True:
-            await trio.sleep(self.spacing.group_look_s(min(max(INTERVAL_S, self.poll_s()), IDLE_S)))
+            interval_s = self.spacing.group_look_s(min(max(INTERVAL_S, self.poll_s()), IDLE_S))
+            await trio.sleep(interval_s)
             try:
-                if not self.astray():  # the group of another history is not this one
+                if self.astray():  # the group of another history is not this one
+                    pass
+                elif self.group.control.looked_within(interval_s / 2):  # a look at the log has read the record
+                    self._show(self.group.known)
+                else:
                     await self.look()
             except StepfsError as error:
                 if not self._troubled:
@@ -265,6 +270,8 @@ class LakeParts:
             find_lake_id=self._find_lake_id,
             on_change=self.changed,
             spacing=self.spacing,
+            ahead_s=self.prefetcher.ahead_s,
+            asked=lambda: self.tree.asked,
         )
         self.group: GroupFollower | None = None  # of the readers here
         self.on_left: Callable[[], None] = lambda: None  # called when steps left the view

@@ -14,6 +14,7 @@ SLOWER_MAX: Final = 8.0
 _SLOWER_DECAY: Final = 0.9  # per look
 _POLL_S_PER_MOUNT: Final = 1 / 1000
 _LOOK_S_PER_MOUNT: Final = 1 / 200
+_LAZY_S_PER_MOUNT: Final = 1 / 100
 _SPREAD: Final = 0.75  # random share above the shortest interval: mounts that started together drift apart
 _USUAL_SPREAD: Final = 0.1  # the same for intervals longer than the shortest
 
@@ -81,6 +82,10 @@ class Spacing:
     def poll_s(self, usual_s: float) -> float:
         """Seconds between two looks for new steps."""
         return self._longer(usual_s, self._mounts * _POLL_S_PER_MOUNT)
+
+    def lazy_s(self) -> float:
+        """Seconds between two looks while the readers here have far to the frontier, and nobody asks where that is."""
+        return self._longer(INTERVAL_S_MAX, self._mounts * _LAZY_S_PER_MOUNT)
 
     def group_look_s(self, usual_s: float) -> float:
         """Seconds between two looks at the group's record."""

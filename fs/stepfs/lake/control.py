@@ -70,6 +70,10 @@ class Control:
         """The lowest log version that may still exist."""
         return self.record.floor
 
+    def looked_within(self, seconds: float) -> bool:
+        """Whether the newest record was looked for so lately."""
+        return trio.current_time() - self._looked_s <= seconds
+
     @property
     def first_live_step(self) -> Step:
         return self.record.first_live_step

@@ -184,6 +184,7 @@ class Reports:
 
     def facts(self) -> dict[str, Any]:
         """The facts that status.json shares with the metrics and the fleet view. Any thread may ask for them."""
+        self.lake.tree.ask()
         state, follower, control = self.lake.log.state, self.lake.follower, self.lake.log.control.record
         holder = min(control.groups, key=lambda name: control.groups[name].need, default=None)
         return {

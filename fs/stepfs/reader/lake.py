@@ -256,7 +256,9 @@ class Lake:
     @property
     def next_step(self) -> Step:
         """The number of committed steps, as far as this reader has seen: the step that comes next."""
-        return self._parts().tree.next_step
+        tree = self._parts().tree
+        tree.ask()
+        return tree.next_step
 
     @property
     def frontier(self) -> Step:

@@ -64,6 +64,11 @@ class Tree:
         self.options = options
         self.need = Step(0)  # the least next step of this mount's own group; the view hides lower steps
         self._noted = self.first_visible()
+        self.asked = 0  # how often somebody looked where new steps would show
+
+    def ask(self) -> None:
+        """Somebody looks how far the lake is: the next look at it is not put off. Any thread may call it."""
+        self.asked += 1
 
     @property
     def next_step(self) -> Step:
@@ -113,6 +118,8 @@ class Tree:
         """Resolve the name of a step, without a request to the store."""
         if self.readable(step):
             return Presence.COMMITTED
+        if step >= self.next_step:
+            self.ask()
         steps = self.options.steps
         if steps is not None:
             if step not in steps:
@@ -124,10 +131,12 @@ class Tree:
 
     def listed(self) -> range:
         """The steps a listing of the root names, in order."""
+        self.ask()
         return listed_steps(self.options, self.first_visible(), self.next_step)
 
     def latest(self) -> Step | None:
         """The target of `latest`; None under `--steps`, and before the first step."""
+        self.ask()
         newest = Step(self.next_step - 1)
         if self.options.steps is not None or not self.readable(newest):
             return None

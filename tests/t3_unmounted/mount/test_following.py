@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
 import pytest
 import trio
@@ -15,11 +16,12 @@ from stepfs._internal.clock import SystemClock
 from stepfs.errors import CorruptError, StoreUnreachableError
 from stepfs.follow.changes import Changes
 from stepfs.follow.follower import IDENTITY_CHECK_S, SILENCE_S, Follower, ReplacedError
-from stepfs.follow.polling import INTERVAL_S_MAX, PollInterval
+from stepfs.follow.polling import INTERVAL_S_MAX, PollInterval, Spacing
 from stepfs.format.ids import Step
 from stepfs.mount.fuse.kernel import LookupCounts, Withdrawal
 from stepfs.mount.host.kernel import has_pending_signal
 from stepfs.view.names import directory_inode
+from stepfs.view.tree import Tree, ViewOptions
 
 
 class PolledTable(FakeTable):
@@ -29,11 +31,13 @@ class PolledTable(FakeTable):
         super().__init__()
         self.due: list[float] = []
         self.polls: list[float] = []
+        self.skims: list[bool] = []  # of each of them
         self.errors: list[Exception] = []
 
-    async def poll(self, published) -> bool:
+    async def poll(self, published, *, skims=False) -> bool:
         await trio.lowlevel.checkpoint()
         self.polls.append(trio.current_time())
+        self.skims.append(skims)
         if self.errors:
             raise self.errors.pop(0)
         come = [at for at in self.due if at <= trio.current_time()]
@@ -50,11 +54,11 @@ async def own_id():
     return FakeTable().identity.lake_id
 
 
-def follow(nursery, table, changes, *, poll_s=0.1, find=own_id, now_ms=now_ms):
+def follow(nursery, table, changes, *, poll_s=0.1, find=own_id, now_ms=now_ms, **more):
     seen = []
     follower = Follower(
         table, changes, poll_s=poll_s, find_lake_id=find, on_change=lambda: seen.append(trio.current_time()),
-        now_ms=now_ms,
+        now_ms=now_ms, **more,
     )  # fmt: skip
     nursery.start_soon(follower.run)
     return follower, seen
@@ -91,7 +95,7 @@ async def test_a_look_that_takes_long_does_not_delay_the_next(autojump_clock, nu
     table = PolledTable()
     look, changes = table.poll, Changes()
 
-    async def slowly(published):
+    async def slowly(published, **options):
         await trio.sleep(0.06)
         return await look(published)
 
@@ -160,7 +164,7 @@ async def test_a_store_that_hangs_is_said_to_before_its_request_fails(autojump_c
     await trio.sleep(1)
     poll, answers = table.poll, trio.Event()
 
-    async def hang(published):
+    async def hang(published, **options):
         await answers.wait()
         return False
 
@@ -265,3 +269,86 @@ async def test_a_caller_is_asked_by_its_thread():
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR2})
     assert Caller(me).pid == me
+
+
+FAR_S = 3600.0  # what the readers here can go on with
+
+
+def steady(every_s: float = 0.2) -> PolledTable:
+    table = PolledTable()
+    table.due = [every_s * number for number in range(1, 1000)]
+    return table
+
+
+async def test_far_from_the_frontier_a_look_may_come_late(autojump_clock, nursery):
+    """Nobody waits, and nobody asks: the stream of five commits a second is looked at every two seconds."""
+    table, near = steady(), steady()
+    follow(nursery, table, Changes(), ahead_s=lambda: FAR_S)
+    follow(nursery, near, Changes())
+    await trio.sleep(60)
+    assert len(near.polls) > 5 * len(table.polls)
+    assert len(table.polls) == pytest.approx(60 / INTERVAL_S_MAX, abs=2)
+    assert all(table.skims[1:])
+    assert not any(near.skims)
+
+
+async def test_in_a_run_of_many_mounts_later_by_their_number(autojump_clock, nursery):
+    table = steady()
+    follow(nursery, table, Changes(), ahead_s=lambda: FAR_S, spacing=Spacing(1000))
+    await trio.sleep(180)
+    assert 180 / 20 <= len(table.polls) <= 180 / 10 + 1
+
+
+@pytest.mark.parametrize("ahead_s", [0.0, 2 * INTERVAL_S_MAX - 0.1])
+async def test_readers_that_come_near_the_frontier_are_told_at_once(autojump_clock, nursery, ahead_s):
+    table, near = steady(), steady()
+    follow(nursery, table, Changes(), ahead_s=lambda: ahead_s)
+    follow(nursery, near, Changes())
+    await trio.sleep(20)
+    assert table.polls == near.polls
+    assert not any(table.skims)
+
+
+async def test_who_waits_ends_the_late_look(autojump_clock, nursery):
+    table, changes = steady(), Changes()
+    follow(nursery, table, changes, ahead_s=lambda: FAR_S, spacing=Spacing(1000))
+    await trio.sleep(30)
+    before = trio.current_time()
+    with changes.listening():
+        await changes.next_change.wait()
+    assert trio.current_time() - before < 2.0  # as 1,000 mounts look
+    assert not table.skims[-1]
+
+
+async def test_who_asks_sees_what_is_new_half_a_second_later(autojump_clock, nursery):
+    """The second `ls` of the root, or of a step that is not there."""
+    table, asked = steady(), [0]
+    follow(nursery, table, Changes(), ahead_s=lambda: FAR_S, asked=lambda: asked[0])
+    await trio.sleep(30.3)
+    polls = len(table.polls)
+    asked[0] += 1
+    await trio.sleep(0.6)
+    assert len(table.polls) == polls + 1
+    assert not table.skims[-1]
+    await trio.sleep(10)
+    assert table.skims[-1], "and then late again"
+
+
+@pytest.mark.logs("cannot follow the lake")
+async def test_while_the_store_fails_nothing_is_put_off(autojump_clock, nursery, caplog):
+    table, plain = PolledTable(), PolledTable()
+    for one in (table, plain):
+        one.errors = [StoreUnreachableError("no answer")] * 50
+    follow(nursery, table, Changes(), ahead_s=lambda: FAR_S)
+    follow(nursery, plain, Changes())
+    await trio.sleep(20)
+    gaps, usual = ([b - a for a, b in pairwise(one.polls)] for one in (table, plain))
+    assert gaps[:5] == pytest.approx(usual[:5])
+
+
+def test_all_that_shows_how_far_the_lake_is_asks():
+    tree = Tree(FakeTable(), ViewOptions())
+    for look in (tree.listed, tree.latest, lambda: tree.presence(tree.next_step), tree.ask):
+        before = tree.asked
+        look()
+        assert tree.asked == before + 1

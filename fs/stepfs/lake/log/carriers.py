@@ -35,6 +35,12 @@ def carriers_of(version: int) -> list[int]:
     return [carrier for carrier in dict.fromkeys(carriers) if carrier > version]
 
 
+def carriers_behind(version: int) -> list[int]:
+    """The next carrier of each level behind a version, the farthest first, and the next version."""
+    found = ((version + 1) // level * level + level - 1 for level in reversed(LEVELS))
+    return list(dict.fromkeys((*found, version + 1)))
+
+
 def first_carried(version: int) -> int:
     """The first version of those that `version` may carry; `version` itself if it is no carrier."""
     return next((version + 1 - level for level in reversed(LEVELS) if (version + 1) % level == 0), version)
@@ -106,17 +112,21 @@ class Newest:
 
 
 async def read_run(
-    store: Store, lake_id: str, state: LogState, versions: Sequence[Version]
+    store: Store,
+    lake_id: str,
+    state: LogState,
+    versions: Sequence[Version],
+    last_read: tuple[Commit, bytes] | None = None,
 ) -> AsyncGenerator[tuple[Commit, bytes]]:
     """Commits and their stored bytes, of versions that follow `state` without a gap; stops early at one that was deleted.
 
     Each is the log's own or proved by it. `CorruptError`, `NewerFormatError` at a version that neither can be read nor is
-    carried by another one of these.
+    carried by another one of these. `last_read`: the last of them, if it was read.
     """
     digest, last = state.digest, state.version
     for start in range(0, len(versions), _RUN_MAX):
         part = versions[start : start + _RUN_MAX]
-        known, direct, errors = await _known(store, lake_id, part, last)
+        known, direct, errors = await _known(store, lake_id, part, last, last_read)
         for run in _runs(part, known, direct):
             for version in [] if _is_proved(run, known, digest, last) else run[:-1]:
                 read = await read_commit(store, lake_id, version)
@@ -134,12 +144,19 @@ async def read_run(
 
 
 async def _known(
-    store: Store, lake_id: str, versions: Sequence[Version], after: Version
+    store: Store,
+    lake_id: str,
+    versions: Sequence[Version],
+    after: Version,
+    last_read: tuple[Commit, bytes] | None = None,
 ) -> tuple[Known, set[Version], Errors]:
     """What these versions hold by the log itself or by a carrier, which of them were read, and which cannot be."""
     known: Known = {}
     direct: set[Version] = set()
     errors: Errors = {}
+    if last_read is not None and last_read[0].version in versions:
+        known = {each.version: (each, stored) for each, stored in unfolded(*last_read, after)}
+        direct.add(last_read[0].version)
     for level in (*reversed(LEVELS), 1):
         missing = [version for version in versions if version not in known]
         plan = (

@@ -26,7 +26,7 @@ from stepfs.lake.control import Control
 from stepfs.lake.create_once import STRAY_GAP
 from stepfs.lake.identity import check_identity
 from stepfs.lake.log.apply import ChainError, LogDamage, apply, list_versions, read_commit
-from stepfs.lake.log.carriers import Newest, carriers_of, read_run
+from stepfs.lake.log.carriers import LEVELS, Newest, carriers_behind, carriers_of, read_run
 from stepfs.lake.log.index import LoneEntries, Segments
 from stepfs.lake.log.snapshots import PassedOver, log_contains, newest_snapshot, rebuilt_segment
 from stepfs.store.api import Store
@@ -38,6 +38,7 @@ _LISTS_PER_CATCH_UP: Final = 4
 _MISSES_PER_FLOOR_PROBE: Final = 50
 _JUMP_VERSIONS: Final = 512  # one that is so far behind goes on from the newest snapshot
 _JUMP_LISTED: Final = 1000  # one page of a LIST
+_SKIM_READS_MAX: Final = 4
 _REOPENS_MAX: Final = 5
 _SLOW_S: Final = 10.0  # what a writer read so long ago may be gone
 
@@ -62,6 +63,7 @@ class LogReader:
         self._lowest_unconfirmed: Version | None = None
         self.newest: Newest | None = None  # of one that may write
         self._misses = 0
+        self._skim_level = 0  # of `carriers_behind`, where the last skim found something
         self._is_outrun = False  # the last look found more than it could read one by one
         self._stale = False  # until a `reopen` has succeeded
         self._astray: OtherHistoryError | None = None  # while the log is another one than was published here
@@ -156,14 +158,16 @@ class LogReader:
         """Payload bytes of the steps that are committed and not reclaimed. Any thread may ask."""
         return max(0, self.state.total_bytes - self.control.record.deleted_bytes)
 
-    async def poll(self, published: Callable[[], None] = lambda: None) -> bool:
+    async def poll(self, published: Callable[[], None] = lambda: None, *, skims: bool = False) -> bool:
         """Look once for new commits; one request if there are none. True if `state` or `first_live_step` changed.
+
+        `skims`, where nobody waits for the newest: at most four GETs, of carriers where commits come fast.
 
         The first new commit is shown, and `published` called, before the search for more: that search costs a round
         trip, and readers wait for the first commit.
         """
         before = (self.state.version, self.first_live_step)
-        await self.refresh(partial(self._look, published))
+        await self.refresh(partial(self._skim if skims else self._look, published))
         return before != (self.state.version, self.first_live_step)
 
     async def _look(self, published: Callable[[], None]) -> None:
@@ -179,6 +183,32 @@ class LogReader:
             if await self.catch_up(lists_max=1):
                 await self.confirm()
         self._misses = 0
+
+    async def _skim(self, published: Callable[[], None]) -> None:
+        self._misses += 1
+        level, in_a_row, found = self._skim_level, 0, False
+        for _ in range(_SKIM_READS_MAX):
+            behind = carriers_behind(self.head.version)
+            if await self._reach(Version(behind[min(level, len(behind) - 1)])):
+                found, in_a_row = True, in_a_row + 1
+            elif found or level == len(LEVELS):
+                break
+            else:
+                level += 1
+        self._skim_level = max(0, level - 1) if in_a_row == _SKIM_READS_MAX else level
+        if found or self.head is not self.state or self._misses % _MISSES_PER_FLOOR_PROBE == 0:
+            if await self.confirm():
+                published()
+            self._misses = 0
+
+    async def _reach(self, version: Version) -> bool:
+        """Read a version further ahead, and with it all before it, into `head`; False if it is not there."""
+        self._touch(Version(self.head.version + 1))
+        found = await read_commit(self.store, self.identity.lake_id, version)
+        if found is None:
+            return False
+        await self._read_versions(list(map(Version, range(self.head.version + 1, version + 1))), found)
+        return self.head.version >= version
 
     def mark_stale(self) -> None:
         """Start again at the next `refresh`: a slot was taken and is gone, so a reclaim has passed it."""
@@ -493,8 +523,9 @@ class LogReader:
         await self._read_versions(versions)
         return behind
 
-    async def _read_versions(self, versions: Sequence[Version]) -> None:
-        async with aclosing(read_run(self.store, self.identity.lake_id, self.head, versions)) as commits:
+    async def _read_versions(self, versions: Sequence[Version], last_read: tuple[Commit, bytes] | None = None) -> None:
+        lake_id = self.identity.lake_id
+        async with aclosing(read_run(self.store, lake_id, self.head, versions, last_read)) as commits:
             async for commit, body in commits:
                 self.extend(commit, body)
 
