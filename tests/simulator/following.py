@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import trio
 from crc32c import crc32c
 from ledger import Ledger, payload
@@ -13,6 +15,7 @@ from stepfs.lake.log.reader import LogReader
 from stepfs.store.api import Store
 
 _IDLE_S = (0.2, 2.0)
+_SKIMS = 0.3  # of looks: as where nobody waits
 
 
 class Following:
@@ -22,6 +25,7 @@ class Following:
         self.name, self.ledger = name, ledger
         self._seen = 0
         self._looked_s = trio.current_time()
+        self._rng = random.Random(f"{name} of {ledger.identity.lake_id}")
 
     async def until(self, reader: LogReader, step: int) -> None:
         """Return once `step` is committed as far as `reader` knows."""
@@ -40,7 +44,7 @@ class Following:
 
     async def _polled(self, reader: LogReader) -> bool:
         try:
-            return await reader.poll()
+            return await reader.poll(skims=self._rng.random() < _SKIMS)
         except StoreUnreachableError:
             if not self.ledger.era:
                 raise
