@@ -729,7 +729,7 @@ def spoil(state: str, node: Node, directory: Path) -> None:
         node.holder.wait()
 
 
-@pytest.mark.parametrize("state", [*STATES, *(pytest.param(one, marks=pytest.mark.slow) for one in MORE_STATES)])
+@pytest.mark.parametrize("state", [*STATES, *(pytest.param(one, marks=pytest.mark.nightly) for one in MORE_STATES)])
 def test_each_call_in_every_state(state, node, lake, tmp_path):
     target, other = tmp_path / "pod/mount", tmp_path / "pod2/mount"
     fields = brought(state, node, lake, target, other)

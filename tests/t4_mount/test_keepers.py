@@ -316,7 +316,7 @@ def test_with_a_spare_a_death_costs_no_start_of_an_interpreter(steady, tmp_path)
     until(lambda: not daemons_of(mount), "the spare one is left")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_sixty_four_mounts_of_one_node_are_replaced_at_once(file_url, tmp_path, monkeypatch):
     lake_with(file_url, 2)

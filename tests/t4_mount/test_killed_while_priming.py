@@ -82,7 +82,7 @@ def test_a_killed_daemon_lets_its_readers_go(lake, tmp_path, seed):
     kill_while_priming(lake, tmp_path / "m", seed)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_a_hundred_kills_let_every_reader_go(lake, tmp_path):
     for seed in range(100):

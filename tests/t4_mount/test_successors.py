@@ -136,7 +136,7 @@ def test_readers_of_all_kinds_notice_nothing(steady, tmp_path, monkeypatch, act)
     run_drill(steady, tmp_path, monkeypatch, act, 3)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("act", [replace, pytest.param(kill, marks=needs_resend)])
 def test_fifty_times_in_a_row(steady, tmp_path, monkeypatch, act):

@@ -35,7 +35,7 @@ def processes_of(directory: Path) -> list[str]:
     return [line for line in found if str(directory) in line]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)  # it takes 15 s on a machine of its own
 def test_the_smallest_run_writes_table_and_json(tmp_path: Path) -> None:
     out, scratch = tmp_path / "out", tmp_path / "scratch"
@@ -58,7 +58,7 @@ def test_the_smallest_run_writes_table_and_json(tmp_path: Path) -> None:
     assert not list(scratch.iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_it_leaves_no_process_and_no_data(tmp_path: Path, sign: signal.Signals) -> None:
     process = subprocess.Popen(
@@ -109,7 +109,7 @@ def test_a_part_that_nobody_knows_is_a_mistake_of_usage(benchmark, words, known,
     assert known in said
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)  # it takes 10 s on a machine of its own
 def test_a_quick_run_writes_table_and_json(tmp_path: Path) -> None:
     done = tools.ran("bench_plan", "--quick", "--only", "time", "--out", str(tmp_path))
@@ -136,14 +136,14 @@ def bench(program, *arguments, out):
     return json.loads(found.read_text()), printed
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_bench_read_prints_and_keeps_its_rows(tmp_path):
     document, printed = bench("bench_read", "--only", "latency", out=tmp_path)
     assert all(row["what"] in printed for row in document["rows"])
     assert {"load before latency", "latency, commits 20 to 80 ms apart"} <= set(document["figures"])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_bench_train_says_the_share_of_time_that_a_trainer_waits(tmp_path):
     document, printed = bench("bench_train", out=tmp_path)
     assert [len(found["waits"]) for found in document["figures"].values()] == [24]
@@ -151,7 +151,7 @@ def test_bench_train_says_the_share_of_time_that_a_trainer_waits(tmp_path):
     assert document["machine"]["load_after"] >= 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
 def test_every_row_can_be_measured(tmp_path):
     done = tools.ran("bench_read", "--quick", "--long", "--soak", "0.2", "--out", str(tmp_path))
@@ -167,7 +167,7 @@ def test_every_row_can_be_measured(tmp_path):
         ("stepfs", "images", 15 << 10, 2.0, 100),
     ],
 )
-@pytest.mark.slow  # torch, imported four times
+@pytest.mark.nightly  # torch, imported four times
 def test_a_quick_run_of_ours_resumes_exactly_and_fetches_what_it_delivers(
     tmp_path, peer, kind, sample_bytes, bound, pss_mib
 ):
@@ -200,7 +200,7 @@ def no_index(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_peer_that_cannot_be_installed_is_skipped_with_pips_reason_and_tried_again(no_index):
     said = []
     bed = SimpleNamespace(report=SimpleNamespace(say=said.append))
@@ -212,7 +212,7 @@ def test_a_peer_that_cannot_be_installed_is_skipped_with_pips_reason_and_tried_a
         assert len(said) == attempt
 
 
-@pytest.mark.slow  # pip into two new environments
+@pytest.mark.nightly  # pip into two new environments
 def test_an_environment_finds_this_projects_packages_and_keeps_its_torch(no_index, monkeypatch):
     said = []
     python = environment("numbers", ["numpy"], said.append) / "python"  # which is there already
@@ -226,7 +226,7 @@ def test_an_environment_finds_this_projects_packages_and_keeps_its_torch(no_inde
     assert len(said) == 1  # installed once
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_pip_that_is_not_there_is_a_reason_too(no_index, monkeypatch):
     monkeypatch.setattr("sys.executable", "/bin/false")
     with pytest.raises(NotInstalledError, match="ended with 1"):

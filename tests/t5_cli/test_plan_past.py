@@ -52,7 +52,7 @@ async def spans_of(audited: Audited, step: int, texts_below: str | None) -> Show
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_lineage_of_every_step_is_the_audits_and_its_texts_are_those_tokenised(audited: Audited) -> None:
     seen = set()
     for step, pieces in enumerate(audited.pieces):
