@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from endings import save
 from realmount import change_constants, lake_with, make_lake, mounted, needs_resend, payload, produce, stepfs, until
-from test_successors import kill, replace, replaced
+from succession import kill, replace, replaced
 
 from stepfs import CheckpointHook, ShuffledSteps
 

@@ -28,7 +28,7 @@ from realmount import (
     until,
 )
 from steady import SIZE, daemons_of, steady_readers
-from test_successors import keeper_follows, kill, replace, replaced, tampered
+from succession import keeper_follows, kill, replace, replaced, tampered
 
 from stepfs.mount.host.mount_table import mount_at
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from finished import ran
 from realmount import PATIENCE_S, clear, gone, mounted, needs_resend, payload, stepfs, until
-from test_successors import tampered
+from succession import tampered
 
 from stepfs_producer import Producer
 

@@ -33,6 +33,7 @@ from realmount import (
     until,
 )
 from steady import SIZE, SLICES, STEPS, daemons_of, steady_readers
+from succession import keeper_follows, kill, replace, replaced, tampered
 
 from stepfs.announce import announce_steps
 from stepfs.mount.fuse.link import HAS_RESEND
@@ -42,33 +43,6 @@ from stepfs.mount.state import State
 from stepfs_producer import Producer
 
 pytestmark = pytest.mark.usefixtures("real_daemons")
-
-
-def replace(mount, *options, timeout_s=PATIENCE_S):
-    """Another daemon; `mount` is about that one from now on."""
-    done = replaced(mount, *options, timeout_s=timeout_s)
-    assert done.returncode == 0, done.stderr
-    before, mount.pid = mount.pid, mount.config()["pid"]
-    assert mount.config()["follows"] == before
-    return before
-
-
-def replaced(mount, *options, lake=None, timeout_s=PATIENCE_S):
-    os.environ["STEPFS_LOG_DIR"] = str(mount.log.parent)
-    try:
-        lake = lake or mount.config()["options"]["lake"]
-        return stepfs("mount", lake, mount.directory, "--replace", *options, timeout_s=timeout_s)
-    finally:
-        del os.environ["STEPFS_LOG_DIR"]
-
-
-def kill(mount):
-    """SIGKILL; `mount` is about the daemon that follows."""
-    mount.kill(signal.SIGKILL)
-    before, mount.pid = mount.pid, mount.config()["pid"]
-    assert mount.config()["follows"] == before
-    gone(before)
-    until(lambda: f"after pid {before} that died" in mount.log.read_text(), "it does not get ready")
 
 
 @needs_resend
@@ -104,19 +78,6 @@ def fronts_of(mount):
 def primed_of(mount):
     with state_of(mount) as state:
         return {key for _, key, *_ in state.primed.read()}
-
-
-@contextmanager
-def tampered(monkeypatch, tmp_path, code):
-    """Every stepfs process that is started inside runs `code` first; `once()` in it is true in one of them alone."""
-    (tmp_path / "tamper").mkdir(exist_ok=True)
-    once = f"import os\ndef once(n=1):\n    for k in range(n):\n        try:\n            os.close(os.open({str(tmp_path)!r} + f'/once{{k}}', os.O_CREAT | os.O_EXCL)); return True\n        except FileExistsError: pass\n    return False\n"
-    constants = Path(__file__).parents[1] / "support/changed_constants/sitecustomize.py"
-    also = f"if 'TESTS_CONSTANTS' in os.environ:\n    import runpy\n    runpy.run_path({str(constants)!r})\n"
-    (tmp_path / "tamper/sitecustomize.py").write_text(once + also + code)
-    with monkeypatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(tmp_path / "tamper"), prepend=os.pathsep)
-        yield
 
 
 def run_drill(steady, tmp_path, monkeypatch, act, times):
@@ -264,14 +225,6 @@ def test_where_nobody_can_follow_readers_get_errors_and_the_next_mount_heals(ste
     with mounted(steady, tmp_path / "m", allowed=["so that readers fail"]) as again:
         assert again.config()["follows"] is None
         assert again.file(1, 0).read_bytes() == payload(1, 0, SIZE)
-
-
-def keeper_follows(mount):
-    """SIGKILL; `mount` is about the next keeper."""
-    before = mount.keeper
-    os.kill(before, signal.SIGKILL)
-    until(lambda: mount.config()["keeper"] != before, "no other keeper")
-    mount.keeper = mount.config()["keeper"]
 
 
 def test_a_keeper_that_is_killed_costs_no_reader_anything(steady, tmp_path):
