@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from multiprocessing import forkserver, reduction
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -80,6 +81,14 @@ def fails_while(flag: str, module: str, owner: str, name: str) -> None:
 def one_core() -> None:
     """A run that is not told how many starts one worker."""
     import_module("stepfs_producer.run.machines").usable_cpus = lambda: 1  # type: ignore[attr-defined]
+
+
+def begun(target: Callable[..., None], *arguments: object) -> BaseProcess:
+    """A process that calls it."""
+    start_server()
+    process = CONTEXT.Process(target=target, args=arguments)
+    process.start()
+    return process
 
 
 def take_over(environment: dict[str, str], directory: str, stdout: int, stderr: int) -> None:

@@ -12,7 +12,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-import kubernetes_validate
+import nightly
 import pytest
 import typer
 import yaml
@@ -107,10 +107,14 @@ def test_parents_of_the_mount_point_are_for_everybody(tmp_path):
     assert directory.parent.stat().st_mode & 0o777 == directory.stat().st_mode & 0o777 == 0o755
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "name", ["ray", "daemonset", "sidecar", "reclaim", "replicate", "trainer", "accounts", "csi", "csi-volume"]
 )
 def test_kubernetes_accepts_a_manifest(name):
+    nightly.needs("kubernetes_validate")
+    import kubernetes_validate  # noqa: PLC0415
+
     found = [document for of, document in documents() if of == name]
     for document in found:
         kubernetes_validate.validate(document, "1.30", strict=True)
@@ -121,9 +125,13 @@ def test_kubernetes_accepts_a_manifest(name):
         kubernetes_validate.validate(wrong, "1.30", strict=True)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("directory", [BASE, EXAMPLE], ids=["base", "example"])
 def test_kubernetes_accepts_what_kustomize_builds(directory):
     """By kubectl where it is installed; what it would join must be there everywhere."""
+    nightly.needs("kubernetes_validate")
+    import kubernetes_validate  # noqa: PLC0415
+
     page = yaml.safe_load((directory / "kustomization.yaml").read_text())
     assert all((directory / name).exists() for name in page["resources"])
     if shutil.which("kubectl"):

@@ -6,11 +6,12 @@ import errno
 import json
 import math
 import os
-import signal
 import subprocess
 import sys
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+import forked
 import grpc
 import pytest
 from realmount import PATIENCE_S, until
@@ -19,6 +20,29 @@ from stepfs.csi.messages import MESSAGES
 from stepfs.mount.host import mount_points, mount_table
 
 READ_ONLY_MANY = {"mount": {}, "access_mode": {"mode": 3}}
+
+
+def _serve(words: list[str], environment: dict[str, str], log: str) -> None:
+    with open(log, "ab") as file:
+        forked.take_over(environment, "/", os.dup(file.fileno()), os.dup(file.fileno()))
+    from stepfs.csi.__main__ import main  # noqa: PLC0415
+
+    sys.exit(main(words))
+
+
+class Served:
+    """A process that was forked from one that has imported everything: of `subprocess.Popen` what a node needs."""
+
+    def __init__(self, process: BaseProcess) -> None:
+        self._process = process
+        assert process.pid is not None
+        self.pid = process.pid
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def wait(self) -> None:
+        self._process.join()
 
 
 class Node:
@@ -39,7 +63,7 @@ class Node:
         grpc.channel_ready_future(channel).result(timeout=PATIENCE_S)
         return channel
 
-    def _start(self, role: str) -> subprocess.Popen[bytes]:
+    def _start(self, role: str) -> subprocess.Popen[bytes] | Served:
         words = [
             "--endpoint",
             self.socket,
@@ -50,20 +74,19 @@ class Node:
             "--node",
             "n1",
         ]
+        words = [role, *map(str, words), *(self.more if role == "plugin" else ())]
+        if role == "plugin" or not self.before:
+            return self._forked(words)
         with (self.directory / f"{role}.log").open("ab") as log:
-            command = [
-                *(self.before if role == "holder" else ()),
-                sys.executable,
-                "-m",
-                "stepfs.csi",
-                role,
-                *map(str, words),
-                *(self.more if role == "plugin" else ()),
-            ]
+            command = [*self.before, sys.executable, "-m", "stepfs.csi", *words]
             return subprocess.Popen(command, stderr=log, stdout=log, env=self.environment)
 
+    def _forked(self, words: list[str]) -> Served:
+        log = self.directory / f"{words[0]}.log"
+        return Served(forked.begun(_serve, words, self.environment, str(log)))
+
     def restart_plugin(self) -> None:
-        self.plugin.send_signal(signal.SIGKILL)
+        self.plugin.kill()
         self.plugin.wait()
         self.channel.close()  # kubelet connects for each call
         self.plugin = self._start("plugin")

@@ -84,6 +84,7 @@ def test_attributes_are_options_of_mount(node, lake, tmp_path):
     assert list((tmp_path / "cache").iterdir()) != []
 
 
+@pytest.mark.nightly
 def test_the_plugin_serves_the_metrics_of_all_volumes(node, lake, tmp_path):
     free_port = servers.free_port_of_nobody()
     node.more = [f"--metrics-port={free_port}", "--metrics-address=127.0.0.1"]
@@ -103,6 +104,7 @@ def test_the_plugin_serves_the_metrics_of_all_volumes(node, lake, tmp_path):
     until(lambda: set(scraped()["stepfs_frontier_step"]) == {"n1/v2"}, "a dead mount has no metrics")
 
 
+@pytest.mark.nightly
 def test_the_holder_logs_what_it_is_asked_for(other_node, lake, tmp_path):
     node = other_node(STEPFS_LOG_FORMAT="json")
     node.publish("v", tmp_path / "target", volume_context={"lake": lake})
@@ -123,6 +125,7 @@ def test_the_holder_logs_what_it_is_asked_for(other_node, lake, tmp_path):
     assert (tmp_path / "log" / log).exists()
 
 
+@pytest.mark.nightly
 def test_a_request_in_the_middle_of_another_is_told_and_one_that_was_given_up_leaves_nothing(node, lake, tmp_path):
     target = tmp_path / "target"
     os.kill(node.holder.pid, signal.SIGSTOP)
@@ -145,6 +148,7 @@ def test_a_request_in_the_middle_of_another_is_told_and_one_that_was_given_up_le
     assert (mounted_below(tmp_path), list(node.base.iterdir())) == ([], [])
 
 
+@pytest.mark.nightly
 def test_a_volume_behind_a_link_with_a_strange_name(node, lake, tmp_path):
     """kubelet's directory may be a link; a volumeHandle may be any text."""
     (tmp_path / "disk").mkdir()
@@ -160,6 +164,7 @@ def test_a_volume_behind_a_link_with_a_strange_name(node, lake, tmp_path):
     assert (mounted_below(tmp_path), list(node.base.iterdir())) == ([], [])
 
 
+@pytest.mark.nightly
 def test_what_nobody_uses_any_more_ends_with_the_next_unpublish(node, lake, tmp_path):
     """A reader that outlived its pod; a daemon that came after the pod had gone; a directory from before a reboot."""
     target = tmp_path / "target"
@@ -178,6 +183,7 @@ def test_what_nobody_uses_any_more_ends_with_the_next_unpublish(node, lake, tmp_
     assert (mounted_below(tmp_path), list(node.base.iterdir()), target.exists()) == ([], [], False)
 
 
+@pytest.mark.nightly
 def test_attributes_from_before_a_reboot_do_not_count(node, lake, tmp_path):
     target = tmp_path / "target"
     node.publish("v", target, volume_context={"lake": lake})

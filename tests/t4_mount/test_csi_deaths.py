@@ -84,6 +84,7 @@ def test_readers_do_not_see_that_the_daemon_of_a_volume_is_killed(node, lake, tm
     assert mounted_below(tmp_path) == []
 
 
+@pytest.mark.nightly
 def test_a_volume_whose_holder_died_is_served_again_at_the_next_publish(node, lake, tmp_path):
     target = tmp_path / "pod/mount"
     node.publish("v1", target, volume_context={"lake": lake})
@@ -126,6 +127,7 @@ def _command_line(pid: int) -> str:
         return ""
 
 
+@pytest.mark.nightly
 def test_a_daemon_that_is_silent_keeps_its_pods(node, lake, tmp_path):
     target = tmp_path / "target"
     node.publish("v", target, volume_context={"lake": lake})
@@ -173,11 +175,8 @@ WELL, LATER = ("OK", "steps", "OK", "OK"), ("UNAVAILABLE", "ENOTCONN", "ABNORMAL
 
 
 STATES = {
-    "alive, another secret": WELL,
     "dead": WELL,
-    "dead, its other pod was served again with other attributes": WELL,
     "dead, no holder": LATER,
-    "dead, the lake is gone": LATER,
     "another volume": ("ALREADY_EXISTS", "steps", "NOT_FOUND", "FAILED_PRECONDITION"),
     "a foreign mount": ("ALREADY_EXISTS", "EMPTY", "NOT_FOUND", "FAILED_PRECONDITION"),
     "never published, no holder": ("UNAVAILABLE", "EMPTY", "NOT_FOUND", "OK"),
@@ -185,6 +184,9 @@ STATES = {
 
 
 MORE_STATES = {
+    "alive, another secret": WELL,
+    "dead, its other pod was served again with other attributes": WELL,
+    "dead, the lake is gone": LATER,
     "never published": WELL,
     "alive": WELL,
     "alive, other attributes": WELL,
@@ -254,6 +256,7 @@ def test_each_call_in_every_state(state, node, lake, tmp_path):
         assert mounted_below(node.base) == []
 
 
+@pytest.mark.nightly
 def test_a_container_that_follows_the_hosts_mounts_is_served_again_without_a_restart(node, lake, tmp_path):
     """As with mountPropagation: HostToContainer. And a target that dies again and again has two mounts at most."""
     pods, target = tmp_path / "pods", tmp_path / "pods/1/mount"
@@ -289,6 +292,7 @@ def hanging_threads(pid: int) -> int:
     return found
 
 
+@pytest.mark.nightly
 def test_a_silent_mount_costs_the_plugin_one_thread(node, lake, tmp_path):
     free_port, target = servers.free_port_of_nobody(), tmp_path / "target"
     node.more = [f"--metrics-port={free_port}", "--metrics-address=127.0.0.1"]

@@ -15,6 +15,7 @@ from realmount import lake_with, payload
 from stepfs.csi.__main__ import parsed
 
 
+@pytest.mark.nightly
 def test_a_secret_that_is_absent_or_of_no_use_is_told(other_node, s3_url, tmp_path):
     lake_with(s3_url, 2)
     keys = {name: os.environ[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
@@ -44,6 +45,7 @@ def test_a_socket_may_be_named_by_its_url_and_is_absolute(capsys):
         assert f"{wrong!r} is no absolute path; write one such as /csi/csi.sock" in capsys.readouterr().err
 
 
+@pytest.mark.nightly
 def test_a_node_without_the_device_says_so(other_node, lake):
     hidden = 'mount -t tmpfs none /dev && mknod -m 666 /dev/null c 1 3 && mknod -m 666 /dev/urandom c 1 9 && exec "$@"'
     node = other_node("unshare", "--mount", "sh", "-c", hidden, "sh")
@@ -52,6 +54,7 @@ def test_a_node_without_the_device_says_so(other_node, lake):
     )
 
 
+@pytest.mark.nightly
 def test_an_image_without_the_extra_names_it(other_node, tmp_path):
     (tmp_path / "without").mkdir()
     (tmp_path / "without/obstore.py").write_text("raise ModuleNotFoundError('no obstore', name='obstore')\n")

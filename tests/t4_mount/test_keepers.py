@@ -42,7 +42,9 @@ FAULTS = {  # K1, K12
 
 
 @needs_resend
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    "fault", [*(pytest.param(one, marks=pytest.mark.nightly) for one in ("RuntimeError", "OSError")), "StepfsError"]
+)
 def test_an_exception_in_a_daemon_is_a_death_and_not_the_wish_that_the_mount_ends(steady, tmp_path, monkeypatch, fault):
     code = f"""
 import sys
@@ -108,7 +110,9 @@ if "stepfs.mount.daemon" in sys.orig_argv and not once():
 """
 
 
-@pytest.mark.parametrize("how", ["SIGTERM", "umount", "death"])
+@pytest.mark.parametrize(
+    "how", [*(pytest.param(one, marks=pytest.mark.nightly) for one in ("SIGTERM", "umount")), "death"]
+)
 def test_the_mount_ends_at_once_though_another_daemon_is_about_to_come(steady, tmp_path, monkeypatch, how):
     """It has no device before it serves (K15)."""
     code = SLOW_START.format(here=str(tmp_path / "late"))
@@ -135,7 +139,9 @@ def test_the_mount_ends_at_once_though_another_daemon_is_about_to_come(steady, t
 
 
 @needs_resend
-@pytest.mark.parametrize("where", ["renamed", "covered", "bound elsewhere"])
+@pytest.mark.parametrize(
+    "where", ["renamed", *(pytest.param(one, marks=pytest.mark.nightly) for one in ("covered", "bound elsewhere"))]
+)
 def test_a_mount_is_found_by_its_device_wherever_it_is(steady, tmp_path, monkeypatch, where):
     """K16"""
     (tmp_path / "up").mkdir()

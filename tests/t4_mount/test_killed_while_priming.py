@@ -77,7 +77,7 @@ def kill_while_priming(lake, directory, seed):
     assert mount_table.mount_at(directory) is None
 
 
-@pytest.mark.parametrize("seed", range(0, 6, 2))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(more, marks=pytest.mark.nightly) for more in (2, 4))])
 def test_a_killed_daemon_lets_its_readers_go(lake, tmp_path, seed):
     kill_while_priming(lake, tmp_path / "m", seed)
 

@@ -81,7 +81,7 @@ def digest(step: int, index: int) -> str:
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("outage_s", [6, pytest.param(60, marks=pytest.mark.nightly)])
-@pytest.mark.parametrize("how", ["hangs", "refuses"])
+@pytest.mark.parametrize("how", ["hangs", pytest.param("refuses", marks=pytest.mark.nightly)])
 def test_the_store_is_away_for_a_while(seaweed, s3_url, tmp_path, how, outage_s):
     lake_with(s3_url, 6)
     port = servers.free_port_of_nobody()

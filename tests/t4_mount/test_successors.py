@@ -94,7 +94,7 @@ def run_drill(steady, tmp_path, monkeypatch, act, times):
 
 @pytest.mark.parametrize("act", [replace, pytest.param(kill, marks=needs_resend)])
 def test_readers_of_all_kinds_notice_nothing(steady, tmp_path, monkeypatch, act):
-    run_drill(steady, tmp_path, monkeypatch, act, 3)
+    run_drill(steady, tmp_path, monkeypatch, act, 2)
 
 
 @pytest.mark.nightly
@@ -160,7 +160,14 @@ DIES = {
 }
 
 
-@pytest.mark.parametrize("when", [*list(DIES)[:2], pytest.param("after it has read", marks=needs_resend)])
+@pytest.mark.parametrize(
+    "when",
+    [
+        pytest.param("before it asks", marks=pytest.mark.nightly),
+        "before it reads",
+        pytest.param("after it has read", marks=[needs_resend, pytest.mark.nightly]),
+    ],
+)
 def test_a_daemon_that_dies_before_it_serves_leaves_the_mount_to_the_one_before(steady, tmp_path, monkeypatch, when):
     with mounted(steady, tmp_path / "m", allowed=["ended before it served"]) as mount, steady_readers(steady, mount):
         for _ in range(2):
@@ -202,7 +209,14 @@ def test_a_daemon_that_follows_and_finds_the_mount_gone_just_ends(steady, tmp_pa
 
 
 @needs_resend
-@pytest.mark.parametrize("how", ["three in a minute", "none serves", "both", "--no-recover"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "three in a minute",
+        *(pytest.param(how, marks=pytest.mark.nightly) for how in ("none serves", "both")),
+        "--no-recover",
+    ],
+)
 def test_where_nobody_can_follow_readers_get_errors_and_the_next_mount_heals(steady, tmp_path, monkeypatch, how):
     options = ["--no-recover"] if how == "--no-recover" else []
     change_constants(monkeypatch, {"stepfs.mount.launch:PATIENCE_S": 1.0} if how.startswith("none") else {})
@@ -270,7 +284,9 @@ if "stepfs.mount.daemon" in sys.orig_argv and not once():
 }
 
 
-@pytest.mark.parametrize("when", DIES_IN_A_HAND_OVER)
+@pytest.mark.parametrize(
+    "when", ["before it tells the next one", pytest.param("after it has told the next one", marks=pytest.mark.nightly)]
+)
 def test_a_keeper_that_dies_in_a_hand_over_leaves_one_daemon_that_serves(steady, tmp_path, monkeypatch, when):
     allowed = ["another one is started", "is served as before", "the keeper has ended before"]
     with (
@@ -325,7 +341,7 @@ if "stepfs.mount.daemon" in sys.orig_argv:
 """
 
 
-@pytest.mark.parametrize("comes", [True, False])
+@pytest.mark.parametrize("comes", [True, pytest.param(False, marks=pytest.mark.nightly)])
 def test_a_daemon_sees_all_that_is_shown_before_the_one_that_serves_stops(steady, tmp_path, monkeypatch, comes):
     """Else every reader waits for a look at the store, and for one that does not answer."""
     with mounted(steady, tmp_path / "m", allowed=["the mount is as it was"]) as mount:
@@ -422,7 +438,19 @@ OTHERWISE = {
 }
 
 
-@pytest.mark.parametrize("asked", REFUSED, ids=" ".join)
+AT_NIGHT = {
+    ("--world", "4"),
+    ("--mesh", "dp=2"),
+    ("no store",),
+    ("an older version",),
+    ("a link",),
+    ("open to others",),
+}
+
+
+@pytest.mark.parametrize(
+    "asked", [pytest.param(one, marks=pytest.mark.nightly) if one in AT_NIGHT else one for one in REFUSED], ids=" ".join
+)
 def test_what_cannot_take_over_says_why_and_the_mount_is_as_it_was(steady, other_lake, tmp_path, monkeypatch, asked):
     code, line = REFUSED[asked]
     ran(["mount", "-t", "tmpfs", "tmpfs", "/run"], check=True)  # in these tests' own namespace

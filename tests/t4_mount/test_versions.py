@@ -108,6 +108,7 @@ def shown(directory: Path, name: str):
     return json.loads((directory / f".stepfs/{name}.json").read_text())
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("act", ACTS)
 @pytest.mark.parametrize("way", ["forth", "back"])
 @pytest.mark.parametrize(

@@ -161,6 +161,7 @@ def test_text_says_that_it_waits_from_the_start(mute: str, corpus: Path, monkeyp
     assert (done.returncode, done.stdout) == (6, "")
 
 
+@pytest.mark.nightly
 async def test_a_run_bears_silence_in_the_middle(
     s3_url: str, fault_proxy: FaultProxy, corpus: Path, tmp_path: Path
 ) -> None:

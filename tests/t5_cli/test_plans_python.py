@@ -95,9 +95,10 @@ def script(directory: Path, text: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("number", "code"),
-    [(signal.SIGINT, -signal.SIGINT), pytest.param(signal.SIGTERM, 128 + signal.SIGTERM, marks=pytest.mark.nightly)],
+    [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 128 + signal.SIGTERM)],
 )
 def test_a_signal_ends_a_script_between_two_steps(plan, tmp_path, number, code):
     lake = tmp_path / "lake"
