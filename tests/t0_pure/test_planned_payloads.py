@@ -114,6 +114,7 @@ for ext in sys.argv[1:]:
 """
 
 
+@pytest.mark.nightly
 def test_another_process_makes_the_same_bytes() -> None:
     kinds = [".safetensors", ".npy", ".pt", ".tar", ".bin"]
     other = ran([sys.executable, "-c", ELSEWHERE, *kinds], check=True, cwd=Path(step_tasks.__file__).parent)
@@ -129,7 +130,9 @@ def test_other_extensions_name_those_there_are() -> None:
 
 def test_a_loss_mask_is_never_lost_with_the_labels() -> None:
     masked = replace(TASK, mask=np.zeros(len(TASK.ids), np.uint8), following_mask=np.zeros(len(TASK.spans), np.uint8))
-    with pytest.raises(UsageError, match=r"out of the loss, and \.bin files have no labels.*choose \.safetensors, \.npy"):
+    with pytest.raises(
+        UsageError, match=r"out of the loss, and \.bin files have no labels.*choose \.safetensors, \.npy"
+    ):
         construct(spec(".bin"), masked)
 
 

@@ -331,7 +331,6 @@ def test_several_threads_may_append(lake: str) -> None:
     assert len(steps_of(lake)) == 80
 
 
-@pytest.mark.parametrize("lake_url", ["file", pytest.param("s3", marks=pytest.mark.nightly)], indirect=True)
 def test_producers_side_by_side_on_a_real_store(lake_url: str) -> None:
     """Four at once, each restarted once, on a directory and on a real S3 server."""
     trio.run(partial(create_lake, open_store(lake_url), slices=SLICES))

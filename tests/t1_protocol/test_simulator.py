@@ -42,7 +42,7 @@ from stepfs_producer.commit import loop as commit_loop
 from stepfs_producer.commit.rebase import Incarnation, NothingLeft, Stamp
 
 SEEDS = 900
-PART = SEEDS // 90  # a push's; at night all of them
+PART = SEEDS // 180  # a push's; at night all of them
 _FIRST = "STEPFS_SIMULATE_FIRST"
 
 # What all seeds must have met to mean anything: how often, at least.

@@ -69,7 +69,7 @@ def cached(mount, step: int) -> int | None:
 
 @pytest.mark.parametrize(
     "trainer", [
-        *(pytest.param(one, marks=pytest.mark.nightly) for one in TRAINERS if one.startswith("stepfs")), "the hook",
+        *(pytest.param(one, marks=pytest.mark.nightly) for one in TRAINERS if one != "a watched directory"),
         "a watched directory",
     ],
 )  # fmt: skip

@@ -17,7 +17,9 @@ from stepfs import CheckpointHook, ShuffledSteps
 
 pytestmark = pytest.mark.usefixtures("real_daemons")
 OFTEN_S = {"stepfs.checkpoints.watch:POLL_S": 0.1, "stepfs.follow.parts:INTERVAL_S": 0.1}
-HOWS = pytest.mark.parametrize("how", [pytest.param(kill, marks=needs_resend), replace])
+HOWS = pytest.mark.parametrize(
+    "how", [pytest.param(kill, marks=needs_resend), pytest.param(replace, marks=pytest.mark.nightly)]
+)
 
 
 def groups(url: str) -> dict[str, list[int]]:

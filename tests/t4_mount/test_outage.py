@@ -161,6 +161,7 @@ def test_an_unmount_names_the_store_that_a_killed_reader_waited_for(seaweed, s3_
         until(lambda: not running(mount.pid), "the daemon goes on")
 
 
+@pytest.mark.nightly
 @needs_resend
 @pytest.mark.usefixtures("real_daemons")
 @pytest.mark.parametrize("how", [pytest.param("hangs", marks=pytest.mark.nightly), "refuses"])

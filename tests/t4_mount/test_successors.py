@@ -134,7 +134,9 @@ if "stepfs.mount.daemon" in sys.orig_argv and once():
 """
 
 
-@pytest.mark.parametrize("killed", [False, pytest.param(True, marks=needs_resend)])
+@pytest.mark.parametrize(
+    "killed", [pytest.param(False, marks=pytest.mark.nightly), pytest.param(True, marks=needs_resend)]
+)
 def test_a_read_that_is_under_way_is_answered_by_the_daemon_that_has_it_or_after_its_death(
     steady, tmp_path, monkeypatch, killed
 ):
@@ -178,6 +180,7 @@ def test_a_daemon_that_dies_before_it_serves_leaves_the_mount_to_the_one_before(
     assert not running(mount.pid)
 
 
+@pytest.mark.nightly
 @needs_resend
 def test_requests_that_two_followers_took_with_them_are_answered_by_the_third(steady, tmp_path, monkeypatch):
     code = (
@@ -193,6 +196,7 @@ def test_requests_that_two_followers_took_with_them_are_answered_by_the_third(st
         mount.pid = mount.config()["pid"]
 
 
+@pytest.mark.nightly
 @needs_resend
 def test_a_daemon_that_follows_and_finds_the_mount_gone_just_ends(steady, tmp_path, monkeypatch):
     code = (
@@ -213,8 +217,7 @@ def test_a_daemon_that_follows_and_finds_the_mount_gone_just_ends(steady, tmp_pa
     "how",
     [
         "three in a minute",
-        *(pytest.param(how, marks=pytest.mark.nightly) for how in ("none serves", "both")),
-        "--no-recover",
+        *(pytest.param(how, marks=pytest.mark.nightly) for how in ("none serves", "both", "--no-recover")),
     ],
 )
 def test_where_nobody_can_follow_readers_get_errors_and_the_next_mount_heals(steady, tmp_path, monkeypatch, how):
@@ -395,6 +398,7 @@ def test_a_daemon_that_hangs_in_its_own_mount_is_followed(steady, tmp_path, monk
         assert mount.file(1, 0).read_bytes() == payload(1, 0, SIZE)
 
 
+@pytest.mark.nightly
 def test_without_resend_a_mount_is_handed_over_and_a_death_cuts_it(steady, tmp_path, monkeypatch):
     change_constants(monkeypatch, {"stepfs.mount.fuse.link:HAS_RESEND": 0})
     assert HAS_RESEND
@@ -475,6 +479,7 @@ def test_what_cannot_take_over_says_why_and_the_mount_is_as_it_was(steady, other
     ran(["umount", "/run"], check=True)
 
 
+@pytest.mark.nightly
 def test_of_two_that_take_over_at_once_one_wins_and_where_nothing_is_mounted_it_mounts(steady, tmp_path):
     (tmp_path / "m").mkdir()
     env = {**os.environ, "STEPFS_LOG_DIR": str(tmp_path / "logs")}
@@ -542,7 +547,9 @@ def scraped(port):
         return ""
 
 
-@pytest.mark.parametrize("act", [replace, pytest.param(kill, marks=needs_resend)])
+@pytest.mark.parametrize(
+    "act", [pytest.param(replace, marks=pytest.mark.nightly), pytest.param(kill, marks=needs_resend)]
+)
 def test_files_of_steps_to_come_get_their_true_size_from_the_next_daemon(file_url, tmp_path, act):
     lake_with(file_url, 1)
     options = ("--steps", "0:3", "--no-prime")
@@ -557,6 +564,7 @@ def test_files_of_steps_to_come_get_their_true_size_from_the_next_daemon(file_ur
             assert file.read() == payload(1, 0)
 
 
+@pytest.mark.nightly
 def test_a_user_without_rights_replaces_and_recovers_and_root_may_not(lake, tmp_path, request):
     home, user = Path(tempfile.mkdtemp()), 54321  # below a directory that all users may enter
     request.addfinalizer(lambda: shutil.rmtree(home))

@@ -38,7 +38,6 @@ def expected(lake_url):
     }
 
 
-@pytest.mark.parametrize("lake_url", ["file", pytest.param("s3", marks=pytest.mark.nightly)], indirect=True)
 def test_tools_see_what_was_appended(lake_url, expected, tmp_path):
     with mounted(lake_url, tmp_path / "m") as mount:
         directories = mount.steps()
@@ -182,7 +181,6 @@ def test_ls_and_verify_take_a_mount(lake, tmp_path):
             assert of_lake.stdout
 
 
-@pytest.mark.parametrize("lake_url", ["file", pytest.param("s3", marks=pytest.mark.nightly)], indirect=True)
 def test_a_lake_below_a_hive_like_prefix_lives_a_whole_life(lake_url, tmp_path):
     url, root = f"{lake_url}/dt=2026-11-01/run 1+größe~日本", tmp_path / "m"
     batches = lake_with(url, STEPS, size=200_000)

@@ -336,6 +336,7 @@ print(peak() - before << 10)
 """
 
 
+@pytest.mark.nightly
 def test_the_memory_of_a_largest_page_is_what_a_worker_takes_to_read_it(tmp_path: Path) -> None:
     pictures = pa.array([os.urandom(1 << 20) for _ in range(48)], pa.binary())
     pq.write_table(

@@ -71,6 +71,7 @@ def test_lineage_of_every_step_is_the_audits_and_its_texts_are_those_tokenised(a
     assert len({source for source, epoch in seen if epoch}) > 1, "sources of two epochs"
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_find_and_lineage_agree(audited: Audited) -> None:
     held = defaultdict(list)
@@ -108,6 +109,7 @@ def test_find_and_lineage_agree(audited: Audited) -> None:
     assert any("could not be decoded (" in line for line in said), said
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_all_steps_are_made_again(audited: Audited) -> None:
     done = produce("replay", audited.url, "--steps", f"0:{STEPS}", "--plan-dir", audited.directory, "--json")

@@ -167,6 +167,7 @@ def test_any_ending_leaves_whole_steps_and_no_process(plan, tmp_path, number, un
     assert committed(lake) == undisturbed[: done + 3]
 
 
+@pytest.mark.nightly
 def test_a_second_process_of_the_same_id_fences_the_first(plan: Path, tmp_path: Path, undisturbed) -> None:
     lake = f"file://{tmp_path}/fenced"
     with Forked("stepfs_producer", "run", plan, lake, "--workers", 1, "--steps-per-second", 20) as first:
