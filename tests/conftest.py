@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import cloudservers
+import nightly
 import pytest
 import servers
 import trio
@@ -38,9 +39,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The examples of a push are the same ones every time, and few; at night, with the slow tests, many are new."""
-    short = "not slow" in config.getoption("markexpr")
-    examples = {"derandomize": True, "max_examples": 30} if _CI and short else {"max_examples": 100 if short else 300}
+    """The examples of a push are few, and CI's the same ones every time; at night many are new."""
+    short = "not nightly" in config.getoption("markexpr")
+    examples = {"derandomize": _CI, "max_examples": 30} if short else {"max_examples": 300}
     settings.register_profile("stepfs", deadline=None, print_blob=True, **examples)
     settings.load_profile("stepfs")
     enter_own_mount_namespace()
@@ -151,10 +152,8 @@ def google(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CloudServer]:
 
 @pytest.fixture(scope="session")
 def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CloudServer]:
-    """Azurite; the process's AZURE_* variables point at it. Skipped where it is not installed, save in CI."""
-    if not cloudservers.AZURITE.exists():
-        why = "no Azurite: install node and npm, then run scripts/setup again"
-        (pytest.fail if _CI else pytest.skip)(why)
+    """Azurite; the process's AZURE_* variables point at it."""
+    nightly.needs("Azurite", there=cloudservers.AZURITE.exists())
     yield from _cloud(cloudservers.azurite(tmp_path_factory.mktemp("azurite", numbered=True)))
 
 
@@ -201,7 +200,7 @@ def file_url(tmp_path: Path) -> str:
     return (tmp_path / "lake").as_uri()
 
 
-@pytest.fixture(params=["file", "s3"])
+@pytest.fixture(params=["file", pytest.param("s3", marks=pytest.mark.nightly)])
 def lake_url(request: pytest.FixtureRequest) -> str:
-    """Both kinds of real store, one after the other."""
+    """Both kinds of real store, one after the other; that they are alike is their contract, and in each push."""
     return str(request.getfixturevalue(f"{request.param}_url"))

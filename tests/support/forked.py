@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from multiprocessing import forkserver, reduction
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -82,6 +83,14 @@ def one_core() -> None:
     import_module("stepfs_producer.run.machines").usable_cpus = lambda: 1  # type: ignore[attr-defined]
 
 
+def begun(target: Callable[..., None], *arguments: object) -> BaseProcess:
+    """A process that calls it."""
+    start_server()
+    process = CONTEXT.Process(target=target, args=arguments)
+    process.start()
+    return process
+
+
 def take_over(environment: dict[str, str], directory: str, stdout: int, stderr: int) -> None:
     """In a process that was forked: what a new interpreter has from the one that starts it."""
     os.chdir(directory)
@@ -138,14 +147,16 @@ class Forked:
         env: Mapping[str, str] | None = None,
         cwd: str | Path | None = None,
         first: Callable[[], object] | None = None,
+        terminal: int | None = None,
     ) -> None:
+        """`first`: what it calls before the command; `terminal`: its stderr, in place of a pipe."""
         start_server()
         out, err = os.pipe(), os.pipe()
         variables = dict(os.environ if env is None else env)
         if "reclaim" not in words[:1]:  # a command that does not know a variable asks all others: 0.1 s of CPU
             variables.pop("STEPFS_GRACE", None)
         arguments = (package, [str(word) for word in words], variables)
-        descriptors = Handed(out[1]), Handed(err[1])
+        descriptors = Handed(out[1]), Handed(err[1] if terminal is None else terminal)
         address = getattr(forkserver, "_forkserver")._forkserver_address  # noqa: B009 (no public name)
         self._process = CONTEXT.Process(
             target=_begin, args=(*arguments, str(cwd or Path.cwd()), *descriptors, first, address)

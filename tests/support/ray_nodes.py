@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-RAY_PYTHON = Path(sys.prefix) / "ray/bin/python"  # scripts/setup makes it
+import nightly
+
+RAY_PYTHON = Path(sys.prefix) / "ray/bin/python"  # `scripts/setup --nightly` makes it
 _CLUSTER = Path(__file__).with_name("ray_cluster.py")
 END_S = 60.0  # that processes have to end, on a machine that has other work
 
@@ -18,6 +20,7 @@ END_S = 60.0  # that processes have to end, on a machine that has other work
 @contextmanager
 def cluster(*nodes: str) -> Iterator[tuple[str, Callable[[int], None]]]:
     """Its address, and what loses a node."""
+    nightly.needs("Ray", there=RAY_PYTHON.exists())
     with tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True) as directory:
         with subprocess.Popen(
             [RAY_PYTHON, _CLUSTER, directory, *nodes], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

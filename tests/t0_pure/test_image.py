@@ -1,4 +1,4 @@
-"""The image: what its Containerfile says, and, by a slow test where there is a builder, what it makes."""
+"""The image: what its Containerfile says, and, by a nightly test where there is a builder, what it makes."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def runtime() -> str | None:
     return None
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1200)
 def test_where_there_is_a_builder_the_image_mounts_produces_and_reclaims(tmp_path):
     program = runtime()

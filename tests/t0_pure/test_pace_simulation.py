@@ -29,7 +29,7 @@ def fleet(count: int, exposure_s: float, *, turns: int, crowded_at: int | None =
 
 
 @pytest.mark.parametrize(
-    ("count", "seconds"), [(2, 60), (4, 70), (16, 200), (64, 400), pytest.param(256, 400, marks=pytest.mark.slow)]
+    ("count", "seconds"), [(2, 60), (4, 70), (16, 200), (64, 400), pytest.param(256, 400, marks=pytest.mark.nightly)]
 )
 def test_few_attempts_are_lost_whatever_the_number_of_producers(count: int, seconds: float) -> None:
     result = simulate(count, seconds=seconds)
@@ -41,8 +41,8 @@ def test_few_attempts_are_lost_whatever_the_number_of_producers(count: int, seco
 SIZES = [
     (16, 40),
     (100, 40),
-    pytest.param(256, 12, marks=pytest.mark.slow),
-    pytest.param(1000, 12, marks=[pytest.mark.slow, pytest.mark.timeout(600)]),
+    pytest.param(256, 12, marks=pytest.mark.nightly),
+    pytest.param(1000, 12, marks=[pytest.mark.nightly, pytest.mark.timeout(600)]),
 ]
 
 

@@ -125,7 +125,7 @@ def test_rows_are_full(rows, bound, count):
     assert sum(plan.tokens / plan.room for plan in plans) / count >= bound
 
 
-@pytest.mark.parametrize("sources", [3, pytest.param(16, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("sources", [3, pytest.param(16, marks=pytest.mark.nightly)])
 def test_the_share_of_each_source_is_its_schedule(sources):
     """Over any 200 steps of a ramp, in percentage points; over 1,000, as users see it, a fifth of that."""
     window = 200

@@ -114,6 +114,7 @@ for ext in sys.argv[1:]:
 """
 
 
+@pytest.mark.nightly
 def test_another_process_makes_the_same_bytes() -> None:
     kinds = [".safetensors", ".npy", ".pt", ".tar", ".bin"]
     other = ran([sys.executable, "-c", ELSEWHERE, *kinds], check=True, cwd=Path(step_tasks.__file__).parent)

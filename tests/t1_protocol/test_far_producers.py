@@ -100,8 +100,8 @@ def side_by_side(nears: int, fars_s: dict[str, float], *, seconds: float = SECON
 @pytest.mark.logs(WAITS)
 @pytest.mark.parametrize(
     ("nears", "fars_s"), [
-        pytest.param(1, {"far": 0.1}, marks=pytest.mark.slow), (1, {"far": 0.2}),
-        (2, {"far": 0.1, "farther": 0.2}), pytest.param(2, dict.fromkeys("abcd", 0.1), marks=pytest.mark.slow),
+        pytest.param(1, {"far": 0.1}, marks=pytest.mark.nightly), (1, {"far": 0.2}),
+        pytest.param(2, {"far": 0.1, "farther": 0.2}, marks=pytest.mark.nightly), pytest.param(2, dict.fromkeys("abcd", 0.1), marks=pytest.mark.nightly),
     ],
 )  # fmt: skip
 def test_far_producers_commit_what_they_append_and_near_ones_no_less(nears, fars_s):

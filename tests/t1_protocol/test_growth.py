@@ -98,7 +98,7 @@ async def opened(steps: int) -> tuple[int, int]:
     return requests, store.counts.requests - requests
 
 
-@pytest.mark.parametrize("tail", [pytest.param(1, marks=pytest.mark.slow), 504])
+@pytest.mark.parametrize("tail", [pytest.param(1, marks=pytest.mark.nightly), 504])
 def test_a_cold_reader_needs_as_many_requests_for_many_steps_as_for_few(tail: int) -> None:
     """The tail of a lake is at most a segment long, and carriers have most of it; an old entry takes one more request."""
     short, long = (

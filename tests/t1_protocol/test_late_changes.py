@@ -370,7 +370,7 @@ async def test_the_herd_finds_a_writer_that_rewrites_what_is_said_already(autoju
 
 
 @pytest.mark.parametrize(
-    ("starts", "each", "most"), [(8, 9, 20), (32, 16, 32), pytest.param(128, 26, 60, marks=pytest.mark.slow)]
+    ("starts", "each", "most"), [(8, 9, 20), (32, 16, 32), pytest.param(128, 26, 60, marks=pytest.mark.nightly)]
 )
 async def test_groups_that_start_together_wait_for_each_other_and_try_seldom(autojump_clock, starts, each, most):
     """Each needs a slot of its own, one after another. A start costs 3 requests, and 4 for each slot lost: of N that start

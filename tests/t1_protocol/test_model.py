@@ -97,7 +97,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Table]:
     return functools.cache(lambda **more: read_table(verifier.output(TABLE | more), by_number))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("model", BASE)
 def test_every_interleaving_holds_and_every_witness_is_reached(model, verifiers):
@@ -115,7 +115,7 @@ def test_every_interleaving_holds_and_every_witness_is_reached(model, verifiers)
     assert not never, f"witnesses of {model}.pml that no run reaches: {sorted(never)}"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("model", "mutant", "bounds", "broken"), MUTANTS)
 def test_each_mutant_breaks_its_property(model, mutant, bounds: Bounds, broken, verifiers):
@@ -158,7 +158,7 @@ def test_a_change_of_the_codes_decisions_is_seen(room, name, otherwise, rows, mo
     assert differ(model)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(("model", "defines", "bounds"), LARGER)
 def test_larger_bounds(model: str, defines: list[str], bounds: Bounds, tmp_path: Path) -> None:

@@ -233,7 +233,7 @@ def test_a_process_that_forgets_to_leave_does_not_hang(lake: str) -> None:
     assert steps_of(lake) == [("p", b"0")]
 
 
-@pytest.mark.parametrize("after", [0, 2, 5, 14, *(pytest.param(more, marks=pytest.mark.slow) for more in (1, 9))])
+@pytest.mark.parametrize("after", [5, *(pytest.param(more, marks=pytest.mark.nightly) for more in (0, 1, 2, 9, 14))])
 def test_killed_minus_nine_and_restarted_is_exactly_once(lake: str, after: int) -> None:
     work = """
         with Producer(lake, producer_id="p") as producer:

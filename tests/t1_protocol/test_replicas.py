@@ -72,7 +72,7 @@ async def killed_life(
     return not home.dead
 
 
-@pytest.mark.parametrize("stride", [5, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stride", [5, pytest.param(1, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("on", [grow, reclaimed], ids=["from the beginning", "from a snapshot"])
 def test_killed_at_any_await_it_names_nothing_that_is_not_there_and_the_next_goes_on(on, stride: int) -> None:
     """R1, R5."""
@@ -122,7 +122,7 @@ async def life_of_both(seed: int, world: World) -> tuple[int, int]:
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("trials", [12, pytest.param(400, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("trials", [12, pytest.param(400, marks=pytest.mark.nightly)])
 def test_killed_at_random_awaits_while_the_lake_lives(trials: int) -> None:
     """R1, R5, R6, R9: data first, whoever is killed, and both sides reclaim."""
     kills = gaps = 0

@@ -42,7 +42,7 @@ from stepfs_producer.commit import loop as commit_loop
 from stepfs_producer.commit.rebase import Incarnation, NothingLeft, Stamp
 
 SEEDS = 900
-PART = SEEDS // 90  # CI's; all of them under --slow
+PART = SEEDS // 180  # a push's; at night all of them
 _FIRST = "STEPFS_SIMULATE_FIRST"
 
 # What all seeds must have met to mean anything: how often, at least.
@@ -61,7 +61,7 @@ def first_seed(today: date) -> int:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("count", [PART, pytest.param(SEEDS, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [PART, pytest.param(SEEDS, marks=pytest.mark.nightly)])
 def test_the_seeds_of_today_hold_every_invariant(count: int) -> None:
     first = int(os.environ.get(_FIRST) or first_seed(datetime.now(UTC).date()))
     again = f"again: scripts/simulate --first {first} --seeds {count}, or {_FIRST}={first} scripts/test"
@@ -169,7 +169,7 @@ async def _rotten(world: World) -> None:
     flipped(world, numbered(log_prefix(world.identity.lake_id), world.ledger.state.version))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_fork_of_a_damaged_log_that_is_mended_and_reclaimed_meanwhile_may_be_refused() -> None:
     """Seed 91018489: it read a log that ended at the damage, and slept until a reclaim had passed that end."""
     met: Counter[str] = Counter()

@@ -23,7 +23,7 @@ from stepfs.store.silence import Silence
 LANES = 10
 
 
-@pytest.fixture(params=["file", "memory", "s3", "gs", "az"])
+@pytest.fixture(params=["file", "memory", "s3", "gs", pytest.param("az", marks=pytest.mark.nightly)])
 async def stores(request: pytest.FixtureRequest) -> AsyncIterator[list[Store]]:
     """Several processes' views of one empty store."""
     opened: list[Store]
@@ -136,14 +136,14 @@ class S3:
         return self.through(silence=silence)
 
 
-@pytest.fixture(params=["s3", "gs", "az"])
+@pytest.fixture(params=["s3", "gs", pytest.param("az", marks=pytest.mark.nightly)])
 async def network(request):
     """What a network and a server can do wrong to each kind of store."""
     async with behind_a_proxy(request, request.param) as found:
         yield found
 
 
-@pytest.fixture(params=["gs", "az"])
+@pytest.fixture(params=["gs", pytest.param("az", marks=pytest.mark.nightly)])
 async def cloud(request):
     async with behind_a_proxy(request, request.param) as found:
         yield found

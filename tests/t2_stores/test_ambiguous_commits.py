@@ -72,7 +72,7 @@ async def test_commits_whose_replies_are_lost_happen_exactly_once(network):
 
 
 @pytest.mark.logs("trying on for 600 s")
-@pytest.mark.parametrize("commits", [25, pytest.param(2000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
+@pytest.mark.parametrize("commits", [25, pytest.param(2000, marks=[pytest.mark.nightly, pytest.mark.timeout(3600)])])
 async def test_of_many_commits_in_all_troubles_none_is_lost_and_none_doubled(cloud, commits):
     await lake_at(cloud.url)
     cloud.proxy.randomly(dict.fromkeys(KNOWN, 0.01))

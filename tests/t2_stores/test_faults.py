@@ -209,7 +209,7 @@ async def put_many(store, count):
 @pytest.mark.parametrize(
     ("cloud", "keys", "requests"),
     # Azurite ignores `startFrom`, and its pages are five times as long.
-    [("gs", 2100, 1), pytest.param("az", 6000, 2, marks=pytest.mark.slow)],
+    [("gs", 2100, 1), pytest.param("az", 6000, 2, marks=pytest.mark.nightly)],
     indirect=["cloud"],
 )
 async def test_a_list_begins_near_its_end(cloud, keys, requests):

@@ -14,7 +14,7 @@ from stepfs.store.opening import open_store
 ODD = "dt=2026-11-01 00/größe+é~1/日本.v2"
 
 
-@pytest.mark.parametrize("kind", ["file", "s3", "gs", "az"])
+@pytest.mark.parametrize("kind", ["file", "s3", "gs", pytest.param("az", marks=pytest.mark.nightly)])
 async def test_every_verb_works_below_an_odd_prefix_and_finds_nothing_of_others(request, kind) -> None:
     url = request.getfixturevalue(f"{kind}_url")
     async with aclosing(open_store(f"{url}/{ODD}")) as store, aclosing(open_store(f"{url}/{ODD}+")) as other:

@@ -21,7 +21,7 @@ from stepfs_producer.sources.record import BlockAddress, SourceSpec
 Put = Callable[[str, bytes | None], None]
 
 
-@pytest.fixture(params=["gs", "az"])
+@pytest.fixture(params=["gs", pytest.param("az", marks=pytest.mark.nightly)])
 def root(request: pytest.FixtureRequest) -> Iterator[str]:
     bucket_of.cache_clear()
     url: str = request.getfixturevalue(f"{request.param}_url")

@@ -76,7 +76,7 @@ def test_a_dead_mount_hangs_no_doctor(file_url, tmp_path, monkeypatch):
         gone(mount.pid)
 
 
-@pytest.mark.parametrize("log_format", ["text", "json"])
+@pytest.mark.parametrize("log_format", [pytest.param("text", marks=pytest.mark.nightly), "json"])
 def test_no_secret_is_in_argv_in_the_log_or_in_the_mount(s3_url, tmp_path, monkeypatch, log_format):
     lake_with(s3_url, 2)
     monkeypatch.setenv("STEPFS_LOG_FORMAT", log_format)

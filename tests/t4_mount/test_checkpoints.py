@@ -67,7 +67,12 @@ def cached(mount, step: int) -> int | None:
     return resident_bytes(path, path.stat().st_size)
 
 
-@pytest.mark.parametrize("trainer", TRAINERS)
+@pytest.mark.parametrize(
+    "trainer", [
+        *(pytest.param(one, marks=pytest.mark.nightly) for one in TRAINERS if one != "a watched directory"),
+        "a watched directory",
+    ],
+)  # fmt: skip
 def test_what_no_kept_checkpoint_needs_leaves_every_mount_of_the_group(file_url, tmp_path, monkeypatch, trainer):
     change_constants(monkeypatch, OFTEN_S)
     said = TRAINERS[trainer]

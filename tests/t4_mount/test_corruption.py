@@ -22,7 +22,7 @@ from stepfs_producer import Producer
 HOW = ["flip", "truncate", "delete"]
 FRESH_MOUNTS = [
     3,
-    pytest.param(8, marks=pytest.mark.slow),
+    pytest.param(8, marks=pytest.mark.nightly),
 ]  # per way of rotting; each is two processes and more
 # Not in the segment, and known to the snapshot: a commit that is gone ends the lake, as a reader sees it, before it.
 WELL = SEGMENT_STEPS + 2

@@ -34,7 +34,9 @@ from stepfs.mount.unmount import unmount_and_wait
 from stepfs.store.opening import open_store
 
 
-@pytest.mark.parametrize("ending", ["SIGTERM", "SIGINT", "umount -l"])
+@pytest.mark.parametrize(
+    "ending", ["SIGTERM", *(pytest.param(one, marks=pytest.mark.nightly) for one in ("SIGINT", "umount -l"))]
+)
 def test_nothing_is_left_though_a_file_is_open_and_a_reader_waits(lake, tmp_path, ending):
     with mounted(lake, tmp_path / "m", "--wait", "600") as mount:
         code = "import os, sys; os.chdir(sys.argv[1]); open(sys.argv[2])"
@@ -327,7 +329,12 @@ def listed_sockets():
     return {row.split()[columns[name]] for name in columns for row in rows[name]} - {"0"}
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
+AT_NIGHT = {"SIGINT", "SIGHUP", "fusermount3", "umount -l", "umount -l, busy", "stepfs unmount"}
+
+
+@pytest.mark.parametrize(
+    "ending", [pytest.param(one, marks=pytest.mark.nightly) if one in AT_NIGHT else one for one in ENDINGS]
+)
 def test_nothing_is_left(lake, tmp_path, ending):
     checkpoints, base = tmp_path / "ckpt", tmp_path / "cache-of-this"
     checkpoints.mkdir()

@@ -11,13 +11,15 @@ from pathlib import Path
 import pytest
 from endings import save
 from realmount import change_constants, lake_with, make_lake, mounted, needs_resend, payload, produce, stepfs, until
-from test_successors import kill, replace, replaced
+from succession import kill, replace, replaced
 
 from stepfs import CheckpointHook, ShuffledSteps
 
 pytestmark = pytest.mark.usefixtures("real_daemons")
 OFTEN_S = {"stepfs.checkpoints.watch:POLL_S": 0.1, "stepfs.follow.parts:INTERVAL_S": 0.1}
-HOWS = pytest.mark.parametrize("how", [pytest.param(kill, marks=needs_resend), replace])
+HOWS = pytest.mark.parametrize(
+    "how", [pytest.param(kill, marks=needs_resend), pytest.param(replace, marks=pytest.mark.nightly)]
+)
 
 
 def groups(url: str) -> dict[str, list[int]]:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 
+import pytest
 from realmount import PATIENCE_S, clear, lake_with, until
 
 from stepfs.mount.host import mount_table
@@ -69,6 +70,7 @@ while True:
 """
 
 
+@pytest.mark.nightly
 def test_killed_clients_do_not_freeze_the_loop(file_url, tmp_path):
     lake_with(file_url, 3)
     directory, out, calm = tmp_path / "m", tmp_path / "frozen.json", tmp_path / "calm"

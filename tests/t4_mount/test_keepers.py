@@ -28,7 +28,7 @@ from realmount import (
     until,
 )
 from steady import SIZE, daemons_of, steady_readers
-from test_successors import keeper_follows, kill, replace, replaced, tampered
+from succession import keeper_follows, kill, replace, replaced, tampered
 
 from stepfs.mount.host.mount_table import mount_at
 
@@ -42,7 +42,9 @@ FAULTS = {  # K1, K12
 
 
 @needs_resend
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    "fault", [*(pytest.param(one, marks=pytest.mark.nightly) for one in ("RuntimeError", "OSError")), "StepfsError"]
+)
 def test_an_exception_in_a_daemon_is_a_death_and_not_the_wish_that_the_mount_ends(steady, tmp_path, monkeypatch, fault):
     code = f"""
 import sys
@@ -108,7 +110,9 @@ if "stepfs.mount.daemon" in sys.orig_argv and not once():
 """
 
 
-@pytest.mark.parametrize("how", ["SIGTERM", "umount", "death"])
+@pytest.mark.parametrize(
+    "how", [*(pytest.param(one, marks=pytest.mark.nightly) for one in ("SIGTERM", "umount")), "death"]
+)
 def test_the_mount_ends_at_once_though_another_daemon_is_about_to_come(steady, tmp_path, monkeypatch, how):
     """It has no device before it serves (K15)."""
     code = SLOW_START.format(here=str(tmp_path / "late"))
@@ -135,7 +139,9 @@ def test_the_mount_ends_at_once_though_another_daemon_is_about_to_come(steady, t
 
 
 @needs_resend
-@pytest.mark.parametrize("where", ["renamed", "covered", "bound elsewhere"])
+@pytest.mark.parametrize(
+    "where", ["renamed", *(pytest.param(one, marks=pytest.mark.nightly) for one in ("covered", "bound elsewhere"))]
+)
 def test_a_mount_is_found_by_its_device_wherever_it_is(steady, tmp_path, monkeypatch, where):
     """K16"""
     (tmp_path / "up").mkdir()
@@ -217,6 +223,7 @@ def test_a_supervisors_restart_goes_on_with_the_mount_of_its_keeper_that_was_kil
         assert not running(daemon)
 
 
+@pytest.mark.nightly
 def test_a_mount_in_the_background_is_taken_into_the_foreground_with_other_options(steady, tmp_path):
     words = ("--replace", "--memory-size", "128M")
     with (
@@ -236,6 +243,7 @@ def test_a_mount_in_the_background_is_taken_into_the_foreground_with_other_optio
         assert process.wait(PATIENCE_S) == 0
 
 
+@pytest.mark.nightly
 def test_in_a_pid_namespace_it_is_the_first_process_and_others_are_told_where_to_ask(
     steady, tmp_path, monkeypatch, request
 ):
@@ -262,6 +270,7 @@ def test_in_a_pid_namespace_it_is_the_first_process_and_others_are_told_where_to
         process.wait()
 
 
+@pytest.mark.nightly
 @needs_resend
 def test_while_no_daemon_can_start_each_command_says_so_and_unmount_works(steady, tmp_path, monkeypatch):
     change_constants(monkeypatch, {"stepfs.mount.launch:PATIENCE_S": 600.0})
@@ -290,6 +299,7 @@ def test_while_no_daemon_can_start_each_command_says_so_and_unmount_works(steady
         assert not cache.exists()
 
 
+@pytest.mark.nightly
 @needs_resend
 def test_where_no_daemon_can_start_another_command_serves(steady, tmp_path, monkeypatch):
     change_constants(monkeypatch, {"stepfs.mount.launch:PATIENCE_S": 600.0})
@@ -304,6 +314,7 @@ def test_where_no_daemon_can_start_another_command_serves(steady, tmp_path, monk
         mount.pid = mount.config()["pid"]
 
 
+@pytest.mark.nightly
 @needs_resend
 def test_with_a_spare_a_death_costs_no_start_of_an_interpreter(steady, tmp_path):
     with mounted(steady, tmp_path / "m", "--spare") as mount, steady_readers(steady, mount):
@@ -316,7 +327,7 @@ def test_with_a_spare_a_death_costs_no_start_of_an_interpreter(steady, tmp_path)
     until(lambda: not daemons_of(mount), "the spare one is left")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_sixty_four_mounts_of_one_node_are_replaced_at_once(file_url, tmp_path, monkeypatch):
     lake_with(file_url, 2)
@@ -343,6 +354,7 @@ def test_sixty_four_mounts_of_one_node_are_replaced_at_once(file_url, tmp_path, 
             clear(place, None)
 
 
+@pytest.mark.nightly
 def test_the_socket_is_found_whatever_the_variables_of_the_moment(steady, tmp_path, monkeypatch):
     """K18"""
     with mounted(steady, tmp_path / "m") as mount:
@@ -362,6 +374,7 @@ def test_the_socket_is_found_whatever_the_variables_of_the_moment(steady, tmp_pa
         assert (place / name).stat().st_ino != own
 
 
+@pytest.mark.nightly
 @needs_resend
 def test_a_log_that_cannot_be_opened_ends_no_daemon(steady, tmp_path, monkeypatch):
     """A file system that went read-only, or a variable of the moment in which somebody replaces."""
@@ -393,6 +406,7 @@ def test_an_unmount_right_after_a_death_leaves_a_busy_mount(steady, tmp_path):
         mount.pid = mount.config()["pid"]
 
 
+@pytest.mark.nightly
 def test_a_mount_of_another_lake_in_the_foreground_takes_nothing(steady, tmp_path):
     other = (tmp_path / "other").as_uri()
     lake_with(other, 2)
@@ -404,6 +418,7 @@ def test_a_mount_of_another_lake_in_the_foreground_takes_nothing(steady, tmp_pat
         assert mount.config()["keeper"] == mount.keeper
 
 
+@pytest.mark.nightly
 def test_what_was_logged_in_the_foreground_stays_there(steady, tmp_path, monkeypatch, request):
     directory, log = tmp_path / "m", tmp_path / "log"
     monkeypatch.setenv("STEPFS_LOG_DIR", str(tmp_path / "logs"))
@@ -417,6 +432,7 @@ def test_what_was_logged_in_the_foreground_stays_there(steady, tmp_path, monkeyp
     assert not (tmp_path / "logs").exists() or not any((tmp_path / "logs").iterdir())
 
 
+@pytest.mark.nightly
 def test_a_keeper_that_is_stopped_is_named(steady, tmp_path):
     with mounted(steady, tmp_path / "m") as mount:
         os.kill(mount.keeper, signal.SIGSTOP)

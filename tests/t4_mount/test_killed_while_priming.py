@@ -77,12 +77,12 @@ def kill_while_priming(lake, directory, seed):
     assert mount_table.mount_at(directory) is None
 
 
-@pytest.mark.parametrize("seed", range(0, 6, 2))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(more, marks=pytest.mark.nightly) for more in (2, 4))])
 def test_a_killed_daemon_lets_its_readers_go(lake, tmp_path, seed):
     kill_while_priming(lake, tmp_path / "m", seed)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_a_hundred_kills_let_every_reader_go(lake, tmp_path):
     for seed in range(100):

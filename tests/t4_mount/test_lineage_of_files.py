@@ -40,6 +40,7 @@ def one_line(code: int, words: str, *arguments: str | Path) -> None:
     assert words in done.stderr
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(400)  # many processes, beside others
 def test_a_file_its_micro_batch_and_a_token_of_it(tmp_path: Path, file_url: str) -> None:
     (tmp_path / "lines").mkdir()
@@ -87,6 +88,7 @@ def test_a_file_its_micro_batch_and_a_token_of_it(tmp_path: Path, file_url: str)
         assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.nightly
 def test_every_name_of_another_mesh_is_that_micro_batch_of_the_plan(tmp_path: Path, file_url: str) -> None:
     (tmp_path / "lines").mkdir()
     (tmp_path / "lines/a.jsonl").write_text("\n".join(json.dumps({"text": f"line {number}"}) for number in range(200)))

@@ -143,6 +143,7 @@ def load_forked(directory: str) -> None:
         assert seen == [(step, int(array(step, 1)[3])) for step in range(STEPS)], seen
 
 
+@pytest.mark.nightly
 def test_a_forked_dataloader_with_four_workers(reading):
     with reading(".pt", pt) as mount:
         code = f"import test_loaders; test_loaders.load_forked({str(mount.directory)!r})"

@@ -80,8 +80,8 @@ def digest(step: int, index: int) -> str:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("outage_s", [6, pytest.param(60, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("how", ["hangs", "refuses"])
+@pytest.mark.parametrize("outage_s", [6, pytest.param(60, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("how", ["hangs", pytest.param("refuses", marks=pytest.mark.nightly)])
 def test_the_store_is_away_for_a_while(seaweed, s3_url, tmp_path, how, outage_s):
     lake_with(s3_url, 6)
     port = servers.free_port_of_nobody()
@@ -161,9 +161,10 @@ def test_an_unmount_names_the_store_that_a_killed_reader_waited_for(seaweed, s3_
         until(lambda: not running(mount.pid), "the daemon goes on")
 
 
+@pytest.mark.nightly
 @needs_resend
 @pytest.mark.usefixtures("real_daemons")
-@pytest.mark.parametrize("how", [pytest.param("hangs", marks=pytest.mark.slow), "refuses"])
+@pytest.mark.parametrize("how", [pytest.param("hangs", marks=pytest.mark.nightly), "refuses"])
 def test_a_daemon_that_is_killed_while_the_store_is_away_is_followed_once_it_is_back(
     seaweed, s3_url, tmp_path, monkeypatch, how
 ):

@@ -17,7 +17,7 @@ from stepfs.format.ids import SEGMENT_STEPS
 from stepfs.mount.host import mount_table
 from stepfs_producer import Producer
 
-PRODUCERS, EACH = 4, 25
+PRODUCERS, EACH = 3, 15
 
 PRODUCE = """
 import sys

@@ -125,6 +125,7 @@ def test_a_mount_serves_unmounts_and_records_under_the_units_capabilities(theirs
     assert json.loads(stepfs("status", url, "--json").stdout)["groups"]["run"]["need"] == 2
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("missing", "line"), [("sys_admin", "--cap-add SYS_ADMIN"), ("dac_override", "Permission denied")]
 )

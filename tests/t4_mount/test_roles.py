@@ -21,6 +21,7 @@ from stepfs.lake.identity import open_lake
 from stepfs.store.opening import open_store
 
 POLICIES = Path(__file__).parents[2] / "scripts/deploy/policies"
+pytestmark = pytest.mark.nightly
 PREFIX = "team/run"  # what the policies allow is below it
 COPIES = "team/copies"  # where replicas are
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from finished import ran
 from realmount import PATIENCE_S, clear, gone, mounted, needs_resend, payload, stepfs, until
-from test_successors import tampered
+from succession import tampered
 
 from stepfs_producer import Producer
 
@@ -122,7 +122,7 @@ if "stepfs.mount.daemon" in sys.orig_argv and once({{times}}):
 
 
 @needs_resend
-@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("again", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_a_stuck_daemon_is_followed_by_one_that_serves_and_that_one_by_nobody(lake, tmp_path, monkeypatch, again):
     """It may be the requests that do it."""
     with (
@@ -231,6 +231,7 @@ def test_a_stopped_daemon_does_not_keep_its_mount_point(lake, tmp_path):
             assert mount.file(1, 1).read_bytes() == payload(1, 1)
 
 
+@pytest.mark.nightly
 def test_a_stuck_daemon_that_was_detached_aborts_no_other_mount(lake, tmp_path):
     """The kernel gives the next mount the number that is free again. In a namespace where connections can be aborted."""
     script = (

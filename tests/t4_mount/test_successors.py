@@ -33,6 +33,7 @@ from realmount import (
     until,
 )
 from steady import SIZE, SLICES, STEPS, daemons_of, steady_readers
+from succession import keeper_follows, kill, replace, replaced, tampered
 
 from stepfs.announce import announce_steps
 from stepfs.mount.fuse.link import HAS_RESEND
@@ -42,33 +43,6 @@ from stepfs.mount.state import State
 from stepfs_producer import Producer
 
 pytestmark = pytest.mark.usefixtures("real_daemons")
-
-
-def replace(mount, *options, timeout_s=PATIENCE_S):
-    """Another daemon; `mount` is about that one from now on."""
-    done = replaced(mount, *options, timeout_s=timeout_s)
-    assert done.returncode == 0, done.stderr
-    before, mount.pid = mount.pid, mount.config()["pid"]
-    assert mount.config()["follows"] == before
-    return before
-
-
-def replaced(mount, *options, lake=None, timeout_s=PATIENCE_S):
-    os.environ["STEPFS_LOG_DIR"] = str(mount.log.parent)
-    try:
-        lake = lake or mount.config()["options"]["lake"]
-        return stepfs("mount", lake, mount.directory, "--replace", *options, timeout_s=timeout_s)
-    finally:
-        del os.environ["STEPFS_LOG_DIR"]
-
-
-def kill(mount):
-    """SIGKILL; `mount` is about the daemon that follows."""
-    mount.kill(signal.SIGKILL)
-    before, mount.pid = mount.pid, mount.config()["pid"]
-    assert mount.config()["follows"] == before
-    gone(before)
-    until(lambda: f"after pid {before} that died" in mount.log.read_text(), "it does not get ready")
 
 
 @needs_resend
@@ -106,19 +80,6 @@ def primed_of(mount):
         return {key for _, key, *_ in state.primed.read()}
 
 
-@contextmanager
-def tampered(monkeypatch, tmp_path, code):
-    """Every stepfs process that is started inside runs `code` first; `once()` in it is true in one of them alone."""
-    (tmp_path / "tamper").mkdir(exist_ok=True)
-    once = f"import os\ndef once(n=1):\n    for k in range(n):\n        try:\n            os.close(os.open({str(tmp_path)!r} + f'/once{{k}}', os.O_CREAT | os.O_EXCL)); return True\n        except FileExistsError: pass\n    return False\n"
-    constants = Path(__file__).parents[1] / "support/changed_constants/sitecustomize.py"
-    also = f"if 'TESTS_CONSTANTS' in os.environ:\n    import runpy\n    runpy.run_path({str(constants)!r})\n"
-    (tmp_path / "tamper/sitecustomize.py").write_text(once + also + code)
-    with monkeypatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(tmp_path / "tamper"), prepend=os.pathsep)
-        yield
-
-
 def run_drill(steady, tmp_path, monkeypatch, act, times):
     change_constants(monkeypatch, {"stepfs.mount.launch:DEATHS": 1000})
     with mounted(steady, tmp_path / "m", "--ranks", "0-1") as mount, steady_readers(steady, mount):
@@ -133,10 +94,10 @@ def run_drill(steady, tmp_path, monkeypatch, act, times):
 
 @pytest.mark.parametrize("act", [replace, pytest.param(kill, marks=needs_resend)])
 def test_readers_of_all_kinds_notice_nothing(steady, tmp_path, monkeypatch, act):
-    run_drill(steady, tmp_path, monkeypatch, act, 3)
+    run_drill(steady, tmp_path, monkeypatch, act, 2)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("act", [replace, pytest.param(kill, marks=needs_resend)])
 def test_fifty_times_in_a_row(steady, tmp_path, monkeypatch, act):
@@ -173,7 +134,9 @@ if "stepfs.mount.daemon" in sys.orig_argv and once():
 """
 
 
-@pytest.mark.parametrize("killed", [False, pytest.param(True, marks=needs_resend)])
+@pytest.mark.parametrize(
+    "killed", [pytest.param(False, marks=pytest.mark.nightly), pytest.param(True, marks=needs_resend)]
+)
 def test_a_read_that_is_under_way_is_answered_by_the_daemon_that_has_it_or_after_its_death(
     steady, tmp_path, monkeypatch, killed
 ):
@@ -199,7 +162,14 @@ DIES = {
 }
 
 
-@pytest.mark.parametrize("when", [*list(DIES)[:2], pytest.param("after it has read", marks=needs_resend)])
+@pytest.mark.parametrize(
+    "when",
+    [
+        pytest.param("before it asks", marks=pytest.mark.nightly),
+        "before it reads",
+        pytest.param("after it has read", marks=[needs_resend, pytest.mark.nightly]),
+    ],
+)
 def test_a_daemon_that_dies_before_it_serves_leaves_the_mount_to_the_one_before(steady, tmp_path, monkeypatch, when):
     with mounted(steady, tmp_path / "m", allowed=["ended before it served"]) as mount, steady_readers(steady, mount):
         for _ in range(2):
@@ -210,6 +180,7 @@ def test_a_daemon_that_dies_before_it_serves_leaves_the_mount_to_the_one_before(
     assert not running(mount.pid)
 
 
+@pytest.mark.nightly
 @needs_resend
 def test_requests_that_two_followers_took_with_them_are_answered_by_the_third(steady, tmp_path, monkeypatch):
     code = (
@@ -225,6 +196,7 @@ def test_requests_that_two_followers_took_with_them_are_answered_by_the_third(st
         mount.pid = mount.config()["pid"]
 
 
+@pytest.mark.nightly
 @needs_resend
 def test_a_daemon_that_follows_and_finds_the_mount_gone_just_ends(steady, tmp_path, monkeypatch):
     code = (
@@ -241,7 +213,13 @@ def test_a_daemon_that_follows_and_finds_the_mount_gone_just_ends(steady, tmp_pa
 
 
 @needs_resend
-@pytest.mark.parametrize("how", ["three in a minute", "none serves", "both", "--no-recover"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "three in a minute",
+        *(pytest.param(how, marks=pytest.mark.nightly) for how in ("none serves", "both", "--no-recover")),
+    ],
+)
 def test_where_nobody_can_follow_readers_get_errors_and_the_next_mount_heals(steady, tmp_path, monkeypatch, how):
     options = ["--no-recover"] if how == "--no-recover" else []
     change_constants(monkeypatch, {"stepfs.mount.launch:PATIENCE_S": 1.0} if how.startswith("none") else {})
@@ -264,14 +242,6 @@ def test_where_nobody_can_follow_readers_get_errors_and_the_next_mount_heals(ste
     with mounted(steady, tmp_path / "m", allowed=["so that readers fail"]) as again:
         assert again.config()["follows"] is None
         assert again.file(1, 0).read_bytes() == payload(1, 0, SIZE)
-
-
-def keeper_follows(mount):
-    """SIGKILL; `mount` is about the next keeper."""
-    before = mount.keeper
-    os.kill(before, signal.SIGKILL)
-    until(lambda: mount.config()["keeper"] != before, "no other keeper")
-    mount.keeper = mount.config()["keeper"]
 
 
 def test_a_keeper_that_is_killed_costs_no_reader_anything(steady, tmp_path):
@@ -317,7 +287,9 @@ if "stepfs.mount.daemon" in sys.orig_argv and not once():
 }
 
 
-@pytest.mark.parametrize("when", DIES_IN_A_HAND_OVER)
+@pytest.mark.parametrize(
+    "when", ["before it tells the next one", pytest.param("after it has told the next one", marks=pytest.mark.nightly)]
+)
 def test_a_keeper_that_dies_in_a_hand_over_leaves_one_daemon_that_serves(steady, tmp_path, monkeypatch, when):
     allowed = ["another one is started", "is served as before", "the keeper has ended before"]
     with (
@@ -372,7 +344,7 @@ if "stepfs.mount.daemon" in sys.orig_argv:
 """
 
 
-@pytest.mark.parametrize("comes", [True, False])
+@pytest.mark.parametrize("comes", [True, pytest.param(False, marks=pytest.mark.nightly)])
 def test_a_daemon_sees_all_that_is_shown_before_the_one_that_serves_stops(steady, tmp_path, monkeypatch, comes):
     """Else every reader waits for a look at the store, and for one that does not answer."""
     with mounted(steady, tmp_path / "m", allowed=["the mount is as it was"]) as mount:
@@ -426,6 +398,7 @@ def test_a_daemon_that_hangs_in_its_own_mount_is_followed(steady, tmp_path, monk
         assert mount.file(1, 0).read_bytes() == payload(1, 0, SIZE)
 
 
+@pytest.mark.nightly
 def test_without_resend_a_mount_is_handed_over_and_a_death_cuts_it(steady, tmp_path, monkeypatch):
     change_constants(monkeypatch, {"stepfs.mount.fuse.link:HAS_RESEND": 0})
     assert HAS_RESEND
@@ -469,7 +442,19 @@ OTHERWISE = {
 }
 
 
-@pytest.mark.parametrize("asked", REFUSED, ids=" ".join)
+AT_NIGHT = {
+    ("--world", "4"),
+    ("--mesh", "dp=2"),
+    ("no store",),
+    ("an older version",),
+    ("a link",),
+    ("open to others",),
+}
+
+
+@pytest.mark.parametrize(
+    "asked", [pytest.param(one, marks=pytest.mark.nightly) if one in AT_NIGHT else one for one in REFUSED], ids=" ".join
+)
 def test_what_cannot_take_over_says_why_and_the_mount_is_as_it_was(steady, other_lake, tmp_path, monkeypatch, asked):
     code, line = REFUSED[asked]
     ran(["mount", "-t", "tmpfs", "tmpfs", "/run"], check=True)  # in these tests' own namespace
@@ -494,6 +479,7 @@ def test_what_cannot_take_over_says_why_and_the_mount_is_as_it_was(steady, other
     ran(["umount", "/run"], check=True)
 
 
+@pytest.mark.nightly
 def test_of_two_that_take_over_at_once_one_wins_and_where_nothing_is_mounted_it_mounts(steady, tmp_path):
     (tmp_path / "m").mkdir()
     env = {**os.environ, "STEPFS_LOG_DIR": str(tmp_path / "logs")}
@@ -561,7 +547,9 @@ def scraped(port):
         return ""
 
 
-@pytest.mark.parametrize("act", [replace, pytest.param(kill, marks=needs_resend)])
+@pytest.mark.parametrize(
+    "act", [pytest.param(replace, marks=pytest.mark.nightly), pytest.param(kill, marks=needs_resend)]
+)
 def test_files_of_steps_to_come_get_their_true_size_from_the_next_daemon(file_url, tmp_path, act):
     lake_with(file_url, 1)
     options = ("--steps", "0:3", "--no-prime")
@@ -576,6 +564,7 @@ def test_files_of_steps_to_come_get_their_true_size_from_the_next_daemon(file_ur
             assert file.read() == payload(1, 0)
 
 
+@pytest.mark.nightly
 def test_a_user_without_rights_replaces_and_recovers_and_root_may_not(lake, tmp_path, request):
     home, user = Path(tempfile.mkdtemp()), 54321  # below a directory that all users may enter
     request.addfinalizer(lambda: shutil.rmtree(home))

@@ -86,6 +86,7 @@ def unit(systemctl, steady, tmp_path, monkeypatch):
         clear(mount.directory, None)
 
 
+@pytest.mark.nightly
 def test_readers_notice_neither_a_death_nor_a_reload_until_the_unit_stops(unit, steady):
     mount, control = unit
 

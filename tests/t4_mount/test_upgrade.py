@@ -58,7 +58,7 @@ def versions_of(directory):
     return set(re.findall('version="([^"]+)"', (directory / ".stepfs/metrics").read_text()))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 @needs_resend
 def test_the_three_lines_upgrade_a_mount_under_a_dataloader(steady, tmp_path, monkeypatch):

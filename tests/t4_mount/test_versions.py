@@ -108,11 +108,15 @@ def shown(directory: Path, name: str):
     return json.loads((directory / f".stepfs/{name}.json").read_text())
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("act", ACTS)
 @pytest.mark.parametrize("way", ["forth", "back"])
 @pytest.mark.parametrize(
     "edit",
-    [*(pytest.param(one, marks=pytest.mark.slow) for one in EDITS if one != "an option renamed"), "an option renamed"],
+    [
+        *(pytest.param(one, marks=pytest.mark.nightly) for one in EDITS if one != "an option renamed"),
+        "an option renamed",
+    ],
 )
 def test_a_mount_goes_on_under_another_version(steady, tmp_path, request, edit, way, act):
     versions = Installed(tmp_path, EDITS[edit])

@@ -28,7 +28,7 @@ def processes_of(directory: Path) -> list[str]:
     return [line for line in found if str(directory) in line]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)  # it takes 15 s on a machine of its own
 def test_the_smallest_run_writes_table_and_json(tmp_path: Path) -> None:
     out, scratch = tmp_path / "out", tmp_path / "scratch"
@@ -51,7 +51,7 @@ def test_the_smallest_run_writes_table_and_json(tmp_path: Path) -> None:
     assert not list(scratch.iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_it_leaves_no_process_and_no_data(tmp_path: Path, sign: signal.Signals) -> None:
     process = subprocess.Popen(
@@ -101,7 +101,7 @@ def test_a_part_that_nobody_knows_is_a_mistake_of_usage(benchmark, words, known,
     assert known in said
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)  # it takes 10 s on a machine of its own
 def test_a_quick_run_writes_table_and_json(tmp_path: Path) -> None:
     done = tools.ran("bench_plan", "--quick", "--only", "time", "--out", str(tmp_path))
@@ -128,14 +128,14 @@ def bench(program, *arguments, out):
     return json.loads(found.read_text()), printed
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_bench_read_prints_and_keeps_its_rows(tmp_path):
     document, printed = bench("bench_read", "--only", "latency", out=tmp_path)
     assert all(row["what"] in printed for row in document["rows"])
     assert {"load before latency", "latency, commits 20 to 80 ms apart"} <= set(document["figures"])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_bench_train_says_the_share_of_time_that_a_trainer_waits(tmp_path):
     document, printed = bench("bench_train", out=tmp_path)
     assert [len(found["waits"]) for found in document["figures"].values()] == [24]
@@ -143,7 +143,7 @@ def test_bench_train_says_the_share_of_time_that_a_trainer_waits(tmp_path):
     assert document["machine"]["load_after"] >= 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
 def test_every_row_can_be_measured(tmp_path):
     done = tools.ran("bench_read", "--quick", "--long", "--soak", "0.2", "--out", str(tmp_path))
@@ -151,7 +151,7 @@ def test_every_row_can_be_measured(tmp_path):
     assert {row["held"] for row in json.loads((tmp_path / "bench_read.json").read_text())["rows"]}
 
 
-@pytest.mark.slow  # pip
+@pytest.mark.nightly  # pip
 def test_a_juicefs_that_cannot_be_installed_is_pips_reason_and_is_tried_again(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("PIP_NO_INDEX", "1")

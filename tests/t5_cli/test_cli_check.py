@@ -278,7 +278,7 @@ print(peak() - before << 10)
 """
 
 
-@pytest.mark.parametrize("kind", [pytest.param("model", marks=pytest.mark.slow), "bytes"])
+@pytest.mark.parametrize("kind", [pytest.param("model", marks=pytest.mark.nightly), "bytes"])
 def test_the_memory_of_a_longest_text_is_what_a_worker_takes_for_it(tmp_path: Path, kind: str) -> None:
     size = 2 << 20 if kind == "model" else 8 << 20
     text = json.dumps({"text": ("a line of words, 12 and more; " * (size // 30 + 1))[:size]})
@@ -336,6 +336,7 @@ print(peak() - before << 10)
 """
 
 
+@pytest.mark.nightly
 def test_the_memory_of_a_largest_page_is_what_a_worker_takes_to_read_it(tmp_path: Path) -> None:
     pictures = pa.array([os.urandom(1 << 20) for _ in range(48)], pa.binary())
     pq.write_table(

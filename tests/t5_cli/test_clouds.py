@@ -11,7 +11,7 @@ from realmount import mounted
 import stepfs as library
 
 
-@pytest.fixture(params=["gs", "az"])
+@pytest.fixture(params=["gs", pytest.param("az", marks=pytest.mark.nightly)])
 def cloud_url(request):
     return request.getfixturevalue(f"{request.param}_url")
 
@@ -61,11 +61,13 @@ def forked(parent, fork, directory):
     assert found == [payloads(step) for step in range(6)]
 
 
+@pytest.mark.nightly
 def test_forks_read_a_parent_in_another_cloud(lake, file_url, gs_url, tmp_path):
     forked(lake, file_url, tmp_path / "of-a-directory")
     forked(lake, f"{gs_url}-fork", tmp_path / "of-google")
 
 
+@pytest.mark.nightly
 def test_a_replica_lies_in_another_cloud(cloud_url, file_url):
     for home, copy in ((cloud_url, f"{file_url}-copy"), (file_url, f"{cloud_url}-copy")):
         assert stepfs("init", home, "--slices", SLICES).code == 0
@@ -80,7 +82,7 @@ def test_a_replica_lies_in_another_cloud(cloud_url, file_url):
             assert opened.counts()["near_hits"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_forks_read_a_parent_on_a_second_s3_server(file_url, s3_url, tmp_path, monkeypatch):
     with servers.seaweedfs(tmp_path / "second") as second:
         config = tmp_path / "config"

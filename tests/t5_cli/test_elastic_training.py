@@ -80,7 +80,7 @@ def agree(found: Steps, expected: Steps, first: int) -> None:
         assert loss == pytest.approx(expected[step][0], rel=1e-12, abs=0)
 
 
-@pytest.mark.slow  # t3's test_elastic and t4's test_meshes have the rules
+@pytest.mark.nightly  # t3's test_elastic and t4's test_meshes have the rules
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("through", ["mount", "data set"])
 def test_a_mesh_with_peers_comes_back_with_half_and_twice_as_many_data_ranks(lake, tmp_path, through):

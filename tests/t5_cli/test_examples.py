@@ -82,7 +82,7 @@ def test_an_example_is_short_and_says_how_to_run_it_and_what_it_prints(program):
     assert not [name for _, names in imported for name in names.split(", ") if name.startswith("_")]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_hugging_face_trainer_opens_the_steps_behind_its_checkpoint_and_no_others(lake, tmp_path):
     commit(lake, range(10))
     checkpoints, before, after = tmp_path / "out", tmp_path / "before", tmp_path / "after"
@@ -106,7 +106,7 @@ def test_the_hugging_face_trainer_opens_the_steps_behind_its_checkpoint_and_no_o
         until(lambda: mount.status()["need"] == 8, "checkpoint 12 is not recorded")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_killed_ddp_job_goes_on_with_the_losses_of_an_undisturbed_one(lake, tmp_path):
     commit(lake, range(7))
     checkpoints, before, after, calm = (tmp_path / name for name in ("kept", "before", "after", "calm"))

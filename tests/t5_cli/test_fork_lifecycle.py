@@ -47,6 +47,7 @@ def payloads(*steps: int) -> list[list[bytes]]:
     return [[payload(step, index) for index in (0, 1)] for step in steps]
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_parent_and_fork_let_go_of_each_other(s3_url, tmp_path):
     parent, fork = s3_url, f"{s3_url}-fork"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import sys
 
 import pytest
+import tools
+from finished import ran
 from typer.testing import CliRunner
 
 from stepfs.errors import MissingPackageError
@@ -64,47 +67,56 @@ def forget(monkeypatch, room):
         monkeypatch.delitem(sys.modules, name)
 
 
-@pytest.mark.parametrize(
-    ("module", "options", "extra"),
-    [
-        ("tokenizers", ["--ext", ".npy", "--tokenizer-file", "tokenizer.json"], "produce"),
-        ("pydantic", [], "produce"),
-    ],
-)
-def test_text_names_the_extra(hidden, produce, monkeypatch, module, options, extra):
-    if module == "pydantic":
-        forget(monkeypatch, "stepfs_producer.plan.file")
-        forget(monkeypatch, "stepfs_producer.run")
-    hidden(module)
-    expect(produce(*TEXT, *options), extra)
+# module, the extra that has it, the command, what the plan has besides, and what imports it at the top
+TABLE = [
+    ("tokenizers", "produce", [*TEXT, "--ext", ".npy", "--tokenizer-file", "tokenizer.json"], {}, ""),
+    ("pydantic", "produce", TEXT, {}, "plan.file run"),
+    ("torch", "torch", [*TEXT, "--ext", ".pt"], {}, ""),
+    ("pyarrow", "parquet", ["check", "plan.yaml"], {"source": "format: parquet, files: corpus.parquet"}, ""),
+    ("zstandard", "zstd", ["check", "plan.yaml"], {"source": "format: jsonl, files: corpus.jsonl.zst"}, ""),
+    ("tokenizers", "produce", ["check", "plan.yaml"], {"tokenizer": "{kind: huggingface, file: tokenizer.json}"}, ""),
+    ("ray", "ray", ["run", "plan.yaml", "LAKE", "--engine", "ray"], {}, ""),
+]
 
 
-def test_pt_files_name_the_extra_of_torch(hidden, produce):
-    hidden("torch")
-    expect(produce(*TEXT, "--ext", ".pt"), "torch")
-
-
-@pytest.mark.parametrize(
-    ("module", "extra", "changes"),
-    [
-        ("pyarrow", "parquet", {"source": "format: parquet, files: corpus.parquet"}),
-        ("zstandard", "zstd", {"source": "format: jsonl, files: corpus.jsonl.zst"}),
-        ("tokenizers", "produce", {"tokenizer": "{kind: huggingface, file: tokenizer.json}"}),
-    ],
-)
-def test_a_plan_names_the_extra(hidden, produce, tmp_path, module, extra, changes):
+@pytest.mark.parametrize(("module", "extra", "command", "changes", "importers"), TABLE)
+def test_the_extra_is_named_before_there_is_a_lake(
+    hidden, produce, tmp_path, monkeypatch, module, extra, command, changes, importers
+):
     settings = {"ext": ".npy", "tokenizer": "{kind: bytes}", "source": "format: jsonl, files: corpus.jsonl"}
     (tmp_path / "plan.yaml").write_text(PLAN.format(**{**settings, **changes}))
+    for room in importers.split():
+        forget(monkeypatch, f"stepfs_producer.{room}")
     hidden(module)
-    expect(produce("check", "plan.yaml"), extra)
+    expect(produce(*command), extra)
+    assert not (tmp_path / "lake").exists()
 
 
-def test_an_engine_names_its_extra_before_there_is_a_lake(hidden, produce, tmp_path):
-    settings = {"ext": ".npy", "tokenizer": "{kind: bytes}", "source": "format: jsonl, files: corpus.jsonl"}
-    (tmp_path / "plan.yaml").write_text(PLAN.format(**settings))
-    hidden("ray")
-    expect(produce("run", "plan.yaml", f"file://{tmp_path}/none", "--engine", "ray"), "ray")
-    assert not (tmp_path / "none").exists()
+HIDDEN = "import sys; sys.modules[sys.argv.pop(1)] = None; from stepfs_producer.cli import main; main()"
+
+
+@pytest.mark.parametrize(
+    ("module", "package", "command"), [
+        ("yaml", "PyYAML", ["check", "plan.yaml"]),
+        pytest.param("trio_parallel", "trio-parallel", ["run", "plan.yaml", "file:///none"], marks=pytest.mark.nightly),
+    ],
+)  # fmt: skip
+def test_what_is_imported_at_the_top_is_named_by_a_new_process(module, package, command):
+    done = ran([sys.executable, "-c", HIDDEN, module, *command], env=tools.environment())
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"stepfs-produce: plans need the package {package}, which is not installed: pip install 'stepfs[produce]'\n"
+    )
+
+
+def test_plans_from_python_name_the_extra_and_are_an_import_error(hidden, monkeypatch):
+    for room in ("plan.file", "run", "plans"):
+        forget(monkeypatch, f"stepfs_producer.{room}")
+    hidden("pydantic")
+    with pytest.raises(ImportError, match=re.escape("plans need the package pydantic")) as caught:
+        importlib.import_module("stepfs_producer.plans")
+    assert type(caught.value) is MissingPackageError
+    assert str(caught.value).endswith("pip install 'stepfs[produce]'")
 
 
 def test_torch_dump_names_the_extra(hidden):

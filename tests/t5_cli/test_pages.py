@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import boto3
+import nightly
 import pytest
 from finished import ran
 
@@ -80,7 +81,7 @@ def reader(tmp_path, seaweed):
             subprocess.run(["umount", "-l", directory], check=False)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_every_block_runs(reader):
     directory, environment = reader
@@ -99,7 +100,7 @@ def test_every_block_runs(reader):
 SECOND_SCREEN = README.partition("## Your bucket, your corpus, your loop\n")[2].partition("\n## ")[0]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_a_bucket_a_corpus_and_a_loop_of_ones_own(reader):
     """The second screen of the README, word for word: it ends with a checkpoint in the lake and nothing on the node."""
@@ -150,7 +151,7 @@ def test_exit_codes_are_those_of_the_errors():
 SECTIONS = {text.partition("\n")[0]: text for text in re.split(r"^## ", GUIDE, flags=re.MULTILINE)[1:]}
 BEGINNING = "Before you begin"
 
-# What sections that go together must print, in this order. Slow ones start the programs of test_examples.py as the guide does.
+# What sections that go together must print, in this order. Nightly ones start the programs of test_examples.py as the guide does.
 PRINTED = {
     "Train with PyTorch, Frameworks that deal out data, Clean up": [
         "Lightning: 4 steps",
@@ -264,10 +265,11 @@ def follow(tmp_path):
             subprocess.run(["umount", "-l", directory], check=False)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("sections", PRINTED)
 def test_a_section_does_what_it_says(sections, follow, tmp_path):
+    nightly.needs("lightning")
     follow(BEGINNING)
     printed = "".join(follow(part) for part in parts(sections))
     at = 0

@@ -161,6 +161,7 @@ def test_text_says_that_it_waits_from_the_start(mute: str, corpus: Path, monkeyp
     assert (done.returncode, done.stdout) == (6, "")
 
 
+@pytest.mark.nightly
 async def test_a_run_bears_silence_in_the_middle(
     s3_url: str, fault_proxy: FaultProxy, corpus: Path, tmp_path: Path
 ) -> None:
@@ -266,7 +267,7 @@ def no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_workers")
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.nightly), signal.SIGTERM])
 def test_each_stage_of_the_start_of_a_run_can_be_interrupted(file_url, tmp_path, monkeypatch, number):
     """And none goes on to open the producer, which would fence a healthy run."""
     plan = plan_in(tmp_path)
@@ -327,20 +328,24 @@ def planned(tmp_path_factory):
 LISTING, FINDING = ("stepfs_producer.sources.listing", "", "_found"), "stepfs_producer.run.history.find"
 
 
+LEFT_BEHIND = [
+    (("stepfs.store.local.local_store", "LocalStore", "_get"), ["ls", "LAKE"], signal.SIGINT),
+    (LISTING, ["run", "PLAN", "LAKE"], signal.SIGTERM),
+    ((FINDING, "", "read_block"), ["find", "PLANNED", *RECORD], signal.SIGTERM),
+]
+AT_NIGHT = [
+    (("stepfs.store.local.local_store", "LocalStore", "_get"), ["ls", "LAKE"], signal.SIGTERM),
+    (("stepfs.store.local.local_store", "LocalStore", "_get"), ["run", "PLAN", "LAKE"], signal.SIGINT),
+    (LISTING, ["check", "PLAN"], signal.SIGINT), (LISTING, ["simulate", "PLAN", "--steps", "5"], signal.SIGINT),
+    (LISTING, ["replay", "PLANNED", "--steps", "0:2"], signal.SIGTERM),
+    ((FINDING, "", "require_files"), ["find", "PLANNED", *RECORD], signal.SIGINT),
+    (("stepfs_producer.run.history.texts", "_Source", "text"), ["lineage", "PLANNED", "--step", "0", "--text"], signal.SIGINT),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("where", "command", "number"), [
-        (("stepfs.store.local.local_store", "LocalStore", "_get"), ["ls", "LAKE"], signal.SIGINT),
-        (("stepfs.store.local.local_store", "LocalStore", "_get"), ["ls", "LAKE"], signal.SIGTERM),
-        (("stepfs.store.local.local_store", "LocalStore", "_get"), ["run", "PLAN", "LAKE"], signal.SIGINT),
-        (LISTING, ["run", "PLAN", "LAKE"], signal.SIGTERM), (LISTING, ["check", "PLAN"], signal.SIGINT),
-        (LISTING, ["simulate", "PLAN", "--steps", "5"], signal.SIGINT),
-        (LISTING, ["replay", "PLANNED", "--steps", "0:2"], signal.SIGTERM),
-        ((FINDING, "", "require_files"), ["find", "PLANNED", *RECORD], signal.SIGINT),
-        ((FINDING, "", "read_block"), ["find", "PLANNED", *RECORD], signal.SIGTERM),
-        (("stepfs_producer.run.history.texts", "_Source", "text"), ["lineage", "PLANNED", "--step", "0", "--text"],
-         signal.SIGINT),
-    ],
-)  # fmt: skip
+    ("where", "command", "number"), [*LEFT_BEHIND, *(pytest.param(*one, marks=pytest.mark.nightly) for one in AT_NIGHT)]
+)
 def test_what_cannot_be_cancelled_is_left_behind(file_url, planned, tmp_path, where, command, number):
     names = {"LAKE": file_url, "PLAN": str(plan_in(tmp_path)), "PLANNED": f"file://{planned}/lake"}
     words = [names.get(word, word) for word in command]

@@ -117,6 +117,7 @@ def test_each_image_stands_with_its_caption_and_its_placeholders(original) -> No
     assert set(document["loads"]) == {"tokens", "pixels"}
 
 
+@pytest.mark.nightly
 def test_killed_and_continued_with_other_workers_it_makes_the_same_bytes(original, tmp_path) -> None:
     directory, steps, _ = original
     lake = f"file://{tmp_path}/lake"

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
-import tools
-from finished import ran
 from lakes import produce, stepfs
 from plans import PLAN, run
 
@@ -76,31 +72,3 @@ def test_a_misspelt_sources_is_one_mistake_and_not_one_for_every_name(plan):
         "1:1: 'sources' is missing",
         "3:1: unknown key 'source'; did you mean 'sources'?",
     ]
-
-
-HIDDEN = "import sys; sys.modules[sys.argv.pop(1)] = None; from stepfs_producer.cli import main; main()"
-
-
-@pytest.mark.parametrize(
-    ("module", "package", "command"), [
-        ("yaml", "PyYAML", ["check", "PLAN"]), ("trio_parallel", "trio-parallel", ["run", "PLAN", "LAKE"]),
-    ], ids=lambda value: "-".join(value[:2]) if isinstance(value, list) else "",
-)  # fmt: skip
-def test_a_missing_package_is_named_with_the_extra_that_has_it(plan, file_url, module, package, command):
-    words = [{"PLAN": str(plan), "LAKE": file_url}.get(word, word) for word in command]
-    done = ran([sys.executable, "-c", HIDDEN, module, *words], env=tools.environment())
-    assert done.returncode == 2
-    assert done.stderr == (
-        f"stepfs-produce: plans need the package {package}, which is not installed: pip install 'stepfs[produce]'\n"
-    )
-
-
-def test_plans_from_python_name_the_extra_and_are_an_import_error():
-    code = (
-        "import sys; sys.modules['pydantic'] = None\n"
-        "try: import stepfs_producer.plans\n"
-        "except ImportError as error: print(type(error).__name__, error)"
-    )
-    done = ran([sys.executable, "-c", code], check=True)
-    assert done.stdout.startswith("MissingPackageError plans need the package pydantic")
-    assert done.stdout.endswith("pip install 'stepfs[produce]'\n")

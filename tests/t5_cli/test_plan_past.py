@@ -62,7 +62,7 @@ def test_every_token_is_there_once_and_pairs_stand_together(audited: Audited) ->
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_lineage_of_every_step_is_the_audits_and_its_texts_are_those_tokenised(audited: Audited) -> None:
     seen = set()
     for step, pieces in enumerate(audited.lake.pieces):

@@ -95,9 +95,10 @@ def script(directory: Path, text: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("number", "code"),
-    [(signal.SIGINT, -signal.SIGINT), pytest.param(signal.SIGTERM, 128 + signal.SIGTERM, marks=pytest.mark.slow)],
+    [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 128 + signal.SIGTERM)],
 )
 def test_a_signal_ends_a_script_between_two_steps(plan, tmp_path, number, code):
     lake = tmp_path / "lake"
@@ -111,7 +112,7 @@ def test_a_signal_ends_a_script_between_two_steps(plan, tmp_path, number, code):
     assert len(committed(f"file://{lake}")) >= 2
 
 
-@pytest.mark.slow  # its workers die until the run gives up
+@pytest.mark.nightly  # its workers die until the run gives up
 def test_a_script_without_a_guard_is_told_so_and_runs_nothing_twice(plan, tmp_path):
     text = f"import json; print(json.dumps(plan.run('file://{tmp_path}/lake', workers=1, limit_steps=2)))\n"
     out, err = script(plan.parent, text).communicate(timeout=280)

@@ -142,7 +142,9 @@ def workers_of(pid: int) -> list[int]:
     return [child for child in found if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])  # SIGTERM: below
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.nightly), signal.SIGKILL]
+)  # SIGTERM: below
 def test_any_ending_leaves_whole_steps_and_no_process(plan, tmp_path, number, undisturbed):
     lake = f"file://{tmp_path}/ended"
     command = [PROGRAM, "run", str(plan), lake, "--workers", "1", "--steps-per-second", "20"]
@@ -165,6 +167,7 @@ def test_any_ending_leaves_whole_steps_and_no_process(plan, tmp_path, number, un
     assert committed(lake) == undisturbed[: done + 3]
 
 
+@pytest.mark.nightly
 def test_a_second_process_of_the_same_id_fences_the_first(plan: Path, tmp_path: Path, undisturbed) -> None:
     lake = f"file://{tmp_path}/fenced"
     with Forked("stepfs_producer", "run", plan, lake, "--workers", 1, "--steps-per-second", 20) as first:
@@ -177,6 +180,7 @@ def test_a_second_process_of_the_same_id_fences_the_first(plan: Path, tmp_path: 
     assert committed(lake) == undisturbed[:40]
 
 
+@pytest.mark.nightly
 def test_killed_workers_cost_no_step_and_change_none(plan: Path, file_url: str, undisturbed) -> None:
     lake = file_url
     command = [PROGRAM, "run", str(plan), lake, "--workers", "1", "--limit-steps", "40"]

@@ -8,6 +8,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import pytest
 from forked import Forked, ran
 
 PLAN = """\
@@ -33,6 +34,7 @@ def words_of(directory: Path, render: str) -> list[str]:
     return ["run", plan, lake, "--workers", "1", "--limit-steps", "2"]
 
 
+@pytest.mark.nightly
 def test_a_record_that_kills_its_workers_is_named(tmp_path: Path) -> None:
     done = run(tmp_path, "if record['text'] == 'chat 37': os.abort()\n    return record['text']")
     assert done.returncode == 1
@@ -41,6 +43,7 @@ def test_a_record_that_kills_its_workers_is_named(tmp_path: Path) -> None:
     assert len(done.stderr.splitlines()) == 1, done.stderr
 
 
+@pytest.mark.nightly
 def test_a_function_that_ends_its_process_is_told_apart_from_a_bad_record(tmp_path: Path) -> None:
     done = run(tmp_path, "sys.exit(3)")
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr

@@ -6,13 +6,14 @@ import errno
 import os
 import pty
 import signal
-import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import trio
 import trio.testing
-from produced_text import PROGRAM, documents_in, produce, text_in, texts_of
+from forked import Forked, one_core
+from produced_text import documents_in, produce, text_in, texts_of
 
 from stepfs.cli.failure import announce
 from stepfs.store.local.local_store import LocalStore, explain
@@ -111,21 +112,17 @@ async def test_a_signal_does_not_wait_for_a_store_that_is_silent(monkeypatch) ->
 def test_a_terminal_gets_a_progress_bar_on_stderr_only(file_url: str, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("some text\n" * 200)
     ours, theirs = pty.openpty()
-    core = str(min(os.sched_getaffinity(0)))  # one worker is enough
-    command = ["taskset", "-c", core]
-    command += [PROGRAM, "text", file_url, "-i", str(tmp_path / "a.txt"), "--slices", "1", "--seq-len", "64"]
-    process = subprocess.Popen([*command, "--ext", ".bin"], stderr=theirs, stdout=subprocess.PIPE)
-    os.close(theirs)
-    shown = b""
-    while True:
-        try:
-            shown += os.read(ours, 65536)
-        except OSError:  # EIO: the other end is closed
-            break
-    os.close(ours)
-    out, _ = process.communicate(timeout=100)
+    words = ["text", file_url, "-i", tmp_path / "a.txt", "--slices", 1, "--seq-len", 64, "--ext", ".bin"]
+    with Forked("stepfs_producer", *words, first=one_core, terminal=theirs) as process:
+        os.close(theirs)
+        shown = b""
+        with suppress(OSError):  # EIO: the other end is closed
+            while True:
+                shown += os.read(ours, 65536)
+        os.close(ours)
+        out, _ = process.communicate()
     assert process.returncode == 0
-    assert out.startswith(b"text-0-of-1: ")
-    assert out.count(b"\n") == 1
+    assert out.startswith("text-0-of-1: ")
+    assert out.count("\n") == 1
     assert b"steps" in shown
     assert b"text-0-of-1" in shown

@@ -60,7 +60,8 @@ def test_a_document_is_one_span_in_each_of_its_rows(file_url: str, tmp_path: Pat
     assert arrays[1]["labels"][2].tolist() == [*b"xxx", END, *[-100] * 12]
 
 
-@pytest.mark.parametrize("lake_url", [pytest.param("file", marks=pytest.mark.slow), "s3"], indirect=True)
+@pytest.mark.nightly
+@pytest.mark.parametrize("lake_url", ["file", "s3"], indirect=True)
 def test_two_producers_that_start_at_once_share_one_lake(lake_url: str, corpus: Path) -> None:
     shared = ["-i", corpus, "--slices", 1, "--seq-len", 64, "--batch-size", 4, "--ext", ".bin"]
     both = [Forked("stepfs_producer", "text", lake_url, *shared, "--shard", f"{i}/2", first=one_core) for i in range(2)]

@@ -36,13 +36,7 @@ def render(text):
     return text.upper()
 """
 
-pytestmark = pytest.mark.timeout(600)
-
-
-@pytest.fixture(autouse=True)
-def ray_is_there() -> None:
-    if not RAY_PYTHON.exists():
-        (pytest.fail if os.environ.get("CI") else pytest.skip)("no Ray: run scripts/setup again")
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600)]
 
 
 @pytest.fixture
@@ -90,9 +84,6 @@ def log_length(lake: str) -> int:
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    if not RAY_PYTHON.exists():
-        yield ""
-        return
     with cluster("3") as (found, _):  # two workers and a spare
         yield found
 
@@ -120,7 +111,6 @@ def test_steps_are_those_of_local_workers_and_no_worker_is_left_of_a_killed_run(
     assert committed(file_url) == expected
 
 
-@pytest.mark.slow
 def test_a_signal_ends_it_between_two_steps(plan, file_url, address) -> None:
     with started(command(plan, file_url, "--steps-per-second", 4, "--ray-address", address)) as process:
         until(lambda: log_length(file_url) > 2 or process.poll() is not None, 300)
@@ -130,7 +120,6 @@ def test_a_signal_ends_it_between_two_steps(plan, file_url, address) -> None:
     assert err.count("\n") == 1, err
 
 
-@pytest.mark.slow
 def test_unfit_nodes_are_named_and_nobody_is_fenced(plan, tmp_path, file_url) -> None:
     subprocess.run([PROGRAM, "run", plan, file_url, "--workers", "1", "--limit-steps", "2"], check=True, timeout=300)
     before = log_length(file_url)
@@ -149,7 +138,6 @@ def test_unfit_nodes_are_named_and_nobody_is_fenced(plan, tmp_path, file_url) ->
     assert log_length(file_url) == before
 
 
-@pytest.mark.slow
 def test_a_lost_node_costs_no_step_and_too_few_cpus_are_told(plan, tmp_path, file_url) -> None:
     expected = locally(plan, f"file://{tmp_path}/local")
     with (
@@ -172,7 +160,6 @@ def test_a_lost_node_costs_no_step_and_too_few_cpus_are_told(plan, tmp_path, fil
     assert committed(file_url) == expected
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "code", "words"),
     [
@@ -191,7 +178,6 @@ def test_a_cluster_that_asks_for_a_token(plan, file_url, monkeypatch, changes, c
     assert log_length(file_url) == 0
 
 
-@pytest.mark.slow
 def test_the_commands_of_the_guide_run(plan, tmp_path, file_url) -> None:
     part = (ROOT / "fs/GUIDE.md").read_text().partition("# More than one machine\n")[2].partition("\n#")[0]
     install, token, head, node, produce = (

@@ -13,13 +13,13 @@ import pytest
 from committed import committed
 from finished import ran
 from ray_nodes import RAY_PYTHON, cluster
-from test_ray import PLAN, ROOT, ray_is_there  # noqa: F401 - a fixture
+from test_ray import PLAN, ROOT
 
 SUPPORT = str(ROOT / "tests/support")
 STEPS = 6
 NUMBERS = 1 << 20
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600)]
 
 
 def words(*arguments: object) -> list[str]:
@@ -29,9 +29,6 @@ def words(*arguments: object) -> list[str]:
 
 @pytest.fixture(scope="module")
 def look() -> Iterator[Callable[..., dict]]:
-    if not RAY_PYTHON.exists():
-        yield dict
-        return
     with cluster(f"3,PYTHONPATH={SUPPORT}") as (address, _):
         yield partial(looked, address)
 
@@ -42,7 +39,6 @@ def looked(address: str, *arguments: object) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.slow  # a run on a cluster is in test_ray.py
 def test_a_body_stays_outlives_its_worker_and_is_freed(look) -> None:
     found = look("life")
     assert found["in store"] == [True] * 4
@@ -57,7 +53,6 @@ def test_a_body_stays_outlives_its_worker_and_is_freed(look) -> None:
     assert found["left"] == [0, 0]
 
 
-@pytest.mark.slow
 def test_a_hundredth_of_the_steps_passes_through_the_command(look, tmp_path: Path) -> None:
     (tmp_path / "prose.txt").write_text(
         "".join(f"prose {number} " + "y" * (6000 + number * 31 % 3600) + "\n" for number in range(1000))
@@ -81,7 +76,6 @@ def test_a_hundredth_of_the_steps_passes_through_the_command(look, tmp_path: Pat
         assert 0 < found["through the command"] < 0.01 * size
 
 
-@pytest.mark.slow
 def test_bodies_of_a_lost_node_are_told_and_no_others() -> None:
     there = f"1,PYTHONPATH={SUPPORT}"
     with (

@@ -59,7 +59,7 @@ def released(root, *options, **environment):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_checkouts_and_the_sdist_give_equal_bytes(checkout, tmp_path):
     """Whatever the user's settings, ignored files and times of files are."""
     (checkout / "fs/stepfs/__pycache__").mkdir()
@@ -84,7 +84,7 @@ def test_two_checkouts_and_the_sdist_give_equal_bytes(checkout, tmp_path):
     assert released(unpacked, SOURCE_DATE_EPOCH=str(COMMITTED)).stdout == sums
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("change", ["changed", "untracked", "deleted"])
 def test_what_is_not_committed_is_not_released(checkout, change):
     file = checkout / "fs/stepfs" / ("new.py" if change == "untracked" else "__init__.py")
@@ -98,7 +98,7 @@ def test_what_is_not_committed_is_not_released(checkout, change):
     assert not (checkout / "dist").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_cannot_be_released_says_why(checkout):
     settings = checkout / "pyproject.toml"
     text = settings.read_text()

@@ -56,7 +56,7 @@ def test_a_second_one_waits_for_the_first_and_finds_nothing_to_do(checkout: Path
     assert (first.wait(60), second.wait(60)) == (0, 0), outputs[0].read_text()
     assert outputs[1].read_text() == "setup: waiting for another one in this checkout\n"
     asked = calls.read_text().splitlines()
-    assert len(asked) == len(set(asked)) == 3
+    assert len(asked) == len(set(asked)) == 4
 
 
 SOURCES, DOCUMENTS = "every source byte", "every document is there"
@@ -66,7 +66,7 @@ SOURCES, DOCUMENTS = "every source byte", "every document is there"
 USUAL = r"stepfs: new group '|stepfs: .* is no lake yet; waiting|stepfs-produce: [\w-]+: \d+ steps, .*/s; "
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(420)
 @pytest.mark.parametrize(
     ("options", "said"),

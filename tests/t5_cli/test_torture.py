@@ -27,7 +27,7 @@ from torture.sampler import Sampler
 Edit = Callable[[list[dict]], object]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(180)
 def test_a_small_run_holds_and_leaves_nothing(tmp_path: Path) -> None:
     options = ["--store", "file", "--kills", "5", "--seed", "1687"]  # one of each kind at least
@@ -45,7 +45,7 @@ def test_a_small_run_holds_and_leaves_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_ctrl_c_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
     command = tools.command("torture", "--store", "file", "--producers", "1")
     with subprocess.Popen(
@@ -139,7 +139,7 @@ def test_reads_that_a_killed_daemon_leaves_short_are_not_torn_ones(tmp_path: Pat
         assert all(Sampler._pieces(opened.fileno()) == data for _ in range(20))
 
 
-@pytest.mark.slow  # test_produce_run kills workers and commands, too; the audit's mutants run below
+@pytest.mark.nightly  # test_produce_run kills workers and commands, too; the audit's mutants run below
 @pytest.mark.timeout(300)
 def test_a_small_run_of_a_plan_holds_and_leaves_nothing(tmp_path: Path) -> None:
     options = ["--store", "file", "--kills", "4", "--seed", "3", "--workers", "1"]

@@ -80,9 +80,10 @@ def trained(*arguments: object) -> dict[int, str]:
     return dict(json.loads(line) for line in done.stdout.splitlines())
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 @pytest.mark.logs("held back by max_lead")  # on a busy machine the loop takes long to begin
-@pytest.mark.parametrize("lake_url", ["file", pytest.param("s3", marks=pytest.mark.slow)], indirect=True)
+@pytest.mark.parametrize("lake_url", ["file", "s3"], indirect=True)
 def test_a_training_loop_that_keeps_its_last_two_checkpoints(lake_url, tmp_path):
     """The second program, which goes on from the checkpoint before the last, runs where it is nightly anyway."""
     assert stepfs("init", lake_url, "--slices", 2, "--ext", ".bin").code == 0

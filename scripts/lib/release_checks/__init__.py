@@ -1,1 +1,1 @@
-"""What `scripts/test --slow` checks of the wheel: alone, on each Python found here, with the lowest versions."""
+"""What `scripts/test --nightly` checks of the wheel: alone, on each Python found here, with the lowest versions."""

@@ -1,4 +1,4 @@
-"""The checks of a wheel, by default of this tree as it is: behind `scripts/test --slow` and `scripts/release --check`."""
+"""The checks of a wheel, by default of this tree as it is: behind `scripts/test --nightly` and `scripts/release --check`."""
 
 from __future__ import annotations
 

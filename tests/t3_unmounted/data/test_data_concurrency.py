@@ -134,7 +134,7 @@ async def seconds_for(world, concurrency, *, latency_s):
     return trio.current_time() - began, store.running_max
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 async def test_a_store_that_is_slow_for_each_connection_gives_what_32_connections_give(autojump_clock, world):
     """9 MB/s a connection and 30 ms."""
     fixed_s, _ = await seconds_for(world, ConcurrencyLimit(32, fixed=True), latency_s=per_connection)

@@ -36,7 +36,8 @@ async def share_of_hits(nursery, order, hint, *, at_once=8, memory_bytes=64 * MI
 
 
 @pytest.mark.parametrize(
-    ("at_once", "memory_bytes"), [(8, 64 * MIB), (8, MIB), (1, MIB), pytest.param(1, 64 * MIB, marks=pytest.mark.slow)]
+    ("at_once", "memory_bytes"),
+    [(8, 64 * MIB), (8, MIB), (1, MIB), pytest.param(1, 64 * MIB, marks=pytest.mark.nightly)],
 )
 async def test_an_announced_order_hits_like_a_sequential_one(nursery, autojump_clock, at_once, memory_bytes):
     order = shuffled(3000)
@@ -117,7 +118,7 @@ async def test_a_listed_order_is_as_good(nursery, autojump_clock):
     assert counts.bytes_fetched <= 1.02 * counts.bytes_delivered
 
 
-@pytest.mark.parametrize("at_once", [pytest.param(1, marks=pytest.mark.slow), 8])
+@pytest.mark.parametrize("at_once", [pytest.param(1, marks=pytest.mark.nightly), 8])
 @pytest.mark.parametrize("drawn", ["two epochs", "with replacement"])
 async def test_an_order_with_repeated_steps_is_as_good(nursery, autojump_clock, drawn, at_once):
     draw = random.Random(4)

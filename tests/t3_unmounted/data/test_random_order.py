@@ -116,8 +116,10 @@ async def test_a_reader_in_order_keeps_its_hits_beside_random_ones(nursery, auto
     assert missed <= 10
 
 
-@pytest.mark.parametrize("jitter", [1, 16])
-@pytest.mark.parametrize("start", [0, 1234])
+@pytest.mark.parametrize(
+    ("start", "jitter"),
+    [(0, 1), (1234, 16), *(pytest.param(*both, marks=pytest.mark.nightly) for both in ((0, 16), (1234, 1)))],
+)
 async def test_workers_that_run_ahead_of_each_other_are_in_order(nursery, autojump_clock, start, jitter):
     world = lake(3000, 1)
     node = await at_work(nursery, Node(world))

@@ -19,7 +19,7 @@ async def test_a_thousand_waiting_mounts_settle_and_ask_less_than_a_thousand_tim
     assert settled["get", "log"] / 8 >= 500  # and a new step is seen within two seconds
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 async def test_a_thousand_idle_mounts_ask_half_as_often_as_alone(autojump_clock, nursery):
     fleet = await Fleet.of(MANY)
     fleet.start(nursery)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import nightly
 import pytest
 from accelerate import skip_first_batches
 from accelerate.data_loader import prepare_data_loader
@@ -38,6 +39,7 @@ def by_torch(steps):
 
 
 def by_lightning(steps, **options):
+    nightly.needs("lightning")
     from lightning.pytorch.trainer.connectors.data_connector import _get_distributed_sampler  # noqa: PLC0415 - seconds
 
     loader = DataLoader(steps, batch_size=None, **options)
@@ -54,7 +56,7 @@ def by_accelerate(steps, **options):
     ("deal", "advice"),
     [
         (by_torch, "no `DistributedSampler`"),
-        pytest.param(by_lightning, "use_distributed_sampler=False", marks=pytest.mark.slow),
+        pytest.param(by_lightning, "use_distributed_sampler=False", marks=pytest.mark.nightly),
         (by_accelerate, "do not `prepare`"),
     ],
 )
