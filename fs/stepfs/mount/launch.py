@@ -332,13 +332,22 @@ def _replace(
         _ask(sock, "replace", [spec], handovers=found["handovers"])
         os.close(spec)
         answer = _answer(sock, say)
-    if not answer:
+    if not answer and not _lives(options.directory, found["keeper"]):
         status = command("stepfs", "status", options.directory)
         raise RefusedError(
             f"{options.directory}: its keeper ended before it answered; `{status}` says which daemon serves, then try again"
         )
     _understand(answer, None, log)
     return changes
+
+
+def _lives(directory: Path, keeper: int) -> bool:
+    """Whether that keeper still answers: then it was the daemon that ended without a word."""
+    found = _keeper_at(directory, waits=False)
+    if found is None:
+        return False
+    found["sock"].close()
+    return bool(found["keeper"] == keeper)
 
 
 def _answer(sock: socket.socket, say: Say) -> dict[str, Any]:

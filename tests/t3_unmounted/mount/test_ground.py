@@ -509,7 +509,7 @@ def test_a_keeper_that_is_killed_while_it_is_asked_is_said_so(tmp_path):
     options = MountOptions("file:///lake", tmp_path / "m")
     ours, theirs = pair()
     theirs.close()
-    found = {"spec": {"options": options.to_map()}, "handovers": 0, "sock": ours}
+    found = {"spec": {"options": options.to_map()}, "handovers": 0, "keeper": 1, "sock": ours}
     with pytest.raises(RefusedError, match=r"its keeper ended before it answered.*then try again"):
         launch._replace(options, found, tmp_path / "none.log", (), print, lambda _: None)
 
