@@ -21,6 +21,7 @@ from stepfs.lake.control import Control
 from stepfs.lake.identity import create_lake
 from stepfs.lake.log.apply import ChainError, apply
 from stepfs.lake.log.reader import LogReader
+from stepfs.lake.verify.repair import repair_log
 from stepfs_producer import AsyncProducer
 
 pytestmark = pytest.mark.logs("others commit here")
@@ -165,3 +166,25 @@ def test_carriers_cost_the_log_less_than_twice_as_much_again(slices: int, most: 
         return sum(map(len, bodies)) / sum(map(len, bare))
 
     assert virtually(scenario) <= most
+
+
+def test_a_repair_puts_back_what_is_carried() -> None:
+    """Lost and rotten ones, two in a row; not the last of a level, nor what nothing carries yet."""
+
+    async def scenario() -> None:
+        shared, identity = await written(7, 330)
+        head = read_singly(shared, identity)[-1].version
+        keys = {version: numbered(log_prefix(identity.lake_id), version) for version in (0, 77, 78, 127, 200, head)}
+        before = dict(shared.objects)
+        for version, key in keys.items():
+            if version in (0, 78):
+                shared.remove(key)
+            else:
+                shared.objects[key] = shared.objects[key][:-1] + b"?"
+        store = FaultyStore(shared, actor="operator", latency=lambda *_: 0.001)
+        done = await repair_log(store, identity)
+        assert [int(line.split()[2]) for line in done] == [200, 78, 77, 0]
+        assert {version for version, key in keys.items() if shared.objects.get(key) != before[key]} == {127, head}
+        assert await repair_log(store, identity) == []
+
+    virtually(scenario)

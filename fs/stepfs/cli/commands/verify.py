@@ -35,7 +35,8 @@ def verify(
         bool,
         Opt(
             "--repair",
-            "First write a sound control record after one that is damaged, if that is the newest. Stop reclaims before.",
+            "First write a sound control record after one that is damaged, if that is the newest, and put log versions "
+            "back that commits carry. Stop reclaims before.",
         ),
     ] = False,
     as_json: Json = False,
@@ -47,15 +48,18 @@ def verify(
     control record that nobody reads any more. The output names the object, and the command that goes around it.
     """
     from stepfs.lake.identity import open_lake
-    from stepfs.lake.verify.repair import repair_control
+    from stepfs.lake.verify.repair import repair_control, repair_log
 
     lake, options = lake_of(target, StoreOptions(endpoint_url))
 
     async def look() -> tuple[Verification, list[str], bool]:
         async with opened_store(lake, options) as store, origin_stores(store, options) as origins:
             if repair:
-                done = await repair_control(store, await open_lake(store), origins)
+                identity = await open_lake(store)
+                done = await repair_control(store, identity, origins)
                 say(printable(done or "the newest control record is sound: nothing to repair"))
+                for line in await repair_log(store, identity):
+                    say(printable(line))
             return await _verify(store, origins, lake, content=content, quiet=as_json)
 
     result, lines, is_sound = interruption.run(look)

@@ -1,4 +1,5 @@
-"""`verify --repair`: a record after a damaged newest control record, from the one before and the objects in the store.
+"""`verify --repair`: a record after a damaged newest control record, from the one before and the objects in the store; and
+log versions that were lost or rot, from the commits that carry them.
 
 A reclaimer that knew the record and still deletes goes on: stop the reclaimers before a repair.
 """
@@ -7,15 +8,18 @@ from contextlib import aclosing, suppress
 from dataclasses import replace
 
 from stepfs.errors import CorruptError, ReclaimedError, RefusedError
+from stepfs.format.commit import chain_digest, decode_commit
 from stepfs.format.control import ControlRecord, GroupRecord
 from stepfs.format.identity import LakeIdentity
 from stepfs.format.ids import FIRST_STEP, SEGMENT_STEPS, SegmentIndex, Step, Version
-from stepfs.format.keys import data_prefix, log_prefix
-from stepfs.lake.concurrency import pages
+from stepfs.format.keys import data_prefix, log_prefix, numbered
+from stepfs.lake.concurrency import in_order, pages
 from stepfs.lake.control import Control
-from stepfs.lake.create_once import listed_slots
+from stepfs.lake.create_once import create_own, listed_slots
 from stepfs.lake.decisions import successor
 from stepfs.lake.fork import group_in_parent
+from stepfs.lake.log.apply import read_commit
+from stepfs.lake.log.carriers import carriers_of, unfolded
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.log.snapshots import confirmed_snapshots
 from stepfs.lake.origins import OriginStores
@@ -61,6 +65,55 @@ async def repair_control(store: Store, identity: LakeIdentity, origins: OriginSt
         f"control {lost} damaged; record {damaged + 1} continues the one before: steps from {first_live} on, groups "
         f"{', '.join(sorted(groups)) or 'none'}. If a group changed there, record that again (`stepfs checkpoint`)"
     )
+
+
+async def repair_log(store: Store, identity: LakeIdentity) -> list[str]:
+    """Put log versions back that are missing or cannot be read, byte for byte as the digests say. Returns what was done.
+
+    `StoreUnreachableError` if the store does not take one.
+    """
+    control = Control(store, identity)
+    await control.refresh(lenient=True)
+    prefix, lake_id = log_prefix(identity.lake_id), identity.lake_id
+    listed = await listed_slots(store, prefix, after=control.floor - 1)
+    damaged: dict[Version, bool] = {}  # newest last → whether an object is there
+    versions = [Version(number) for number in range(control.floor, max(listed, default=-1) + 1)]
+    async with aclosing(in_order([numbered(prefix, version) for version in versions], store.get)) as bodies:
+        places = iter(versions)
+        async for key, body in bodies:
+            version = next(places)
+            try:
+                if body is None or decode_commit(body, key).version != version:
+                    damaged[version] = body is not None
+            except CorruptError:
+                damaged[version] = True
+    done = []
+    for version, is_there in reversed(damaged.items()):  # each is proved by the one behind it
+        body = await _carried(store, lake_id, version)
+        if body is None:
+            continue
+        key = numbered(prefix, version)
+        if is_there:
+            await store.put(key, [body])
+        else:
+            await create_own(store, key, body, "run it again")
+        done.append(f"log version {version} {'could not be read' if is_there else 'was missing'}: it is as it was")
+    return done
+
+
+async def _carried(store: Store, lake_id: str, version: Version) -> bytes | None:
+    """The bytes of a version by a commit that carries it, if the version behind it, which can be read, continues them."""
+    with suppress(CorruptError):
+        following = await read_commit(store, lake_id, Version(version + 1))
+        if following is None:
+            return None
+        for carrier in carriers_of(version):
+            with suppress(CorruptError):
+                found = await read_commit(store, lake_id, Version(carrier))
+                for commit, body in unfolded(*found, version - 1) if found is not None else ():
+                    if commit.version == version and chain_digest(commit.prev_digest, body) == following[0].prev_digest:
+                        return body
+    return None
 
 
 async def _first_version(store: Store, identity: LakeIdentity) -> Version:
