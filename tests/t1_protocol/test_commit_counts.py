@@ -9,6 +9,9 @@ from producer_world import World, append, feed, simulate
 from scenarios import scenario
 
 from stepfs.errors import StoreUnreachableError
+from stepfs.format.ids import Step
+from stepfs.format.node import NodeRecord
+from stepfs.lake.fleet import FRESH_S, write_node
 from stepfs.lake.log.reader import LogReader
 from stepfs_producer import AsyncProducer
 from stepfs_producer.commit.backpressure import TRUST_S
@@ -157,5 +160,31 @@ async def test_a_commit_after_a_minute_of_rest_looks_again_for_the_lake_and_behi
         await producer.flush()
         await trio.sleep(60.5)
         assert await requests_of(producer, world, 1, 1) == [
-            "get lake.msgpack", "get log", "create log", "list control", "get control",
+            "get lake.msgpack", "list nodes", "get log", "create log", "list control", "get control",
         ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("mounts", "seconds"), [(99, 0.0), (400, 0.4), (1000, 1.0), (5000, 1.0)])
+@scenario(simulate)
+async def test_a_commit_carries_more_where_many_mounts_follow(world: World, mounts: int, seconds: float) -> None:
+    """Each GETs every commit. Records of mounts that were killed count no longer than those are shown."""
+    store = FaultyStore(world.shared, actor="mounts")
+    async with world.producer("p") as producer:
+        await feed(producer, 1)
+        for number in range(mounts):
+            await write_node(
+                store, world.identity, NodeRecord("run", f"n{number}", "/m", 1, "1", Step(1), Step(0), 0, 0)
+            )
+        await trio.sleep(60.5)
+        times = []
+        for total in range(2, 42):
+            await feed(producer, total)
+            await trio.sleep(0.05)
+            times.append(producer.tally.commits)
+        assert producer.running.pacer.fleet_s == seconds
+        commits = times[-1] - times[0]
+        assert commits >= 15 if not seconds else commits <= 2.0 / seconds + 2
+        await trio.sleep(FRESH_S + 61)
+        await feed(producer, 42)
+        await trio.sleep(2)
+        assert producer.running.pacer.fleet_s == 0.0

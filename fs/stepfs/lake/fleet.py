@@ -19,6 +19,7 @@ from stepfs.store.api import Entry, Store
 
 BEAT_S: Final = 30.0  # from one record of a mount to the next
 FRESH_S: Final = 3 * BEAT_S  # older: the mount was killed, or its store is away, or a clock is wrong
+MOUNTS_MAX: Final = 1000  # that are counted
 _RECORD_BYTES_MAX: Final = 1 << 16
 
 
@@ -46,6 +47,12 @@ async def list_nodes(store: Store, identity: LakeIdentity, groups: Iterable[str]
     async with aclosing(in_order(listed, read)) as records:
         found = [record async for _, record in records if record is not None]
     return sorted(found, key=lambda record: (record.group, record.host, record.directory))
+
+
+async def count_mounts(store: Store, identity: LakeIdentity) -> int:
+    """How many mounts have written their records lately, by the store's clock: at most `MOUNTS_MAX`, by one LIST."""
+    listed = await store.list(nodes_prefix(identity.lake_id), ages=True, limit=MOUNTS_MAX)
+    return sum(entry.age_s <= FRESH_S for entry in listed)
 
 
 class FleetLook:

@@ -26,6 +26,7 @@ from stepfs.format.snapshot import LogState, ProducerState
 from stepfs.format.tgb import Descriptor
 from stepfs.lake.concurrency import in_order
 from stepfs.lake.create_once import Mine, SlotLost, Unknown, take_slot
+from stepfs.lake.fleet import count_mounts
 from stepfs.lake.identity import check_identity, check_writable, open_lake
 from stepfs.lake.log.append import Waiting
 from stepfs.lake.log.apply import rehearsed
@@ -419,6 +420,7 @@ class CommitLoop:
     async def _check_identity(self) -> None:
         if trio.current_time() - self._identity_checked_s >= IDENTITY_CHECK_S:
             await check_identity(self._store, self._identity)
+            self._pacer.mounts = await count_mounts(self._store, self._identity)
             self._identity_checked_s = trio.current_time()
 
     async def _lost(self) -> list[Descriptor]:

@@ -31,6 +31,8 @@ RATE_VERSIONS_MIN: Final = 16  # fewer versions give no reliable rate of the oth
 CROWDED_SHARE_MIN: Final = 0.25  # of T
 BACKOFF_EXPOSURES: Final = 2.0
 _DOUBLINGS_MAX: Final = 10
+MOUNTS_MIN: Final = 100  # fewer change nothing
+_FLEET_S_PER_MOUNT: Final = 1 / 1000
 
 Draw = Callable[[float, float], float]  # (low, high) → uniform
 
@@ -81,6 +83,7 @@ class Pacer:
         self.losses = 0  # in a row
         self.losing_since_s = float("-inf")
         self.is_locked_out = False  # since the last win
+        self.mounts = 0  # that follow the log
         self.pauses = Pauses()
         self._draw = draw
         self._exposures: deque[float] = deque(maxlen=EXPOSURES_KEPT)
@@ -105,6 +108,11 @@ class Pacer:
     @property
     def gives_way(self) -> bool:
         return self.interval_s > self.delay_max_s
+
+    @property
+    def fleet_s(self) -> float:
+        """The shortest interval that many mounts bear: each GETs every commit."""
+        return (self.others + 1) * self.mounts * _FLEET_S_PER_MOUNT if self.mounts >= MOUNTS_MIN else 0.0
 
     @property
     def is_alone(self) -> bool:
@@ -178,7 +186,9 @@ class Pacer:
         if crowded:
             pace_s *= min(1.0, max(CROWDED_SHARE_MIN, self._versions_per_s * self.exposure_s / LOAD))
         due_s = self.pauses.after_s(self._started_s, pace_s)
-        return due_s if self.gives_way else min(due_s, self.pauses.after_s(oldest_s, self.delay_max_s))
+        if not self.gives_way:
+            due_s = min(due_s, self.pauses.after_s(oldest_s, self.delay_max_s))
+        return max(due_s, self.pauses.after_s(self._started_s, self.fleet_s * self._jitter))
 
     def _measure(self, exposure_s: float) -> None:
         grown_s = max(2.0 * self.exposure_s, EXPOSURE_S_MIN) if self._exposures else EXPOSURE_S_FIRST_MAX
