@@ -129,7 +129,9 @@ def test_other_extensions_name_those_there_are() -> None:
 
 def test_a_loss_mask_is_never_lost_with_the_labels() -> None:
     masked = replace(TASK, mask=np.zeros(len(TASK.ids), np.uint8), following_mask=np.zeros(len(TASK.spans), np.uint8))
-    with pytest.raises(UsageError, match=r"out of the loss, and \.bin files have no labels.*choose \.safetensors, \.npy"):
+    with pytest.raises(
+        UsageError, match=r"out of the loss, and \.bin files have no labels.*choose \.safetensors, \.npy"
+    ):
         construct(spec(".bin"), masked)
 
 

@@ -68,11 +68,11 @@ def forget(monkeypatch, room):
     ("module", "options", "extra"),
     [
         ("tokenizers", ["--ext", ".npy", "--tokenizer-file", "tokenizer.json"], "produce"),
-        ("pydantic", [], "produce"),
+        ("yaml", [], "produce"),
     ],
 )
 def test_text_names_the_extra(hidden, produce, monkeypatch, module, options, extra):
-    if module == "pydantic":
+    if module == "yaml":
         forget(monkeypatch, "stepfs_producer.plan.file")
         forget(monkeypatch, "stepfs_producer.run")
     hidden(module)

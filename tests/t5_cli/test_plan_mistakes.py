@@ -97,10 +97,10 @@ def test_a_missing_package_is_named_with_the_extra_that_has_it(plan, file_url, m
 
 def test_plans_from_python_name_the_extra_and_are_an_import_error():
     code = (
-        "import sys; sys.modules['pydantic'] = None\n"
+        "import sys; sys.modules['yaml'] = None\n"
         "try: import stepfs_producer.plans\n"
         "except ImportError as error: print(type(error).__name__, error)"
     )
     done = ran([sys.executable, "-c", code], check=True)
-    assert done.stdout.startswith("MissingPackageError plans need the package pydantic")
+    assert done.stdout.startswith("MissingPackageError plans need the package PyYAML")
     assert done.stdout.endswith("pip install 'stepfs[produce]'\n")
