@@ -62,9 +62,8 @@ def keys_text() -> str:
     """Every key of a plan file, part by part, with its default and its meaning."""
     schema = json_schema()
     lines = ["version: 1 and these keys; a key without `= …` has no default, or none of its own."]
-    for title, part in [("plan", schema), *schema["$defs"].items()]:
-        if "properties" not in part:
-            continue
+    for title, either in [("plan", schema), *schema["$defs"].items()]:
+        part = either if "properties" in either else either["anyOf"][0]  # or the word that stands for it
         lines += ["", f"{title}: {_one_line(part.get('description', ''))}"]
         for key, each in part["properties"].items():
             default = f" = {json.dumps(each['default'])}" if each.get("default") is not None else ""

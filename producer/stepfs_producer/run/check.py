@@ -105,7 +105,7 @@ class Inspection:
 
 def inspect(plan: Plan, *, held_out: bool = False, directory: str = "", deep: bool = False) -> Inspection:
     """Look at the tokenizer, the user's functions and every source, with `deep` at every record. Errors are findings."""
-    found = Inspection()
+    found, plan = Inspection(), resolve(plan)
     tokenizer = tokenizer_spec(plan, directory=directory)
     place: Where = ("tokenizer", "file") if plan.tokenizer.file else ("tokenizer",)
     loaded = found.attempt(place, lambda: pinned(tokenizer))  # read once, not by every source

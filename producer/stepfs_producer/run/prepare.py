@@ -135,11 +135,10 @@ def column_specs(plan: Plan) -> tuple[ColumnSpec, ...]:
 
 
 def transform_spec(plan: Plan, name: str, tokenizer: TokenizerSpec, *, directory: str = "") -> TransformSpec:
-    """How the records of a source become samples. Only a function gives columns.
+    """How the records of a source become samples. `plan`: resolved. Only a function gives columns.
 
     `UsageError`, `AbsentError` for a chat template that cannot be read.
     """
-    plan = resolve(plan)
     source = plan.sources[name]
     columns = () if source.transform is None else column_specs(plan)
     if source.chat is None:

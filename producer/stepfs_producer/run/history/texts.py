@@ -19,6 +19,7 @@ from stepfs.errors import StepfsError
 from stepfs.format.planned import Listing
 from stepfs_producer.engine.worker import find_modules_in
 from stepfs_producer.plan.model import Plan
+from stepfs_producer.plan.resolve import resolve
 from stepfs_producer.run.history.kept_plans import require_files
 from stepfs_producer.run.history.lineage import NoText, RecordPart
 from stepfs_producer.run.prepare import source_specs, tokenizer_spec, transform_spec
@@ -38,6 +39,7 @@ def record_texts(
 ) -> Sequence[str | NoText]:
     """The record of each part, whole: never another text than the one that was tokenised. `directory`: of the plan's file."""
     find_modules_in(directory)
+    plan = resolve(plan)
     specs = source_specs(plan, directory=directory)
     tokenizer = tokenizer_spec(plan, directory=directory)
     with suppress(StepfsError):  # each text says so
