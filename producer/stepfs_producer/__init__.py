@@ -19,44 +19,41 @@ from stepfs.errors import SealedError as Sealed
 
 if TYPE_CHECKING:
     from stepfs_producer.commit.producer import AsyncProducer, Producer
-    from stepfs_producer.plan.file.schema import (
-        Balance,
+    from stepfs_producer.plan.parts import Balance, Cost, Mix, Output, Pack, Stage, Until
+    from stepfs_producer.plan.sources import (
         Chat,
         Column,
-        Cost,
         Defaults,
+        Fim,
         Images,
         Jsonl,
         Megatron,
-        Mix,
         OnError,
-        Output,
-        Pack,
+        Pair,
         Parquet,
         Shuffle,
         Source,
-        Stage,
         Table,
         Text,
         Tokenizer,
-        Until,
     )
-    from stepfs_producer.plan.file.values import PlanError
+    from stepfs_producer.plan.values import PlanError
     from stepfs_producer.plans import Plan
     from stepfs_producer.sources.record import Bad
 
 __all__ = [
-    "AsyncProducer", "Bad", "Balance", "Chat", "Column", "Cost", "Defaults", "Fenced", "Images", "Jsonl", "Megatron", "Mix", "OnError",
-    "Output", "Pack", "Parquet", "Plan", "PlanError", "Producer", "Sealed", "Shuffle", "Source", "Stage", "Table", "Text", "Tokenizer",
-    "Until", "__version__",
+    "AsyncProducer", "Bad", "Balance", "Chat", "Column", "Cost", "Defaults", "Fenced", "Fim", "Images", "Jsonl", "Megatron", "Mix",
+    "OnError", "Output", "Pack", "Pair", "Parquet", "Plan", "PlanError", "Producer", "Sealed", "Shuffle", "Source", "Stage", "Table",
+    "Text", "Tokenizer", "Until", "__version__",
 ]  # fmt: skip
 
 _HOMES = {
     "AsyncProducer": "stepfs_producer.commit.producer",
     "Bad": "stepfs_producer.sources.record",
     "Plan": "stepfs_producer.plans",
-    "PlanError": "stepfs_producer.plan.file.values",
+    "PlanError": "stepfs_producer.plan.values",
     "Producer": "stepfs_producer.commit.producer",
+    **dict.fromkeys(("Balance", "Cost", "Mix", "Output", "Pack", "Stage", "Until"), "stepfs_producer.plan.parts"),
 }
 
 
@@ -67,7 +64,7 @@ def __getattr__(name: str) -> object:
     from stepfs_producer.plan.packages import plan_packages  # noqa: PLC0415
 
     with plan_packages():
-        return getattr(import_module(_HOMES.get(name, "stepfs_producer.plan.file.schema")), name)
+        return getattr(import_module(_HOMES.get(name, "stepfs_producer.plan.sources")), name)
 
 
 def __dir__() -> list[str]:

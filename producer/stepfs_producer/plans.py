@@ -13,8 +13,8 @@
         print(plan.simulate(steps=100)["fill"])
         plan.run("s3://training/run")
 
-Relative names are below the current directory. A plan that is wrong raises pydantic's `ValidationError`, with all
-mistakes; everything else raises what `stepfs.errors` has.
+Relative names are below the current directory. A plan that is wrong, or a part of one, raises `PlanError` with all mistakes;
+everything else raises what `stepfs.errors` has.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from stepfs.store.api import StoreOptions
 from stepfs_producer.plan.packages import plan_packages
 
 with plan_packages():
-    from stepfs_producer.plan.file import schema
+    from stepfs_producer.plan import model
     from stepfs_producer.run.check import simulate_plan
     from stepfs_producer.run.options import RunOptions, keywords_of
     from stepfs_producer.run.prepare import LocatedPlan
@@ -46,7 +46,7 @@ with plan_packages():
 _T = TypeVar("_T")
 
 
-class Plan(schema.Plan):
+class Plan(model.Plan):
     """Which sources, in which shares, packed and balanced how. Keywords are the keys of a plan file."""
 
     def run(

@@ -15,6 +15,8 @@ from typing import Any, Final
 import stepfs
 import stepfs_producer
 from stepfs import announce, errors
+from stepfs_producer.plan.file.schema import help_of
+from stepfs_producer.plan.part import Part, keys_of
 
 _WIDTH: Final = 100
 _SPECIAL: Final = {"__call__", "__getitem__", "__iter__", "__len__"}
@@ -55,7 +57,7 @@ def page() -> str:
     parts += _keys(stepfs_producer.Plan, described)
     parts += ["### stepfs_producer.Bad\n", _block("Bad(reason: str)"), f"{stepfs_producer.Bad.__doc__}\n"]
     for name in stepfs_producer.__all__:
-        if name != "Plan" and hasattr(kind := getattr(stepfs_producer, name), "model_fields"):
+        if name != "Plan" and _is_part(kind := getattr(stepfs_producer, name)):
             parts += [f"### stepfs_producer.{name}\n", f"{inspect.getdoc(kind)}\n", *_keys(kind, described)]
     parts += ["### stepfs_producer.PlanError\n", f"{inspect.getdoc(stepfs_producer.PlanError)}\n"]
     return "\n".join(parts).rstrip() + "\n"
@@ -63,7 +65,7 @@ def page() -> str:
 
 def _class(title: str, kind: type, *, members: bool = True) -> Iterator[str]:
     yield f"### {title}\n"
-    if members and not hasattr(kind, "model_fields"):
+    if members and not _is_part(kind):
         yield _block(_signature(kind.__name__, vars(kind)["__init__"]))
     yield f"{inspect.getdoc(kind)}\n"
     if members and "__init__" in vars(kind) and (made := inspect.getdoc(vars(kind)["__init__"])):
@@ -76,6 +78,11 @@ def _class(title: str, kind: type, *, members: bool = True) -> Iterator[str]:
             yield f"#### `{kind.__name__}.{name}`\n\n{_block(signature)}\n{said}\n"
         else:
             yield f"#### `{signature}`\n\n{said}\n"
+
+
+def _is_part(kind: object) -> bool:
+    """Whether its keywords are keys of a plan file."""
+    return isinstance(kind, type) and issubclass(kind, Part)
 
 
 def _members(kind: type) -> Iterator[str]:
@@ -137,9 +144,10 @@ def _errors() -> Iterator[str]:
             yield f"| `{name}` | {bases} | {kind.exit_code} | {said} |"
 
 
-def _keys(kind: Any, described: set[tuple[str, str | None]]) -> Iterator[str]:
+def _keys(kind: type[Part], described: set[tuple[str, str | None]]) -> Iterator[str]:
     """A line for each keyword of a plan's part; those that an earlier part has described in one line."""
-    fields = {key: field.description for key, field in kind.model_fields.items()}
+    said = help_of(kind)
+    fields = {key.name: said.get(key.name) for key in keys_of(kind)}
     news = {key: said for key, said in fields.items() if (key, said) not in described}
     described.update(news.items())
     yield from (f"* `{key}`" + (f": {said}" if said else "") for key, said in news.items())

@@ -6,7 +6,6 @@ import os
 import boto3  # noqa: F401
 import forkedworkers  # noqa: F401
 import numpy as np  # noqa: F401
-import pydantic  # noqa: F401
 import trio_parallel  # noqa: F401
 import yaml  # noqa: F401
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from declared import source_spec as source
 
 from stepfs.format.planned import Listing
 from stepfs_producer.sources.listing import Layout, list_corpus
 from stepfs_producer.sources.reading import read_block
 from stepfs_producer.sources.record import Block, BlockAddress, Kind, SourceSpec
-
-
-def source(*files: Path | str, form: str = "jsonl", name: str = "code", **fields: object) -> SourceSpec:
-    return SourceSpec(name, form, tuple(map(str, files)), **fields)  # type: ignore[arg-type]
 
 
 def laid_out(spec: SourceSpec, listing: Listing | None = None, **rule: int) -> Layout:

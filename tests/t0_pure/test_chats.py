@@ -12,6 +12,7 @@ import chat_templates
 import model_files
 import pytest
 from chat_templates import TEMPLATES, with_blocks, without_blocks
+from declared import chat_spec, tokenizer_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
@@ -19,9 +20,9 @@ from transformers import PreTrainedTokenizerFast
 
 from stepfs.errors import AbsentError, UsageError
 from stepfs_producer.plan.file.digest import plan_digest, plan_of_text, plan_text
-from stepfs_producer.plan.file.schema import parsed_plan
+from stepfs_producer.plan.model import parsed_plan
 from stepfs_producer.transforms.chat import Chats, Rendering, special_tokens, template_of
-from stepfs_producer.transforms.documents import ChatSpec, TokenizerSpec, UnfitRecordError
+from stepfs_producer.transforms.documents import UnfitRecordError
 
 DAY = "2026-01-31"
 NAMES = (("bos_token", "<s>"), ("eos_token", "</s>"))
@@ -59,8 +60,8 @@ def _that_day(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def ours(model: str, template: str, record: Any, **spec: Any) -> tuple[list[int], list[int]]:
     spec = {"tools": "tools", "date": DAY, "tokens": NAMES} | spec
-    tokenizer = TokenizerSpec(model, eos="</s>", control_tokens=spec.pop("control_tokens", "text"))
-    ids, mask, _ = Chats(ChatSpec(template, **spec), tokenizer).encode(record)
+    tokenizer = tokenizer_spec(model, eos="</s>", control_tokens=spec.pop("control_tokens", "text"))
+    ids, mask, _ = Chats(chat_spec(template, **spec), tokenizer).encode(record)
     return ids.tolist(), mask.tolist()
 
 
@@ -212,7 +213,7 @@ def test_what_is_learned(
     ("record", "spec"),
     [
         ({"conversations": [{"from": "human", "value": "the cat"}, {"from": "gpt", "value": "sat on the mat"}]},
-         {"messages": "conversations", "role": "from", "content": "value", "roles": (("gpt", "assistant"), ("human", "user"))}),
+         {"messages": "conversations", "role": "from", "content": "value", "roles": {"gpt": "assistant", "human": "user"}}),
         ({"instruction": "the cat", "input": "", "output": "sat on the mat"}, {"prompt": ("instruction", "input"), "completion": "output"}),
         ({"prompt": [USER], "completion": [ANSWER]}, {"prompt": ("prompt",), "completion": "completion"}),
         ({"messages": json.dumps([USER, ANSWER])}, {}),
@@ -316,9 +317,9 @@ def test_a_template_that_needs_a_day_is_refused_without_one(model: str) -> None:
     with pytest.raises(UsageError, match="writes today's date; add date: 2026-01-01 to chat"):
         ours(model, without_blocks("gpt-oss"), TALKS["one turn"], date=None)
     with pytest.raises(UsageError, match="the date 2026-02-31 of chats is no day"):
-        Rendering(ChatSpec("a", date="2026-02-31"))
+        Rendering(chat_spec("a", date="2026-02-31"))
     with pytest.raises(UsageError, match=r"the chat template is none .line 1: .*; fetch it again"):
-        Rendering(ChatSpec("{% for %}"))
+        Rendering(chat_spec("{% for %}"))
 
 
 CHAT_PLAN: dict[str, Any] = {
@@ -393,8 +394,8 @@ def test_a_chat_longer_than_a_row_is_cut_between_turns(
     long: str, room: int, kept: Any, lost: Any, template: str, model: str
 ) -> None:
     def encoded(messages: Any, **more: Any) -> Any:
-        spec = ChatSpec(template, **more)
-        return Chats(spec, TokenizerSpec(model, eos="</s>")).encode({"messages": [SYSTEM, *messages]})
+        spec = chat_spec(template, **more)
+        return Chats(spec, tokenizer_spec(model, eos="</s>")).encode({"messages": [SYSTEM, *messages]})
 
     whole, _, none = encoded(LONG_TALK)
     assert none == ()
@@ -416,9 +417,9 @@ def test_a_chat_longer_than_a_row_is_cut_between_turns(
 
 
 def test_the_template_is_found_beside_the_tokenizer(model: str, tmp_path: Path) -> None:
-    spec = TokenizerSpec(str(tmp_path / "tokenizer.json"))
+    spec = tokenizer_spec(tmp_path / "tokenizer.json").tokenizer
     with pytest.raises(UsageError, match=r"no chat template beside .*; add chat_template: FILE to tokenizer"):
-        template_of(None, spec, str)
+        template_of(spec, str)
     config = {
         "bos_token": {"content": "<s>"},
         "eos_token": "</s>",
@@ -426,15 +427,15 @@ def test_the_template_is_found_beside_the_tokenizer(model: str, tmp_path: Path) 
         "chat_template": "of the config",
     }
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    assert template_of(None, spec, str) == "of the config"
+    assert template_of(spec, str) == "of the config"
     assert special_tokens(spec) == NAMES
     several = [{"name": "tool_use", "template": "b"}, {"name": "default", "template": "a"}]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": several}))
-    assert template_of(None, spec, str) == "a"
+    assert template_of(spec, str) == "a"
     (tmp_path / "chat_template.jinja").write_text("of the file beside")
-    assert template_of(None, spec, str) == "of the file beside"
+    assert template_of(spec, str) == "of the file beside"
     (tmp_path / "own.jinja").write_text("of a name")
-    assert template_of("own.jinja", spec, lambda name: str(tmp_path / name)) == "of a name"
-    assert template_of("{{ inline }}", spec, str) == "{{ inline }}"
+    assert template_of(spec.changed(chat_template="own.jinja"), lambda name: str(tmp_path / name)) == "of a name"
+    assert template_of(spec.changed(chat_template="{{ inline }}"), str) == "{{ inline }}"
     with pytest.raises(AbsentError, match="no such chat template"):
-        template_of("none.jinja", spec, str)
+        template_of(spec.changed(chat_template="none.jinja"), str)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import torch
+from declared import column_spec, tokenizer_spec, transform_spec
 from finished import ran
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,7 +26,6 @@ from stepfs_producer.payloads.files import construct
 from stepfs_producer.payloads.step import (
     ColumnRows,
     Columns,
-    ColumnSpec,
     PayloadSpec,
     StepTask,
     cut_to,
@@ -35,20 +35,21 @@ from stepfs_producer.plan.balance import MEAN, Method, Over, deal, normalised, p
 from stepfs_producer.plan.cost import CostModel
 from stepfs_producer.plan.file.digest import normalised as settings_of
 from stepfs_producer.plan.file.digest import plan_digest, plan_of_text, plan_text
-from stepfs_producer.plan.file.schema import Balance, Column, Images, Output, Parquet, Plan, Text
-from stepfs_producer.plan.file.schema import Cost as PlanCost
+from stepfs_producer.plan.model import Plan
+from stepfs_producer.plan.parts import Balance, Output
+from stepfs_producer.plan.parts import Cost as PlanCost
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import SourceRule
-from stepfs_producer.plan.samples import Ahead, Long, Piece, samples_after
+from stepfs_producer.plan.samples import Ahead, Piece, samples_after
+from stepfs_producer.plan.sources import Column, Images, Long, Parquet, Text
 from stepfs_producer.plan.spans import Span
 from stepfs_producer.plan.step import End, SourceState, StepPlan
 from stepfs_producer.run.prepare import CompiledPlan, compile_plan, grid_of, modules_of
 from stepfs_producer.sources.record import Kind
-from stepfs_producer.transforms.documents import TokenizerSpec, TransformSpec
 
-GRID, PIXELS = ColumnSpec("grid", "int32", (3,)), ColumnSpec("pixels", "uint8", (6,))
+GRID, PIXELS = column_spec("grid", "int32", (3,)), column_spec("pixels", "uint8", (6,))
 SPECS = (GRID, PIXELS)
-CALLED = TransformSpec(TokenizerSpec(eos="none"), "user_functions:pictured", SPECS)
+CALLED = transform_spec(tokenizer_spec(eos="none"), "user_functions:pictured", SPECS)
 
 
 def columns_of(counts: list[tuple[int, int]]) -> Columns:
@@ -79,7 +80,7 @@ def test_a_part_and_some_of_the_samples_keep_their_rows(counts, data) -> None:
         for column, rows in enumerate(got.rows):
             expected = [sample % 251 for sample in samples for _ in range(counts[sample][column])]
             assert rows[:, 0].tolist() == expected
-            assert rows.dtype == SPECS[column].dtype
+            assert rows.dtype == SPECS[column].column.dtype
 
 
 @given(st.lists(COUNTS, min_size=1, max_size=3), st.data())
@@ -127,7 +128,7 @@ def test_what_a_function_gives_is_copied_and_stays_with_its_sample() -> None:
     assert result.columns.counts.tolist() == [[0, 4], [2, 1], [0, 0], [0, 2], [0, 0], [0, 0]]
     assert result.columns.rows[1][:, 0].tolist() == [1, 1, 1, 1, 2, 4, 4]
     assert result.columns.rows[0].tolist() == [[9, 9, 9]] * 2
-    plain = TransformSpec(TokenizerSpec(eos="none"), "user_functions:pictured")
+    plain = transform_spec(tokenizer_spec(eos="none"), "user_functions:pictured")
     assert made(plain, records_of(Kind.JSON, [b"{}"])).columns is None
 
 
@@ -157,7 +158,7 @@ def with_columns(task: StepTask) -> StepTask:
 
 
 def spec_of(ext: str, *, own: bool = False, of_micro_batch: bool = False) -> PayloadSpec:
-    columns = (GRID, replace(PIXELS, own_file=own))
+    columns = (GRID, column_spec("pixels", "uint8", (6,), own_file=own))
     return PayloadSpec(ext, True, 0, 1 << 20, of_micro_batch, columns)
 
 
@@ -189,7 +190,7 @@ def test_a_file_has_the_rows_of_its_spans_as_declared(ext, own, drawn) -> None:
         assert beside["pixels"].tolist() == [[span % 251] * 6 for span in spans for _ in range(span % 3)]
         assert ("pixels" in batch) is not own
         for file, column in ((batch, "grid"), (beside, "pixels")):
-            declared = next(each for each in SPECS if each.name == column)
+            declared = dict(SPECS)[column]
             assert (str(file[column].dtype), file[column].shape[1:]) == (f"torch.{declared.dtype}", declared.shape)
         assert batch["grid_counts"].dtype == batch["pixels_counts"].dtype == torch.int32
     assert construct(spec, cut_to(task, [0]))[0] == payloads[:each]

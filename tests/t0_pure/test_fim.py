@@ -8,14 +8,16 @@ from typing import Any
 import model_files
 import numpy as np
 import pytest
+from declared import tokenizer_spec, transform_spec
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
 from transformed import records_of
 
 from stepfs.errors import UsageError
+from stepfs_producer.plan.sources import Fim
 from stepfs_producer.sources.record import Kind
-from stepfs_producer.transforms.documents import FimSpec, TokenizerSpec, TransformSpec
+from stepfs_producer.transforms.documents import TransformSpec
 from stepfs_producer.transforms.records import timed_transform, transform
 
 NAMES = ("<fim_prefix>", "<fim_middle>", "<fim_suffix>")
@@ -32,8 +34,8 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def spec_of(file: str, rate: str = "1", spm: str = "0.5", level: str = "characters") -> TransformSpec:
-    fim = FimSpec(NAMES, Fraction(rate), Fraction(spm), level)
-    return TransformSpec(TokenizerSpec(file, eos="<|endoftext|>"), fim=fim)
+    fim = Fim(tokens=NAMES, rate=Fraction(rate), spm=Fraction(spm), level=level)
+    return transform_spec(tokenizer_spec(file, eos="<|endoftext|>"), fim=fim)
 
 
 def documents(spec: TransformSpec, texts: list[str], epoch: int = 0) -> list[list[int]]:
@@ -70,7 +72,7 @@ def test_a_document_is_whole_and_closed_once(file: str) -> None:
 
 @pytest.mark.parametrize("level", ["characters", "tokens"])
 def test_the_rates_are_those_asked_for_and_others_stay(level: str, file: str) -> None:
-    plain = documents(TransformSpec(TokenizerSpec(file, eos="<|endoftext|>")), TEXTS)
+    plain = documents(transform_spec(tokenizer_spec(file, eos="<|endoftext|>")), TEXTS)
     made = documents(spec_of(file, "0.5", "0", level), TEXTS)
     changed = [one for one, other in zip(made, plain, strict=True) if one != other]
     assert 90 < len(changed) < 150
@@ -115,8 +117,8 @@ def test_ids_are_cut_with_their_mask(file: str, ids: list[int], closed: bool, sp
     ],
 )  # fmt: skip
 def test_a_token_that_is_not_there_is_named(names: Any, of_model: bool, message: str, file: str) -> None:
-    spec = FimSpec(names, Fraction(1), Fraction(1), "characters")
-    tokenizer = TokenizerSpec(file, eos="<|endoftext|>") if of_model else TokenizerSpec()
+    spec = Fim(tokens=names, rate=Fraction(1), spm=Fraction(1), level="characters")
+    tokenizer = tokenizer_spec(file, eos="<|endoftext|>") if of_model else tokenizer_spec()
     with pytest.raises(UsageError) as raised:
-        transform(TransformSpec(tokenizer, fim=spec), records_of(Kind.TEXT, [b"a"]), [bytes(16)])
+        transform(transform_spec(tokenizer, fim=spec), records_of(Kind.TEXT, [b"a"]), [bytes(16)])
     assert message in str(raised.value)

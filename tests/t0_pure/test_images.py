@@ -12,19 +12,20 @@ import msgpack
 import numpy as np
 import PIL
 import pytest
+from declared import column_spec, tokenizer_spec, transform_spec
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image as Pillow
 from transformed import made, records_of
 
-from stepfs_producer.payloads.step import ColumnSpec
+from stepfs_producer.plan.sources import Images
 from stepfs_producer.sources.record import Bad, Kind, packed, unpacked
-from stepfs_producer.transforms.documents import ImagesSpec, TokenizerSpec, TransformSpec, UnfitRecordError
+from stepfs_producer.transforms.documents import UnfitRecordError
 from stepfs_producer.transforms.images import library, size_of, with_images
 
-SPEC = ImagesSpec(("jpg",))
-SMALL = ImagesSpec(("jpg",), patch=2, merge=2)
-COLUMNS = (ColumnSpec("grid", "int32", (3,)), ColumnSpec("pixels", "uint8", (588,)))
+SPEC = Images(fields=("jpg",))
+SMALL = Images(fields=("jpg",), patch=2, merge=2)
+COLUMNS = (column_spec("grid", "int32", (3,)), column_spec("pixels", "uint8", (588,)))
 
 
 def encoded(image: Pillow.Image, form: str = "PNG", **more) -> bytes:
@@ -37,7 +38,7 @@ def plain(width: int, height: int, form: str = "JPEG") -> bytes:
     return encoded(Pillow.new("RGB", (width, height), (9, 99, 199)), form)
 
 
-def decoded(data: object, spec: ImagesSpec = SPEC):
+def decoded(data: object, spec: Images = SPEC):
     return with_images({"jpg": data}, spec)["jpg"]
 
 
@@ -55,7 +56,7 @@ def test_patches_are_in_groups_row_by_row() -> None:
 
 @given(st.integers(1, 20_000), st.integers(1, 20_000), st.integers(4, 5000), st.integers(1, 3))
 def test_a_size_is_whole_groups_within_the_most(width, height, most, merge) -> None:
-    spec = ImagesSpec(("x",), patch=14, merge=merge, patches_max=max(most, merge**2))
+    spec = Images(fields=("x",), patch=14, merge=merge, patches_max=max(most, merge**2))
     across, down = size_of(width, height, spec)
     side = 14 * merge
     assert across % side == down % side == 0
@@ -76,7 +77,7 @@ def test_what_is_transparent_shows_the_background(form) -> None:
     clear = Pillow.new("RGBA", (28, 28), (200, 0, 0, 0))
     clear.paste((0, 0, 200, 255), (0, 0, 14, 28))
     data = encoded(clear, form, **({"lossless": True} if form == "WEBP" else {}))
-    white, grey = decoded(data).pixels, decoded(data, ImagesSpec(("jpg",), background=(90, 90, 90))).pixels
+    white, grey = decoded(data).pixels, decoded(data, Images(fields=("jpg",), background=(90, 90, 90))).pixels
     middle = slice(3 * (7 * 14 + 7), 3 * (7 * 14 + 7) + 3)
     assert white[0, middle].tolist() == grey[0, middle].tolist() == [0, 0, 200]
     assert white[1, middle].tolist() == [255, 255, 255]
@@ -155,7 +156,7 @@ BAD_IMAGES = {
 
 @pytest.mark.parametrize("name", BAD_IMAGES)
 def test_what_cannot_be_decoded_is_a_bad_record_beside_good_ones(name) -> None:
-    spec = TransformSpec(TokenizerSpec(eos="none"), "user_functions:captioned", COLUMNS, SPEC)
+    spec = transform_spec(tokenizer_spec(eos="none"), "user_functions:captioned", COLUMNS, images=SPEC)
     values = [{"jpg": data, "txt": b"ab"} for data in (plain(28, 28), BAD_IMAGES[name], plain(28, 56))]
     result = made(spec, records_of(Kind.FIELDS, [packed(value) for value in values]))
     assert result.lengths.tolist() == [3, -1, 4]
@@ -178,9 +179,9 @@ def test_the_same_image_gives_the_same_patches_in_another_process() -> None:
     data = encoded(Pillow.effect_noise((300, 211), 60).convert("RGB"), "JPEG")
     program = (
         "import sys; from stepfs_producer.transforms.images import with_images;"
-        "from stepfs_producer.transforms.documents import ImagesSpec;"
+        "from stepfs_producer.plan.sources import Images;"
         "data = sys.stdin.buffer.read(); assert 'PIL' not in sys.modules;"
-        "sys.stdout.buffer.write(with_images({'jpg': data}, ImagesSpec(('jpg',)))['jpg'].pixels.tobytes())"
+        "sys.stdout.buffer.write(with_images({'jpg': data}, Images(fields=('jpg',)))['jpg'].pixels.tobytes())"
     )
     other = subprocess.run([sys.executable, "-c", program], input=data, capture_output=True, check=True)
     assert other.stdout == decoded(data).pixels.tobytes()

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import model_files
 import pytest
+from declared import tokenizer_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from stepfs.errors import AbsentError, RefusedError, UsageError
 from stepfs_producer.transforms import tokenizer as model_tokenizer
-from stepfs_producer.transforms.documents import TokenizerSpec
 from stepfs_producer.transforms.tokenizer import load_tokenizer, open_tokenizer, pinned
 
 KINDS = {"qwen": None, "gpt2": None, "llama": None, "bert": "[SEP]", "t5": None}
@@ -22,7 +22,7 @@ FILES = {name: getattr(model_files, name)() for name in [*KINDS, "words"]}
 
 def of(name: str, **names: str | None) -> model_tokenizer.Tokenizer:
     names = {"eos": KINDS.get(name)} | names
-    return open_tokenizer(TokenizerSpec(f"{name}.json", **names), FILES[name])
+    return open_tokenizer(tokenizer_spec(f"{name}.json", **names), FILES[name])
 
 
 def by_library(name: str, text: str) -> list[int]:
@@ -96,10 +96,9 @@ def test_special_tokens_by_name_and_by_their_usual_names() -> None:
         [named.bos, *by_library("qwen", text), named.eos] if text else [] for text in ("the", "", "cat")
     ]
     assert (of("t5").eos, of("t5").pad) == (1, 0)
-    for nothing in ("none", ""):
-        without = of("qwen", eos=nothing, pad=nothing, bos=nothing)
-        assert (without.eos, without.bos, without.pad) == (None, None, 0)
-        assert encoded(without, ["the"])[0].tolist() == by_library("qwen", "the")
+    without = of("qwen", eos="none", pad="none", bos="none")
+    assert (without.eos, without.bos, without.pad) == (None, None, 0)
+    assert encoded(without, ["the"])[0].tolist() == by_library("qwen", "the")
     assert len({usual.identity, named.identity, without.identity, of("gpt2").identity}) == 4
     assert of("qwen", pad="a").identity == usual.identity, "padding is no part of a text's ids"
 
@@ -110,7 +109,7 @@ def test_an_end_that_is_not_clear_or_not_there_is_refused() -> None:
     both = json.loads(FILES["t5"])
     both["added_tokens"].append(both["added_tokens"][1] | {"id": 12, "content": "<|endoftext|>"})
     with pytest.raises(UsageError, match=r"'<\|endoftext\|>', '</s>'"):
-        open_tokenizer(TokenizerSpec("t5.json"), json.dumps(both))
+        open_tokenizer(tokenizer_spec("t5.json"), json.dumps(both))
     with pytest.raises(UsageError, match=r"qwen\.json: the eos token '<\|endoftxt\|>'.*did you mean '<\|endoftext\|>'"):
         of("qwen", eos="<|endoftxt|>")
     with pytest.raises(UsageError, match=r"the pad token '日本語日本語' is not in its vocabulary$"):
@@ -122,7 +121,7 @@ def test_settings_of_inference_do_not_cut_fill_or_draw() -> None:
     ids, lengths = encoded(tokenizer, ["cat " * 30, "a"])
     assert lengths.tolist() == [len(by_library("qwen", "cat " * 30)) + 1, 2]
     random = model_files.edited(FILES["gpt2"], dropout=0.9)
-    steady = open_tokenizer(TokenizerSpec("g.json"), random)
+    steady = open_tokenizer(tokenizer_spec("g.json"), random)
     ids, _ = encoded(steady, ["the cat sat on the mat " * 20])
     assert ids[:-1].tolist() == by_library("gpt2", "the cat sat on the mat " * 20)
 
@@ -136,12 +135,12 @@ def test_normalisers_do_what_the_model_expects() -> None:
 
 
 def test_bytes() -> None:
-    plain = open_tokenizer(TokenizerSpec())
+    plain = open_tokenizer(tokenizer_spec())
     assert (plain.vocabulary, plain.eos, plain.bos, plain.pad) == (258, 256, None, 257)
     assert split(*encoded(plain, ["é", "", "a"])) == [[0xC3, 0xA9, 256], [], [97, 256]]
-    assert encoded(open_tokenizer(TokenizerSpec(eos="none")), ["a"])[0].tolist() == [97]
+    assert encoded(open_tokenizer(tokenizer_spec(eos="none")), ["a"])[0].tolist() == [97]
     with pytest.raises(UsageError, match="kind bytes has no token '</s>'"):
-        open_tokenizer(TokenizerSpec(eos="</s>"))
+        open_tokenizer(tokenizer_spec(eos="</s>"))
 
 
 @pytest.mark.parametrize(
@@ -152,16 +151,16 @@ def test_bytes() -> None:
 )  # fmt: skip
 def test_a_damaged_file_is_named(text: str) -> None:
     with pytest.raises(UsageError, match=r"^some/tokenizer\.json"):
-        open_tokenizer(TokenizerSpec("some/tokenizer.json", eos="none"), text)
+        open_tokenizer(tokenizer_spec("some/tokenizer.json", eos="none"), text)
 
 
 def test_a_file_is_read_once_and_a_changed_one_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     with pytest.raises(AbsentError, match=r"tokenizer\.json: no such tokenizer file"):
-        load_tokenizer(TokenizerSpec(str(path)))
+        load_tokenizer(tokenizer_spec(str(path)))
     path.write_text(FILES["gpt2"])
-    loose = TokenizerSpec(str(path))
-    kept = pinned(TokenizerSpec(str(path), pad="none"))  # not loaded yet
+    loose = tokenizer_spec(str(path))
+    kept = pinned(tokenizer_spec(str(path), pad="none"))  # not loaded yet
     before = load_tokenizer(loose)
     assert load_tokenizer(loose) is before
     path.write_text(FILES["qwen"])
@@ -173,7 +172,7 @@ def test_a_file_is_read_once_and_a_changed_one_is_noticed(tmp_path: Path) -> Non
     with pytest.raises(UsageError, match=r"tokenizer\.json: .*UTF-8"):
         load_tokenizer(loose)
     with pytest.raises(UsageError, match=r"could not be read"):
-        load_tokenizer(TokenizerSpec(str(tmp_path)))
+        load_tokenizer(tokenizer_spec(str(tmp_path)))
 
 
 def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +184,7 @@ def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyP
 def test_a_control_token_in_a_text_is_text_or_the_token() -> None:
     text = "a<|im_end|>b"
     assert of("qwen").encode_plain([text]).ids.tolist() != by_library("qwen", text)
-    tokens = open_tokenizer(TokenizerSpec("qwen.json", control_tokens="tokens"), FILES["qwen"])
+    tokens = open_tokenizer(tokenizer_spec("qwen.json", control_tokens="tokens"), FILES["qwen"])
     assert isinstance(tokens, model_tokenizer.ModelTokenizer)
     assert tokens.encode_plain([text]).ids.tolist() == by_library("qwen", text)
     assert tokens.spelled(text) == "<|im_end|>"
@@ -199,4 +198,4 @@ def test_it_says_which_tokens_end_a_document_and_what_its_file_would_add() -> No
         "model wants it"
     )
     assert of("llama", eos="none", bos="<s>").ends == "eos none, bos <s> (of the plan), padding <unk>"
-    assert open_tokenizer(TokenizerSpec()).ends == "ids are bytes of UTF-8; eos 256, bos none, padding 257"
+    assert open_tokenizer(tokenizer_spec()).ends == "ids are bytes of UTF-8; eos 256, bos none, padding 257"

@@ -14,6 +14,7 @@ import numpy as np
 import planned
 import pytest
 import torch
+from declared import chat_spec, tokenizer_spec, transform_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load
@@ -27,14 +28,15 @@ from stepfs_producer.payloads.files import construct
 from stepfs_producer.payloads.step import PayloadSpec, SampleGroup, StepSpans, cut_to, gathered
 from stepfs_producer.plan.cost import CostModel
 from stepfs_producer.plan.file.digest import plan_digest, plan_of_text, plan_text
-from stepfs_producer.plan.file.schema import parsed_plan
+from stepfs_producer.plan.model import parsed_plan
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import SourceRule
-from stepfs_producer.plan.samples import Ahead, Long, Piece
+from stepfs_producer.plan.samples import Ahead, Piece
+from stepfs_producer.plan.sources import Long, Pair
 from stepfs_producer.plan.spans import Gathered, Span
 from stepfs_producer.plan.step import StepPlan, read_position
 from stepfs_producer.sources.record import Kind
-from stepfs_producer.transforms.documents import ChatSpec, PairSpec, TokenizerSpec, TransformSpec
+from stepfs_producer.transforms.documents import TokenizerSpec
 
 PAGE = (Path(__file__).resolve().parents[2] / "producer/PAYLOADS.md").read_text()
 TEMPLATE = chat_templates.with_blocks("chatml")
@@ -56,7 +58,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def sides(record: Any, tokenizer: TokenizerSpec, *, chat: bool, **names: Any) -> list[tuple[list[int], list[int]]]:
     """The ids and the mask of each side; an error of the record is raised."""
-    spec = TransformSpec(tokenizer, chat=ChatSpec(TEMPLATE) if chat else None, pair=PairSpec(**names))
+    spec = transform_spec(tokenizer, chat=chat_spec(TEMPLATE) if chat else None, pair=Pair(**names))
     found = made(spec, records_of(Kind.JSON, [json.dumps(record).encode()]))
     if found.bad:
         raise ValueError(found.bad[0])
@@ -68,7 +70,7 @@ def sides(record: Any, tokenizer: TokenizerSpec, *, chat: bool, **names: Any) ->
 
 
 def test_texts_are_tokenised_apart_and_closed(model: str) -> None:
-    tokenizer = TokenizerSpec(model, eos="</s>", bos="<s>")
+    tokenizer = tokenizer_spec(model, eos="</s>", bos="<s>")
     theirs = Tokenizer.from_file(model)
     both = sides({"prompt": "the cat", "chosen": " sat on the mat", "rejected": " ran"}, tokenizer, chat=False)
     for (ids, mask), answer in zip(both, (" sat on the mat", " ran"), strict=True):
@@ -90,7 +92,7 @@ def test_texts_are_tokenised_apart_and_closed(model: str) -> None:
 def test_chats_are_those_of_transformers(record: Any, model: str) -> None:
     theirs = PreTrainedTokenizerFast(tokenizer_file=model, bos_token="<s>", eos_token="</s>")
     for (ids, mask), answer in zip(
-        sides(record, TokenizerSpec(model, eos="</s>"), chat=True), (GOOD, POOR), strict=True
+        sides(record, tokenizer_spec(model, eos="</s>"), chat=True), (GOOD, POOR), strict=True
     ):
         expected: Any = theirs.apply_chat_template(
             [ASK, answer], chat_template=TEMPLATE, return_dict=True, return_assistant_tokens_mask=True
@@ -111,9 +113,9 @@ def test_answers_without_a_prompt_begin_alike(common: str, chosen: str, rejected
     record = {"chosen": one, "rejected": other}
     if same in (len(one), len(other)):
         with pytest.raises(ValueError, match=r"nothing in '(chosen|rejected)' behind the prompt"):
-            sides(record, TokenizerSpec(eos="none"), chat=False)
+            sides(record, tokenizer_spec(eos="none"), chat=False)
         return
-    for (ids, mask), text in zip(sides(record, TokenizerSpec(eos="none"), chat=False), (one, other), strict=True):
+    for (ids, mask), text in zip(sides(record, tokenizer_spec(eos="none"), chat=False), (one, other), strict=True):
         assert bytes(ids).decode() == text
         assert mask == [0] * same + [1] * (len(text) - same)
 
@@ -134,7 +136,7 @@ def test_answers_without_a_prompt_begin_alike(common: str, chosen: str, rejected
 )  # fmt: skip
 def test_what_is_no_pair_is_named(record: Any, names: Any, chat: bool, message: str, model: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
-        sides(record, TokenizerSpec(model, eos="</s>"), chat=chat, **names)
+        sides(record, tokenizer_spec(model, eos="</s>"), chat=chat, **names)
 
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=60)

@@ -6,9 +6,11 @@ import dataclasses
 import json
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from declared import tokenizer_spec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,33 +18,26 @@ from stepfs.errors import CorruptError, UsageError
 from stepfs_producer.payloads.step import PayloadSpec
 from stepfs_producer.plan.balance import Method
 from stepfs_producer.plan.file.digest import differences, normalised, plan_digest, plan_of_text, plan_text
-from stepfs_producer.plan.file.schema import (
-    Balance,
-    Cost,
-    Defaults,
-    Jsonl,
-    Megatron,
-    Mix,
-    OnError,
-    Output,
-    Pack,
-    Parquet,
-    Plan,
-    Shuffle,
-    Source,
-    Stage,
-    Text,
-    Tokenizer,
-    Until,
-    parsed_plan,
-)
 from stepfs_producer.plan.file.yaml_file import read_plan
 from stepfs_producer.plan.mix import ONE
+from stepfs_producer.plan.model import Plan, parsed_plan
+from stepfs_producer.plan.parts import Balance, Cost, Mix, Output, Pack, Stage, Until
 from stepfs_producer.plan.rules import Exhausted, Packing
-from stepfs_producer.plan.samples import Long, SkipBudget
+from stepfs_producer.plan.sources import (
+    Defaults,
+    Jsonl,
+    Long,
+    Megatron,
+    OnError,
+    Parquet,
+    Shuffle,
+    SkipBudget,
+    Source,
+    Text,
+    Tokenizer,
+)
 from stepfs_producer.run.prepare import CompiledPlan, compile_plan, payload_spec
 from stepfs_producer.sources.record import SourceSpec
-from stepfs_producer.transforms.documents import TokenizerSpec
 
 PLANS = sorted((Path(__file__).parent / "plans").glob("*.yaml"))
 SHORT = Plan(output=Output(mesh="dp=2", sequence_length=64), sources={"b": Text("y"), "a": Parquet("x")})
@@ -150,7 +145,7 @@ def test_what_is_given_and_what_is_default_are_one_plan():
 
 def test_the_digest_of_a_plan_is_the_same_for_ever():
     assert plan_digest(SHORT) == "261a1eab08536abb2e8aa2775027933c"
-    assert identities(SHORT, "t") == {"a": "9bbc9545f983cce4", "b": "57e4a92e826d8bc9"}
+    assert identities(SHORT, "t") == {"a": "db931f732056f99e", "b": "49d7f653be2e16af"}
 
 
 def test_a_damaged_kept_text_is_refused():
@@ -161,7 +156,7 @@ def test_a_damaged_kept_text_is_refused():
 
 
 def changed(**update: object) -> Plan:
-    return Plan.model_validate(normalised(SHORT) | update)
+    return Plan.read(normalised(SHORT) | update)
 
 
 def with_source(**update: object) -> Plan:
@@ -259,8 +254,8 @@ def test_the_first_plan_has_the_defaults_of_a_first_user():
     assert rules.sources["code"].listing == "l"
     first_plan = read_plan((FILES / "first.yaml").read_bytes(), "first.yaml").plan
     assert payload_spec(first_plan, padding=1, vocabulary=9) == PayloadSpec(".safetensors", True, 1, 9)
-    assert first.transforms["code"].tokenizer == TokenizerSpec("tokenizer.json", "</s>")
-    assert first.specs["code"] == SourceSpec("code", "parquet", ("s3://corpora/code/*.parquet",), text_field="content")
+    assert first.transforms["code"].tokenizer == tokenizer_spec("tokenizer.json", eos="</s>")
+    assert first.specs["code"] == SourceSpec("code", Parquet("s3://corpora/code/*.parquet", text_field="content"))
 
 
 def test_the_second_plan_reaches_every_room():
@@ -273,12 +268,15 @@ def test_the_second_plan_reaches_every_room():
     assert rules.mix.shares(10**6) == rules.mix.shares(10**4)
     assert rules.steps_max == 200_000
     assert rules.sources["prose"].skips == SkipBudget(Fraction(1, 1000), 100)
-    assert second.specs["prose"].holdout == Fraction(1, 1000)
-    assert second.specs["chats"].whole_records
-    assert second.specs["chats"].epochs == Fraction(5, 2)
-    assert second.transforms["chats"].call == "my_sft:render"
-    assert second.transforms["code"].call is None
-    assert (second.specs["code"].endpoint_url, second.specs["code"].profile) == ("https://s3.example", "corpora")
+    assert second.specs["prose"].source.holdout == Fraction(1, 1000)
+    assert second.specs["chats"].source.takes_whole
+    assert second.specs["chats"].source.epochs == Fraction(5, 2)
+    assert second.transforms["chats"].source.transform == "my_sft:render"
+    assert second.transforms["code"].source.transform is None
+    assert (second.specs["code"].source.endpoint_url, second.specs["code"].source.profile) == (
+        "https://s3.example",
+        "corpora",
+    )
     assert {spec.seed for spec in second.specs.values()} == {20260701}
 
 
@@ -289,7 +287,7 @@ def test_relative_names_are_below_the_directory_of_the_plan():
         sources={"a": Text("x", "/abs", "s3://b/k", "sub/*.txt")},
     )
     there = compile_plan(plan, listings={}, tokenizer_digest="", directory="/plans")
-    assert there.specs["a"].files == ("/plans/x", "/abs", "s3://b/k", "/plans/sub/*.txt")
+    assert there.specs["a"].source.files == ("/plans/x", "/abs", "s3://b/k", "/plans/sub/*.txt")
     assert there.transforms["a"].tokenizer.file == "/plans/t.json"
     assert there.rules == dataclasses.replace(
         compile_plan(plan, listings={}, tokenizer_digest="").rules, mix=there.rules.mix, stages=there.rules.stages
@@ -303,24 +301,25 @@ def test_a_tilde_is_the_home_directory_wherever_a_plan_names_a_file(monkeypatch)
     for directory, elsewhere in (("/plans", "/plans/"), ("", "")):
         found = compile_plan(plan, listings={}, tokenizer_digest="", directory=directory)
         names = ("~nobody-of-that-name/y", "~" if directory else "./~")
-        assert found.specs["a"].files == ("/home/me/x", *(f"{elsewhere}{name}" for name in names))
+        assert found.specs["a"].source.files == ("/home/me/x", *(f"{elsewhere}{name}" for name in names))
         assert found.transforms["a"].tokenizer.file == "/home/me/t.json"
 
 
 def test_every_format_has_its_settings():
-    specs = of_sources(
+    found = of_sources(
         a=Parquet("x", tokens_field="input_ids", labels_field="labels"),
         b=Megatron("x"),
         c=Source("x", format="m:C", text_field="body", options={"k": "1_000"}, version="3", transform="m:f"),
         d=Jsonl("x", shuffle="none"),
         e=Text("x", shuffle={"block": "1MiB"}, transform="m:f"),
-    ).specs
-    assert (specs["a"].tokens_field, specs["a"].labels_field, specs["a"].mask_field) == ("input_ids", "labels", None)
+    )
+    specs: dict[str, Any] = {name: spec.source for name, spec in found.specs.items()}
+    assert specs["a"].id_fields == ("input_ids", None, "labels")
     assert specs["b"].format == "megatron"
     assert (specs["c"].format, specs["c"].options, specs["c"].version) == ("m:C", {"k": "1_000"}, "3")
-    assert (specs["c"].text_field, specs["c"].whole_records) == ("body", True)
+    assert (specs["c"].text_field, specs["c"].takes_whole) == ("body", True)
     assert not specs["d"].shuffle
-    assert (specs["e"].block_bytes, specs["e"].whole_records) == (1 << 20, False)
+    assert (found.specs["e"].block_bytes, specs["e"].takes_whole) == (1 << 20, False)
 
 
 def test_holding_out_reaches_sources_and_identities():

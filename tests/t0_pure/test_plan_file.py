@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import pickle
+from dataclasses import FrozenInstanceError
 from fractions import Fraction
 from pathlib import Path
 
@@ -10,10 +13,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stepfs_producer.plan.file import yaml_file
-from stepfs_producer.plan.file.schema import Jsonl, Mix, Output, Parquet, Plan, Shuffle
-from stepfs_producer.plan.file.values import PlanError
 from stepfs_producer.plan.file.yaml_file import BYTES_MAX, read_plan
-from stepfs_producer.plan.samples import Long, SkipBudget
+from stepfs_producer.plan.model import Plan
+from stepfs_producer.plan.parts import Mix, Output
+from stepfs_producer.plan.sources import Fim, Jsonl, Long, Pair, Parquet, Shuffle, SkipBudget, Text
+from stepfs_producer.plan.values import PlanError
 
 PLANS = Path(__file__).parent / "plans"
 FIRST = (PLANS / "first.yaml").read_text()
@@ -75,6 +79,18 @@ def test_the_same_plan_from_python_is_equal():
     assert plan == read(FIRST)
 
 
+def test_a_part_is_checked_when_it_is_made_and_never_changes_after():
+    with pytest.raises(PlanError, match=r"^mesh: 'dp' is no mesh"):
+        Output(mesh="dp")
+    output = Output(mesh="dp=2", sequence_length="4_096")
+    with pytest.raises(FrozenInstanceError, match=r"Output\.mesh cannot be set"):
+        output.mesh = "dp=3"
+    assert str(inspect.signature(Text)).startswith("(*files: str, shuffle: ")
+    assert (output.given, repr(Pair(chosen="good"))) == ({"mesh", "sequence_length"}, "Pair(chosen='good')")
+    assert {output: 1}[pickle.loads(pickle.dumps(output))] == 1
+    assert Fim(tokens=("a", "b", "c")) != Fim(tokens=("a", "b", "c"), rate="10%")
+
+
 MINIMAL = 'output: {{mesh: "dp=2", sequence_length: 64}}\nsources:\n  a: {{format: jsonl, files: x{0}}}\n'
 
 
@@ -85,7 +101,9 @@ MINIMAL = 'output: {{mesh: "dp=2", sequence_length: 64}}\nsources:\n  a: {{forma
         ("holdout: 0.1%", "holdout", Fraction(1, 1000)),
         ("holdout: 0.001", "holdout", Fraction(1, 1000)),
         ("holdout: 0.0000000000000001%", "holdout", Fraction(1, 10**18)), ("shuffle: none", "shuffle", None),
-        ("shuffle: {block: 1MiB}", "shuffle", Shuffle(block=1 << 20)), ("long: drop", "long", Long.DROP),
+        ("shuffle: {block: 1MiB}", "shuffle", Shuffle(block=1 << 20)),
+        ("shuffle: {block: 0.5G}", "shuffle", Shuffle(block=1 << 29)), ("shuffle: {block: 8M}", "shuffle", Shuffle()),
+        ("shuffle: {block: 1_024 kB}", "shuffle", Shuffle(block=1 << 20)), ("long: drop", "long", Long.DROP),
         ("text_field: no", "text_field", "no"),
         ("text_field: 1_000", "text_field", "1_000"), ("text_field: ~", "text_field", "~"),
         ("text_field: 2026-07-01", "text_field", "2026-07-01"), ("version: 1.10", "version", "1.10"),
@@ -457,8 +475,8 @@ CALLED = "sources: {a: {format: parquet, files: x, transform: 'm:f'}}\n"
          "3:12: tokenizer: 'tokenizer.json' is a file; write {kind: huggingface, file: tokenizer.json}"),
         (COMPLETE + "tokenizer: {kind: huggingface}\n", "3:12: tokenizer: kind: huggingface needs a file"),
         (COMPLETE + "tokenizer: {file: x}\n", "3:19: tokenizer.file: kind: bytes has no file"),
-        (COMPLETE + "defaults: {shuffle: {block: 8MB}}\n",
-         "3:29: defaults.shuffle.block: '8MB' is no size; write a number"),
+        (COMPLETE + "defaults: {shuffle: {block: 8XB}}\n",
+         "3:29: defaults.shuffle.block: '8XB' is no size; write a number"),
         (COMPLETE + "defaults: {shuffle: {block: 1KiB}}\n", "3:29: defaults.shuffle.block: '1KiB' is out of range"),
         (COMPLETE + "defaults: {holdout: 100%}\n",
          "3:21: defaults.holdout: '100%' is no share; write one below 100%"),

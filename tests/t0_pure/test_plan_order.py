@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from planned import Corpus, rules, steps
 
 from stepfs_producer.plan.file.digest import normalised, plan_digest, plan_of_text, plan_text
-from stepfs_producer.plan.file.schema import Output, Plan, Stage, Text
 from stepfs_producer.plan.mix import ONE, MixEntry, MixSchedule, Stages, apportion, normalise
+from stepfs_producer.plan.model import Plan
 from stepfs_producer.plan.order import block_key, fragment_order, record_key, record_order
+from stepfs_producer.plan.parts import Output, Stage
 from stepfs_producer.plan.rules import Packing, Rules
+from stepfs_producer.plan.sources import Text
 from stepfs_producer.plan.step import StepPlan
 from stepfs_producer.run.prepare import compile_plan
 

@@ -16,9 +16,11 @@ from planned import Corpus, rules, steps
 from stepfs.errors import UsageError
 from stepfs_producer.plan.balance import Method, Over, deal, differencing, greedy, heavy_light, partition, swap
 from stepfs_producer.plan.cost import EXACT_MAX, CostModel, row_costs
-from stepfs_producer.plan.file.schema import Output, Plan, Text
+from stepfs_producer.plan.model import Plan
 from stepfs_producer.plan.pack import best_fit, concat
+from stepfs_producer.plan.parts import Output
 from stepfs_producer.plan.rules import Packing
+from stepfs_producer.plan.sources import Text
 from stepfs_producer.run.memory import memory_of
 from stepfs_producer.run.prepare import compile_plan
 

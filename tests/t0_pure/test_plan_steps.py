@@ -24,7 +24,8 @@ from stepfs.format.planned import PlanStanding, read_plan_position
 from stepfs_producer.plan.mix import ONE
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import Exhausted, Packing, SourceRule
-from stepfs_producer.plan.samples import BAD, Ahead, Long, Piece, SkipBudget, samples_after
+from stepfs_producer.plan.samples import BAD, Ahead, Piece, samples_after
+from stepfs_producer.plan.sources import Long, SkipBudget
 from stepfs_producer.plan.step import End, Need, SourceState, State, StepPlan, position_bytes_max, read_position
 
 TEN_STEPS: list[tuple[str, int, int]] = [  # of `small_plan`: digest, tokens kept, spans

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from stepfs_producer.engine.retry import KeptBody
 from stepfs_producer.payloads.step import NO_TOKEN, SampleGroup, gathered
-from stepfs_producer.plan.samples import Long, samples_after
+from stepfs_producer.plan.samples import samples_after
+from stepfs_producer.plan.sources import Long
 from stepfs_producer.plan.step import SourceState, State, StepPlan
 from stepfs_producer.run.load import SampleBuffer, SampleChunk, spans_of
 from stepfs_producer.sources.record import BlockAddress

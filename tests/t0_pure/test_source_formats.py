@@ -13,7 +13,6 @@ import random
 import re
 import tracemalloc
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -22,6 +21,7 @@ import pyarrow as pa
 import pytest
 import webdataset
 import zstandard
+from declared import changed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
@@ -302,7 +302,7 @@ def test_the_readable_beginning_of_a_damaged_file_is_taken(
     spec = source(tmp_path, form=form, shuffle=False)
     with pytest.raises(CorruptError, match="damaged"):
         blocks(spec)
-    found = blocks(replace(spec, skip_damaged=True))
+    found = blocks(changed(spec, skip_damaged=True))
     reasons = [reason for block in found for reason in block.records.bad.values()]
     assert reasons
     assert all(re.match(rf"the rest of .*{path.name}: damaged", reason) for reason in reasons)
@@ -371,7 +371,7 @@ def test_tables_of_other_programs_give_the_same_texts(form: str, write: Callable
     write(tmp_path)
     spec = source(tmp_path, form=form, shuffle=False)
     assert values(blocks(spec)) == BYTES
-    whole = [unpacked(one) for one in values(blocks(replace(spec, whole_records=True)))]
+    whole = [unpacked(one) for one in values(blocks(changed(spec, whole_records=True)))]
     assert [row["text"] for row in whole] == TEXTS
     assert [int(row["n.cls" if form == "webdataset" else "n"]) for row in whole] == list(range(300))
 

@@ -7,11 +7,13 @@ import gzip
 from pathlib import Path
 
 import pytest
+from declared import transform_spec
 from hypothesis import given
 from hypothesis import strategies as st
 from sourced import addresses, blocks, laid_out, source, values
 
 from stepfs.errors import CorruptError
+from stepfs_producer.run.prepare import identity
 from stepfs_producer.sources import formats as whole_files
 from stepfs_producer.sources.record import Line
 
@@ -82,10 +84,8 @@ def test_shards_are_parts_of_a_source(tmp_path: Path, records: str) -> None:
 
 
 def test_a_shard_and_its_records_are_part_of_a_sources_identity(tmp_path: Path) -> None:
-    from stepfs_producer.sources.record import identity_of  # noqa: PLC0415
-
     (tmp_path / "a.txt").write_text("a\n")
     variants = [{}, {"shard": (0, 2)}, {"shard": (1, 2)}, {"records": "files"}]
     specs = [source(tmp_path, form="text", **variant) for variant in variants]
-    assert len({str(identity_of(spec)) for spec in specs}) == len(specs)
+    assert len({identity(spec, transform_spec(), "") for spec in specs}) == len(specs)
     assert all(laid_out(spec).fragments_count == 1 for spec in specs)

@@ -9,17 +9,18 @@ from pathlib import Path
 import model_files
 import numpy as np
 import pytest
+from declared import tokenizer_spec, transform_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformed import keys_of, made, records_of
 
 from stepfs.errors import StepfsError, UsageError
 from stepfs_producer.sources.record import Kind
-from stepfs_producer.transforms.documents import BAD, Tokenised, TokenizerSpec, TransformSpec
+from stepfs_producer.transforms.documents import BAD, Tokenised
 from stepfs_producer.transforms.records import transform
 from stepfs_producer.transforms.tokenizer import ModelTokenizer
 
-BYTES = TransformSpec(TokenizerSpec())
+BYTES = transform_spec(tokenizer_spec())
 
 
 def ids(*numbers: int) -> bytes:
@@ -28,7 +29,7 @@ def ids(*numbers: int) -> bytes:
 
 def called(name: str, *values: object, kind: Kind = Kind.JSON, eos: str | None = "none") -> Tokenised:
     data = [str(value).encode() if kind is Kind.TEXT else json.dumps(value).encode() for value in values]
-    return made(TransformSpec(TokenizerSpec(eos=eos), f"user_functions:{name}"), records_of(kind, data))
+    return made(transform_spec(tokenizer_spec(eos=eos), f"user_functions:{name}"), records_of(kind, data))
 
 
 def samples(result: Tokenised) -> list[list[int] | None]:
@@ -65,7 +66,7 @@ def test_tokens_pass_and_are_closed_once() -> None:
 def test_bos_and_eos_by_name(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_text(model_files.llama())
-    spec = TransformSpec(TokenizerSpec(str(path), eos="</s>", bos="<s>"))
+    spec = transform_spec(tokenizer_spec(str(path), eos="</s>", bos="<s>"))
     (text,) = samples(made(spec, records_of(Kind.TEXT, ["the</s>é".encode()])))
     assert (text[0], text[-1]) == (1, 2)
     assert not {1, 2} & set(text[1:-1])
@@ -138,7 +139,7 @@ def test_what_a_function_may_not_do_makes_that_record_bad_alone(record, why: str
 
 
 def test_records_that_are_not_json_and_functions_of_text_and_tokens() -> None:
-    spec = TransformSpec(TokenizerSpec(eos="none"), "user_functions:anything")
+    spec = transform_spec(tokenizer_spec(eos="none"), "user_functions:anything")
     data = [b"{", b"[" * 200_000, b'{"value": "a"}', b"\xff"]
     result = made(spec, records_of(Kind.JSON, data))
     assert samples(result) == [None, None, [97], None]
@@ -147,16 +148,16 @@ def test_records_that_are_not_json_and_functions_of_text_and_tokens() -> None:
     assert samples(called("surprising_default", "x", kind=Kind.TEXT)) == [list(b'["x", 3]')]
     assert "half a character" in called("half_a_character", "x", kind=Kind.TEXT).bad[0]
     tokens = records_of(Kind.TOKENS, [ids(1, 2, 3)])
-    halved = TransformSpec(TokenizerSpec(eos="none"), "user_functions:halved")
+    halved = transform_spec(tokenizer_spec(eos="none"), "user_functions:halved")
     assert samples(made(halved, tokens)) == [[1, 3]]
     masked = made(halved, replace(tokens, mask=b"\0\1\1"))
     assert (masked.ids.tolist(), masked.mask.tolist()) == ([1, 3], [0, 1])
-    overwrite = TransformSpec(TokenizerSpec(eos="none"), "user_functions:overwrite")
+    overwrite = transform_spec(tokenizer_spec(eos="none"), "user_functions:overwrite")
     assert samples(made(overwrite, tokens)) == [[7, 2, 3]]
 
 
 def test_the_keys_reach_functions_that_want_them() -> None:
-    spec = TransformSpec(TokenizerSpec(eos="none"), "user_functions:shuffled")
+    spec = transform_spec(tokenizer_spec(eos="none"), "user_functions:shuffled")
     records = records_of(Kind.TEXT, [b"abcdefghijklmnop"] * 2)
     same = transform(spec, records, [b"k" * 16] * 2)
     first, second = samples(same)
@@ -182,7 +183,7 @@ def test_an_error_of_the_machine_is_no_bad_record(error: str) -> None:
 )
 def test_a_function_that_is_not_there_stops_the_plan(call: str, why: str) -> None:
     with pytest.raises(UsageError, match=why):
-        made(TransformSpec(TokenizerSpec(), call), records_of(Kind.JSON, [b"{}"]))
+        made(transform_spec(tokenizer_spec(), call), records_of(Kind.JSON, [b"{}"]))
     with pytest.raises(UsageError, match="need a transform"):
         made(BYTES, records_of(Kind.JSON, [b"{}"]))
 
@@ -190,7 +191,7 @@ def test_a_function_that_is_not_there_stops_the_plan(call: str, why: str) -> Non
 def test_a_text_that_the_model_has_no_token_for_is_bad_alone(tmp_path: Path) -> None:
     path = tmp_path / "words.json"
     path.write_text(model_files.words())
-    spec = TransformSpec(TokenizerSpec(str(path)))
+    spec = transform_spec(tokenizer_spec(str(path)))
     result = made(spec, records_of(Kind.TEXT, [b"the cat", b"the dog", b"cat </s>", b"cat"]))
     assert samples(result) == [[0, 1, 2], None, None, [1, 2]]
     assert "the tokenizer refuses the text" in result.bad[1]
@@ -212,7 +213,7 @@ def test_a_text_that_the_model_has_no_token_for_is_bad_alone(tmp_path: Path) -> 
 )
 @settings(max_examples=150)
 def test_how_records_are_grouped_does_not_show(values, cuts, dropped, eos) -> None:
-    spec = TransformSpec(TokenizerSpec(eos=eos), "user_functions:anything")
+    spec = transform_spec(tokenizer_spec(eos=eos), "user_functions:anything")
     records = records_of(
         Kind.JSON, [json.dumps(value).encode() for value in values], dropped=dropped, bad={0: "x"} if values else {},
     )  # fmt: skip
@@ -235,7 +236,7 @@ def test_a_text_that_a_model_s_tokenizer_would_need_gigabytes_for_is_bad_by_name
     path = tmp_path / "tokenizer.json"
     path.write_text(model_files.qwen())
     records = records_of(Kind.TEXT, [b"short", "grüße!!! ü".encode(), b"much too long", b"twelve bytes"])
-    result = made(TransformSpec(TokenizerSpec(str(path))), records)
+    result = made(transform_spec(tokenizer_spec(str(path))), records)
     says = "this tokenizer takes at most 12"
     assert result.bad == {1: f"a text of 13 bytes; {says}", 2: f"a text of 13 bytes; {says}"}
     assert samples(made(BYTES, records))[2] is not None

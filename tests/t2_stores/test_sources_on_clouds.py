@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import obstore
 import pyarrow as pa
 import pytest
+from declared import source_spec
 from pyarrow import parquet
 
 from stepfs.errors import AbsentError, RefusedError, UsageError
@@ -54,7 +55,7 @@ def texts(spec: SourceSpec) -> list[str]:
 
 
 def source(*files: str, form: str = "jsonl") -> SourceSpec:
-    return SourceSpec("code", form, files, shuffle=False)
+    return source_spec(*files, form=form, shuffle=False)
 
 
 def line(text: str) -> bytes:

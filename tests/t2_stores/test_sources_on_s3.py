@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 import servers
 import zstandard
+from declared import source_spec
 from pyarrow import parquet
 
 from stepfs.errors import AbsentError, RefusedError, StoreUnreachableError, UsageError
@@ -63,7 +64,7 @@ def put(root: str, seaweed: servers.S3Server) -> Callable[[str, bytes], None]:
 
 
 def source(*files: str, form: str = "jsonl", **fields: object) -> SourceSpec:
-    return SourceSpec("code", form, files, shuffle=False, **fields)  # type: ignore[arg-type]
+    return source_spec(*files, form=form, shuffle=False, **fields)  # type: ignore[arg-type]
 
 
 def texts(spec: SourceSpec, listing: Listing | None = None) -> list[str]:

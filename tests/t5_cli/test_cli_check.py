@@ -123,8 +123,9 @@ def test_the_plans_of_the_design_are_right_by_their_text(name):
 def test_every_key_is_listed_with_its_meaning():
     """Every field of every part of a plan, as an editor's schema has it."""
     lines, schema = check("--keys").stdout, check("--schema").document
-    for part in [schema, *schema["$defs"].values()]:
-        for key, field in part.get("properties", {}).items():
+    for either in [schema, *schema["$defs"].values()]:
+        part = either["anyOf"][0] if "anyOf" in either else either
+        for key, field in part["properties"].items():
             assert re.search(rf"^  {key}\b", lines, re.MULTILINE), key
             assert " ".join(field.get("description", "").split()[:3]) in " ".join(lines.split())
     assert len(lines.splitlines()) < 600
@@ -262,17 +263,19 @@ from stepfs_producer.run.workers.tasks import read, transform
 from stepfs_producer.sources.record import BlockAddress
 from stepfs_producer.sources.listing import list_corpus
 from stepfs_producer.sources.listing import Layout
+from stepfs_producer.plan.sources import Jsonl, Tokenizer
 from stepfs_producer.sources.record import SourceSpec
 from stepfs_producer.transforms.tokenizer import load_tokenizer, pinned
 from stepfs_producer.transforms.documents import TokenizerSpec, TransformSpec
 def peak():  # not of the process that started this one, as getrusage
     return next(int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line)
 preload(".")
-spec, tokenizer = SourceSpec("web", "jsonl", (sys.argv[1],)), pinned(TokenizerSpec(*(sys.argv[2:] or [None])))
+spec, model = SourceSpec("web", Jsonl(sys.argv[1])), dict(zip(("file", "eos"), sys.argv[2:]))
+tokenizer = pinned(TokenizerSpec(Tokenizer(kind="huggingface" if model else "bytes", **model)))
 load_tokenizer(tokenizer)
 task = Layout(spec, list_corpus(spec)).task(BlockAddress(0, 0, 0))
 before = peak()
-head, _ = transform(TransformSpec(tokenizer), 0, 0, "web", read(spec, task)[1], 0, 1)
+head, _ = transform(TransformSpec(spec.source, tokenizer), 0, 0, "web", read(spec, task)[1], 0, 1)
 assert head.lengths[0] > 0, head
 print(peak() - before << 10)
 """
@@ -323,12 +326,13 @@ from pathlib import Path
 from stepfs_producer.engine.worker import preload
 from stepfs_producer.run.workers.tasks import read
 from stepfs_producer.sources.listing import Layout, list_corpus
+from stepfs_producer.plan.sources import Parquet
 from stepfs_producer.sources.record import BlockAddress, SourceSpec
 def peak():
     return next(int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line)
 preload(".")
 import pyarrow.parquet
-spec = SourceSpec("pictures", "parquet", (sys.argv[1],), whole_records=True)
+spec = SourceSpec("pictures", Parquet(sys.argv[1], transform="module:function"))
 task = Layout(spec, list_corpus(spec)).task(BlockAddress(0, 0, 0))
 before = peak()
 assert read(spec, task)[1]

@@ -70,7 +70,7 @@ def forget(monkeypatch, room):
 # module, the extra that has it, the command, what the plan has besides, and what imports it at the top
 TABLE = [
     ("tokenizers", "produce", [*TEXT, "--ext", ".npy", "--tokenizer-file", "tokenizer.json"], {}, ""),
-    ("pydantic", "produce", TEXT, {}, "plan.file run"),
+    ("yaml", "produce", TEXT, {}, "plan.file run"),
     ("torch", "torch", [*TEXT, "--ext", ".pt"], {}, ""),
     ("pyarrow", "parquet", ["check", "plan.yaml"], {"source": "format: parquet, files: corpus.parquet"}, ""),
     ("zstandard", "zstd", ["check", "plan.yaml"], {"source": "format: jsonl, files: corpus.jsonl.zst"}, ""),
@@ -112,8 +112,8 @@ def test_what_is_imported_at_the_top_is_named_by_a_new_process(module, package, 
 def test_plans_from_python_name_the_extra_and_are_an_import_error(hidden, monkeypatch):
     for room in ("plan.file", "run", "plans"):
         forget(monkeypatch, f"stepfs_producer.{room}")
-    hidden("pydantic")
-    with pytest.raises(ImportError, match=re.escape("plans need the package pydantic")) as caught:
+    hidden("yaml")
+    with pytest.raises(ImportError, match=re.escape("plans need the package PyYAML")) as caught:
         importlib.import_module("stepfs_producer.plans")
     assert type(caught.value) is MissingPackageError
     assert str(caught.value).endswith("pip install 'stepfs[produce]'")

@@ -26,10 +26,13 @@ from stepfs.errors import AbsentError, StepfsError
 from stepfs.format.ids import JSON_SCHEMA, POSITION_BYTES_MAX
 from stepfs.store.api import StoreOptions
 from stepfs_producer.engine.worker import find_modules_in
-from stepfs_producer.plan.file.digest import micro_batch_tokens, plan_digest, stages_of, with_defaults
-from stepfs_producer.plan.file.schema import Plan, Stage, position_bytes
+from stepfs_producer.plan.file.digest import plan_digest
+from stepfs_producer.plan.file.schema import json_schema
 from stepfs_producer.plan.file.yaml_file import PlanFile
 from stepfs_producer.plan.mix import ONE, MixEntry
+from stepfs_producer.plan.model import Plan, position_bytes
+from stepfs_producer.plan.parts import Stage
+from stepfs_producer.plan.resolve import resolve
 from stepfs_producer.plan.rules import Exhausted
 from stepfs_producer.run.check import Inspection, PlanEstimate, SourceFacts, estimate_plan, inspect, simulate_plan
 from stepfs_producer.run.history.find import Absence, Found, NotSearched, Occurrence, RecordQuery, find_record
@@ -52,16 +55,15 @@ _LINES_MAX: Final = 20
 
 
 def schema_text() -> str:
-    return json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **Plan.model_json_schema()}, indent=1)
+    return json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **json_schema()}, indent=1)
 
 
 def keys_text() -> str:
     """Every key of a plan file, part by part, with its default and its meaning."""
-    schema = Plan.model_json_schema()
+    schema = json_schema()
     lines = ["version: 1 and these keys; a key without `= …` has no default, or none of its own."]
-    for title, part in [("plan", schema), *schema["$defs"].items()]:
-        if "properties" not in part:
-            continue
+    for title, either in [("plan", schema), *schema["$defs"].items()]:
+        part = either if "properties" in either else either["anyOf"][0]  # or the word that stands for it
         lines += ["", f"{title}: {_one_line(part.get('description', ''))}"]
         for key, each in part["properties"].items():
             default = f" = {json.dumps(each['default'])}" if each.get("default") is not None else ""
@@ -92,7 +94,8 @@ def check_plan(
         place = LocatedPlan(file.plan, directory, held_out)
         is_there = interruption.run(compare_with_lake, place, found.listings, options, _warn)
         lake = {"url": options.lake, "exists": is_there}
-    report = _Report(file.plan, estimate_plan(file.plan), found.facts if sources else None, lake, found.tokenizer)
+    plan = resolve(file.plan)
+    report = _Report(plan, estimate_plan(plan), found.facts if sources else None, lake, found.tokenizer)
     return json.dumps(report.as_document(), ensure_ascii=False) if as_json else "\n".join(report.lines())
 
 
@@ -122,9 +125,12 @@ class _Report:
             "mesh": str(output.mesh),
             "files": output.files,
             "micro_batches": output.micro_batches,
-            "micro_batch_tokens": micro_batch_tokens(self.plan),
+            "micro_batch_tokens": self.plan.micro_batch_tokens,
             "step_tokens": self.estimate.step_tokens,
-            "stages": [stage.model_dump(by_alias=True) for stage in stages_of(self.plan)],
+            "stages": [
+                {"from": one.from_, "sequence_length": one.sequence_length, "lengths": one.lengths}
+                for one in self.plan.stages
+            ],
             "mix": [
                 {
                     "step": entry.step,
@@ -148,14 +154,14 @@ class _Report:
     def lines(self) -> Iterator[str]:
         output, grid = self.plan.output, grid_of(self.plan)
         mesh = output.mesh
-        lengths = ", ".join(map(_rows_text, stages_of(self.plan)))
+        lengths = ", ".join(map(_rows_text, self.plan.stages))
         yield f"plan       {plan_digest(self.plan)}"
         kind = "coordinate of dp" if output.files == "ranks" else "micro-batch of it"
         has = f"has {len(grid.files)} slices" if len(grid.files) > 1 else "is a slice"
         yield f"slices     {grid.slices} (mesh {mesh}: {mesh.world} ranks; each {kind} {has})"
         yield (
             f"step       {self.estimate.step_tokens} tokens: {mesh.data_ranks} data ranks × {output.micro_batches} micro-batches × "
-            f"{micro_batch_tokens(self.plan)}; rows of {lengths}"
+            f"{self.plan.micro_batch_tokens}; rows of {lengths}"
         )
         yield f"steps      {self._steps_text()}"
         if self.tokenizer:
@@ -188,7 +194,7 @@ class _Report:
                     f"source {name}: none of the {facts.sampled} records looked at gives a token: they are empty, or its "
                     "transform drops them; a run would end with an error"
                 )
-            if getattr(self.plan.sources[name], "chat", None) is not None and facts.learned == 1:
+            if self.plan.sources[name].chat is not None and facts.learned == 1:
                 yield f"source {name}: every token of the chats looked at is learned, the user's too; is that what chat.learn says?"
             if facts.page_bytes > _PAGE_BYTES_MAX:
                 yield (
@@ -266,7 +272,7 @@ class _Report:
     def _steps_text(self) -> str:
         if self.estimate.steps is not None:
             return f"{self.estimate.steps} at most"
-        ends = [source.epochs is not None for source in with_defaults(self.plan).values()]
+        ends = [source.epochs is not None for source in self.plan.sources.values()]
         first = self.plan.until.exhausted is Exhausted.FIRST
         return "until the sources end" if (any(ends) if first else all(ends)) else "without end"
 
@@ -278,7 +284,7 @@ class _Report:
         return Fraction(self.estimate.tokens[name], tokens)
 
     def _declared(self, name: str) -> Fraction | None:
-        return with_defaults(self.plan)[name].epochs
+        return self.plan.sources[name].epochs
 
 
 def _and_more(count: int) -> str:

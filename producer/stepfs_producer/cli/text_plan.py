@@ -11,8 +11,8 @@ from stepfs.errors import AbsentError, RefusedError, UsageError
 from stepfs.format.identity import LakeIdentity
 from stepfs.lake.identity import open_lake
 from stepfs.store.api import StoreOptions
-from stepfs_producer.plan.file.schema import Plan, parsed_plan
-from stepfs_producer.plan.file.values import parse_shard
+from stepfs_producer.plan.model import Plan, parsed_plan
+from stepfs_producer.plan.values import parse_shard
 from stepfs_producer.run.options import TextOptions
 from stepfs_producer.sources.find import find_files
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Final, Self
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stepfs_producer.plan.arrays import Integers
+from stepfs_producer.plan.sources import Column
 from stepfs_producer.plan.spans import Gathered, Located, Span
 
 COUNTS: Final = "_counts"  # behind a column's name: the array with its rows per span
@@ -18,21 +18,16 @@ COUNTS: Final = "_counts"  # behind a column's name: the array with its rows per
 NO_TOKEN: Final = -1
 
 
-@dataclass(frozen=True, slots=True)
-class ColumnSpec:
-    """A column as the plan declares it."""
+class ColumnSpec(NamedTuple):
+    """A column of the plan, and its name."""
 
     name: str
-    dtype: str  # of numpy
-    shape: tuple[int, ...]  # of a row
-    own_file: bool = field(default=False, metadata={"identity": False})  # it has a file beside the rank's
+    column: Column
 
     @property
-    def row_bytes(self) -> int:
-        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
-
-    def none(self) -> NDArray[Any]:
-        return np.empty((0, *self.shape), np.dtype(self.dtype).newbyteorder("<"))
+    def own_file(self) -> bool:
+        """Whether it has a file beside the rank's."""
+        return self.column.file == "own"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +41,10 @@ class Columns:
     def of_samples(cls, specs: Sequence[ColumnSpec], given: Sequence[Mapping[str, NDArray[Any]]]) -> Self:
         """Each sample gives some of the columns."""
         counts = np.array([[len(one.get(spec.name, ())) for spec in specs] for one in given], np.int64)
-        rows = (np.concatenate([spec.none(), *(one[spec.name] for one in given if spec.name in one)]) for spec in specs)
+        rows = (
+            np.concatenate([spec.column.none(), *(one[spec.name] for one in given if spec.name in one)])
+            for spec in specs
+        )
         return cls(counts.reshape(-1, len(specs)), tuple(rows))
 
     @property

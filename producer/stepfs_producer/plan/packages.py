@@ -8,7 +8,7 @@ from typing import Final
 
 from stepfs.errors import MissingPackageError
 
-_PACKAGES: Final = {"pydantic": "pydantic", "trio_parallel": "trio-parallel", "yaml": "PyYAML"}
+_PACKAGES: Final = {"trio_parallel": "trio-parallel", "yaml": "PyYAML"}
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Final
 from stepfs_producer.plan.balance import Method, Over
 from stepfs_producer.plan.cost import CostModel
 from stepfs_producer.plan.mix import MixSchedule, Stages
-from stepfs_producer.plan.samples import Long, SkipBudget
+from stepfs_producer.plan.sources import Long, SkipBudget
 
 _DEBT_TOKENS_MAX: Final = 1 << 30  # a debt is a number of tokens times 2**32, and fits an int64
 
@@ -66,7 +66,7 @@ class Rules:
     held_out: bool = False  # take the records that the plan holds out
 
     def __post_init__(self) -> None:
-        # `plan.file` refuses such plans by name. Here they would be wrong steps.
+        # `plan.model` refuses such plans by name. Here they would be wrong steps.
         assert min(self.ranks, self.micro_batches) >= 1
         assert self.step_tokens <= _DEBT_TOKENS_MAX
         for length in self.stages.every():

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from fractions import Fraction
 from typing import Final
 
@@ -17,27 +16,12 @@ from numpy.typing import NDArray
 
 from stepfs.errors import RefusedError
 from stepfs_producer.plan.arrays import Integers
+from stepfs_producer.plan.sources import Long, SkipBudget
 from stepfs_producer.plan.step import SourceState
 
 BAD: Final = -1  # in place of tokens: the record could not be decoded
 APART: Final = -1  # in place of a place in the record: the sample is a document, though others of the record are, too
 SKIPS_MIN: Final = 10  # bad records that a budget always allows
-
-
-class Long(StrEnum):
-    """The treatment of a document that is longer than the sequence length."""
-
-    SPLIT = "split"
-    TRUNCATE = "truncate"
-    DROP = "drop"
-
-
-@dataclass(frozen=True, slots=True)
-class SkipBudget:
-    """How many bad records a source may have: a share of all, and a number in a row."""
-
-    at_most: Fraction
-    in_a_row: int
 
 
 @dataclass(frozen=True, slots=True)

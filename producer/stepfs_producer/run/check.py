@@ -13,11 +13,13 @@ import numpy as np
 
 from stepfs.errors import RefusedError, StepfsError
 from stepfs.format.planned import Listing
-from stepfs_producer.plan.file.digest import micro_batch_tokens, tokens_max, with_defaults
-from stepfs_producer.plan.file.schema import Plan
-from stepfs_producer.plan.file.values import Problem, Where
 from stepfs_producer.plan.mix import ONE, MixEntry
+from stepfs_producer.plan.model import Plan
+from stepfs_producer.plan.parts import Until
 from stepfs_producer.plan.planner import Planner
+from stepfs_producer.plan.resolve import resolve
+from stepfs_producer.plan.sources import OnError
+from stepfs_producer.plan.values import Problem, Where
 from stepfs_producer.run.pipeline import conduct_here
 from stepfs_producer.run.prepare import (
     LocatedPlan,
@@ -40,7 +42,7 @@ from stepfs_producer.sources.listing import Layout, list_corpus
 from stepfs_producer.sources.reading import read_block
 from stepfs_producer.sources.record import RECORD_BYTES_MAX, BlockAddress, BlockTask, Kind, SourceSpec, Unit
 from stepfs_producer.transforms.documents import BAD, TransformSpec
-from stepfs_producer.transforms.fim import Fim
+from stepfs_producer.transforms.fim import FimTransform
 from stepfs_producer.transforms.images import library
 from stepfs_producer.transforms.records import timed_transform
 from stepfs_producer.transforms.tokenizer import TEXT_BYTES_MAX, ModelTokenizer, load_tokenizer, pinned
@@ -103,7 +105,7 @@ class Inspection:
 
 def inspect(plan: Plan, *, held_out: bool = False, directory: str = "", deep: bool = False) -> Inspection:
     """Look at the tokenizer, the user's functions and every source, with `deep` at every record. Errors are findings."""
-    found = Inspection()
+    found, plan = Inspection(), resolve(plan)
     tokenizer = tokenizer_spec(plan, directory=directory)
     place: Where = ("tokenizer", "file") if plan.tokenizer.file else ("tokenizer",)
     loaded = found.attempt(place, lambda: pinned(tokenizer))  # read once, not by every source
@@ -114,25 +116,21 @@ def inspect(plan: Plan, *, held_out: bool = False, directory: str = "", deep: bo
     if call is not None:
         found.attempt(("cost", "call"), lambda: function_of(call))
     specs = source_specs(plan, held_out=held_out, directory=directory)
-    sources = with_defaults(plan)
     sample_bytes = None if deep else min(_SAMPLE_BYTES // len(specs), _SAMPLE_BYTES_MAX)
 
     def look(spec: SourceSpec) -> None:
         where: Where = ("sources", spec.name)
-        source = plan.sources[spec.name].transform
+        source, call = spec.source, spec.source.transform
         sees = usable
-        if source is not None:
-            sees = found.attempt((*where, "transform"), lambda: function_of(source)) is not None and sees
-        settings = sources[spec.name]
+        if call is not None:
+            sees = found.attempt((*where, "transform"), lambda: function_of(call)) is not None and sees
         chat = ("tokenizer", "chat_template")
-        work = found.attempt(
-            chat, lambda: transform_spec(plan, spec.name, settings, loaded or tokenizer, directory=directory)
-        )
+        work = found.attempt(chat, lambda: transform_spec(plan, spec.name, loaded or tokenizer, directory=directory))
         if work is None:
             return
-        if opened is not None and (fim := work.fim) is not None:
-            sees = found.attempt((*where, "fim"), lambda: Fim(fim, opened)) is not None and sees
-        if work.images is not None:
+        if opened is not None and (fim := source.fim) is not None:
+            sees = found.attempt((*where, "fim"), lambda: FimTransform(fim, opened)) is not None and sees
+        if source.images is not None:
             sees = found.attempt((*where, "images"), library) is not None and sees
         listing = found.attempt((*where, "files"), lambda: list_corpus(spec))
         if listing is not None:
@@ -171,7 +169,7 @@ def _facts(spec: SourceSpec, listing: Listing, work: TransformSpec | None, sampl
         len(listing.files),
         listing.total_bytes,
         largest,
-        _page_bytes(listing) if spec.format == "parquet" else 0,
+        _page_bytes(listing) if spec.source.format == "parquet" else 0,
         found.tokens,
         at_once,
         sampled,
@@ -209,7 +207,7 @@ def _longest(listing: Listing) -> int:
 
 
 def _sampled(spec: SourceSpec, listing: Listing, work: TransformSpec, sample_bytes: int) -> _Sample:
-    small = replace(spec, block_bytes=_SAMPLE_BLOCK_BYTES, epochs=None)
+    small = replace(spec, source=spec.source.changed(epochs=None), sample_bytes=_SAMPLE_BLOCK_BYTES)
     layout = Layout(small, listing)
     for task in _tasks(layout):
         records = read_block(small, task).records
@@ -231,7 +229,7 @@ def _sampled(spec: SourceSpec, listing: Listing, work: TransformSpec, sample_byt
 
 def _all(spec: SourceSpec, listing: Listing, work: TransformSpec) -> _Sample:
     """Every record of an epoch; bad ones by file and place. Of damaged files the readable beginnings."""
-    whole = replace(spec, epochs=None, skip_damaged=True)
+    whole = replace(spec, source=spec.source.changed(epochs=None, on_error=OnError(do="skip", file="skip")))
     layout, place = Layout(whole, listing), BlockAddress(0, 0, 0)
     records = tokens = learned = size = 0
     bad: dict[int, str] = {}
@@ -286,16 +284,16 @@ class PlanEstimate:
 
 def estimate_plan(plan: Plan) -> PlanEstimate:
     mix = schedule_of(plan).entries
-    step_tokens = plan.output.mesh.data_ranks * plan.output.micro_batches * micro_batch_tokens(plan)
-    steps = _steps(plan, step_tokens)
+    step_tokens = plan.output.mesh.data_ranks * plan.output.micro_batches * plan.micro_batch_tokens
+    steps = _steps(resolve(plan).until, step_tokens)
     tokens = None if steps is None else _tokens(sorted(plan.sources), mix, steps, step_tokens)
     return PlanEstimate(mix, step_tokens, steps, tokens)
 
 
-def _steps(plan: Plan, step_tokens: int) -> int | None:
-    bounds = [] if plan.until.steps is None else [plan.until.steps]
-    if (tokens := tokens_max(plan)) is not None:
-        bounds.append(-(-tokens // step_tokens))
+def _steps(until: Until, step_tokens: int) -> int | None:
+    bounds = [] if until.steps is None else [until.steps]
+    if until.tokens is not None:
+        bounds.append(-(-until.tokens // step_tokens))
     return min(bounds, default=None)
 
 

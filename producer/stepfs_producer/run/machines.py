@@ -23,6 +23,7 @@ from stepfs.store.opening import open_store
 from stepfs_producer.engine.api import Engine, NodeCheck
 from stepfs_producer.engine.local import local_engine
 from stepfs_producer.engine.worker import preload
+from stepfs_producer.plan.sources import Source
 from stepfs_producer.run.lake import libraries
 from stepfs_producer.run.load import LoadedSource
 from stepfs_producer.run.options import RunOptions, Workers
@@ -72,8 +73,8 @@ def missing_here(needs: Requirements) -> list[str]:
     for spec, transform, first in needs.sources:
         try:
             format_of(spec)
-            if transform.call is not None:
-                function_of(transform.call)
+            if spec.source.transform is not None:
+                function_of(spec.source.transform)
             load_tokenizer(transform.tokenizer)
             if first is not None:
                 with open_listed(spec, first) as file:
@@ -118,7 +119,8 @@ async def open_engine(
 
     sources, given = prepared.sources, options.workers
     travels = any(
-        source.transform.call or source.transform.tokenizer.file or ":" in source.spec.format for source in sources
+        one.transform.tokenizer.file or one.spec.source.transform or isinstance(one.spec.source, Source)
+        for one in sources
     )
     async with ray_engine(
         options.ray_address or os.environ.get("RAY_ADDRESS") or "auto",
@@ -156,6 +158,7 @@ def as_nodes_see(sources: Sequence[LoadedSource], directory: str) -> tuple[Loade
             return source
         file = Path(tokenizer.file).resolve()
         name = str(file.relative_to(here)) if file.is_relative_to(here) else str(file)
-        return replace(source, transform=replace(source.transform, tokenizer=replace(tokenizer, file=name)))
+        there = replace(tokenizer, tokenizer=tokenizer.tokenizer.changed(file=name))
+        return replace(source, transform=replace(source.transform, tokenizer=there))
 
     return tuple(map(moved, sources))

@@ -7,7 +7,8 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, NamedTuple
@@ -29,27 +30,17 @@ from stepfs.store.opening import open_store
 from stepfs_producer.engine.worker import find_modules_in
 from stepfs_producer.payloads.step import ColumnSpec, PayloadSpec
 from stepfs_producer.plan.cost import CostModel
-from stepfs_producer.plan.file.digest import (
-    PlanChangedError,
-    differences,
-    micro_batch_tokens,
-    mix_of,
-    normalised,
-    plan_digest,
-    plan_text,
-    stages_of,
-    tokens_max,
-    with_defaults,
-)
-from stepfs_producer.plan.file.parts import BLOCK_BYTES, AnySource, Chat, Pair
-from stepfs_producer.plan.file.schema import Plan
-from stepfs_producer.plan.file.values import parse_shard
+from stepfs_producer.plan.file.digest import PlanChangedError, differences, normalised, plan_digest, plan_text
 from stepfs_producer.plan.file.yaml_file import PlanFile, read_plan
 from stepfs_producer.plan.mix import MixEntry, MixSchedule, Stages, normalise
+from stepfs_producer.plan.model import Plan
+from stepfs_producer.plan.part import Part, keys_of
 from stepfs_producer.plan.planner import Planner
+from stepfs_producer.plan.resolve import resolve
 from stepfs_producer.plan.rules import Exhausted, Rules, SourceRule
-from stepfs_producer.plan.samples import Long
+from stepfs_producer.plan.sources import Chat, Long
 from stepfs_producer.plan.step import SourceState, State, position_bytes_max, read_position
+from stepfs_producer.plan.values import parse_shard
 from stepfs_producer.run.lake import committed_positions, keep, keep_listing
 from stepfs_producer.run.load import LoadedSource
 from stepfs_producer.run.options import RunOptions
@@ -65,9 +56,9 @@ from stepfs_producer.sources.listing import (
     located,
 )
 from stepfs_producer.sources.reading import block_crc32c
-from stepfs_producer.sources.record import BlockAddress, BlockTask, SourceSpec, identity_of
-from stepfs_producer.transforms.documents import ChatSpec, FimSpec, ImagesSpec, PairSpec, TokenizerSpec, TransformSpec
-from stepfs_producer.transforms.fim import Fim
+from stepfs_producer.sources.record import BlockAddress, BlockTask, SourceSpec
+from stepfs_producer.transforms.documents import ChatSpec, TokenizerSpec, TransformSpec
+from stepfs_producer.transforms.fim import FimTransform
 from stepfs_producer.transforms.images import MODULES, library
 from stepfs_producer.transforms.tokenizer import load_tokenizer, pinned
 from stepfs_producer.transforms.user_function import function_of
@@ -97,16 +88,14 @@ def compile_plan(
     Relative names of files are below `directory`, the one that holds the plan. `UsageError` for a cost function that
     cannot be imported, and for `held_out` where nothing is.
     """
+    plan = resolve(plan)
     specs = source_specs(plan, held_out=held_out, directory=directory)
-    if held_out and not any(spec.holdout for spec in specs.values()):
+    if held_out and not any(source.holdout for source in plan.sources.values()):
         raise UsageError(
             "--holdout: no source of the plan holds records out; give one a holdout, or leave the option out"
         )
     tokenizer = tokenizer_spec(plan, directory=directory)
-    transforms = {
-        name: transform_spec(plan, name, source, tokenizer, directory=directory)
-        for name, source in with_defaults(plan).items()
-    }
+    transforms = {name: transform_spec(plan, name, tokenizer, directory=directory) for name in plan.sources}
     identity_of = {name: identity(specs[name], transform, tokenizer_digest) for name, transform in transforms.items()}
     rules = replace(_rules(plan, listings, identity_of), tokenizer=tokenizer_digest, held_out=held_out)
     return CompiledPlan(rules, specs, transforms)
@@ -114,8 +103,8 @@ def compile_plan(
 
 def modules_of(transforms: Iterable[TransformSpec]) -> list[str]:
     """The modules of functions, and those that decode images: to be loaded before a worker's first task."""
-    known = list(transforms)
-    calls = {one.call.partition(":")[0] for one in known if one.call is not None}
+    known = [one.source for one in transforms]
+    calls = {one.transform.partition(":")[0] for one in known if one.transform is not None}
     return [*sorted(calls), *(MODULES if any(one.images is not None for one in known) else ())]
 
 
@@ -129,7 +118,7 @@ def payload_spec(plan: Plan, *, padding: int, vocabulary: int) -> PayloadSpec:
         vocabulary,
         output.files == "micro_batches",
         column_specs(plan),
-        any(getattr(source, "pair", None) is not None for source in plan.sources.values()),
+        any(source.pair is not None for source in plan.sources.values()),
     )
 
 
@@ -142,62 +131,55 @@ def grid_of(plan: Plan) -> Grid:
 
 def column_specs(plan: Plan) -> tuple[ColumnSpec, ...]:
     """The specs of columns, in order of names."""
-    return tuple(
-        ColumnSpec(name, column.dtype, column.shape, column.file == "own")
-        for name, column in sorted(plan.output.columns.items())
-    )
+    return tuple(ColumnSpec(*one) for one in sorted(plan.output.columns.items()))
 
 
-def transform_spec(
-    plan: Plan, name: str, source: AnySource, tokenizer: TokenizerSpec, *, directory: str = ""
-) -> TransformSpec:
-    """How the records of a source become samples. Only a function gives columns.
+def transform_spec(plan: Plan, name: str, tokenizer: TokenizerSpec, *, directory: str = "") -> TransformSpec:
+    """How the records of a source become samples. `plan`: resolved. Only a function gives columns.
 
     `UsageError`, `AbsentError` for a chat template that cannot be read.
     """
-    chat: Chat | None = getattr(source, "chat", None)
-    pair: Pair | None = getattr(source, "pair", None)
-    if chat is not None or pair is not None:
-        spoken = None if chat is None else _chat_spec(plan, chat, tokenizer, directory)
-        if spoken is not None and pair is None and source.long is not Long.DROP:
-            shortest = min(stage.lengths.get(name, stage.sequence_length) for stage in stages_of(plan))
-            spoken = replace(spoken, long=str(source.long), tokens_max=shortest)
-        return TransformSpec(tokenizer, chat=spoken, pair=None if pair is None else PairSpec(**dict(pair)))
-    fim = None if source.fim is None else FimSpec(**dict(source.fim))
-    if source.transform is None:
-        return TransformSpec(tokenizer, fim=fim)
-    images = getattr(source, "images", None)
-    spec = None if images is None else ImagesSpec(**dict(images))
-    return TransformSpec(tokenizer, source.transform, column_specs(plan), spec, fim=fim)
+    source = plan.sources[name]
+    columns = () if source.transform is None else column_specs(plan)
+    if source.chat is None:
+        return TransformSpec(source, tokenizer, columns)
+    chat = _chat_spec(source.chat, tokenizer, directory)
+    if source.pair is None and source.long is not Long.DROP:
+        shortest = min(stage.lengths.get(name, stage.sequence_length) for stage in plan.stages)
+        chat = replace(chat, tokens_max=shortest, truncates=source.long is Long.TRUNCATE)
+    return TransformSpec(source, tokenizer, columns, chat)
 
 
-def _chat_spec(plan: Plan, chat: Chat, tokenizer: TokenizerSpec, directory: str) -> ChatSpec:
+def _chat_spec(chat: Chat, tokenizer: TokenizerSpec, directory: str) -> ChatSpec:
     if find_spec("jinja2") is None:
         raise MissingPackageError(
             "chats need the package jinja2, which is not installed: pip install 'stepfs[produce]'"
         )
     from stepfs_producer.transforms.chat import Rendering, special_tokens, template_of  # noqa: PLC0415 - optional
 
-    known = {one.name: getattr(chat, one.name) for one in fields(ChatSpec) if hasattr(chat, one.name)}
-    known |= {"prompt": chat.prompt or (), "roles": tuple(sorted(chat.roles.items()))}
-    found = ChatSpec(
-        template_of(plan.tokenizer.chat_template, tokenizer, lambda name: _below(directory, name)),
-        special_tokens(tokenizer),
-        **known,
-    )
+    template = template_of(tokenizer.tokenizer, lambda name: _below(directory, name))
+    found = ChatSpec(chat, template, special_tokens(tokenizer.tokenizer))
     Rendering(found)  # a template that is none is no record's fault
     return found
 
 
 def source_specs(plan: Plan, *, held_out: bool = False, directory: str = "") -> dict[str, SourceSpec]:
     """How to find, read and order the records of each source; enough to list its files."""
-    return {name: _source_spec(plan, name, source, held_out, directory) for name, source in with_defaults(plan).items()}
+    return {
+        name: SourceSpec(
+            name,
+            source.changed(files=tuple(_below(directory, file) for file in source.files)),
+            plan.seed,
+            held_out,
+        )
+        for name, source in resolve(plan).sources.items()
+    }
 
 
 def tokenizer_spec(plan: Plan, *, directory: str = "") -> TokenizerSpec:
-    given = plan.tokenizer
-    file = None if given.file is None else _below(directory, given.file)
-    return TokenizerSpec(file, given.eos, given.bos, given.pad, given.control_tokens)
+    """The tokenizer, not pinned to the content of its file."""
+    found = plan.tokenizer
+    return TokenizerSpec(found if found.file is None else found.changed(file=_below(directory, found.file)))
 
 
 def identity(spec: SourceSpec, transform: TransformSpec, tokenizer_digest: str) -> str:
@@ -206,11 +188,32 @@ def identity(spec: SourceSpec, transform: TransformSpec, tokenizer_digest: str) 
     `tokenizer_digest`: of the content of the tokenizer's file. The source's files are not part of it, because the digest
     of the listing stands beside it; nor is policy: epochs, weights, endpoint, profile, `long`, `on_error`, padding.
     """
-    images = library() if transform.images is not None else None
-    text = json.dumps(
-        [RULE, *map(identity_of, (spec, transform)), tokenizer_digest, images], ensure_ascii=False, sort_keys=True
-    )
+    chat = transform.chat
+    known = {
+        "rule": RULE,
+        "source": _identity_of(spec.source),
+        "seed": spec.seed,
+        "held_out": spec.held_out,
+        "tokenizer": [_identity_of(transform.tokenizer.tokenizer), tokenizer_digest],
+        "columns": [[name, _identity_of(column)] for name, column in transform.columns],
+        "chat": None if chat is None else [chat.template, chat.tokens, chat.tokens_max, chat.truncates],
+        "images": None if spec.source.images is None else library(),
+    }
+    text = json.dumps(known, ensure_ascii=False, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=8, person=b"stepfs-source").hexdigest()
+
+
+def _identity_of(value: object) -> Any:
+    """What a part says of records and samples, as JSON: without policy.
+
+    A key that is None is left out, so that a later key changes nothing for those who do not use it.
+    """
+    if isinstance(value, Part):
+        named = {key.name: getattr(value, key.name) for key in keys_of(type(value)) if not key.policy}
+        return {name: _identity_of(one) for name, one in named.items() if one is not None}
+    if isinstance(value, tuple):
+        return [_identity_of(one) for one in value]
+    return str(value) if isinstance(value, Fraction) else value
 
 
 def schedule_of(plan: Plan) -> MixSchedule:
@@ -221,33 +224,33 @@ def schedule_of(plan: Plan) -> MixSchedule:
             MixEntry(entry.ramp_to, normalise(entry.weights, names), ramp=True)
             if entry.ramp_to is not None
             else MixEntry(entry.from_ or 0, normalise(entry.weights, names))
-            for entry in mix_of(plan)
+            for entry in resolve(plan).mix
         ]
     )
 
 
 def _rules(plan: Plan, listings: Mapping[str, str], identity_of: Mapping[str, str]) -> Rules:
-    stages = stages_of(plan)
     return Rules(
         digest=plan_digest(plan),
         sources={
             name: SourceRule(
                 identity_of[name],
                 listings.get(name, ""),
-                _long(source),
+                # Chats are cut by turns before the planner sees them; what is still too long is dropped.
+                Long.DROP if source.is_of_chats else source.long,
                 source.on_error.budget,
-                pairs=getattr(source, "pair", None) is not None,
+                pairs=source.pair is not None,
             )
-            for name, source in with_defaults(plan).items()
+            for name, source in plan.sources.items()
         },
         mix=schedule_of(plan),
         stages=Stages(
-            {stage.from_: stage.sequence_length for stage in stages},
-            {stage.from_: stage.lengths for stage in stages},
+            {stage.from_: stage.sequence_length for stage in plan.stages},
+            {stage.from_: stage.lengths for stage in plan.stages},
         ),
         ranks=plan.output.mesh.data_ranks,
         micro_batches=plan.output.micro_batches,
-        micro_batch_tokens=micro_batch_tokens(plan),
+        micro_batch_tokens=plan.micro_batch_tokens,
         packing=plan.pack.method,
         cost=_cost(plan),
         columns=tuple(column.name for column in column_specs(plan)),
@@ -256,49 +259,15 @@ def _rules(plan: Plan, listings: Mapping[str, str], identity_of: Mapping[str, st
         over=plan.balance.over,
         exhausted=plan.until.exhausted or Exhausted.ALL,
         steps_max=plan.until.steps,
-        tokens_max=tokens_max(plan),
+        tokens_max=plan.until.tokens,
         pad_last=plan.until.last == "pad",
     )
-
-
-def _long(source: AnySource) -> Long:
-    """Chats are cut by turns before the planner sees them; what is still too long is dropped."""
-    whole = getattr(source, "chat", None) or getattr(source, "pair", None)
-    return source.long if whole is None else Long.DROP
 
 
 def _cost(plan: Plan) -> CostModel:
     if plan.cost.call is not None:
         return CostModel(call=function_of(plan.cost.call))
     return CostModel(*plan.cost.coefficients, prices=tuple(sorted(plan.cost.columns.items())))
-
-
-def _source_spec(plan: Plan, name: str, source: AnySource, held_out: bool, directory: str) -> SourceSpec:
-    known = {one.name: getattr(source, one.name) for one in fields(SourceSpec) if hasattr(source, one.name)}
-    chat: Chat | None = getattr(source, "chat", None)
-    pair: Pair | None = getattr(source, "pair", None)
-    if (chat is not None or pair is not None) and "columns" in known:
-        known["columns"] = None if pair is not None and pair.prompt is None else tuple(_columns_of(chat, pair))
-    whole = (source.transform or chat or pair) is not None and "text_field" in known
-    known |= {
-        "files": tuple(_below(directory, file) for file in source.files),
-        "shuffle": source.shuffle is not None,
-        "block_bytes": BLOCK_BYTES if source.shuffle is None else source.shuffle.block,
-        "shard": source.shard or (0, 1),
-        "skip_damaged": source.on_error.file == "skip",
-    }
-    return SourceSpec(name=name, seed=plan.seed, whole_records=whole, held_out=held_out, **known)
-
-
-def _columns_of(chat: Chat | None, pair: Pair | None) -> Iterator[str]:
-    """The fields of conversations, and of pairs that name their prompt; without a name, a column of it may be absent."""
-    named: tuple[str | None, ...] = ()
-    if pair is not None:
-        named = (pair.prompt, pair.chosen, pair.rejected)
-    elif chat is not None:
-        named = (*chat.prompt, chat.completion) if chat.prompt is not None else (chat.messages,)
-    beside = () if chat is None else (chat.system, chat.tools)
-    return (name for name in (*named, *beside) if name is not None)
 
 
 def _below(directory: str, name: str) -> str:
@@ -371,7 +340,7 @@ async def list_sources(place: LocatedPlan) -> dict[str, Listing]:
 
 
 def _unreadable(spec: SourceSpec, error: OSError) -> RefusedError:
-    what = f"{error.filename or spec.files[0]}: {error.strerror or error}"
+    what = f"{error.filename or spec.source.files[0]}: {error.strerror or error}"
     return RefusedError(f"source {spec.name}: {what}; make its files readable")
 
 
@@ -388,8 +357,8 @@ def prepare_plan(place: LocatedPlan, listings: Mapping[str, Listing]) -> Prepare
         directory=place.directory,
     )
     for transform in found.transforms.values():
-        if transform.fim is not None:
-            Fim(transform.fim, tokenizer)  # a token that is not there is no record's fault
+        if transform.source.fim is not None:
+            FimTransform(transform.source.fim, tokenizer)  # a token that is not there is no record's fault
     _refuse_large_position(Planner(found.rules).begin(), found.rules)
     sources = tuple(
         LoadedSource(
@@ -634,8 +603,8 @@ def _refuse_other_shards(
     """`specs`: by the digests of their listings."""
     for index, count, listing in _shards(settings, state):
         spec = specs.get(listing)
-        if spec is not None and count != spec.shard[1]:
-            mine = "{}/{}".format(*spec.shard)
+        if spec is not None and count != spec.source.dealt.of:
+            mine = spec.source.dealt
             raise RefusedError(
                 f"producer {producer_id} has produced shard {index}/{count} of these files, not {mine}: that would commit "
                 f"the same records again; continue with shard {index}/{count} and the others of it, or produce into "
@@ -657,7 +626,8 @@ async def _refuse_repeats(
     """`RefusedError` for files that another producer reads already: `text` takes each record once."""
     (text,) = prepared.sources
     for index, count, digest in begun:
-        if count == text.spec.shard[1] and index != text.spec.shard[0]:
+        mine = text.spec.source.dealt
+        if count == mine.of and index != mine.number:
             continue
         listing = await kept_listing(store, lake_id, digest)
         if listing is not None and (both := common(listing, text.layout.listing)):

@@ -25,6 +25,7 @@ from functools import lru_cache
 from typing import Any, BinaryIO, Protocol
 
 from stepfs.errors import StepfsError, UsageError
+from stepfs_producer.plan.sources import SourceFiles, WithText
 from stepfs_producer.sources.files import Format, OpenFile, Stream, buffered, open_listed
 from stepfs_producer.sources.record import (
     Bad,
@@ -60,7 +61,10 @@ class OwnFormat(Format):
         self._kind = getattr(reader, "kind", None)
 
     def kind(self, spec: SourceSpec) -> Kind:
-        return kind_of(spec, Kind.FIELDS) if self._kind is None else Kind(self._kind)
+        return self._kind_of(spec.source)
+
+    def _kind_of(self, source: SourceFiles) -> Kind:
+        return kind_of(source, Kind.FIELDS) if self._kind is None else Kind(self._kind)
 
     def unit(self, name: str) -> Unit:  # noqa: ARG002
         return Unit.PARTS if self._in_parts else Unit.WHOLE
@@ -79,22 +83,23 @@ class OwnFormat(Format):
             self._own_code(file.location, raw),
         ):
             for offset, stored in self._reader.records(stream, max(0, fragment.part)):
-                value = self._value(spec, stored)
+                value = self._value(spec.source, stored)
                 yield Raw(fragment.file, int(offset), weight_of(value), value)
 
     def where(self, spec: SourceSpec, first: Fragment, offset: int) -> int | None:  # noqa: ARG002
         return None  # the class counts as it likes
 
-    def _value(self, spec: SourceSpec, stored: Any) -> Value:
-        kind = self.kind(spec)
+    def _value(self, source: SourceFiles, stored: Any) -> Value:
+        kind = self._kind_of(source)
         if isinstance(stored, Bad):
             return stored
         if isinstance(stored, dict):
             if kind in {Kind.JSON, Kind.FIELDS}:
                 return packed(stored)
-            return fields_of(spec, stored)
+            return fields_of(source, stored)
         if kind is Kind.TEXT and isinstance(stored, (str, bytes)):
-            return text_of(stored, spec.text_field)
+            assert isinstance(source, WithText)
+            return text_of(stored, source.text_field)
         if kind is Kind.TOKENS and not isinstance(stored, (str, bytes)):
             return tokens_of(stored)
         raise UsageError(f"{self._name} yields {type(stored).__name__} where the plan expects {kind.value}")

@@ -127,7 +127,7 @@ class _Object:
         self.location = location
         self.size = size
         root, self._key = split_url(location)
-        self._bucket = bucket_of(root, spec.endpoint_url, spec.profile)
+        self._bucket = bucket_of(root, spec.source.endpoint_url, spec.source.profile)
         self._etag = etag
 
     def read(self, begin: int, end: int) -> bytes:

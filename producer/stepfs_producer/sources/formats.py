@@ -11,6 +11,7 @@ from itertools import chain
 from typing import Any, Final
 
 from stepfs.errors import CorruptError, MissingPackageError, UsageError
+from stepfs_producer.plan.sources import Source, Text
 from stepfs_producer.sources.custom import own_format
 from stepfs_producer.sources.files import REMOTE, Format, OpenFile, buffered, open_listed
 from stepfs_producer.sources.megatron import MegatronFormat
@@ -219,7 +220,7 @@ class LineFormat(Format):
     suffixes: tuple[str, ...] = ()
 
     def kind(self, spec: SourceSpec) -> Kind:
-        return kind_of(spec) if self.json else Kind.TEXT
+        return kind_of(spec.source) if self.json else Kind.TEXT
 
     def unit(self, name: str) -> Unit:
         return Unit.WHOLE if is_compressed(name) else Unit.RANGES
@@ -244,7 +245,7 @@ class LineFormat(Format):
 
     def decode(self, spec: SourceSpec, stored: Any) -> Value:
         if self.json:
-            return json_line(spec, stored)
+            return json_line(spec.source, stored)
         return text_file(stored) if self.whole else text_line(stored)
 
 
@@ -272,13 +273,10 @@ _WHOLE_FILES: Final = LineFormat(whole=True)
 
 
 def format_of(spec: SourceSpec) -> Format:
-    """The format of a source. `UsageError` if there is none of that name, or its library is missing."""
-    if spec.format == "text" and spec.records == "files":
+    """The format of a source. `UsageError` if there is no such class, or a library is missing."""
+    source = spec.source
+    if isinstance(source, Text) and source.records == "files":
         return _WHOLE_FILES
-    if spec.format in _FORMATS:
-        return _FORMATS[spec.format]
-    if ":" in spec.format:
-        return own_format(spec.format, tuple(sorted(spec.options.items())))
-    raise UsageError(
-        f"source {spec.name}: unknown format {spec.format!r}; write one of {', '.join(_FORMATS)}, or module:Class"
-    )
+    if isinstance(source, Source):
+        return own_format(source.format, tuple(sorted(source.options.items())))
+    return _FORMATS[source.format]

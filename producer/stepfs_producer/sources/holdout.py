@@ -6,10 +6,7 @@ import hashlib
 from fractions import Fraction
 from typing import Final
 
-from stepfs_producer.sources.record import (
-    SourceSpec,
-    Tokens,
-)
+from stepfs_producer.sources.record import SourceSpec, Tokens
 
 _HOLDOUT: Final = b"stepfs-holdout1\0"  # 16 bytes, as blake2b wants a `person`
 _SHARD: Final = b"stepfs-shard---1"
@@ -17,9 +14,10 @@ _SHARD: Final = b"stepfs-shard---1"
 
 def is_of_this_run(spec: SourceSpec, value: bytes | Tokens) -> bool:
     """Whether a record is on this run's side of the holdout, and in its shard."""
-    if spec.holdout and is_held_out(value, spec.holdout) != spec.held_out:
+    source = spec.source
+    if source.holdout and is_held_out(value, source.holdout) != spec.held_out:
         return False
-    index, count = spec.shard
+    index, count = source.dealt
     return count == 1 or _hash(value, _SHARD) % count == index
 
 

@@ -104,15 +104,17 @@ def list_corpus(spec: SourceSpec) -> Listing:
     """
     files = tuple(_inspected(spec, file) for file in _found(spec))
     if not any(_has_records(format_of(spec).unit(file.name), file) for file in files):
-        what = "all its files are empty" if files else f"it has no file of the format {spec.format}"
+        what = "all its files are empty" if files else f"it has no file of the format {spec.source.format}"
         raise AbsentError(f"source {spec.name}: {what}; name files with records, or leave the source out")
     return Listing(files)
 
 
 def _found(spec: SourceSpec) -> list[FoundFile]:
     rule = format_of(spec)
-    entries = rule.entries(spec.files)
-    return rule.choose(find_files(entries, rule.suffixes, endpoint_url=spec.endpoint_url, profile=spec.profile))
+    entries = rule.entries(spec.source.files)
+    return rule.choose(
+        find_files(entries, rule.suffixes, endpoint_url=spec.source.endpoint_url, profile=spec.source.profile)
+    )
 
 
 def _has_records(unit: Unit, file: CorpusFile) -> bool:
@@ -127,7 +129,7 @@ def _inspected(spec: SourceSpec, found: FoundFile) -> CorpusFile:
         try:
             parts = tuple(format_of(spec).parts(spec, file))
         except CorruptError:
-            if not spec.skip_damaged:
+            if spec.source.on_error.file is None:
                 raise
             parts = ()
     return CorpusFile(found.name, found.size, found.etag, head, parts, found.location)
@@ -252,7 +254,7 @@ class Layout:
         small = self._bytes[~self._alone]
         joined = self._spec.block_bytes - 1 + int(small.max()) if len(small) else 0
         largest = max(min(joined, int(small.sum())), self._spec.block_bytes if self._alone.any() else 0)
-        if format_of(self._spec).kind(self._spec) is Kind.TOKENS and self._spec.format == "megatron":
+        if format_of(self._spec).kind(self._spec) is Kind.TOKENS and self._spec.source.format == "megatron":
             return largest * _MEGATRON_GROWTH
         return largest
 
@@ -261,8 +263,8 @@ class Layout:
 
         `ValueError` if no fragment of an epoch stands there.
         """
-        spec = self._spec
-        epochs_end = None if spec.epochs is None else math.ceil(spec.epochs)
+        spec, epochs = self._spec, self._spec.source.epochs
+        epochs_end = None if epochs is None else math.ceil(epochs)
         if epochs_end is not None and place.epoch >= epochs_end:
             return None
         if not 0 <= place.fragment < self.fragments_count:
@@ -270,7 +272,7 @@ class Layout:
         order = self._order(place.epoch)
         taken = self._taken_from(order, place.fragment)
         end = place.fragment + len(taken)
-        whole = spec.epochs is None or place.epoch + 1 <= spec.epochs
+        whole = epochs is None or place.epoch + 1 <= epochs
         return BlockTask(
             place,
             tuple(map(self.fragment, taken)),
@@ -278,7 +280,7 @@ class Layout:
             bool(self._alone[taken[0]]),
             BlockAddress(place.epoch, end, 0) if end < self.fragments_count else BlockAddress(place.epoch + 1, 0, 0),
             epochs_end,
-            None if whole or spec.epochs is None else spec.epochs - place.epoch,
+            None if whole or epochs is None else epochs - place.epoch,
         )
 
     def fragment(self, index: int) -> Fragment:
@@ -327,7 +329,9 @@ class Layout:
 
     def _order_of(self, epoch: int) -> list[int]:
         spec = self._spec
-        return fragment_order(spec.seed, epoch, spec.name, self.fragments_count, shuffle=spec.shuffle)
+        return fragment_order(
+            spec.seed, epoch, spec.name, self.fragments_count, shuffle=spec.source.shuffle is not None
+        )
 
     def _taken_from(self, order: list[int], first: int) -> list[int]:
         """The fragments of the block that begins at `first`."""

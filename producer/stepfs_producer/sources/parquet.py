@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 from stepfs.errors import CorruptError, MissingPackageError, UsageError
+from stepfs_producer.plan.sources import Parquet, SourceFiles
 from stepfs_producer.sources.files import Format, OpenFile, Stream, open_listed
 from stepfs_producer.sources.record import (
     Bad,
@@ -45,7 +46,7 @@ class ParquetFormat(Format):
     suffixes = (".parquet", ".parq", ".pq")
 
     def kind(self, spec: SourceSpec) -> Kind:
-        return kind_of(spec, Kind.FIELDS)
+        return kind_of(spec.source, Kind.FIELDS)
 
     def unit(self, name: str) -> Unit:  # noqa: ARG002
         return Unit.PARTS
@@ -58,7 +59,7 @@ class ParquetFormat(Format):
             )
             if signed:  # asking for an encrypted column's sizes would end the process
                 raise _unreadable(file.location, "it is encrypted")
-            needed = _columns(spec)
+            needed = _columns(spec.source)
             _check_columns(spec, file.location, parquet)
             groups = []
             for number in range(parquet.num_row_groups):
@@ -78,21 +79,23 @@ class ParquetFormat(Format):
             rows = parquet.metadata.row_group(fragment.part).num_rows
             batch_size = max(1, min(ROWS_MAX, BATCH_BYTES * rows // max(fragment.end, 1)))
             batches = parquet.iter_batches(
-                batch_size=batch_size, row_groups=[fragment.part], columns=_columns(spec), use_threads=False
+                batch_size=batch_size, row_groups=[fragment.part], columns=_columns(spec.source), use_threads=False
             )
             for batch in batches:
-                for value in _values(spec, batch):
+                for value in _values(spec.source, batch):
                     yield Raw(fragment.file, offset, weight_of(value), value)
                     offset += 1
 
 
-def _columns(spec: SourceSpec) -> list[str] | None:
+def _columns(source: SourceFiles) -> list[str] | None:
     """The needed columns; None: all."""
-    if spec.tokens_field is not None:
-        return [name for name in (spec.tokens_field, spec.mask_field, spec.labels_field) if name]
-    if spec.whole_records:
-        return None if spec.columns is None else list(spec.columns)
-    return [spec.text_field]
+    assert isinstance(source, Parquet)
+    if source.id_fields is not None:
+        return [name for name in source.id_fields if name]
+    if source.takes_whole:
+        named = source.chat_fields if source.is_of_chats else source.columns
+        return None if named is None else list(named)
+    return [source.text_field]
 
 
 def _is_of(path: str, columns: Sequence[str]) -> bool:
@@ -133,15 +136,13 @@ def _unreadable(location: str, reason: str) -> UsageError:
 def _check_columns(spec: SourceSpec, location: str, parquet: ParquetFile) -> None:
     from pyarrow import types  # noqa: PLC0415
 
-    schema = parquet.schema_arrow
-    wanted = {
-        "tokens_field": spec.tokens_field,
-        "mask_field": spec.mask_field,
-        "labels_field": spec.labels_field,
-    }
-    if spec.tokens_field is None:
-        wanted = {} if spec.whole_records else {"text_field": spec.text_field}
-    for column in spec.columns or ():
+    schema, source = parquet.schema_arrow, spec.source
+    assert isinstance(source, Parquet)
+    wanted: dict[str, str | None] = {} if source.takes_whole else {"text_field": source.text_field}
+    if source.id_fields is not None:
+        wanted = dict(zip(("tokens_field", "mask_field", "labels_field"), source.id_fields, strict=True))
+    needed = _columns(source) if source.takes_whole and source.id_fields is None else None
+    for column in needed or ():
         if column not in schema.names:
             raise UsageError(
                 f"source {spec.name}: {location} has no column {column!r}; it has {', '.join(schema.names[:20])}"
@@ -171,23 +172,21 @@ def _check_columns(spec: SourceSpec, location: str, parquet: ParquetFile) -> Non
             )
 
 
-def _values(spec: SourceSpec, batch: Any) -> Iterator[Value]:
-    if spec.tokens_field is not None:
-        columns = [
-            None if name is None else _column(batch, name)
-            for name in (spec.tokens_field, spec.mask_field, spec.labels_field)
-        ]
+def _values(source: SourceFiles, batch: Any) -> Iterator[Value]:
+    if source.id_fields is not None:
+        columns = [None if name is None else _column(batch, name) for name in source.id_fields]
         for row in range(batch.num_rows):
             yield _tokens(columns, row)
-    elif spec.whole_records:
+    elif source.takes_whole:
         for found in rows_of(batch):
             yield found if isinstance(found, Bad) else packed(found)
     else:
+        assert isinstance(source, Parquet)
         from pyarrow import large_binary  # noqa: PLC0415
 
         # As bytes: one text that is not UTF-8 must not make its neighbours unreadable.
-        for text in _column(batch, spec.text_field).cast(large_binary()).to_pylist():
-            yield text_of(text, spec.text_field)
+        for text in _column(batch, source.text_field).cast(large_binary()).to_pylist():
+            yield text_of(text, source.text_field)
 
 
 def _column(batch: Any, name: str) -> Any:

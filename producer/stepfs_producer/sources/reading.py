@@ -41,7 +41,7 @@ from stepfs_producer.sources.record import (
 
 OPEN_MAX: Final = 64
 
-_open: OrderedDict[tuple[str, Fragment], _Cutter] = OrderedDict()
+_open: OrderedDict[tuple[SourceSpec, Fragment], _Cutter] = OrderedDict()
 
 
 def read_block(spec: SourceSpec, task: BlockTask) -> Block:
@@ -80,7 +80,7 @@ def _crc32c(stored: Sequence[Raw], cut: bool) -> int:
 
 def read_record(spec: SourceSpec, fragment: Fragment, offset: int) -> Records | None:
     """The record at `offset` of a fragment's file, by itself, of any run; None if none begins there."""
-    every = replace(spec, holdout=Fraction(0), shard=(0, 1))
+    every = replace(spec, source=spec.source.changed(holdout=Fraction(0), shard=None))
     stored = format_of(spec).records(spec, fragment)
     found = [raw for raw in takewhile(lambda raw: raw.offset <= offset, stored) if raw.offset == offset]
     here = BlockAddress(0, 0, 0)
@@ -98,7 +98,7 @@ def _stored(spec: SourceSpec, fragment: Fragment) -> Iterator[Raw]:
             yield raw
             offset = raw.offset + 1
     except CorruptError as error:
-        if not spec.skip_damaged:
+        if spec.source.on_error.file is None:
             raise
         yield Raw(fragment.file, offset, 1, Bad(f"the rest of {error}"))
 
@@ -112,7 +112,7 @@ def _ordered(spec: SourceSpec, task: BlockTask, stored: Sequence[Raw]) -> Record
     bad: dict[int, str] = {}
     data: list[bytes] = []
     masks: list[bytes | None] = []
-    order = record_order(task.key, count, shuffle=spec.shuffle)
+    order = record_order(task.key, count, shuffle=spec.source.shuffle is not None)
     for at, index in enumerate(order.tolist()):
         raw = stored[index]
         value: Value = b""
@@ -175,7 +175,7 @@ class _Cutter:
 
 def _cut(spec: SourceSpec, fragment: Fragment, block: int) -> tuple[list[Raw], bool]:
     """Block `block` of a fragment, from where an earlier task of this process stopped, if that is not behind it."""
-    key = (repr(spec), fragment)
+    key = (spec, fragment)
     cutter = _open.pop(key, None)
     if cutter is None or cutter.block > block:
         cutter = _Cutter(_stored(spec, fragment), spec.block_bytes)

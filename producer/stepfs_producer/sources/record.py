@@ -1,4 +1,4 @@
-"""Records of a source: how it is declared, the blocks in which it is read, and the values that they hold.
+"""Records of a source: the blocks in which it is read, and the values that they hold.
 
 A source is *ordered* by blocks (8 MiB by default), *read* by fragments, and transformed by groups of records (parts of a
 block); see producer/PLANNING.md. A task has no listing, so it is small.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from fractions import Fraction
 from pickle import PickleBuffer
@@ -19,13 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepfs_producer.plan.arrays import IGNORED, Integers
-
-BLOCK_BYTES: Final = 8 << 20
-
+from stepfs_producer.plan.sources import BLOCK_BYTES, SourceFiles, WithText
 
 _PICKLE_WITH_BUFFERS: Final = 5
 RECORD_BYTES_MAX: Final = 64 << 20
-_POLICY: Final = {"identity": False}
 _ABSENT: Final = object()
 
 TOKEN_MAX: Final = 2**31 - 1
@@ -35,45 +32,19 @@ _NAME_SHOWN: Final = 40  # characters
 
 @dataclass(frozen=True, slots=True)
 class SourceSpec:
-    """One source as a plan declares it: how to find, read and order its records. See `identity_of`."""
+    """A source of a run: `source` has the settings of the plan's defaults, too, and the places of its files from here."""
 
-    name: str = field(metadata=_POLICY)
-    format: str  # jsonl, text, parquet, megatron; or `module:Class` of the user
-    files: tuple[str, ...] = field(metadata=_POLICY)  # files, directories, globs; s3:// URLs of them
+    name: str
+    source: SourceFiles
     seed: int = 0
-    records: str = "lines"  # of text: lines, or files
-    text_field: str = "text"  # of JSONL and Parquet, where a record's text is taken
-    tokens_field: str | None = None  # a column of token ids in place of text
-    mask_field: str | None = None  # beside `tokens_field`: 0 or False where the loss ignores the token
-    labels_field: str | None = None  # beside `tokens_field`: -100 where the loss ignores the token
-    columns: tuple[str, ...] | None = None  # of whole rows, the ones to read; None: all
-    whole_records: bool = False  # a transform gets the whole JSON object or row, not its text
-    shuffle: bool = True
-    block_bytes: int = BLOCK_BYTES
-    epochs: Fraction | None = field(default=None, metadata=_POLICY)  # None: without end
-    holdout: Fraction = Fraction(0)  # share of records that only a run with `held_out` produces
-    held_out: bool = False
-    shard: tuple[int, int] = (0, 1)  # index, count: a hash of its bytes deals a record to one of them
-    endpoint_url: str | None = field(default=None, metadata=_POLICY)
-    profile: str | None = field(default=None, metadata=_POLICY)
-    skip_damaged: bool = field(default=False, metadata=_POLICY)  # the rest of a damaged file is one bad record
-    version: str = ""  # of the user's code, as declared
-    options: Mapping[str, str] = field(default_factory=dict)  # for a format of the user's
+    held_out: bool = False  # produce the records that the plan holds out, and no others
+    sample_bytes: int | None = None  # of a block, where a few records are looked at
 
-
-def identity_of(value: object) -> Any:
-    """What a cursor's numbers depend on, as JSON: every field of a declaration, unless its metadata says it is policy.
-
-    A field that is None is left out, so that a later field changes nothing for those that do not use it.
-    """
-    if is_dataclass(value):
-        named = {one.name: getattr(value, one.name) for one in fields(value) if one.metadata.get("identity", True)}
-        return {name: identity_of(one) for name, one in named.items() if one is not None}
-    if isinstance(value, Mapping):
-        return sorted(value.items())
-    if isinstance(value, tuple):
-        return [identity_of(one) for one in value]
-    return str(value) if isinstance(value, Fraction) else value
+    @property
+    def block_bytes(self) -> int:
+        """The records of a block, about."""
+        shuffle = self.source.shuffle
+        return self.sample_bytes or (BLOCK_BYTES if shuffle is None else shuffle.block)
 
 
 class Line(NamedTuple):
@@ -227,11 +198,11 @@ class Raw(NamedTuple):
     stored: Any
 
 
-def kind_of(spec: SourceSpec, whole: Kind = Kind.JSON) -> Kind:
-    """The kind of records made of objects and rows; `whole`: of those that a transform gets whole."""
-    if spec.tokens_field is not None:
+def kind_of(source: SourceFiles, whole: Kind = Kind.JSON) -> Kind:
+    """The kind of records made of objects and rows; `whole`: of those that are taken with all their fields."""
+    if source.id_fields is not None:
         return Kind.TOKENS
-    return whole if spec.whole_records else Kind.TEXT
+    return whole if source.takes_whole else Kind.TEXT
 
 
 def packed(value: dict[str, Any]) -> Value:
@@ -284,7 +255,7 @@ def text_file(line: Line) -> Value:
     return text_line(line)
 
 
-def json_line(spec: SourceSpec, line: Line) -> Value:
+def json_line(source: SourceFiles, line: Line) -> Value:
     if line.data is None:
         return too_long(line)
     value = _parsed(line.data)
@@ -292,9 +263,9 @@ def json_line(spec: SourceSpec, line: Line) -> Value:
         return value
     if not isinstance(value, dict):
         return Bad("not a JSON object")
-    if spec.tokens_field is None and spec.whole_records:
+    if kind_of(source) is Kind.JSON:
         return line.data.strip()
-    return fields_of(spec, value)
+    return fields_of(source, value)
 
 
 def _parsed(data: bytes) -> Any:
@@ -308,14 +279,15 @@ def _parsed(data: bytes) -> Any:
         return Bad(f"not JSON ({error})")
 
 
-def fields_of(spec: SourceSpec, value: dict[str, Any]) -> Value:
-    if spec.tokens_field is None:
-        found = _field(value, spec.text_field)
+def fields_of(source: SourceFiles, value: dict[str, Any]) -> Value:
+    if source.id_fields is None:
+        assert isinstance(source, WithText)
+        found = _field(value, source.text_field)
         if found is _ABSENT:
-            return Bad(f"no field {spec.text_field!r}; it has {_names(value)}")
-        return text_of(found, spec.text_field)
+            return Bad(f"no field {source.text_field!r}; it has {_names(value)}")
+        return text_of(found, source.text_field)
     columns: list[Any] = []
-    for name in (spec.tokens_field, spec.mask_field, spec.labels_field):
+    for name in source.id_fields:
         column = _field(value, name) if name else None
         if name and not isinstance(column, list):
             return Bad(f"no list in the field {name!r}")

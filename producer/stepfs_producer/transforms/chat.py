@@ -26,6 +26,7 @@ from jinja2.visitor import NodeTransformer
 
 from stepfs.errors import AbsentError, StepfsError, UsageError
 from stepfs_producer.plan.arrays import Ids, Mask
+from stepfs_producer.plan.sources import Chat, Tokenizer
 from stepfs_producer.transforms.documents import ChatSpec, Encoded, TokenizerSpec, UnfitRecordError
 from stepfs_producer.transforms.tokenizer import ModelTokenizer, load_tokenizer, longest_first
 
@@ -55,8 +56,9 @@ Message = dict[str, Any]
 Spans = list[tuple[int, int]]  # of characters
 
 
-def template_of(given: str | None, tokenizer: TokenizerSpec, below: Callable[[str], str]) -> str:
-    """The chat template: `given` itself if it is one, the file that it names, or that beside the tokenizer's file."""
+def template_of(tokenizer: Tokenizer, below: Callable[[str], str]) -> str:
+    """The chat template: as given, of the file that is named, or of that beside the tokenizer's file."""
+    given = tokenizer.chat_template
     if given is not None and "{" in given:
         return given
     if tokenizer.file is None:
@@ -76,7 +78,7 @@ def template_of(given: str | None, tokenizer: TokenizerSpec, below: Callable[[st
     return found
 
 
-def special_tokens(tokenizer: TokenizerSpec) -> tuple[tuple[str, str], ...]:
+def special_tokens(tokenizer: Tokenizer) -> tuple[tuple[str, str], ...]:
     """What templates know as bos_token, eos_token and so on: of tokenizer_config.json beside the tokenizer's file."""
     found = {}
     for name, value in _config(tokenizer).items():
@@ -87,7 +89,7 @@ def special_tokens(tokenizer: TokenizerSpec) -> tuple[tuple[str, str], ...]:
     return tuple(sorted(found.items()))
 
 
-def _config(tokenizer: TokenizerSpec) -> dict[str, Any]:
+def _config(tokenizer: Tokenizer) -> dict[str, Any]:
     if tokenizer.file is None:
         return {}
     path = Path(tokenizer.file).parent / _BESIDE
@@ -116,9 +118,9 @@ class Chats:
         found = load_tokenizer(tokenizer)
         if not isinstance(found, ModelTokenizer):
             raise UsageError("chats need a model's tokenizer; add tokenizer: {kind: huggingface, file: tokenizer.json}")
-        self._spec, self._tokenizer = spec, found
+        self._spec, self._chat, self._tokenizer = spec, spec.chat, found
         self._template = Rendering(spec)
-        self._as_text = tokenizer.control_tokens != "tokens"
+        self._as_text = tokenizer.tokenizer.control_tokens != "tokens"
         self._marked = re.compile("|".join(map(re.escape, [_MARK, *longest_first(found.control_tokens)])))
 
     def encode(self, record: object) -> Encoded:
@@ -128,16 +130,16 @@ class Chats:
         """
         if not isinstance(record, Mapping):
             raise UnfitRecordError("no object with messages")
-        messages, tools = self.system_of(record) + conversation(record, self._spec), self.tools_of(record)
+        messages, tools = self.system_of(record) + conversation(record, self._chat), self.tools_of(record)
         ids, mask = self.rendered(messages, tools)
         if not mask.any():
             raise UnfitRecordError(
-                f"no learned token; the roles are {_roles(messages)}, and learn is {self._spec.learn}"
+                f"no learned token; the roles are {_roles(messages)}, and learn is {self._chat.learn}"
             )
         if self._spec.tokens_max is None or len(ids) <= self._spec.tokens_max:
             return ids, mask, ()
-        if self._spec.long == "truncate":
-            ends = [place + 1 for place, one in enumerate(messages) if _is_learned(one, self._spec)]
+        if self._spec.truncates:
+            ends = [place + 1 for place, one in enumerate(messages) if _is_learned(one, self._chat)]
             _, kept = self._longest(messages, tools, 0, 0, ends)
             if kept is None:
                 return ids, mask, ()
@@ -185,28 +187,28 @@ class Chats:
         return found
 
     def tools_of(self, record: Mapping[str, Any]) -> list[object] | None:
-        tools = _parsed(record.get(self._spec.tools)) if self._spec.tools else None
+        tools = _parsed(record.get(self._chat.tools)) if self._chat.tools else None
         if tools is not None and not isinstance(tools, list):
-            raise UnfitRecordError(f"no list in the field {self._spec.tools!r}")
+            raise UnfitRecordError(f"no list in the field {self._chat.tools!r}")
         return tools
 
     def system_of(self, record: Mapping[str, Any]) -> list[Message]:
-        text = record.get(self._spec.system) if self._spec.system else None
+        text = record.get(self._chat.system) if self._chat.system else None
         return [{"role": "system", "content": text}] if text else []
 
     def messages_of(self, value: object, role: str) -> list[Message]:
         """Those of a list, or the one that a text is."""
         if isinstance(value, list):
-            return [_message(number, one, self._spec) for number, one in enumerate(value)]
+            return [_message(number, one, self._chat) for number, one in enumerate(value)]
         return [{"role": role, "content": value}]
 
     def rendered(self, messages: list[Message], tools: object, *, answer: int = 0) -> tuple[Ids, Mask]:
         """The ids of messages, of which those from `answer` on may be learned."""
-        learned = [place >= answer and _is_learned(message, self._spec) for place, message in enumerate(messages)]
+        learned = [place >= answer and _is_learned(message, self._chat) for place, message in enumerate(messages)]
         messages = [{key: value for key, value in one.items() if key != "train"} for one in messages]
         if self._as_text:
             messages, tools = self._marked_as_text(messages), self._marked_as_text(tools)
-        text, spans = self._template.learned(messages, tools or None, learned, self._spec.learn)
+        text, spans = self._template.learned(messages, tools or None, learned, self._chat.learn)
         text, spans = self._spelled(text, spans)
         if len(text.encode(errors="replace")) > self._tokenizer.text_bytes_max:
             raise UnfitRecordError(f"a conversation of {len(text)} characters; this tokenizer takes fewer")
@@ -248,57 +250,58 @@ def _parsed(value: Any) -> Any:
     return value
 
 
-def conversation(record: Mapping[str, Any], spec: ChatSpec) -> list[Message]:
+def conversation(record: Mapping[str, Any], chat: Chat) -> list[Message]:
     """The messages of a record, by the names of transformers. `UnfitRecordError`."""
-    if spec.completion is None:
-        messages = _parsed(record.get(spec.messages))
+    if chat.completion is None:
+        messages = _parsed(record.get(chat.messages))
         if not isinstance(messages, list) or not messages:
             there = ", ".join(map(repr, list(record)[:8]))
-            raise UnfitRecordError(f"no list of messages in the field {spec.messages!r}; it has {there or 'no field'}")
-        found = [_message(number, one, spec) for number, one in enumerate(messages)]
+            raise UnfitRecordError(f"no list of messages in the field {chat.messages!r}; it has {there or 'no field'}")
+        found = [_message(number, one, chat) for number, one in enumerate(messages)]
     else:
-        found = _pair(record, spec)
+        found = _pair(record, chat)
     return found
 
 
-def _message(number: int, message: object, spec: ChatSpec) -> Message:
+def _message(number: int, message: object, chat: Chat) -> Message:
     if not isinstance(message, Mapping):
         raise UnfitRecordError(f"message {number} is no object")
-    role = message.get(spec.role)
-    role = dict(spec.roles).get(str(role), role)
+    role = message.get(chat.role)
+    role = chat.roles.get(str(role), role)
     if role not in ROLES:
         raise UnfitRecordError(
-            f"message {number} has the {spec.role} {role!r}, known: {', '.join(ROLES[:5])}; say what it is by roles: {{{role}: user}}"
+            f"message {number} has the {chat.role} {role!r}, known: {', '.join(ROLES[:5])}; say what it is by roles: {{{role}: user}}"
         )
-    rest = {key: value for key, value in message.items() if key not in (spec.role, spec.content) and value is not None}
-    content = {"content": message[spec.content]} if spec.content in message else {}
+    rest = {key: value for key, value in message.items() if key not in (chat.role, chat.content) and value is not None}
+    content = {"content": message[chat.content]} if chat.content in message else {}
     found = {"role": role, **content, **rest}
     reasoning = next((found[name] for name in _REASONING if found.get(name) is not None), None)
     return found if reasoning is None else {"thinking": reasoning, **found, "reasoning_content": reasoning}
 
 
-def _pair(record: Mapping[str, Any], spec: ChatSpec) -> list[Message]:
+def _pair(record: Mapping[str, Any], chat: Chat) -> list[Message]:
     """The messages of a record whose fields hold a prompt and its completion, as text or as messages."""
-    assert spec.completion is not None
-    given = [record.get(name) for name in spec.prompt]
-    completion = record.get(spec.completion)
+    assert chat.completion is not None
+    assert chat.prompt is not None
+    given = [record.get(name) for name in chat.prompt]
+    completion = record.get(chat.completion)
     found: list[Message] = []
     for value in given:
         if isinstance(value, list):
-            found += [_message(number, one, spec) for number, one in enumerate(value)]
+            found += [_message(number, one, chat) for number, one in enumerate(value)]
     if texts := [value for value in given if isinstance(value, str) and value]:
         found.append({"role": "user", "content": "\n\n".join(texts)})
     if not found:
-        raise UnfitRecordError(f"no prompt in the fields {', '.join(map(repr, spec.prompt))}")
+        raise UnfitRecordError(f"no prompt in the fields {', '.join(map(repr, chat.prompt))}")
     if isinstance(completion, list):
-        return found + [_message(number, one, spec) for number, one in enumerate(completion)]
+        return found + [_message(number, one, chat) for number, one in enumerate(completion)]
     if not isinstance(completion, str) or not completion:
-        raise UnfitRecordError(f"no text in the field {spec.completion!r}")
+        raise UnfitRecordError(f"no text in the field {chat.completion!r}")
     return [*found, {"role": "assistant", "content": completion}]
 
 
-def _is_learned(message: Message, spec: ChatSpec) -> bool:
-    return message.get("train", True) is not False and (spec.learn == "all" or message["role"] == _LEARNED)
+def _is_learned(message: Message, chat: Chat) -> bool:
+    return message.get("train", True) is not False and (chat.learn == "all" or message["role"] == _LEARNED)
 
 
 def _roles(messages: Sequence[Message]) -> str:
@@ -349,7 +352,7 @@ class Rendering:
 
     def __init__(self, spec: ChatSpec) -> None:
         self._tokens = dict(spec.tokens)
-        self._sandbox = _Sandbox(spec.date)
+        self._sandbox = _Sandbox(spec.chat.date)
         try:
             self._template = self._sandbox.from_string(spec.template)
         except jinja2.TemplateError as error:

@@ -1,4 +1,4 @@
-"""How records become documents: what a plan says of it, and the rule of BOS and EOS.
+"""How records become documents: what a run finds for it, and the rule of BOS and EOS.
 
 A document's tokens are opened by BOS and closed by EOS unless they are there already. A BOS or EOS that is added has the
 mask of the token beside it: where the last turn of a chat is learned, so is its end.
@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 from typing import Final
 
 import numpy as np
 
 from stepfs_producer.payloads.step import Columns, ColumnSpec
 from stepfs_producer.plan.arrays import Ids, Integers, Mask
-
-_POLICY: Final = {"identity": False}  # as of `sources.record`: the digest of the tokenizer stands beside it
+from stepfs_producer.plan.sources import Chat, SourceFiles, Tokenizer
 
 Encoded = tuple[Ids, Mask, tuple[int, ...]]  # and the tokens of its parts: see `Tokenised`
 BAD: Final = -1  # as a length: the record could not be decoded
@@ -24,84 +22,36 @@ BAD: Final = -1  # as a length: the record could not be decoded
 
 @dataclass(frozen=True, slots=True)
 class TokenizerSpec:
-    """A tokenizer, and the names of its special tokens; None: the usual ones, "" or `none`: no such token."""
+    """The tokenizer of a run: as the plan has it, with the place of its file from here."""
 
-    file: str | None = field(default=None, metadata=_POLICY)  # a model's tokenizer.json; None: tokens are bytes
-    eos: str | None = None
-    bos: str | None = None
-    pad: str | None = field(default=None, metadata=_POLICY)
-    control_tokens: str | None = None  # what a control token is that a text spells: text (None), or tokens
-    digest: str | None = field(
-        default=None, metadata=_POLICY
-    )  # SHA-256 of the file, in hex: another content is refused. See `pinned`
+    tokenizer: Tokenizer = field(default_factory=Tokenizer)
+    digest: str | None = None  # SHA-256 of the file, in hex: another content is refused. See `pinned`
 
     @property
-    def kind(self) -> str:
-        """The kind that a plan names."""
-        return "bytes" if self.file is None else "huggingface"
-
-
-@dataclass(frozen=True, slots=True)
-class ImagesSpec:
-    """Images in fields of records, which the user's function gets decoded: see `transforms.images`."""
-
-    fields: tuple[str, ...]
-    patch: int = 14  # pixels
-    merge: int = 2  # patches
-    patches_max: int = 4096
-    background: tuple[int, ...] | None = None  # RGB, below what is transparent; None: white
+    def file(self) -> str | None:
+        """None: its tokens are bytes."""
+        return self.tokenizer.file
 
 
 @dataclass(frozen=True, slots=True)
 class ChatSpec:
-    """Conversations in records, and how they are rendered and learned: see `transforms.chat`."""
+    """The template of conversations, as it was read, and their length: see `transforms.chat`."""
 
+    chat: Chat
     template: str  # of Jinja
     tokens: tuple[tuple[str, str], ...] = ()  # bos_token, eos_token, …, as templates know them
-    messages: str = "messages"  # the field that holds the conversation
-    tools: str | None = None  # the field that holds the tools
-    system: str | None = None  # a field of text that comes first
-    prompt: tuple[str, ...] = ()  # in place of `messages`: fields whose texts are the user's turn
-    completion: str | None = None  # and the one that is the answer
-    role: str = "role"
-    content: str = "content"
-    roles: tuple[tuple[str, str], ...] = ()  # the records' own name → a template's
-    learn: str = "assistant"  # or last, all
-    date: str | None = None  # that templates take for today's
-    long: str | None = None  # truncate or split, at turns; None: a longer chat is no sample
-    tokens_max: int | None = None  # of a part, if so
-
-
-@dataclass(frozen=True, slots=True)
-class PairSpec:
-    """Fields of a prompt and of two answers to it, which are text, or messages of a chat: see `transforms.pairs`."""
-
-    prompt: str | None = None  # None: `prompt`, where a record has it; else what both answers begin with
-    chosen: str = "chosen"
-    rejected: str = "rejected"
-
-
-@dataclass(frozen=True, slots=True)
-class FimSpec:
-    """Documents that are rearranged so that their middle comes last: see `transforms.fim`."""
-
-    tokens: tuple[str, str, str]  # before the prefix, the middle and the suffix
-    rate: Fraction  # of documents
-    spm: Fraction  # of those: the suffix first
-    level: str  # characters, or tokens
+    tokens_max: int | None = None  # of a part, if longer ones are cut at turns; None: a longer one is no sample
+    truncates: bool = False  # what is behind the first part is lost
 
 
 @dataclass(frozen=True, slots=True)
 class TransformSpec:
-    """How a record becomes a sample."""
+    """How a record becomes a sample: as its source says, and by what was found for it."""
 
-    tokenizer: TokenizerSpec
-    call: str | None = None  # `module:function` of the user
-    columns: tuple[ColumnSpec, ...] = ()  # that it may give
-    images: ImagesSpec | None = None
-    chat: ChatSpec | None = None  # in place of `call`
-    pair: PairSpec | None = None  # in place of `call`; with `chat`, by its template
-    fim: FimSpec | None = None
+    source: SourceFiles
+    tokenizer: TokenizerSpec = field(default_factory=TokenizerSpec)
+    columns: tuple[ColumnSpec, ...] = ()  # that the source's function may give
+    chat: ChatSpec | None = None  # of a source of conversations
 
 
 class UnfitRecordError(Exception):

@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 import numpy as np
 
 from stepfs_producer.plan.arrays import Ids, Mask
-from stepfs_producer.transforms.documents import FimSpec
+from stepfs_producer.plan.sources import Fim
 from stepfs_producer.transforms.tokenizer import Tokenizer
 
 _BITS: Final = 64  # of a number drawn
@@ -24,20 +24,20 @@ _LEARNED: Final = np.ones((3, 1), np.uint8)
 A = TypeVar("A", Ids, Mask)
 
 
-class Fim:
-    """`UsageError` if the tokenizer lacks a token of it."""
+class FimTransform:
+    """Rearranges documents. `UsageError` if the tokenizer lacks a token of it."""
 
-    def __init__(self, spec: FimSpec, tokenizer: Tokenizer) -> None:
-        self._spec, self._tokenizer = spec, tokenizer
-        ids = [tokenizer.id_of(f"fim {part}", name) for part, name in zip(_PARTS, spec.tokens, strict=True)]
+    def __init__(self, fim: Fim, tokenizer: Tokenizer) -> None:
+        self._plan, self._tokenizer = fim, tokenizer
+        ids = [tokenizer.id_of(f"fim {part}", name) for part, name in zip(_PARTS, fim.tokens, strict=True)]
         self._names = np.array(ids, np.int32).reshape(3, 1)
 
     def of_text(self, text: str, key: bytes) -> Ids | None:
         """The ids of a text; None: it stays as it is."""
         rate, order, *cuts = _drawn(key)
-        if not (text and _below(rate, self._spec.rate)):
+        if not (text and _below(rate, self._plan.rate)):
             return None
-        if self._spec.level == "tokens":
+        if self._plan.level == "tokens":
             ids = self._tokenizer.encode_plain([text]).ids
             return self._arranged(order, np.split(ids, _places(len(ids), cuts)), self._names)
         first, last = _places(len(text), cuts)
@@ -47,7 +47,7 @@ class Fim:
     def of_ids(self, ids: Ids, mask: Mask | None, key: bytes) -> tuple[Ids, Mask | None]:
         """Token ids and their mask; the tokens that name the parts are learned."""
         rate, order, *cuts = _drawn(key)
-        if not (len(ids) and _below(rate, self._spec.rate)):
+        if not (len(ids) and _below(rate, self._plan.rate)):
             return ids, mask
         begin = int(len(ids) > 0 and ids[0] == self._tokenizer.bos)  # they come to the ends again
         end = len(ids) - int(len(ids) > begin and ids[-1] == self._tokenizer.eos)
@@ -58,7 +58,7 @@ class Fim:
     def _arranged(self, order: int, parts: Sequence[A], names: A, begin: int = 0) -> A:
         prefix, middle, suffix = parts
         before, between, behind = names
-        if _below(order, self._spec.spm):
+        if _below(order, self._plan.spm):
             return np.concatenate([before, behind, suffix, between, prefix[begin:], middle])
         return np.concatenate([before, prefix[begin:], behind, suffix, between, middle])
 

@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepfs.errors import MissingPackageError
-from stepfs_producer.transforms.documents import ImagesSpec, UnfitRecordError
+from stepfs_producer.plan.sources import Images
+from stepfs_producer.transforms.documents import UnfitRecordError
 
 # To be loaded before the first task: half a second.
 MODULES: Final = (
@@ -54,25 +55,25 @@ def library() -> str:
     return f"pillow-{PIL.__version__}, jpeg-{features.version_codec('jpg')}"
 
 
-def with_images(record: Mapping[str, Any], spec: ImagesSpec) -> dict[str, Any]:
+def with_images(record: Mapping[str, Any], settings: Images) -> dict[str, Any]:
     """The record with decoded images in its fields. `UnfitRecordError` for one that cannot be decoded."""
     found = dict(record)
-    for name in spec.fields:
+    for name in settings.fields:
         if (value := record.get(name)) is not None:
             several = isinstance(value, list)
             images = [
-                _decoded(one, spec, f"{name}[{index}]" if several else name)
+                _decoded(one, settings, f"{name}[{index}]" if several else name)
                 for index, one in enumerate(value if several else [value])
             ]
             found[name] = images if several else images[0]
     return found
 
 
-def size_of(width: int, height: int, spec: ImagesSpec) -> tuple[int, int]:
+def size_of(width: int, height: int, settings: Images) -> tuple[int, int]:
     """The size to which an image is resized: the nearest whole groups of patches, within `patches_max`."""
-    side = spec.patch * spec.merge
+    side = settings.patch * settings.merge
     columns, rows = ((2 * size + side) // (2 * side) or 1 for size in (width, height))
-    most = spec.patches_max // spec.merge**2
+    most = settings.patches_max // settings.merge**2
     if columns * rows > most:
         # Floors of columns · √(most / area), so the product is at most `most`, or one is 1.
         area = width * height
@@ -82,7 +83,7 @@ def size_of(width: int, height: int, spec: ImagesSpec) -> tuple[int, int]:
     return max(columns, 1) * side, max(rows, 1) * side
 
 
-def _decoded(value: object, spec: ImagesSpec, name: str) -> Image:
+def _decoded(value: object, settings: Images, name: str) -> Image:
     if isinstance(value, Mapping):  # as Hugging Face's datasets store it: {bytes, path}
         value = value.get("bytes")
     if not isinstance(value, bytes):
@@ -97,9 +98,9 @@ def _decoded(value: object, spec: ImagesSpec, name: str) -> Image:
             with Pillow.open(io.BytesIO(value), formats=_FORMATS) as opened:
                 if 0 in opened.size:
                     raise ValueError(f"{opened.width} × {opened.height} pixels")  # noqa: TRY301
-                upright = _opaque(ImageOps.exif_transpose(opened), spec.background or _WHITE)
+                upright = _opaque(ImageOps.exif_transpose(opened), settings.background or _WHITE)
         width, height = upright.size
-        image = upright.resize(size_of(width, height, spec), Pillow.Resampling.BICUBIC)
+        image = upright.resize(size_of(width, height, settings), Pillow.Resampling.BICUBIC)
     except MemoryError:
         raise
     except Exception as error:  # Pillow raises anything, OSError too: nothing but these bytes was read
@@ -107,7 +108,7 @@ def _decoded(value: object, spec: ImagesSpec, name: str) -> Image:
         other = next((kind for begin, kind in _OTHERS.items() if value.startswith(begin)), None)
         reason = reason if other is None else f"it is {other}"
         raise UnfitRecordError(f"the field {name} holds no readable JPEG, PNG, WebP or GIF ({reason})") from error
-    return _patches(np.asarray(image, np.uint8), spec)
+    return _patches(np.asarray(image, np.uint8), settings)
 
 
 def _opaque(image: Any, background: tuple[int, ...]) -> Any:
@@ -125,8 +126,8 @@ def _opaque(image: Any, background: tuple[int, ...]) -> Any:
     return Pillow.alpha_composite(below, image.convert("RGBA")).convert("RGB")
 
 
-def _patches(image: NDArray[np.uint8], spec: ImagesSpec) -> Image:
-    patch, merge = spec.patch, spec.merge
+def _patches(image: NDArray[np.uint8], settings: Images) -> Image:
+    patch, merge = settings.patch, settings.merge
     rows, columns = image.shape[0] // patch, image.shape[1] // patch
     cut = image.reshape(rows // merge, merge, patch, columns // merge, merge, patch, 3)
     ordered = cut.transpose(0, 3, 1, 4, 2, 5, 6)  # groups, patches in them, then pixels

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stepfs_producer.plan.arrays import Ids, Mask
-from stepfs_producer.transforms.documents import Encoded, PairSpec, UnfitRecordError, documents_of
+from stepfs_producer.plan.sources import Pair
+from stepfs_producer.transforms.documents import Encoded, UnfitRecordError, documents_of
 from stepfs_producer.transforms.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -23,14 +24,14 @@ if TYPE_CHECKING:
 class Pairs:
     """Pairs of one source. `chats`: renders them; None: they are text."""
 
-    def __init__(self, spec: PairSpec, tokenizer: Tokenizer, chats: Chats | None) -> None:
-        self._spec, self._tokenizer, self._chats = spec, tokenizer, chats
+    def __init__(self, pair: Pair, tokenizer: Tokenizer, chats: Chats | None) -> None:
+        self._pair, self._tokenizer, self._chats = pair, tokenizer, chats
 
     def encode(self, record: object) -> Encoded:
         """Both documents end to end. `UnfitRecordError` names what no pair has."""
         if not isinstance(record, Mapping):
             raise UnfitRecordError("no object with a chosen and a rejected answer")
-        names = (self._spec.chosen, self._spec.rejected)
+        names = (self._pair.chosen, self._pair.rejected)
         prompt, *answers = self._parts_of(record)
         for name, answer in zip(names, answers, strict=True):
             if not answer:
@@ -43,9 +44,8 @@ class Pairs:
 
     def _parts_of(self, record: Mapping[str, Any]) -> list[Any]:
         """Prompt and answers, all texts or all lists of messages."""
-        spec = self._spec
-        values = {name: record.get(name) for name in (spec.chosen, spec.rejected)}
-        named = spec.prompt or ("prompt" if record.get("prompt") is not None else None)
+        values = {name: record.get(name) for name in (self._pair.chosen, self._pair.rejected)}
+        named = self._pair.prompt or ("prompt" if record.get("prompt") is not None else None)
         if named is not None:
             values = {named: record.get(named), **values}
         kinds = (str,) if self._chats is None else (str, list)

@@ -24,7 +24,7 @@ from stepfs_producer.transforms.documents import (
     UnfitRecordError,
     documents_of,
 )
-from stepfs_producer.transforms.fim import Fim
+from stepfs_producer.transforms.fim import FimTransform
 from stepfs_producer.transforms.images import with_images
 from stepfs_producer.transforms.pairs import Pairs
 from stepfs_producer.transforms.tokenizer import Tokenizer, load_tokenizer
@@ -40,7 +40,7 @@ def timed_transform(spec: TransformSpec, seed: int, epoch: int, name: str, recor
     load_tokenizer(spec.tokenizer)
     began = time.perf_counter()
     keys = [b""] * len(records)
-    if spec.call is not None or spec.fim is not None:
+    if spec.source.transform is not None or spec.source.fim is not None:
         keys = [
             record_key(seed, epoch, name, file, offset)
             for file, offset in zip(records.files.tolist(), records.offsets.tolist(), strict=True)
@@ -75,9 +75,10 @@ class _Work:
         self._records = records
         self._tokenizer = tokenizer
         self._spec = spec
-        self._call: UserFunction | None = None if spec.call is None else user_function(spec.call)
+        source = spec.source
+        self._call: UserFunction | None = None if source.transform is None else user_function(source.transform)
         self._encode = _encoder(spec, tokenizer)
-        self._fim = None if spec.fim is None else Fim(spec.fim, tokenizer)
+        self._fim = None if source.fim is None else FimTransform(source.fim, tokenizer)
         self._parts: dict[int, tuple[int, ...]] = {}
         self._texts: dict[int, str] = {}
         self._ids: dict[int, tuple[Ids, Mask | None]] = {}
@@ -189,7 +190,8 @@ class _Work:
             value = json.loads(data) if self._records.kind is Kind.JSON else unpacked(data)
         except (ValueError, RecursionError) as error:
             raise UnfitRecordError(f"not JSON ({error})") from error
-        return value if self._spec.images is None else with_images(value, self._spec.images)
+        images = self._spec.source.images
+        return value if images is None else with_images(value, images)
 
     def _read_tokens(self, index: int, data: bytes) -> object:
         ids = checked_ids(np.frombuffer(data, "<i4"), self._tokenizer.vocabulary)
@@ -211,8 +213,8 @@ def _encoder(spec: TransformSpec, tokenizer: Tokenizer) -> Callable[[object], En
         from stepfs_producer.transforms.chat import chats  # noqa: PLC0415 - jinja2 is optional
 
         found = chats(spec.chat, spec.tokenizer)
-    if spec.pair is not None:
-        return Pairs(spec.pair, tokenizer, found).encode
+    if spec.source.pair is not None:
+        return Pairs(spec.source.pair, tokenizer, found).encode
     return None if found is None else found.encode
 
 

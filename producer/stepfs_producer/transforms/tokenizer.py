@@ -23,13 +23,14 @@ import numpy as np
 
 from stepfs.errors import AbsentError, MissingPackageError, RefusedError, StepfsError, UsageError
 from stepfs_producer.plan.arrays import Ids, Mask
+from stepfs_producer.plan.sources import Tokenizer as PlanTokenizer
+from stepfs_producer.plan.values import NONE
 from stepfs_producer.sources.record import RECORD_BYTES_MAX
 from stepfs_producer.transforms.documents import Documents, TokenizerSpec, UnfitRecordError, is_of_record
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Model
 
-NONE: Final = ("", "none")
 _ENDS: Final = (
     "<|endoftext|>",
     "<|end_of_text|>",
@@ -70,7 +71,7 @@ class Names:
         """Ids of EOS and BOS, None: no such token; and of padding, since rows must be filled up.
 
         None: the end of a document by its usual names, no token at its beginning, padding by its usual names, else
-        the end, else 0. "" and `none`: no such token; padding is 0 then. `UsageError` names the nearest token.
+        the end, else 0. `none`: no such token; padding is 0 then. `UsageError` names the nearest token.
         """
         end = self._end() if eos is None else self.id_of("eos", eos)
         begin = None if bos is None else self.id_of("bos", bos)
@@ -92,7 +93,7 @@ class Names:
         )
 
     def id_of(self, role: str, name: str) -> int | None:
-        if name in NONE:
+        if name == NONE:
             return None
         if name in self.vocabulary:
             return self.vocabulary[name]
@@ -175,25 +176,26 @@ class Tokenizer(ABC):
 
 def open_tokenizer(spec: TokenizerSpec, model_json: str = "") -> Tokenizer:
     """The tokenizer of `spec`; `model_json` is the content of its file. `UsageError` if they do not fit."""
-    if spec.file is None:
-        return BytesOfText(spec)
+    plan = spec.tokenizer
+    if plan.file is None:
+        return BytesOfText(plan)
     if find_spec("tokenizers") is None:
         raise MissingPackageError(
-            f"a tokenizer of kind {spec.kind} needs the package tokenizers, which is not installed: "
+            f"a tokenizer of kind {plan.kind} needs the package tokenizers, which is not installed: "
             "pip install 'stepfs[produce]'"
         )
     # Workers are processes already; threads of the library would contend with them for the same cores.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
-        return ModelTokenizer(spec, model_json)
+        return ModelTokenizer(plan, model_json)
     except UsageError as error:
-        raise error if spec.file in str(error) else UsageError(f"{spec.file}: {error}") from error
+        raise error if plan.file in str(error) else UsageError(f"{plan.file}: {error}") from error
     except StepfsError:
         raise
     except Exception as error:  # the library raises bare Exception
         reason = " ".join(str(error).split())[:200]
         raise UsageError(
-            f"{spec.file} is not a tokenizer.json, or is damaged ({reason or type(error).__name__}); fetch it again"
+            f"{plan.file} is not a tokenizer.json, or is damaged ({reason or type(error).__name__}); fetch it again"
         ) from error
 
 
@@ -240,16 +242,16 @@ def _content(file: str) -> bytes:
 class BytesOfText(Tokenizer):
     """Ids 0…255 are the bytes of UTF-8, 256 ends a document, 257 is padding."""
 
-    def __init__(self, spec: TokenizerSpec) -> None:
-        for role, name in (("eos", spec.eos), ("bos", spec.bos), ("pad", spec.pad)):
-            if name is not None and name not in NONE:
+    def __init__(self, plan: PlanTokenizer) -> None:
+        for role, name in (("eos", plan.eos), ("bos", plan.bos), ("pad", plan.pad)):
+            if name is not None and name != NONE:
                 raise UsageError(
-                    f"a tokenizer of kind {spec.kind} has no token {name!r}: its {role} has no name; leave it out, or "
+                    f"a tokenizer of kind {plan.kind} has no token {name!r}: its {role} has no name; leave it out, or "
                     "give none"
                 )
         self.identity = "bytes"
         self.vocabulary = 258
-        self.eos = None if spec.eos in NONE else 256
+        self.eos = None if plan.eos == NONE else 256
         self.bos = None
         self.pad = 257
         self.ends = (
@@ -272,13 +274,13 @@ class ModelTokenizer(Tokenizer):
 
     text_bytes_max = TEXT_BYTES_MAX
 
-    def __init__(self, spec: TokenizerSpec, model_json: str) -> None:
+    def __init__(self, plan: PlanTokenizer, model_json: str) -> None:
         from tokenizers import Tokenizer as Model  # noqa: PLC0415
 
-        named = {name for name in (spec.eos, spec.bos, spec.pad) if name is not None and name not in NONE}
+        named = {name for name in (plan.eos, plan.bos, plan.pad) if name is not None and name != NONE}
         changed, new_names = prepared(model_json, named)
         self._model: Model = Model.from_str(changed)
-        self._as_text = spec.control_tokens != "tokens"
+        self._as_text = plan.control_tokens != "tokens"
         self._model.encode_special_tokens = self._as_text
         self.control_tokens = new_names
         """Control tokens by their names in the file → the names that the model knows here, which no text spells."""
@@ -290,12 +292,12 @@ class ModelTokenizer(Tokenizer):
             raise UsageError("its vocabulary is empty")
         # Ids may have gaps, and added tokens stand above the model's.
         self.vocabulary = max(vocabulary.values()) + 1
-        self._names = Names(str(spec.file), vocabulary, list(new_names))
-        self.eos, self.bos, self.pad = self._names.special_ids(eos=spec.eos, bos=spec.bos, pad=spec.pad)
+        self._names = Names(str(plan.file), vocabulary, list(new_names))
+        self.eos, self.bos, self.pad = self._names.special_ids(eos=plan.eos, bos=plan.bos, pad=plan.pad)
         digest = hashlib.sha256(model_json.encode() + json.dumps([self.eos, self.bos]).encode())
         self.identity = "huggingface-" + digest.hexdigest()[:16]
         self._controls = re.compile("|".join(map(re.escape, longest_first(new_names))) or r"(?!)")
-        self.ends = self._ends_text(spec, {number: name for name, number in vocabulary.items()})
+        self.ends = self._ends_text(plan, {number: name for name, number in vocabulary.items()})
 
     def encode_plain(self, texts: Sequence[str]) -> Documents:
         lengths: list[int] = []
@@ -323,7 +325,7 @@ class ModelTokenizer(Tokenizer):
         found = self._controls.search(text)
         return None if found is None else found[0]
 
-    def _ends_text(self, spec: TokenizerSpec, names: Mapping[int, str]) -> str:
+    def _ends_text(self, plan: PlanTokenizer, names: Mapping[int, str]) -> str:
         def one(number: int | None, given: str | None) -> str:
             return "none" if number is None else names[number] + ("" if given is None else " (of the plan)")
 
@@ -331,7 +333,7 @@ class ModelTokenizer(Tokenizer):
         missing = [name for name in own if name not in (names.get(self.bos or -1), names.get(self.eos or -1))]
         advice = f"; the file's own template adds {', '.join(missing)}: name it as bos or eos if the model wants it"
         return (
-            f"eos {one(self.eos, spec.eos)}, bos {one(self.bos, spec.bos)}, padding {names.get(self.pad, self.pad)}"
+            f"eos {one(self.eos, plan.eos)}, bos {one(self.bos, plan.bos)}, padding {names.get(self.pad, self.pad)}"
             + (advice if missing else "")
         )
 

@@ -185,21 +185,21 @@ def _columns(given: object, specs: Sequence[ColumnSpec]) -> dict[str, NDArray[An
         return {}
     if not isinstance(given, Mapping):
         raise UnfitRecordError(f"columns of type {type(given).__name__}; return arrays by name")
-    declared = {spec.name: spec for spec in specs}
+    declared = dict(specs)
     found = {}
     for name, values in given.items():
-        spec = declared.get(name)
-        if spec is None:
+        column = declared.get(name)
+        if column is None:
             advice = _meant(str(name), declared) or "; declare it in output.columns"
             raise UnfitRecordError(f"the column {name!r}, which the plan does not declare{advice}")
         try:
             array = np.array(values)
         except (TypeError, ValueError) as error:
             raise UnfitRecordError(f"the column {name!r} that is no array ({error})") from error
-        if array.dtype != np.dtype(spec.dtype) or array.ndim == 0 or array.shape[1:] != spec.shape:
-            wanted = ", ".join(map(str, ("rows", *spec.shape)))
+        if array.dtype != np.dtype(column.dtype) or array.ndim == 0 or array.shape[1:] != column.shape:
+            wanted = ", ".join(map(str, ("rows", *column.shape)))
             raise UnfitRecordError(
-                f"the column {name!r} as {array.dtype} {list(array.shape)}, declared as {spec.dtype} [{wanted}]"
+                f"the column {name!r} as {array.dtype} {list(array.shape)}, declared as {column.dtype} [{wanted}]"
             )
         found[name] = array
     return found

@@ -22,7 +22,7 @@ from stepfs_producer.payloads.step import (
     StepTask,
     gathered_columns,
 )
-from stepfs_producer.transforms.documents import ImagesSpec
+from stepfs_producer.plan.sources import Column, Images
 from stepfs_producer.transforms.images import with_images
 
 RANKS, SPANS, TOKENS = 8, 64, 512
@@ -34,7 +34,7 @@ def run(report: Report, _directory: Path, *, quick: bool) -> None:
     noise = Image.effect_noise((size, size), 40).convert("RGB")
     file = io.BytesIO()
     noise.save(file, "JPEG")
-    spec = ImagesSpec(("jpg",))
+    spec = Images(fields=("jpg",))
     ours = best_ms(lambda: with_images({"jpg": file.getvalue()}, spec), quick=quick)
     bare = best_ms(lambda: Image.open(io.BytesIO(file.getvalue())).convert("RGB").load(), quick=quick)
     report.add(
@@ -46,7 +46,7 @@ def run(report: Report, _directory: Path, *, quick: bool) -> None:
         )
     )
     for own in (False, True):
-        column = ColumnSpec("pixels", "uint8", (588,), own)
+        column = ColumnSpec("pixels", Column(dtype="uint8", shape=(588,), file="own" if own else "rank"))
         held = Columns.of_samples(
             (column,), [{"pixels": np.full((ROWS, 588), span, np.uint8)} for span in range(SPANS)]
         )

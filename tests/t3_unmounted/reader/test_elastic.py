@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 from beside import until
+from declared import column_spec
 from shelf import lake_on_disk
 from step_tasks import EXAMPLE
 from torch.utils.data import DataLoader
@@ -21,7 +22,7 @@ from stepfs.format.grid import Grid
 from stepfs.torch import micro_batches
 from stepfs_producer import Producer
 from stepfs_producer.payloads.files import construct
-from stepfs_producer.payloads.step import Columns, ColumnSpec, PayloadSpec
+from stepfs_producer.payloads.step import Columns, PayloadSpec
 
 STEPS = 3
 RANKS, MICRO, _ = EXAMPLE.shape
@@ -173,9 +174,9 @@ def test_a_lake_is_refused_by_a_mesh_that_only_a_data_set_can_serve(tmp_path):
 
 
 PAIRS = 4
-PIXELS = ColumnSpec("pixels", "uint8", (1 << 16,), own_file=True)
-SOUND = ColumnSpec("sound", "int16", (1000,), own_file=True)
-WEIGHT = ColumnSpec("weight", "float32", ())
+PIXELS = column_spec("pixels", "uint8", (1 << 16,), own_file=True)
+SOUND = column_spec("sound", "int16", (1000,), own_file=True)
+WEIGHT = column_spec("weight", "float32", ())
 COUNTS = np.array([[1, 0, 2], [0, 3, 0], [1, 1, 1]])
 TASK = replace(
     EXAMPLE,
@@ -191,7 +192,9 @@ TASK = replace(
 
 
 def planned_beside(url: str, *, of_micro_batch: bool, own: bool = True, ext: str = ".safetensors") -> None:
-    columns = tuple(replace(column, own_file=own and column is not WEIGHT) for column in (PIXELS, SOUND, WEIGHT))
+    columns = (PIXELS, SOUND, WEIGHT)
+    if not own:
+        columns = tuple(one._replace(column=one.column.changed(file="rank")) for one in columns)
     files = ("", "pixels", "sound") if own else ("",)
     lake_on_disk(url, slices=Grid(RANKS, MICRO if of_micro_batch else 1, files=files), ext=ext)
     payloads, _ = construct(PayloadSpec(ext, True, 0, 11, of_micro_batch, columns), TASK)

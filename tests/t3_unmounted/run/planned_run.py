@@ -13,6 +13,7 @@ from pathlib import Path
 from random import Random
 
 import trio
+from declared import source_spec, transform_spec
 
 from stepfs.format.grid import Grid
 from stepfs.format.identity import LakeIdentity
@@ -32,8 +33,6 @@ from stepfs_producer.run.load import LoadedSource
 from stepfs_producer.run.pipeline import EndReason, Pipeline, RunCallbacks, RunConfig, StepSink
 from stepfs_producer.run.workers.upload import Destination, put_step
 from stepfs_producer.sources.listing import Layout, list_corpus
-from stepfs_producer.sources.record import SourceSpec
-from stepfs_producer.transforms.documents import TokenizerSpec, TransformSpec
 
 LAKE_ID = "0" * 32
 _TOLD_MAX = 50  # tasks side by side may need one body
@@ -201,11 +200,9 @@ def write_corpus(directory: Path, name: str, records: int, *, bad: Sequence[int]
 def sources_in(directory: Path, weights: Mapping[str, int], *, epochs: int | None = None) -> tuple[LoadedSource, ...]:
     found = []
     for name in sorted(weights):
-        spec = SourceSpec(
-            name, "jsonl", (str(directory / name),), seed=5, block_bytes=2000,
-            epochs=None if epochs is None else Fraction(epochs),
-        )  # fmt: skip
-        found.append(LoadedSource(spec, TransformSpec(TokenizerSpec()), Layout(spec, list_corpus(spec))))
+        ends = None if epochs is None else Fraction(epochs)
+        spec = source_spec(directory / name, name=name, seed=5, block_bytes=2000, epochs=ends)
+        found.append(LoadedSource(spec, transform_spec(), Layout(spec, list_corpus(spec))))
     return tuple(found)
 
 

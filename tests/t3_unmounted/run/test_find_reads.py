@@ -23,7 +23,7 @@ from stepfs.format.tgb import Descriptor, SliceRef, pack_slices
 from stepfs.lake.kept_plans import LineageReader
 from stepfs_producer.commit.uploads import pack_position
 from stepfs_producer.plan.file.digest import plan_digest, plan_text
-from stepfs_producer.plan.file.schema import parsed_plan
+from stepfs_producer.plan.model import parsed_plan
 from stepfs_producer.plan.step import SourceState, State
 from stepfs_producer.run.history import find as rooms
 from stepfs_producer.run.history.find import Absence, Found, Occurrence, RecordQuery, find_record

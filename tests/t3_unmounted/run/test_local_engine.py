@@ -77,11 +77,13 @@ async def test_a_dead_worker_is_told_and_others_work_on(spawned) -> None:
 
 LOADED = """\
 __import__("stepfs_producer.engine.worker").engine.worker.preload(".") or [
-    name for name in ("stepfs_producer.transforms.records", "trio", "typer") if name in __import__("sys").modules
+    name
+    for name in ("stepfs_producer.transforms.records", "stepfs_producer.plan.model", "trio", "typer", "yaml")
+    if name in __import__("sys").modules
 ]"""
 
 
-async def test_a_worker_loads_what_its_tasks_need_and_no_trio(spawned) -> None:
+async def test_a_worker_loads_what_its_tasks_need_and_neither_trio_nor_a_plan(spawned) -> None:
     async with local_engine(1, preload=partial(preload, ".")) as engine:
         assert await engine.submit(eval, LOADED) == ["stepfs_producer.transforms.records"]
 

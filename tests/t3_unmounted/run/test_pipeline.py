@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import trio
 import trio.testing
+from declared import changed, tokenizer_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planned_run import HereEngine, NotedProducer, rules, run, sources_in, write_corpus
@@ -36,7 +37,7 @@ from stepfs_producer.engine.local import local_engine
 from stepfs_producer.engine.retry import LATE_S_MIN, LATE_TIMES_MEAN, MachinesLostError, TaskRunner, WorkersDiedError
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import Exhausted, Packing, SourceRule
-from stepfs_producer.plan.samples import SkipBudget
+from stepfs_producer.plan.sources import SkipBudget
 from stepfs_producer.plan.step import StepPlan
 from stepfs_producer.run import machines, pipeline, read_ahead
 from stepfs_producer.run.autoscale import WorkersWanted
@@ -486,11 +487,11 @@ def test_other_versions_are_named(sources, lake, monkeypatch) -> None:
 def test_a_file_a_function_and_a_tokenizer_that_are_not_there_are_named(sources, lake, tmp_path) -> None:
     (tmp_path / "code/a.jsonl").unlink()
     code, prose = sources
-    wrong = replace(prose, transform=replace(prose.transform, call="my_missing:render"))
+    wrong = replace(prose, spec=changed(prose.spec, transform="my_missing:render"))
     line, other = lacks((code, wrong), lake)
     assert line.startswith(f"cannot work for source code: {tmp_path}/code/a.jsonl is gone")
     assert other.startswith("cannot work for source prose: my_missing:render: no module")
-    tokenizer = replace(prose.transform.tokenizer, file="gone.json", digest="0" * 64)
+    tokenizer = replace(tokenizer_spec("gone.json"), digest="0" * 64)
     (line,) = lacks((replace(prose, transform=replace(prose.transform, tokenizer=tokenizer)),), lake)
     assert "gone.json: no such tokenizer file" in line
 
@@ -551,7 +552,7 @@ def test_nodes_find_the_tokenizer_in_the_directory_that_travels(sources, tmp_pat
     monkeypatch.chdir(tmp_path)
 
     def named(file: str | None, directory: str) -> str | None:
-        spec = replace(sources[0].transform.tokenizer, file=file)
+        spec = tokenizer_spec(file)
         given = replace(sources[0], transform=replace(sources[0].transform, tokenizer=spec))
         return machines.as_nodes_see((given,), directory)[0].transform.tokenizer.file
 

@@ -29,7 +29,7 @@ from stepfs_producer.engine.retry import KeptBody
 from stepfs_producer.payloads.step import PayloadSpec
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import SourceRule
-from stepfs_producer.plan.samples import SkipBudget
+from stepfs_producer.plan.sources import SkipBudget
 from stepfs_producer.plan.step import State, read_position
 from stepfs_producer.run import load, pipeline
 from stepfs_producer.run.memory import STEPS_PER_WORKER

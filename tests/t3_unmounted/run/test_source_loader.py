@@ -13,11 +13,11 @@ from typing import cast
 import numpy as np
 import pytest
 import trio
+from declared import changed, column_spec, transform_spec
 from planned_run import HereEngine, NotedProducer, rules, run, sources_in, write_corpus
 
 from stepfs_producer.commit.uploads import Ticket
 from stepfs_producer.engine.retry import TaskRunner
-from stepfs_producer.payloads.step import ColumnSpec
 from stepfs_producer.plan.step import State
 from stepfs_producer.run import read_ahead
 from stepfs_producer.run.bottleneck import Bottleneck, Cause, Waits, bottleneck_of
@@ -25,7 +25,6 @@ from stepfs_producer.run.memory import COPIES, StepRoom
 from stepfs_producer.run.pipeline import PlannerTask
 from stepfs_producer.run.workers.tasks import transform
 from stepfs_producer.run.workers.upload import put_step
-from stepfs_producer.transforms.documents import TransformSpec
 
 
 class MeetingEngine(HereEngine):
@@ -83,7 +82,7 @@ async def test_a_source_that_hangs_is_named_with_what_it_does(tmp_path, patient_
 
 
 ROW_BYTES = 50_000
-PIXELS = ColumnSpec("pixels", "uint8", (ROW_BYTES,))
+PIXELS = column_spec("pixels", "uint8", (ROW_BYTES,))
 STEPS = 30
 RULES = rules({"pictures": 1}, micro_batch_tokens=64, columns=("pixels",))
 
@@ -129,8 +128,8 @@ class Measured(HereEngine):
 async def made(corpus, *, deaths: float = 0.0, **bounds: int) -> tuple[Measured, list]:
     engine, producer = Measured(deaths=deaths), NotedProducer()
     [plain] = sources_in(corpus, {"pictures": 1})
-    spec = replace(plain.spec, whole_records=True)
-    transform = TransformSpec(plain.transform.tokenizer, f"{__name__}:sample", (PIXELS,))
+    spec = changed(plain.spec, whole_records=True)
+    transform = transform_spec(plain.transform.tokenizer, f"{__name__}:sample", (PIXELS,))
     source = replace(plain, spec=spec, transform=transform, layout=replace_spec(plain.layout, spec))
     with trio.fail_after(120):
         await run(

@@ -1,1 +1,1 @@
-"""The plan file, for YAML and Python. Only here are pydantic and PyYAML known; nothing here opens a file."""
+"""The plan as text: YAML, the text that a lake keeps, a schema. Only here is PyYAML known; nothing here opens a file."""

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 import yaml
-from pydantic import ValidationError
 
-from stepfs_producer.plan.file.schema import Plan
-from stepfs_producer.plan.file.values import OF_KEY, PlanError, Problem, Where, path_text
+from stepfs_producer.plan.model import Plan
+from stepfs_producer.plan.part import WrongPartError
+from stepfs_producer.plan.values import PlanError, Problem, Where, path_text
 
 NODES_MAX: Final = 100_000
 DEPTH_MAX: Final = 32
@@ -133,19 +133,12 @@ def read_plan(data: bytes, name: str) -> PlanFile:
         raise PlanError([f"{name}:{_syntax_error(error, data)}"]) from None
     wrong = [(spot, "tags are not supported; write plain text") for spot in tagged] + places.problems
     try:
-        plan = Plan.model_validate(tree)
-    except ValidationError as error:
-        wrong += map(places.located, problems_of(error))
+        plan = Plan.read(tree)
+    except WrongPartError as error:
+        wrong += map(places.located, error.problems)
     if wrong:
         raise PlanError([_line(name, *one) for one in sorted(dict.fromkeys(wrong))])
     return PlanFile(plan, name, places)
-
-
-def problems_of(error: ValidationError) -> list[Problem]:
-    return [
-        Problem(details["loc"], details["msg"], of_key=details["type"] == OF_KEY)
-        for details in error.errors(include_url=False, include_input=False)
-    ]
 
 
 def _composed(data: bytes, places: Places) -> tuple[Tree, list[Spot]]:

@@ -21,7 +21,7 @@ from stepfs.lake.kept_plans import LineageReader
 from stepfs.lake.log.reader import LogReader
 from stepfs.payload import COLUMNS, Spans
 from stepfs_producer.engine.worker import find_modules_in
-from stepfs_producer.plan.file.schema import Plan
+from stepfs_producer.plan.model import Plan
 from stepfs_producer.plan.step import State, read_position
 from stepfs_producer.run.history.kept_plans import plan_of, require_files
 from stepfs_producer.run.history.positions import CommitBehind, Positions

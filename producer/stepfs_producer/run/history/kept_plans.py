@@ -14,7 +14,7 @@ from stepfs.errors import AbsentError
 from stepfs.lake.kept_plans import kept_plan
 from stepfs.lake.log.reader import LogReader
 from stepfs_producer.plan.file.digest import plan_of_text
-from stepfs_producer.plan.file.schema import Plan
+from stepfs_producer.plan.model import Plan
 from stepfs_producer.run.prepare import source_specs, tokenizer_spec
 from stepfs_producer.sources.formats import format_of
 
@@ -31,7 +31,7 @@ def require_files(plan: Plan, directory: str, sources: Collection[str]) -> None:
     if tokenizer is not None:
         _require("the tokenizer", tokenizer, tokenizer, directory)
     for source, spec in source_specs(plan).items():
-        for name in spec.files if source in sources else ():
+        for name in spec.source.files if source in sources else ():
             for entry in format_of(spec).entries((name,)):
                 _require(f"source {source}", name, entry, directory)
 

@@ -409,7 +409,7 @@ class _Run:
     async def _other_decoder(self, stretch: _Stretch, source: LoadedSource) -> str:
         """Why a source is another one under the same plan and tokenizer."""
         libraries = await self._libraries(stretch, stretch.commits[0].epoch)
-        if source.transform.images is None:
+        if source.spec.source.images is None:
             return f"another stepfs made these steps ({libraries.get('stepfs', 'unknown')}); install that one"
         return (
             f"its images are decoded by {library()} here, by another version then (pillow "

@@ -18,8 +18,8 @@ import numpy as np
 from stepfs.errors import StepfsError
 from stepfs.format.planned import Listing
 from stepfs_producer.engine.worker import find_modules_in
-from stepfs_producer.plan.file.digest import with_defaults
-from stepfs_producer.plan.file.schema import Plan
+from stepfs_producer.plan.model import Plan
+from stepfs_producer.plan.resolve import resolve
 from stepfs_producer.run.history.kept_plans import require_files
 from stepfs_producer.run.history.lineage import NoText, RecordPart
 from stepfs_producer.run.prepare import source_specs, tokenizer_spec, transform_spec
@@ -39,6 +39,7 @@ def record_texts(
 ) -> Sequence[str | NoText]:
     """The record of each part, whole: never another text than the one that was tokenised. `directory`: of the plan's file."""
     find_modules_in(directory)
+    plan = resolve(plan)
     specs = source_specs(plan, directory=directory)
     tokenizer = tokenizer_spec(plan, directory=directory)
     with suppress(StepfsError):  # each text says so
@@ -48,11 +49,11 @@ def record_texts(
             plan,
             directory,
             specs[name],
-            transform_spec(plan, name, source, tokenizer),
+            transform_spec(plan, name, tokenizer),
             listings[name],
             {part.file for part in parts if part.source == name},
         )
-        for name, source in with_defaults(plan).items()
+        for name in plan.sources
         if name in listings
     }
     return [

@@ -1,4 +1,4 @@
-"""The values of a plan: single ones, mappings of them, and problems with advice.
+"""The single values of a plan, each with its grammar, and problems with advice.
 
 In YAML every scalar arrives as text, and each field parses its own, exactly: no value passes through a float. Python
 callers may also give integers, and floats, which count as the decimal that Python prints for them.
@@ -13,37 +13,24 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
-from typing import Any, ClassVar, Final, NamedTuple, Self
-
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
-    ModelWrapValidatorHandler,
-    TypeAdapter,
-    ValidationError,
-    model_validator,
-)
-from pydantic_core import CoreSchema, ErrorDetails, InitErrorDetails, PydanticCustomError, core_schema
+from typing import Any, ClassVar, Final, NamedTuple
 
 from stepfs.errors import UsageError
+from stepfs.format.arguments import parse_size
 
 Where = tuple[str | int, ...]  # keys and indices from the top of the plan
 
 NONE: Final = "none"
 _WHOLE: Final = re.compile(r"\d+(_\d+)*", re.ASCII)
 _DECIMAL: Final = re.compile(r"\d{1,18}(\.\d{0,18})?|\.\d{1,18}", re.ASCII)
-_SIZE: Final = re.compile(r"(\d+(?:_\d+)*) ?(B|KiB|MiB|GiB)?", re.ASCII)
+_SIZE: Final = re.compile(r"\d+(_\d+)*(\.\d{1,3})? ?[KMGTkmgt]?([iI]?[bB])?", re.ASCII)  # as `parse_size`, and `_`
 _CALL: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
-_UNITS: Final = {None: 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _ONE: Final = 10**18  # decimals have as many places at most
 _DIGITS_MAX: Final = 20
 _TEXT_MAX: Final = 4096
+A_LIST: Final = {"type": "array", "items": {"type": ["integer", "string"]}}  # in a schema
 
 Parse = Callable[[object], Any]
-OF_KEY = "of_key"  # error type of problems that are about a key
-_OF_VALUE = "of_value"
 
 
 class Problem(NamedTuple):
@@ -89,12 +76,6 @@ class Parsed:
     parse: Parse
     schema: Mapping[str, Any]
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_plain_validator_function(self.parse)
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        return dict(self.schema)
-
 
 def whole(least: int, most: int) -> Parsed:
     """A whole number from `least` to `most`."""
@@ -119,12 +100,13 @@ def _integer(value: object) -> int | None:
 
 
 def size(least: int, most: int) -> Parsed:
-    """Bytes: a number with B, KiB, MiB or GiB."""
+    """Bytes, as the commands take them: `8M`, `8MiB`."""
 
     def parse(value: object) -> int:
         number = value if isinstance(value, int) and not isinstance(value, bool) else None
-        if isinstance(value, str) and len(value) <= _DIGITS_MAX and (match := _SIZE.fullmatch(value)):
-            number = int(match[1]) * _UNITS[match[2]]
+        if isinstance(value, str) and len(value) <= _DIGITS_MAX and _SIZE.fullmatch(value):
+            with suppress(UsageError):  # more digits than a size has
+                number = parse_size(value.replace("_", "").replace(" ", ""))
         if number is None:
             raise ValueError(f"{shown(value)} is no size; write a number with KiB, MiB or GiB, such as 8MiB")
         if not least <= number <= most:
@@ -181,7 +163,7 @@ def text(what: str, *, empty: bool = False) -> Parsed:
 
     def parse(value: object) -> str:
         if not isinstance(value, str):
-            raise ValueError(f"{shown(value)} is no {what}; write text")  # noqa: TRY004  (pydantic collects ValueError)
+            raise ValueError(f"{shown(value)} is no {what}; write text")  # noqa: TRY004  (as every wrong value)
         if not value and not empty:
             raise ValueError(f"the {what} is empty; write one, or remove the key")
         if len(value) > _TEXT_MAX or "\0" in value or not _encodable(value):
@@ -226,13 +208,26 @@ def tokenizer_kind() -> Parsed:
     return Parsed(parse, known.schema)
 
 
-def file_names(value: object) -> tuple[str, ...]:
+def file_names() -> Parsed:
     """One name or several: files, directories, globs, s3:// URLs of them."""
-    names = [value] if isinstance(value, str) else value
-    one = text("file name").parse
-    if not isinstance(names, list | tuple) or not names:
-        raise ValueError(f"{shown(value)} names no files; write a name or a list of names")
-    return tuple(one(name) for name in names)
+    return _several("file name", "names no files")
+
+
+def names() -> Parsed:
+    """One name or several."""
+    return _several("name", "names nothing")
+
+
+def _several(what: str, none: str) -> Parsed:
+    one = text(what).parse
+
+    def parse(value: object) -> tuple[str, ...]:
+        found = [value] if isinstance(value, str) else value
+        if not isinstance(found, list | tuple) or not found:
+            raise ValueError(f"{shown(value)} {none}; write a name or a list of names")
+        return tuple(one(name) for name in found)
+
+    return Parsed(parse, {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]})
 
 
 class Shard(NamedTuple):
@@ -292,95 +287,3 @@ def _encodable(value: str) -> bool:
 
 def _text(pattern: re.Pattern[str]) -> dict[str, Any]:
     return {"type": "string", "pattern": f"^({pattern.pattern})$"}
-
-
-class PlanModel(BaseModel):
-    """A mapping of the plan."""
-
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        validate_by_name=True,
-        validate_by_alias=True,
-        hide_input_in_errors=True,
-        use_attribute_docstrings=True,
-    )
-    short: ClassVar[str | None] = None  # the key that a bare word stands for
-    example: ClassVar[str] = "{…}"
-    refused: ClassVar[Mapping[str, str]] = {}  # keys that get an answer of their own
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _all_at_once(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        if cls.short is not None and isinstance(data, str):
-            data = {cls.short: data}
-        wrong: list[InitErrorDetails] = []
-        part: Self | None = None
-        try:
-            part = handler(data)
-        except ValidationError as error:
-            wrong = [cls._reworded(details) for details in error.errors()]
-        further = cls.problems_beside(data) if part is None else part.own_problems()
-        wrong += map(_details, further)
-        if wrong:
-            raise ValidationError.from_exception_data(cls.__name__, wrong) from None
-        assert part is not None
-        return part
-
-    def own_problems(self) -> list[Problem]:
-        """Problems between fields."""
-        return []
-
-    @classmethod
-    def problems_beside(cls, data: object) -> list[Problem]:  # noqa: ARG003
-        """The same while a field of `data` is wrong, as far as it can be known."""
-        return []
-
-    @classmethod
-    def known_keys(cls) -> list[str]:
-        """The known keys, as YAML writes them."""
-        return [str(field.validation_alias or name) for name, field in cls.model_fields.items()]
-
-    @classmethod
-    def parsed_alone(cls, data: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields of `data` that can be parsed, also beside wrong ones; those that are absent have their default."""
-        found: dict[str, Any] = {}
-        for name, field in cls.model_fields.items():
-            key = str(field.validation_alias or name)
-            if key not in data:
-                if not field.is_required():
-                    found[name] = field.get_default(call_default_factory=True, validated_data={})
-                continue
-            with suppress(ValidationError):
-                found[name] = TypeAdapter(field.rebuild_annotation()).validate_python(data[key])
-        return found
-
-    @classmethod
-    def _reworded(cls, details: ErrorDetails) -> InitErrorDetails:
-        where, kind = details["loc"], details["type"]
-        if kind == "extra_forbidden" and len(where) == 1:
-            key = str(where[0])
-            what = cls.refused.get(key) or f"unknown key {key!r}{nearest(key, cls.known_keys())}"
-            return _details(Problem(where, what, of_key=True))
-        what = {
-            "missing": f"{where[-1] if where else cls.__name__!r} is missing",
-            "model_type": f"write keys and values, such as {cls.example}",
-            "dict_type": "write keys and values, such as {name: …}",
-            "tuple_type": "write a list, such as [a, b]",
-            "value_error": str(details.get("ctx", {}).get("error", "")),
-        }.get(kind, details["msg"])
-        return _details(Problem(where, what, of_key=kind == OF_KEY))
-
-    @classmethod
-    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        found = handler(schema)
-        if cls.short is None:
-            return found
-        inner = handler.resolve_ref_schema(found)
-        word = inner["properties"][cls.short]
-        return {"anyOf": [dict(inner), {key: word[key] for key in word if key != "default"}]}
-
-
-def _details(problem: Problem) -> InitErrorDetails:
-    kind = PydanticCustomError(OF_KEY if problem.of_key else _OF_VALUE, "{what}", {"what": problem.what})
-    return InitErrorDetails(type=kind, loc=problem.where, input=None)
