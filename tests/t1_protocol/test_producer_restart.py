@@ -240,7 +240,9 @@ FAR = "trying on for|not written|raise max_delay"
 
 
 @pytest.mark.logs(FAR)
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize(
+    "seed", [*range(10), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(10, 25))]
+)
 def test_many_producers_on_a_hostile_store(seed: int) -> None:
     """Six producers, each killed and restarted at random, faults on every kind of request, boundaries crossed often."""
     per_producer, lives = 12, 4

@@ -178,12 +178,12 @@ STATES = {
     "dead": WELL,
     "dead, no holder": LATER,
     "another volume": ("ALREADY_EXISTS", "steps", "NOT_FOUND", "FAILED_PRECONDITION"),
-    "a foreign mount": ("ALREADY_EXISTS", "EMPTY", "NOT_FOUND", "FAILED_PRECONDITION"),
-    "never published, no holder": ("UNAVAILABLE", "EMPTY", "NOT_FOUND", "OK"),
 }
 
 
 MORE_STATES = {
+    "a foreign mount": ("ALREADY_EXISTS", "EMPTY", "NOT_FOUND", "FAILED_PRECONDITION"),
+    "never published, no holder": ("UNAVAILABLE", "EMPTY", "NOT_FOUND", "OK"),
     "alive, another secret": WELL,
     "dead, its other pod was served again with other attributes": WELL,
     "dead, the lake is gone": LATER,

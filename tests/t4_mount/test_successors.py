@@ -287,6 +287,7 @@ if "stepfs.mount.daemon" in sys.orig_argv and not once():
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "when", ["before it tells the next one", pytest.param("after it has told the next one", marks=pytest.mark.nightly)]
 )

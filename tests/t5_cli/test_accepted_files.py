@@ -112,6 +112,7 @@ def test_the_counts_add_up(plan: Path, file_url: str) -> None:
 BY_NEWEST = pytest.mark.xfail(reason="find counts in the newest listing what was read by former ones", strict=True)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "plan", ["jsonl", pytest.param("parquet", marks=[BY_NEWEST, pytest.mark.nightly])], indirect=True
 )
@@ -135,6 +136,7 @@ def test_what_was_read_before_files_changed_is_found_in_its_steps(plan: Path, fi
         assert step in [one["step"] for one in found.document["found"]]
 
 
+@pytest.mark.nightly
 def test_a_file_that_came_later_is_not_read_and_that_is_said(plan: Path, file_url: str) -> None:
     kind = "parquet" if "parquet" in plan.read_text() else "jsonl"
     assert run(plan, file_url, "--limit-steps", 5).code == 0

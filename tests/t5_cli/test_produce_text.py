@@ -31,7 +31,9 @@ from stepfs_producer.commit.producer import AsyncProducer
 from stepfs_producer.run import session
 
 
-@pytest.mark.parametrize("ext", [".pt", ".safetensors", ".npy", ".tar", ".bin"])
+@pytest.mark.parametrize(
+    "ext", [".safetensors", ".bin", *(pytest.param(ext, marks=pytest.mark.nightly) for ext in (".pt", ".npy", ".tar"))]
+)
 def test_the_lake_holds_the_text_end_to_end(file_url: str, corpus: Path, ext: str) -> None:
     start = produce_in_a_process if ext == ".bin" else produce
     done = start(file_url, "-i", corpus, "--slices", 2, "--seq-len", 64, "--batch-size", 3, "--ext", ext)

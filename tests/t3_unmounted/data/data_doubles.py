@@ -51,7 +51,7 @@ class HeldStore:
         data = self.objects.get(key)
         if data is None:
             return None
-        part = data[offset : offset + len(buffer)]
+        part = memoryview(data)[offset : offset + len(buffer)]
         buffer[: len(part)] = part
         self.spoil(number, buffer)
         landed(len(part))

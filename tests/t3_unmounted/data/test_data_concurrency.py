@@ -155,7 +155,7 @@ async def read_slice(slices, world, step):
     handle.close()
 
 
-@pytest.mark.parametrize("link", ["full", "far"])
+@pytest.mark.parametrize("link", [pytest.param("full", marks=pytest.mark.nightly), "far"])
 async def test_an_open_slice_has_four_gets_under_way_and_more_where_more_deliver_more(nursery, autojump_clock, link):
     """Nothing is fetched ahead. A full link takes twice as long for twice as many GETs, a store far away does not."""
     steps = 4 if link == "full" else 6

@@ -43,10 +43,11 @@ async def read_blocks(slices, world, numbers, *, step=0, piece=4 * MIB):
     """Seconds that it takes to read these blocks whole, in this order, `piece` bytes at a time."""
     handle = slices.open(world.entries[step], INDEX)
     began = trio.current_time()
-    payload = memoryview(world.payloads[step][0])
+    payload = world.payloads[step][0]
     for number in numbers:
         for offset in range(number * BLOCK_BYTES, (number + 1) * BLOCK_BYTES, piece):
-            assert await handle.read(offset, piece) == payload[offset : offset + piece]
+            read = await handle.read(offset, piece)
+            assert bytes(read) == payload[offset : offset + piece]  # views are compared byte by byte
             await trio.lowlevel.checkpoint()
     handle.close()
     return trio.current_time() - began

@@ -283,10 +283,9 @@ class SlicesMachine(RuleBasedStateMachine):
         self.stayed = ready if calm else set()
 
 
-SETTINGS = settings(max_examples=120, stateful_step_count=40, deadline=None, derandomize=True)
-
-
 @pytest.mark.logs("CRC32C|as told")
-def test_slices_in_every_role():
-    run_state_machine_as_test(SlicesMachine, settings=SETTINGS)
+@pytest.mark.parametrize("examples", [40, pytest.param(120, marks=pytest.mark.nightly)])
+def test_slices_in_every_role(examples):
+    drawn = settings(max_examples=examples, stateful_step_count=40, deadline=None, derandomize=True)
+    run_state_machine_as_test(SlicesMachine, settings=drawn)
     assert SlicesMachine.seen >= set(Role) - {Role.BEHIND}, "BEHIND takes reads in order: the next test"

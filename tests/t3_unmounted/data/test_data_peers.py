@@ -53,7 +53,7 @@ def world():
 
 
 @pytest.mark.parametrize("kept", [False, True])
-@pytest.mark.parametrize("peers", [2, 3])
+@pytest.mark.parametrize("peers", [pytest.param(2, marks=pytest.mark.nightly), 3])
 async def test_peers_that_are_twenty_steps_apart_cost_the_bytes_once(nursery, autojump_clock, world, kept, peers):
     node = await at_work(nursery, Node(world, peers * 30 * SIZE, opened_are_kept=kept, peers=peers))
     async with trio.open_nursery() as readers:

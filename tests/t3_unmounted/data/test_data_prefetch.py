@@ -66,7 +66,7 @@ async def test_a_steady_reader_waits_only_for_its_first_steps(nursery, autojump_
     assert len(world.store.requests) == 40
 
 
-@pytest.mark.parametrize("slices", [8, 64, 512])
+@pytest.mark.parametrize("slices", [8, 64, pytest.param(512, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("share", ["one", "eighth", "all"])
 async def test_bytes_fetched_are_bytes_delivered(nursery, autojump_clock, slices, share):
     world = World()

@@ -59,7 +59,12 @@ def same(found: list[dict], wanted: list[dict]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mesh", "workers"), [("dp=1", 0), ("dp=2", 0), ("tp=2,dp=3", 2), ("dp=6", 0), ("dp_a=3,dp_b=2,cp=2", 0)]
+    ("mesh", "workers"),
+    [
+        ("dp=2", 0),
+        ("tp=2,dp=3", 2),
+        *(pytest.param(mesh, 0, marks=pytest.mark.nightly) for mesh in ("dp=1", "dp=6", "dp_a=3,dp_b=2,cp=2")),
+    ],
 )
 def test_every_number_of_data_ranks_reads_the_same_global_batch(lake, mesh, workers):
     ranks: dict[int, list[list[dict]]] = {}

@@ -62,8 +62,8 @@ def flat(batches, batch_size):
 @pytest.mark.parametrize("make", [stream, shuffled])
 @pytest.mark.parametrize(
     ("workers", "taken"), [
-        (0, 0), (0, 1), (0, 3), (0, "all"), (2, 3), (2, "all"),
-        pytest.param(2, 0, marks=pytest.mark.nightly), pytest.param(2, 1, marks=pytest.mark.nightly),
+        (0, 1), (2, 3),
+        *(pytest.param(*both, marks=pytest.mark.nightly) for both in ((0, 0), (0, 3), (0, "all"), (2, 0), (2, 1), (2, "all"))),
     ],
 )  # fmt: skip
 def test_a_loader_goes_on_where_it_stood(url, tmp_path, make, batch_size, workers, taken):
