@@ -15,15 +15,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepfs.errors import CorruptError, UsageError
-from stepfs_producer.payloads.step import PayloadSpec
+from stepfs_producer.payloads.step import ColumnSpec, PayloadSpec
 from stepfs_producer.plan.balance import Method
 from stepfs_producer.plan.file.digest import differences, normalised, plan_digest, plan_of_text, plan_text
 from stepfs_producer.plan.file.yaml_file import read_plan
 from stepfs_producer.plan.mix import ONE
 from stepfs_producer.plan.model import Plan, parsed_plan
+from stepfs_producer.plan.part import Part, keys_of
 from stepfs_producer.plan.parts import Balance, Cost, Mix, Output, Pack, Stage, Until
 from stepfs_producer.plan.rules import Exhausted, Packing
 from stepfs_producer.plan.sources import (
+    Chat,
+    Column,
     Defaults,
     Jsonl,
     Long,
@@ -33,11 +36,13 @@ from stepfs_producer.plan.sources import (
     Shuffle,
     SkipBudget,
     Source,
+    Table,
     Text,
     Tokenizer,
 )
 from stepfs_producer.run.prepare import CompiledPlan, compile_plan, payload_spec
 from stepfs_producer.sources.record import SourceSpec
+from stepfs_producer.transforms.documents import ChatSpec, TokenizerSpec
 
 PLANS = sorted((Path(__file__).parent / "plans").glob("*.yaml"))
 SHORT = Plan(output=Output(mesh="dp=2", sequence_length=64), sources={"b": Text("y"), "a": Parquet("x")})
@@ -378,3 +383,19 @@ def test_budgets_of_tokens_become_weights_and_the_end() -> None:
     several = [{"tokens": {"a": 1, "b": 1}}, {"from": 5, "weights": {"a": 1, "b": 0}}]
     with pytest.raises(UsageError, match="budgets hold for the whole plan; give weights where a mix changes"):
         parsed_plan(settings | {"mix": several})
+
+
+@pytest.mark.parametrize(
+    ("found", "parts"),
+    [
+        (SourceSpec, (Defaults, Jsonl, Text, Parquet, Table, Megatron, Source)),
+        (TokenizerSpec, (Tokenizer,)),
+        (ChatSpec, (Chat, Tokenizer)),
+        (ColumnSpec, (Column,)),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_key_is_declared_once(found: Any, parts: tuple[type[Part], ...]) -> None:
+    """What workers get is the parts themselves, and what a run has found for them."""
+    keys = {one.name for part in parts for one in keys_of(part)}
+    assert not keys & set(getattr(found, "_fields", None) or (one.name for one in dataclasses.fields(found)))
