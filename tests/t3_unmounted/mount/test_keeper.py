@@ -19,6 +19,7 @@ import pytest
 
 from stepfs.mount.keeper import address
 from stepfs.mount.keeper.messages import SPEAKS, document, pair, receive, send
+from stepfs.mount.keeper.process import PAUSES_S
 from stepfs.mount.launch import keeper_command
 
 FS = Path(address.__file__).parents[3]
@@ -134,7 +135,7 @@ def _kill(pid):
 
 def test_attempts_that_fail_have_pauses_between_them(keep):
     """Half an installation, or a machine without processes, is over in seconds: five attempts would be in milliseconds (K2)."""
-    kept = keep("else:\n    sys.exit(1)\n" + "while hear()[0]: pass\n", patience_s=4.0)
+    kept = keep("else:\n    sys.exit(1)\n" + "while hear()[0]: pass\n", patience_s=sum(PAUSES_S) - 0.2)
     assert "pid" in kept.said()
     os.kill(kept.started[0][0], signal.SIGKILL)
     assert kept.process.wait(60) == 1
@@ -159,7 +160,7 @@ def test_a_store_that_is_away_is_waited_for_as_long_as_a_reader_waits(keep):
         say("ended", how="failed", line="the store is away", code=6, announced=True)
         sys.exit(6)
     """
-    kept = keep(textwrap.dedent(away) + SERVES, patience_s=0.5)
+    kept = keep(textwrap.dedent(away) + SERVES, patience_s=sum(PAUSES_S[:4]) - 0.1)
     assert "pid" in kept.said()
     os.kill(kept.started[0][0], signal.SIGKILL)
     kept.until(lambda: kept.asked("look")["pid"] not in {None, kept.started[0][0]}, "nobody serves")
