@@ -23,6 +23,7 @@ from stepfs.mount.keeper.process import PAUSES_S
 from stepfs.mount.launch import keeper_command
 
 FS = Path(address.__file__).parents[3]
+DEVICE = f"0:{987_654 + os.getpid()}"  # tests of other processes have theirs: keepers listen in one directory
 DAEMON = f"""
 import os, socket, sys, threading, time
 sys.path.append({str(FS)!r})
@@ -40,7 +41,7 @@ def hear(): return receive(sock)
 say("hello", pid=os.getpid(), thread=idle.native_id, version="0", speaks=SPEAKS)
 start, _ = hear()
 if start["how"] == "first":
-    say("mounted", [os.eventfd(0), os.eventfd(0)], mount={{"device": "0:987654", "resends": True, "lake_id": "x", "cache": None}})
+    say("mounted", [os.eventfd(0), os.eventfd(0)], mount={{"device": {DEVICE!r}, "resends": True, "lake_id": "x", "cache": None}})
     hear()
     say("serving")
 """
@@ -94,7 +95,7 @@ class Kept:
         return [(int(pid), float(at)) for pid, at in map(str.split, lines)]
 
     def asked(self, what: str, descriptors: tuple[int, ...] = (), **facts: object) -> dict[str, Any]:
-        sock = address.connect("0:987654", 60)
+        sock = address.connect(DEVICE, 60)
         assert sock is not None
         with sock:
             send(sock, {"ask": what, "speaks": SPEAKS, "version": "0", **facts}, descriptors)
@@ -180,7 +181,7 @@ def test_garbage_costs_its_sender_the_connection_alone(keep):
         b"x" * (1 << 17),
         json.dumps({"ask": "look"}).encode(),
     ):
-        sock = address.connect("0:987654", 60)
+        sock = address.connect(DEVICE, 60)
         assert sock is not None
         with sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
@@ -273,7 +274,7 @@ def test_a_socket_that_somebody_removes_is_made_again(keep):
         )
     )
     kept.said()
-    name = address.places()[0] / address.name_of("0:987654")
+    name = address.places()[0] / address.name_of(DEVICE)
     name.unlink()
     kept.until(name.exists, "nobody listens")
     assert kept.asked("look")["pid"] == kept.started[0][0]
