@@ -13,13 +13,14 @@ from long_lakes import virtually
 from lying_carriers import lying_carriers
 
 from stepfs.errors import CorruptError
-from stepfs.format.commit import decode_commit, encode_commit
+from stepfs.format.commit import Commit, decode_commit, encode_commit
 from stepfs.format.identity import LakeIdentity
 from stepfs.format.keys import log_prefix, numbered
 from stepfs.format.snapshot import LogState, genesis
 from stepfs.lake.control import Control
 from stepfs.lake.identity import create_lake
 from stepfs.lake.log.apply import ChainError, apply
+from stepfs.lake.log.carriers import Newest
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.verify.repair import repair_log
 from stepfs_producer import AsyncProducer
@@ -166,6 +167,26 @@ def test_carriers_cost_the_log_less_than_twice_as_much_again(slices: int, most: 
         return sum(map(len, bodies)) / sum(map(len, bare))
 
     assert virtually(scenario) <= most
+
+
+def test_a_version_that_cannot_be_read_is_no_end_of_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seed 9104554: the one before it was carried, and nothing proved that; all behind it were there."""
+    right = Newest.carried_by
+
+    def oldest(newest: Newest, commit: Commit) -> Commit:
+        commit = right(newest, commit)
+        return replace(commit, carried=commit.carried[:1])
+
+    monkeypatch.setattr(Newest, "carried_by", oldest)
+
+    async def scenario() -> None:
+        shared, identity = await written(7, 60)
+        key = numbered(log_prefix(identity.lake_id), 9)  # the next carrier has the eighth alone
+        shared.objects[key] = shared.objects[key][:-1] + b"?"
+        with pytest.raises(CorruptError, match="9: checksum mismatch"):
+            await LogReader.open(FaultyStore(shared, actor="reader"), identity)
+
+    virtually(scenario)
 
 
 def test_a_repair_puts_back_what_is_carried() -> None:

@@ -26,7 +26,6 @@ _KNOWN_BYTES_MAX: Final = 4 * CARRIED_BYTES_MAX
 _RUN_MAX: Final = 1024  # versions that are in memory together while they are read
 
 Known = dict[Version, tuple[Commit, bytes]]
-Errors = dict[Version, CorruptError | NewerFormatError]
 
 
 def carriers_of(version: int) -> list[int]:
@@ -126,7 +125,7 @@ async def read_run(
     digest, last = state.digest, state.version
     for start in range(0, len(versions), _RUN_MAX):
         part = versions[start : start + _RUN_MAX]
-        known, direct, errors = await _known(store, lake_id, part, last, last_read)
+        known, direct = await _known(store, lake_id, part, last, last_read)
         for run in _runs(part, known, direct):
             for version in [] if _is_proved(run, known, digest, last) else run[:-1]:
                 read = await read_commit(store, lake_id, version)
@@ -137,10 +136,12 @@ async def read_run(
                 commit, body = known[version]
                 digest, last = chain_digest(commit.prev_digest, body), version
                 yield commit, body
-        if last < part[-1]:
-            if (error := errors.get(Version(last + 1))) is not None:
-                raise error
-            return
+        for version in part[last + 1 - part[0] :]:  # what no run has proved is read singly, and so is what ends here
+            read = await read_commit(store, lake_id, version)
+            if read is None:
+                return
+            digest, last = chain_digest(read[0].prev_digest, read[1]), version
+            yield read
 
 
 async def _known(
@@ -149,11 +150,10 @@ async def _known(
     versions: Sequence[Version],
     after: Version,
     last_read: tuple[Commit, bytes] | None = None,
-) -> tuple[Known, set[Version], Errors]:
-    """What these versions hold by the log itself or by a carrier, which of them were read, and which cannot be."""
+) -> tuple[Known, set[Version]]:
+    """What these versions hold by the log itself or by a carrier, and which of them were read. Those that cannot are left out."""
     known: Known = {}
     direct: set[Version] = set()
-    errors: Errors = {}
     if last_read is not None and last_read[0].version in versions:
         known = {each.version: (each, stored) for each, stored in unfolded(*last_read, after)}
         direct.add(last_read[0].version)
@@ -163,19 +163,16 @@ async def _known(
             [Version(version) for version in reading_plan(missing, level) if version not in direct] if missing else []
         )
         async with aclosing(read_versions(store, lake_id, plan)) as bodies:
-            places = iter(plan)
             async for key, body in bodies:
-                place = next(places)
                 try:
                     commit = decode_commit(body, key)
-                except (CorruptError, NewerFormatError) as error:
-                    errors[place] = error
+                except (CorruptError, NewerFormatError):
                     continue
                 for each, stored in unfolded(commit, body, after):
                     known.setdefault(each.version, (each, stored))
                 known[commit.version] = commit, body
                 direct.add(commit.version)
-    return known, direct, errors
+    return known, direct
 
 
 def _runs(versions: Sequence[Version], known: Known, direct: set[Version]) -> Iterator[list[Version]]:
