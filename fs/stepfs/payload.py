@@ -1,5 +1,7 @@
 """What a payload holds: its arrays, and the spans of one that a plan made (`producer/PAYLOADS.md` has their columns).
 
+`expand` gives the full arrays of a file whose plan wrote compact ones.
+
 Payloads come from any producer. So nothing of a file is executed, and a file that is none of its kind is one error.
 """
 
@@ -14,9 +16,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from stepfs._internal import compact_arrays
 from stepfs.format.identity import HEAD_BYTES, payload_problem
 from stepfs.torch import load
 
+expand: Final = compact_arrays.expand
 COLUMNS: Final = ("micro", "start", "tokens", "source", "epoch", "file", "offset", "first")
 PAIR: Final = len(COLUMNS)  # of plans with pairs, the side of one: 0 of none, 1 chosen, 2 rejected
 _MICRO, _START, _TOKENS, _SOURCE = range(4)

@@ -1,11 +1,12 @@
 """Functions that need torch, or go with it; torch is imported only when one is called.
 
-Public: `dump`, `coordinates`, `micro_batches`. The rest serves `.pt` files in memory, and whether a package will do.
+Public: the names of `__all__`. The rest serves `.pt` files in memory, and whether a package will do.
 """
 
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import re
 from bisect import bisect_left
@@ -20,7 +21,7 @@ from stepfs.format.mesh import parse_mesh
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["coordinates", "dump", "micro_batches"]
+__all__ = ["by_source", "context_parallel_part", "coordinates", "dump", "micro_batches"]
 
 # Older `weights_only` unpicklers can be made to run a file's code: CVE-2025-32434 (before 2.6), CVE-2026-24747
 # (before 2.10). And 2.11 is the first that surely reads no values for the device "meta" (pytorch 170619).
@@ -28,6 +29,8 @@ _SAFE: Final = (2, 11)
 
 _STACKED: Final = frozenset({"input_ids", "labels", "position_ids", "doc_ids"})
 _OFFSETS: Final = "cu_seqlens_offsets"
+_IGNORED: Final = -100
+_TRUE: Final = "cu_seqlens_true"
 _COUNTS: Final = "_counts"  # behind a column's name: its rows per span
 
 
@@ -141,9 +144,69 @@ def micro_batches(batch: Mapping[str, Any]) -> list[dict[str, Any]]:
             f"a {type(batch).__name__} without {_OFFSETS} and spans is no decoded .pt or .safetensors of a plan;"
             " for other files make one of each micro-batch: output.files: micro_batches"
         )
+    from stepfs._internal.compact_arrays import expand  # noqa: PLC0415 - numpy is heavy
+
+    batch = expand(batch)
     offsets = batch[_OFFSETS].tolist()
     numbers = batch["spans"][:, 0].tolist()  # in order
     return [_one(batch, micro, offsets, numbers) for micro in range(len(offsets) - 1)]
+
+
+def by_source(loss: Any, batch: Mapping[str, Any], sources: Sequence[str] = ()) -> dict[str, tuple[Any, Any]]:
+    """By source: the sum of the loss over its learned tokens, and their number; both are scalars to be summed over ranks.
+
+    `loss`: a tensor [micro, tokens] of each token's loss, as `cross_entropy(…, reduction="none")` gives it. `batch`: a
+    decoded file of a plan, or one of its `micro_batches`. `sources`: names in place of numbers, where the batch has none, as
+    that of a `.safetensors`. Sources without a learned token are left out.
+    """
+    if not holds_micro_batches(batch):
+        raise WrongTypeError(f"a {type(batch).__name__} without spans is no decoded .pt or .safetensors of a plan")
+    import torch  # noqa: PLC0415 (optional, and heavy)
+
+    from stepfs._internal.compact_arrays import expand  # noqa: PLC0415 - numpy is heavy
+
+    full = expand(batch)
+    spans, labels = full["spans"].to(loss.device), full["labels"].to(loss.device)
+    if loss.shape != labels.shape:
+        raise UsageError(
+            f"a loss of shape {tuple(loss.shape)} for labels of {tuple(labels.shape)}: give one value a token"
+        )
+    first = torch.searchsorted(spans[:, 0].contiguous(), torch.arange(len(labels), device=loss.device))
+    learned = labels != _IGNORED
+    span = (full["doc_ids"].to(loss.device).clamp(min=0) + first[:, None])[learned]
+    of = spans[span, 3]
+    names = sources or full.get("sources", ())
+    found = {}
+    for number in of.unique().tolist():
+        mine = of == number
+        found[names[number] if number < len(names) else str(number)] = loss[learned][mine].sum(), mine.sum()
+    return found
+
+
+def context_parallel_part(batch: Mapping[str, Any], rank: int, ranks: int) -> dict[str, Any]:
+    """The part of one micro-batch that context rank `rank` of `ranks` reads: of each document, cut into 2 · ranks pieces,
+    the pieces `rank` and 2 · ranks - 1 - rank, so that all ranks attend to equally many tokens.
+
+    Takes a micro-batch of `micro_batches`, whose plan aligns documents (`pack: {align: mesh}`). Arrays of tokens are cut,
+    other values stay: attention between ranks wants `cu_seqlens` of the whole. `UsageError` where a document is no multiple
+    of 2 · ranks tokens.
+    """
+    if not 0 <= rank < ranks:
+        raise UsageError(f"context rank {rank} of {ranks}: count from 0")
+    bounds = batch["cu_seqlens"].tolist()
+    pieces = 2 * ranks
+    if len(batch["input_ids"]) != 1 or any(bound % pieces for bound in bounds):
+        raise UsageError(
+            f"give one micro-batch whose documents are multiples of {pieces} tokens: micro_batches(batch)[0] of a plan with "
+            f"pack: {{align: {pieces}}}"
+        )
+    places = [
+        place
+        for begin, end in itertools.pairwise(bounds)
+        for piece in (rank, pieces - 1 - rank)
+        for place in range(begin + (end - begin) // pieces * piece, begin + (end - begin) // pieces * (piece + 1))
+    ]
+    return {name: value[:, places] if name in _STACKED else value for name, value in batch.items()}
 
 
 def _one(batch: Mapping[str, Any], micro: int, offsets: list[int], numbers: list[int]) -> dict[str, Any]:
@@ -156,6 +219,8 @@ def _one(batch: Mapping[str, Any], micro: int, offsets: list[int], numbers: list
         _OFFSETS: batch[_OFFSETS][micro : micro + 2] - first,
         "spans": spans,
     }
+    if _TRUE in batch:
+        own[_TRUE] = batch[_TRUE][first:last]
     own |= {name: batch[name][micro : micro + 1] for name in _STACKED & batch.keys()}
     for name, counts in batch.items():
         if name.endswith(_COUNTS):

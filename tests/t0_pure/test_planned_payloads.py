@@ -32,6 +32,7 @@ from stepfs_producer.payloads.files import NO_DOCUMENT, RankArrays, construct, r
 from stepfs_producer.payloads.step import NO_TOKEN, PayloadSpec
 from stepfs_producer.plan.arrays import IGNORED
 
+ALIGNED = task_of((1, 1, 1), 8, [Part((0, 0, 0, 0), [1, 2, 3], mask=[1, 0, 1]), Part((0, 0, 0, 4), [5, 6])])
 PAGE = (Path(__file__).resolve().parents[2] / "producer/PAYLOADS.md").read_text()
 TASK = EXAMPLE
 PLANNED = ("input_ids", "labels", "position_ids", "doc_ids", "cu_seqlens", "cu_seqlens_offsets", "spans")
@@ -169,11 +170,16 @@ def test_the_page_names_every_array_with_its_shape_and_dtype() -> None:
     micro, tokens = 3, 8
     sizes = {"micro": micro, "tokens": tokens, "micro + 1": micro + 1, "boundaries": 7 + 3, "spans": 2}
     loaded = torch.load(io.BytesIO(construct(spec(".pt"), TASK)[0][0]), weights_only=True)
-    assert described(PAGE, sizes) == {
+    page, rest = PAGE.split("## Compact arrays")
+    assert described(page, sizes) == {
         name: (tuple(value.shape), str(value.dtype).removeprefix("torch."))
         for name, value in loaded.items()
         if isinstance(value, torch.Tensor)
     }
+    more = replace(spec(".pt"), compact=True, align=2)
+    compact = torch.load(io.BytesIO(construct(more, ALIGNED)[0][0]), weights_only=True)
+    for name, (shape, dtype) in described(rest.partition("## Columns")[0], sizes).items():
+        assert (len(compact[name].shape), f"torch.{dtype}") == (len(shape), str(compact[name].dtype)), name
     columns = ("micro", "start", "tokens", "source", "epoch", "file", "offset", "first")
     assert ", ".join(f"`{name}`" for name in columns) in PAGE
     for ext in (".pt", ".safetensors", ".npy", ".tar", ".bin"):

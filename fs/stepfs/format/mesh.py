@@ -17,6 +17,7 @@ from stepfs.format.ids import RANKS_MAX, SLICES_MAX
 _DIMENSION: Final = re.compile(r"([a-z][a-z0-9_]{0,31})=([1-9][0-9]{0,6})", re.ASCII)
 _DATA: Final = re.compile(r"(dp|fsdp|ddp|hsdp)(_[a-z0-9_]+)?")
 _CONTEXT: Final = re.compile(r"cp(_[a-z0-9_]+)?")
+_TENSOR: Final = re.compile(r"tp(_[a-z0-9_]+)?")
 _FOLDED: Final = re.compile(r".*_cp(_.*)?")  # torch's flattened dp_cp: its size is of two dimensions
 _LIKE_DATA: Final = re.compile(r".*(dp|data).*|(batch|replica|shard).*")
 
@@ -38,6 +39,14 @@ class Mesh:
     @property
     def context_ranks(self) -> int:
         return math.prod(size for name, size in self.dimensions if _CONTEXT.fullmatch(name))
+
+    @property
+    def document_multiple(self) -> int:
+        """Tokens of which each document has a multiple where its parts go to all context ranks, head to tail, and these are
+        cut for sequence parallelism once more.
+        """
+        tensor = math.prod(size for name, size in self.dimensions if _TENSOR.fullmatch(name))
+        return tensor * (2 * self.context_ranks if self.context_ranks > 1 else 1)
 
     def readers(self) -> Iterator[tuple[int, int]]:
         """The data rank and the context rank of each rank of the world, in their order."""

@@ -108,7 +108,7 @@ def decoder(ext: str) -> Decode:
 def _load_torch(payload: memoryview) -> Any:
     import torch  # noqa: PLC0415 - heavy
 
-    return torch.load(io.BytesIO(payload))
+    return _full(torch.load(io.BytesIO(payload)))
 
 
 def _load_numpy(payload: memoryview) -> Any:
@@ -120,7 +120,14 @@ def _load_numpy(payload: memoryview) -> Any:
 def _load_safetensors(payload: memoryview) -> Any:
     from safetensors.torch import load  # noqa: PLC0415 - heavy, and of the extra `torch`
 
-    return load(bytes(payload))
+    return _full(load(bytes(payload)))
+
+
+def _full(found: Any) -> Any:
+    """The full arrays, also of a file of compact ones."""
+    from stepfs._internal.compact_arrays import expand, is_compact  # noqa: PLC0415 - numpy is heavy
+
+    return expand(found) if is_compact(found) else found
 
 
 def regrouped(files: Sequence[Any], ranks: RankMap, rank: int) -> list[Any]:

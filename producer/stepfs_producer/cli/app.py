@@ -304,5 +304,27 @@ def text(
         raise typer.Exit(code)
 
 
-for command in (run, check, simulate, lineage, find, replay, text):
+def tokenize(
+    plan: PlanFile,
+    out: Annotated[
+        str, typer.Argument(metavar="OUT", help="Prefix of the files: OUT.bin and OUT.idx.", callback=not_empty)
+    ],
+    source: Annotated[str, Opt("--source", "Name of the source in the plan.", "NAME")],
+    workers: Workers = None,
+    holdout: Holdout = False,
+    as_json: Json = False,
+) -> None:
+    """Write the documents of a source of PLAN, as token ids, to the two files of Megatron: tokenised once for many mixes.
+
+    A source with `format: megatron` and `files: OUT` reads them; it needs the same tokenizer in its plan.
+    """
+    from stepfs_producer.cli.reports import tokenize_report
+
+    if "://" in out:
+        raise UsageError(f"{out}: OUT is a local path; copy the two files from there")
+    report = tokenize_report(Path(plan), Path(out), source=source, workers=workers, held_out=holdout, as_json=as_json)
+    typer.echo(report)
+
+
+for command in (run, check, simulate, lineage, find, replay, text, tokenize):
     app.command(command.__name__)(reported("stepfs-produce")(plan_packages()(with_options(command))))

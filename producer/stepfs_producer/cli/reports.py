@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from fractions import Fraction
@@ -43,6 +43,7 @@ from stepfs_producer.run.pipeline import EndReason
 from stepfs_producer.run.prepare import LocatedPlan, compare_with_lake, grid_of, plan_at, plan_file_at
 from stepfs_producer.run.results import PlanTotals, RunResult, Show, SimulationResult
 from stepfs_producer.run.session import Stopping, run_plan
+from stepfs_producer.run.tokenize import tokenize_source
 from stepfs_producer.sources.record import RECORD_BYTES_MAX
 from stepfs_producer.transforms.tokenizer import TEXT_BYTES_MAX
 
@@ -428,6 +429,28 @@ def showing_plan(name: str, steps_max: int | None) -> Iterator[Show]:
         yield show
 
 
+@contextmanager
+def _showing_parts(name: str) -> Iterator[Callable[[int, int], None]]:
+    """A callable (done, all) that keeps a bar current; without a terminal, a line a minute."""
+    begun_s = told_s = time.monotonic()
+    if is_a_log():
+
+        def tell(done: int, whole: int) -> None:
+            nonlocal told_s
+            if time.monotonic() - told_s >= _LINE_EVERY_S:
+                told_s = time.monotonic()
+                say(f"{name}: {done} of {whole} parts in {told_s - begun_s:.0f} s")
+
+        yield tell
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(name, total=None)
+        yield lambda done, whole: progress.update(task, completed=done, total=whole)
+
+
 class _MinuteLines:
     """Prints a line of progress each minute, for a log."""
 
@@ -490,6 +513,18 @@ def _page(done: SimulationResult) -> Iterator[str]:
     ]
     yield from table(header, rows)
     yield from (printable(f"skipped: {line}") for line in totals.bad_lines())
+
+
+def tokenize_report(path: Path, out: Path, *, source: str, workers: int | None, held_out: bool, as_json: bool) -> str:
+    place = plan_at(path, held_out=held_out)
+    with _showing_parts(f"tokenize {source}") as show:
+        done = interruption.run(partial(tokenize_source, place, source, out, workers, show=show))
+    if as_json:
+        return json.dumps({"schema": JSON_SCHEMA, **done.document()}, ensure_ascii=False)
+    skipped = f"; {done.skipped} records skipped, the first {done.first_skipped}" if done.skipped else ""
+    return printable(
+        f"{done.prefix}.bin, .idx: {done.documents} documents, {done.tokens} tokens of {done.token_bytes} bytes{skipped}"
+    )
 
 
 def replay_and_report(options: ReplayOptions, store_options: StoreOptions, *, as_json: bool) -> int:

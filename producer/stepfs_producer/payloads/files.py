@@ -26,6 +26,7 @@ NO_DOCUMENT: Final = -1
 
 STACKED: Final = ("input_ids", "labels", "position_ids", "doc_ids")
 TENSORS: Final = (*STACKED, "cu_seqlens", "cu_seqlens_offsets", "spans")
+_COMPACT: Final = ("cu_seqlens", "cu_seqlens_offsets")  # of TENSORS: those that are written as they are
 _WIDE: Final = frozenset({"input_ids", "labels"})  # torch's losses and most embeddings expect int64
 _DTYPES: Final = {"b": "BOOL", "i": "I", "u": "U", "f": "F"}  # by kind, of numbers before their bits
 _HEADER_ALIGNMENT: Final = 8
@@ -47,6 +48,8 @@ class RankArrays:
     sources: tuple[str, ...]
     sequence_length: int
     columns: Columns | None = None  # of the spans
+    is_masked: bool = False  # the loss may leave out tokens within a span of this step
+    cu_seqlens_true: Ids | None = None  # as `cu_seqlens`, of segments without what rounds them up; None: none is
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +61,8 @@ class _Rank:
     tokens: slice
 
 
-def rank_arrays(task: StepTask, *, padding: int, labels_shifted: bool) -> Iterator[RankArrays]:
-    """The arrays of rank 0, 1, … of a step. `padding` is the id that fills up rows."""
+def rank_arrays(task: StepTask, *, padding: int, labels_shifted: bool, align: int = 1) -> Iterator[RankArrays]:
+    """The arrays of rank 0, 1, … of a step. `padding` is the id that fills up rows, and documents to multiples of `align`."""
     table = task.spans
     bounds = np.searchsorted(table[:, Span.RANK], np.arange(task.shape[0] + 1))
     assert (np.diff(table[:, Span.RANK]) >= 0).all(), "spans stand in reading order"
@@ -67,10 +70,10 @@ def rank_arrays(task: StepTask, *, padding: int, labels_shifted: bool) -> Iterat
     assert begins[-1] == len(task.ids), "spans and ids fit"
     for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         rank = _Rank(task, slice(first, last), slice(int(begins[first]), int(begins[last])))
-        yield _arrays(rank, padding, labels_shifted=labels_shifted)
+        yield _arrays(rank, padding, labels_shifted=labels_shifted, align=align)
 
 
-def _arrays(rank: _Rank, padding: int, *, labels_shifted: bool) -> RankArrays:
+def _arrays(rank: _Rank, padding: int, *, labels_shifted: bool, align: int) -> RankArrays:
     task = rank.task
     _, micro, rows = task.shape
     width = rows * task.sequence_length
@@ -79,32 +82,34 @@ def _arrays(rank: _Rank, padding: int, *, labels_shifted: bool) -> RankArrays:
     starts = (table[:, Span.MICRO] * rows + table[:, Span.ROW]) * task.sequence_length + table[:, Span.COLUMN]
     assert ((table[:, Span.COLUMN] >= 0) & (table[:, Span.COLUMN] + tokens <= task.sequence_length)).all()
     assert (tokens > 0).all()
-    assert (starts[1:] >= starts[:-1] + tokens[:-1]).all(), "spans do not overlap"
+    ends = starts - (-tokens // align) * align
+    assert (starts[1:] >= ends[:-1]).all(), "spans do not overlap"
 
     edges = np.arange(micro * rows + 1) * task.sequence_length
-    bounds = np.unique(np.concatenate([starts, starts + tokens, edges]))
+    bounds = np.unique(np.concatenate([starts, ends, edges]))
     segment, size = bounds[:-1], np.diff(bounds)
-    filled = np.zeros(len(segment), np.bool_)
-    filled[np.searchsorted(segment, starts)] = True
+    filled = np.zeros(len(segment), np.int32)  # tokens of the span in each segment
+    filled[np.searchsorted(segment, starts)] = tokens
     first_of_micro = np.searchsorted(bounds, np.arange(micro + 1) * width)
 
-    taken = np.repeat(filled, size)
     position = np.arange(micro * width, dtype=np.int32) - np.repeat(segment.astype(np.int32), size)
-    before = np.concatenate([[0], np.cumsum(filled)])  # spans before each segment
+    taken = position < np.repeat(filled, size)
+    before = np.concatenate([[0], np.cumsum(filled > 0)])  # spans before each segment
     document = before[:-1] - np.repeat(before[first_of_micro[:-1]], np.diff(first_of_micro))
-    document[~filled] = NO_DOCUMENT
     shape = (micro, width)
     labels = _shifted(rank, tokens) if labels_shifted else _same(rank)
     return RankArrays(
         _placed(task.ids[rank.tokens], taken, padding).reshape(shape),
         _placed(labels, taken, IGNORED).reshape(shape),
         np.where(taken, position, 0).astype(np.int32, copy=False).reshape(shape),
-        np.repeat(document.astype(np.int32), size).reshape(shape),
-        *_cu_seqlens(bounds, first_of_micro, width),
+        np.where(taken, np.repeat(document.astype(np.int32), size), np.int32(NO_DOCUMENT)).reshape(shape),
+        *_cu_seqlens(bounds, first_of_micro),
         np.column_stack([table[:, Span.MICRO], starts % width, tokens, table[:, Span.SOURCE :]]),
         task.sources,
         task.sequence_length,
         None if task.columns is None else task.columns.part(rank.spans.start, rank.spans.stop),
+        task.mask is not None,
+        _cu_seqlens(np.concatenate([[0], np.cumsum(filled)]), first_of_micro)[0] if align > 1 else None,
     )
 
 
@@ -136,13 +141,13 @@ def _shifted(rank: _Rank, tokens: Integers) -> Ids:
     return labels
 
 
-def _cu_seqlens(bounds: Integers, first_of_micro: Integers, width: int) -> tuple[Ids, Ids]:
-    """A boundary between two micro-batches ends the one and begins the other: it stands in both."""
+def _cu_seqlens(bounds: Integers, first_of_micro: Integers) -> tuple[Ids, Ids]:
+    """A boundary between two micro-batches ends the one and begins the other: it stands in both, in each from 0 on."""
     micro = len(first_of_micro) - 1
     counts = np.diff(first_of_micro) + 1
     offsets = np.concatenate([[0], np.cumsum(counts)])
     places = np.arange(offsets[-1]) - np.repeat(np.arange(micro), counts)
-    values = bounds[places] - np.repeat(np.arange(micro) * width, counts)
+    values = bounds[places] - np.repeat(bounds[first_of_micro[:-1]], counts)
     return values.astype(np.int32), offsets.astype(np.int32)
 
 
@@ -155,7 +160,7 @@ def construct(spec: PayloadSpec, task: StepTask) -> tuple[list[bytes], list[int]
     A file beside a rank's counts none. The same task gives the same bytes in every process. `UsageError` for an unknown
     extension.
     """
-    encode = encoder_for(spec.ext, vocabulary=spec.vocabulary)
+    encode = encoder_for(spec)
     if len(task.ids):
         assert 0 <= int(task.ids.min()) <= int(task.ids.max()) < spec.vocabulary
     if task.mask is not None and (what := lack(spec.ext, Part.LABELS)):
@@ -165,20 +170,22 @@ def construct(spec: PayloadSpec, task: StepTask) -> tuple[list[bytes], list[int]
         task = task.by_micro_batch()
     if spec.columns and task.columns is None:
         task = replace(task, columns=Columns.of_samples(spec.columns, [{}] * len(task.spans)))
-    arrays = rank_arrays(task, padding=spec.padding, labels_shifted=spec.labels_shifted)
+    arrays = rank_arrays(task, padding=spec.padding, labels_shifted=spec.labels_shifted, align=spec.align)
     payloads = [payload for rank in arrays for payload in encode(rank, spec.columns)]
     return payloads, records
 
 
-def encoder_for(ext: str, *, vocabulary: int) -> Encoder:
-    """The encoder of an extension, with its dot, for ids below `vocabulary`. `UsageError` names those there are.
+def encoder_for(spec: PayloadSpec) -> Encoder:
+    """The encoder of an extension, with its dot. `UsageError` names those there are.
 
     It makes the files of a rank: its own, then those of columns that have one.
     """
+    ext, vocabulary = spec.ext, spec.vocabulary
+    tensors = partial(_compact, spec) if spec.compact else _full
     encoders: dict[str, Encoder] = {
-        ".safetensors": partial(_of_tensors, _safetensors),
+        ".safetensors": partial(_of_tensors, _safetensors, tensors),
         ".npy": lambda rank, _: [_npy_bytes(np.stack([getattr(rank, name) for name in STACKED]))],
-        ".pt": partial(_of_tensors, torch_bytes),
+        ".pt": partial(_of_tensors, torch_bytes, tensors),
         ".tar": _webdataset,
         ".bin": lambda rank, _: [rank.input_ids.astype("<u2" if vocabulary <= 1 << 16 else "<u4").tobytes()],
     }
@@ -190,15 +197,41 @@ def encoder_for(ext: str, *, vocabulary: int) -> Encoder:
 
 
 def _of_tensors(
-    encode: Callable[[Tensors, Mapping[str, object]], bytes], rank: RankArrays, columns: Sequence[ColumnSpec]
+    encode: Callable[[Tensors, Mapping[str, object]], bytes],
+    tensors: Callable[[RankArrays], Tensors],
+    rank: RankArrays,
+    columns: Sequence[ColumnSpec],
 ) -> list[bytes]:
     facts = {"sources": list(rank.sources), "sequence_length": rank.sequence_length}
-    tensors = {
+    beside = [encode(own, facts) for own in _own_files(rank.columns, columns)]
+    return [encode({**tensors(rank), **_inside(rank.columns, columns)}, facts), *beside]
+
+
+def _full(rank: RankArrays) -> Tensors:
+    found: dict[str, NDArray[Any]] = {
         name: getattr(rank, name).astype("<i8" if name in _WIDE or name == "spans" else "<i4", copy=False)
         for name in TENSORS
     }
-    beside = [encode(own, facts) for own in _own_files(rank.columns, columns)]
-    return [encode({**tensors, **_inside(rank.columns, columns)}, facts), *beside]
+    return found | _true(rank)
+
+
+def _true(rank: RankArrays) -> dict[str, NDArray[Any]]:
+    return {} if rank.cu_seqlens_true is None else {"cu_seqlens_true": rank.cu_seqlens_true}
+
+
+def _compact(spec: PayloadSpec, rank: RankArrays) -> Tensors:
+    """The arrays that determine the others, which `stepfs.payload.expand` gives back."""
+    starts, tokens = rank.spans[:, 1], rank.spans[:, 2]
+    ids = next(kind for kind in ("<u1", "<u2", "<u4") if spec.vocabulary <= 1 << 8 * np.dtype(kind).itemsize)
+    narrow = "<i4" if rank.spans.max(initial=0) <= np.iinfo(np.int32).max else "<i8"
+    found: dict[str, NDArray[Any]] = {name: getattr(rank, name).astype("<i4", copy=False) for name in _COMPACT}
+    found |= {"input_ids": rank.input_ids.astype(ids), "spans": rank.spans.astype(narrow)}
+    if spec.labels_shifted:  # all others stand in `input_ids`
+        found["last_labels"] = rank.labels[rank.spans[:, 0], starts + tokens - 1].astype("<i4")
+    found |= _true(rank)
+    if rank.is_masked:
+        found["label_bits"] = np.packbits(rank.labels != IGNORED, axis=1, bitorder="little")
+    return found
 
 
 def _inside(given: Columns | None, columns: Sequence[ColumnSpec]) -> dict[str, NDArray[Any]]:

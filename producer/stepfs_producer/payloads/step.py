@@ -153,6 +153,8 @@ class PayloadSpec:
     of_micro_batch: bool = False  # a file is one micro-batch of a rank; else all of them
     columns: tuple[ColumnSpec, ...] = ()
     pairs: bool = False  # spans say of which side of a pair they are
+    compact: bool = False  # of the arrays, those that determine the others
+    align: int = 1  # a document takes a multiple of so many tokens of its row
 
     def records(self, spans: NDArray[np.int64], shape: tuple[int, int, int]) -> list[int]:
         """How many spans each file has, none in a file beside a rank's; their first columns are rank and micro-batch."""
@@ -190,10 +192,11 @@ class StepSpans:
     rows: Integers  # [spans, the plan's columns]: rows that each has beside its tokens
 
 
-def gathered(step: StepSpans, groups: Sequence[SampleGroup], *, pairs: bool = False) -> StepTask:
+def gathered(step: StepSpans, groups: Sequence[SampleGroup], *, pairs: bool = False, align: int = 1) -> StepTask:
     """The step with its tokens. `groups`: those that its spans name, in the order of their numbers.
 
-    A span of several documents becomes one of each. With `pairs`, each says last: 0 of none, 1 chosen, 2 rejected.
+    A span of several documents becomes one of each, at a multiple of `align`.
+    With `pairs`, each says last: 0 of none, 1 chosen, 2 rejected.
     """
     spans = step.spans
     counts = spans[:, Span.TOKENS]
@@ -228,10 +231,10 @@ def gathered(step: StepSpans, groups: Sequence[SampleGroup], *, pairs: bool = Fa
     found = replace(found, columns=columns)
     if pairs:
         found = replace(found, spans=np.column_stack([found.spans, of_pairs]))
-    return _parted(found, np.concatenate(cuts))
+    return _parted(found, np.concatenate(cuts), align)
 
 
-def _parted(task: StepTask, cuts: Integers) -> StepTask:
+def _parted(task: StepTask, cuts: Integers, align: int) -> StepTask:
     """The same with its spans cut. `cuts`: [n, 2] of a span, and its tokens before another document."""
     if not len(cuts):
         return task
@@ -241,7 +244,8 @@ def _parted(task: StepTask, cuts: Integers) -> StepTask:
     spans, goes_on = task.spans[of], first > 0
     ends_here = np.r_[of[1:] != of[:-1], True]
     spans[:, Span.TOKENS] = np.where(ends_here, spans[:, Span.TOKENS], np.r_[first[1:], 0]) - first
-    spans[:, Span.COLUMN] += first
+    assert align == 1 or not (goes_on[1:] & goes_on[:-1]).any(), "a pair has two documents"
+    spans[:, Span.COLUMN] += -(-first // align) * align
     spans[:, Located.FIRST] += first
     spans[:, Located.FIRST + 1 :] *= 1 + goes_on[:, None]
     columns = task.columns

@@ -13,13 +13,14 @@ class Part(StrEnum):
     LABELS = "labels, which say what is learned"
     SPANS = "spans, which say of which answer a document is"
     COLUMNS = "room for columns"
+    COMPACT = "compact arrays"
 
 
 HOLDS: Final[Mapping[str, frozenset[Part]]] = {
     ".safetensors": frozenset(Part),
     ".npy": frozenset({Part.LABELS}),
     ".pt": frozenset(Part),
-    ".tar": frozenset(Part),
+    ".tar": frozenset(Part) - {Part.COMPACT},
     ".bin": frozenset(),
 }
 

@@ -54,6 +54,8 @@ def problems_of_plan(
         problems += _mix(fields["mix"])
     if "output" in fields and "stages" in fields:
         problems += _lengths(fields["output"], fields["stages"], len(sources or ()))
+        if "pack" in fields:
+            problems += _alignment(fields["output"], fields["stages"], fields["pack"])
         problems += _lengths_of_sources(fields["output"], fields["stages"], fields.get("sources", {}), sources or {})
     if "output" in fields:
         problems += problems_of_use(fields, fields["output"].columns)
@@ -164,6 +166,27 @@ def _lengths(output: Output, stages: Sequence[Stage], sources: int) -> Iterator[
             f"({TOKENS_MAX}); use fewer sources or shorter sequences"
         )
         yield Problem(("sources",), what)
+
+
+def _alignment(output: Output, stages: Sequence[Stage], pack: Pack) -> Iterator[Problem]:
+    """Documents that take multiples of tokens fill rows that are such multiples."""
+    align = alignment(output, pack)
+    for length in (
+        *([output.sequence_length] if output.sequence_length else []),
+        *(one.sequence_length for one in stages),
+    ):
+        if length % align:
+            after = length + -length % align
+            what = (
+                f"documents take multiples of {align} tokens, and rows have {length}; make them {after}, or align less"
+            )
+            yield Problem(("pack", "align"), what, of_key=True)
+            return
+
+
+def alignment(output: Output, pack: Pack) -> int:
+    """A document takes a multiple of so many tokens of its row."""
+    return pack.align if isinstance(pack.align, int) else output.mesh.document_multiple
 
 
 def _lengths_of_sources(
@@ -285,6 +308,11 @@ class Plan(Part):
         """Tokens of a micro-batch; by default a row of the longest stage."""
         rows = [self.output.sequence_length or 0, *(stage.sequence_length for stage in self.stages)]
         return self.output.micro_batch_tokens or max(rows)
+
+    @property
+    def align(self) -> int:
+        """A document takes a multiple of so many tokens of its row."""
+        return alignment(self.output, self.pack)
 
     def own_problems(self) -> list[Problem]:
         return problems_of_plan(vars(self), self.sources, [list(entry.drawn) for entry in self.mix])

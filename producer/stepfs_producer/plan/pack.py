@@ -116,14 +116,28 @@ class Packed:
     cut: int
 
 
-def packed(drawn: Drawn, packing: Packing, *, rows: int, sequence_length: int) -> Packed:
+def room_of(tokens: Integers, document: Integers, align: int) -> Integers:
+    """The tokens of a row that spans take, each document's rounded up. `document`: as `documents_of` says it."""
+    second = np.where(document > 0, tokens - document, 0)
+    found: Integers = -(-(tokens - second) // align) * align - (-second // align) * align
+    return found
+
+
+def packed(
+    drawn: Drawn, packing: Packing, samples: Sequence[Samples], *, rows: int, sequence_length: int, align: int = 1
+) -> Packed:
+    """`align`: a document takes a multiple of so many tokens of its row."""
     if packing is Packing.CONCAT:
         return _concat(drawn, rows, sequence_length)
-    return _best_fit(drawn, rows, sequence_length)
+    lengths = drawn.tokens
+    if align > 1:
+        document = documents_of(drawn, np.arange(len(lengths)), samples)
+        lengths = room_of(np.array(lengths, np.int64), document, align).tolist()
+    return _best_fit(drawn, lengths, rows, sequence_length)
 
 
-def _best_fit(drawn: Drawn, rows: int, length: int) -> Packed:
-    row = best_fit(drawn.tokens, rows=rows, sequence_length=length)
+def _best_fit(drawn: Drawn, lengths: Sequence[int], rows: int, length: int) -> Packed:
+    row = best_fit(lengths, rows=rows, sequence_length=length)
     kept = len(row)
     return Packed(
         kept,
@@ -180,11 +194,11 @@ def addresses(drawn: Drawn, packed: Packed, samples: Sequence[Samples], columns:
     return table
 
 
-def documents_of(drawn: Drawn, packed: Packed, samples: Sequence[Samples]) -> Integers:
-    """Per span: `Samples.document` of its record."""
-    found = np.zeros(len(packed.sample), np.int64)
-    source = np.array(drawn.source, np.int64)[packed.sample]
-    number = np.array(drawn.number, np.int64)[packed.sample]
+def documents_of(drawn: Drawn, sample: Integers, samples: Sequence[Samples]) -> Integers:
+    """Per span: `Samples.document` of its record. `sample`: of each span, its index into the draw."""
+    found = np.zeros(len(sample), np.int64)
+    source = np.array(drawn.source, np.int64)[sample]
+    number = np.array(drawn.number, np.int64)[sample]
     for index, one in enumerate(samples):
         if one.document is not None:
             mine = np.flatnonzero(source == index)
@@ -229,14 +243,14 @@ def by_document(columns: Mapping[str, Integers], document: Integers) -> tuple[di
     return found, span
 
 
-def placed(table: Integers, row: Integers, dealt: Integers) -> Integers:
-    """The spans with their places, in reading order; those of a row in the order drawn."""
+def placed(table: Integers, row: Integers, dealt: Integers, room: Integers) -> Integers:
+    """The spans with their places, in reading order; those of a row in the order drawn. `room`: as `room_of`."""
     place_of = np.empty(dealt.size, np.int64)
     place_of[dealt.reshape(-1)] = np.arange(dealt.size)
     order = np.argsort(place_of[row], kind="stable")
     spans, place = table[order], place_of[row][order]
-    ends = np.cumsum(spans[:, Span.TOKENS])
-    begins = ends - spans[:, Span.TOKENS]
+    ends = np.cumsum(room[order])
+    begins = ends - room[order]
     starts_row = np.flatnonzero(np.r_[True, place[1:] != place[:-1]])
     spans[:, Span.COLUMN] = begins - np.repeat(begins[starts_row], np.diff(np.r_[starts_row, len(place)]))
     rest, spans[:, Span.ROW] = np.divmod(place, dealt.shape[2])

@@ -17,7 +17,7 @@ from stepfs_producer.plan.holds import HOLDS, lack
 from stepfs_producer.plan.holds import Part as PartOfFile
 from stepfs_producer.plan.part import Key, Part
 from stepfs_producer.plan.rules import Exhausted, Packing
-from stepfs_producer.plan.sources import Column, Length, Long, SourceFiles
+from stepfs_producer.plan.sources import LENGTH_MAX, Column, Length, Long, SourceFiles
 from stepfs_producer.plan.values import (
     Parsed,
     Problem,
@@ -32,8 +32,10 @@ from stepfs_producer.plan.values import (
 
 _COLUMNS_MAX: Final = 16
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,23}", re.ASCII)
+_MESH: Final = "mesh"
 _TAKEN: Final = frozenset({
-    "input_ids", "labels", "position_ids", "doc_ids", "cu_seqlens", "cu_seqlens_offsets", "spans", "sources",
+    "input_ids", "labels", "position_ids", "doc_ids", "cu_seqlens", "cu_seqlens_offsets", "cu_seqlens_true", "spans",
+    "last_labels", "label_bits", "sources",
     "sequence_length", "micro", "tokens", "boundaries", "source", "record", "first",
 })  # fmt: skip  # names of a file's arrays, facts and dimensions, and of the columns for cost functions
 
@@ -129,11 +131,16 @@ class Output(Part):
     """A multiple of every stage's sequence length; by default the longest."""
     labels: Annotated[Literal["shifted", "same"], choice("kind of labels", ("shifted", "same"))] = "shifted"
     """shifted: y[i] = x[i+1]; same: y = x, for models that shift by themselves."""
+    arrays: Annotated[Literal["full", "compact"], choice("kind of arrays", ("full", "compact"))] = "full"
+    """compact: those that determine the others, a tenth of the bytes; `StepDataset` gives back the full ones."""
     columns: dict[str, Column] = field(default_factory=dict)
     """By name: arrays that transforms give beside the tokens."""
 
     def own_problems(self) -> list[Problem]:
-        return list(problems_of_columns(self.columns, self.ext))
+        problems = list(problems_of_columns(self.columns, self.ext))
+        if self.arrays == "compact" and (what := lack(self.ext, PartOfFile.COMPACT)):
+            problems.append(Problem(("arrays",), what, of_key=True))
+        return problems
 
 
 class Stage(Part):
@@ -197,6 +204,10 @@ class Mix(Part):
         }
 
 
+def _alignment(value: object) -> int | str:
+    return _MESH if value == _MESH else whole(1, LENGTH_MAX).parse(value)
+
+
 class Pack(Part):
     """How documents become rows."""
 
@@ -205,6 +216,16 @@ class Pack(Part):
 
     method: Annotated[Packing, choice("method", Packing)] = Packing.BEST_FIT
     """best_fit cuts no document that fits a row; concat lays them end to end and cuts where a row is full."""
+    align: Annotated[
+        int | Literal["mesh"], Parsed(_alignment, {"anyOf": [whole(1, LENGTH_MAX).schema, {"const": _MESH}]})
+    ] = 1
+    """Each document takes a multiple of so many tokens of its row, padded; `mesh`: 2 × cp × tp, as context and sequence
+    parallelism cut it."""
+
+    def own_problems(self) -> list[Problem]:
+        if self.align == 1 or self.method is Packing.BEST_FIT:
+            return []
+        return [Problem(("align",), "concat lays documents end to end; use best_fit, or remove align", of_key=True)]
 
 
 class Cost(Part):

@@ -16,7 +16,7 @@ from stepfs.errors import RefusedError
 from stepfs_producer.plan.balance import deal
 from stepfs_producer.plan.cost import TOKENS, row_costs
 from stepfs_producer.plan.mix import ONE, Drawn, account, draw, with_live_debts
-from stepfs_producer.plan.pack import Packed, addresses, by_document, documents_of, joined, packed, placed
+from stepfs_producer.plan.pack import Packed, addresses, by_document, documents_of, joined, packed, placed, room_of
 from stepfs_producer.plan.rules import Exhausted, Packing, Rules
 from stepfs_producer.plan.samples import Ahead, Samples, samples_after
 from stepfs_producer.plan.spans import Span
@@ -71,7 +71,7 @@ class Planner:
                 name,
                 state.sources[name],
                 ahead.get(name, Ahead()),
-                sequence_length=rules.stages.sample_length(state.step, name),
+                sequence_length=self._longest(state.step, name),
                 long=rules.sources[name].long,
                 skips=rules.sources[name].skips,
                 pairs=rules.sources[name].pairs,
@@ -87,6 +87,11 @@ class Planner:
             why = f"; its last {lost} tokens were of records longer than a row, and dropped" if lost else ""
             return End(f"every source is exhausted{why}")
         return self._plan(state, samples, *self._weights(state, shares, live), length)
+
+    def _longest(self, step: int, name: str) -> int:
+        """The tokens that a sample of the source may have; both documents of a pair have to fit when they are rounded up."""
+        most = self._rules.stages.sample_length(step, name)
+        return max(most - self._rules.align + 1, 1) if self._rules.sources[name].pairs else most
 
     def _weights(self, state: State, shares: Sequence[int], live: Sequence[bool]) -> tuple[list[int], list[int]]:
         """Shares and debts of this step; debts of sources without a share, former ones too, are handed on."""
@@ -114,10 +119,10 @@ class Planner:
             return End(f"source {samples[drawn.ended].name} is exhausted")
         if not drawn.tokens:
             return End("every source is exhausted")
-        kept = packed(drawn, rules.packing, rows=rows, sequence_length=length)
+        kept = packed(drawn, rules.packing, samples, rows=rows, sequence_length=length, align=rules.align)
         fill_rows = [rules.stages.sample_length(state.step, name) == length for name in self._names]
         found = addresses(drawn, kept, samples, len(rules.columns))
-        table, row, document = joined(found, kept.row, documents_of(drawn, kept, samples), np.array(fill_rows))
+        table, row, document = joined(found, kept.row, documents_of(drawn, kept.sample, samples), np.array(fill_rows))
         spans = {one.name.lower(): table[:, one] for one in (Span.TOKENS, Span.SOURCE, Span.RECORD, Span.FIRST)}
         spans |= {name: table[:, len(Span) + index] for index, name in enumerate(rules.columns)}
         columns, span_of = by_document(spans, document)
@@ -154,7 +159,7 @@ class Planner:
             dealt.shape,
             tuple(self._names),
             tuple(shares),
-            placed(table, row, dealt),
+            placed(table, row, dealt, room_of(table[:, Span.TOKENS], document, rules.align)),
             costs[dealt].sum(axis=2),
             kept.cut,
             lost,

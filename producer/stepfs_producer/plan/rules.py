@@ -53,6 +53,7 @@ class Rules:
     micro_batches: int = 1
     micro_batch_tokens: int = 4096
     packing: Packing = Packing.BEST_FIT
+    align: int = 1  # a document takes a multiple of so many tokens of its row
     cost: CostModel = field(default_factory=CostModel)
     columns: tuple[str, ...] = ()  # that samples may have, in order of names
     loads: tuple[str, ...] = ()  # several to be balanced in place of the cost: `TOKENS`, or columns
@@ -71,6 +72,7 @@ class Rules:
         assert self.step_tokens <= _DEBT_TOKENS_MAX
         for length in self.stages.every():
             assert self.micro_batch_tokens % length == 0
+            assert length % self.align == 0
             assert length * len(self.sources) <= _DEBT_TOKENS_MAX
 
     @property

@@ -119,6 +119,8 @@ def payload_spec(plan: Plan, *, padding: int, vocabulary: int) -> PayloadSpec:
         output.files == "micro_batches",
         column_specs(plan),
         any(source.pair is not None for source in plan.sources.values()),
+        output.arrays == "compact",
+        plan.align,
     )
 
 
@@ -252,6 +254,7 @@ def _rules(plan: Plan, listings: Mapping[str, str], identity_of: Mapping[str, st
         micro_batches=plan.output.micro_batches,
         micro_batch_tokens=plan.micro_batch_tokens,
         packing=plan.pack.method,
+        align=plan.align,
         cost=_cost(plan),
         columns=tuple(column.name for column in column_specs(plan)),
         loads=plan.balance.loads,

@@ -182,7 +182,7 @@ class _RunSession:
     async def run(self) -> RunResult:
         options = self.options
         prepared = await looked_up(self.place)  # before a lake is created on behalf of a mistake
-        encoder_for(prepared.payloads.ext, vocabulary=prepared.payloads.vocabulary)  # or torch is missing
+        encoder_for(prepared.payloads)  # or torch is missing
         async with (
             self._store() as store,
             open_engine(options, self.place.directory, prepared, self.say) as (engine, most),

@@ -102,6 +102,16 @@ def _documents(
         at = until
 
 
+def index_of(lengths: Integers, kind: np.dtype[Any]) -> bytes:
+    """The `.idx` file of documents that stand end to end in a `.bin`, one sequence each. `lengths`: their tokens."""
+    code = next(code for code, name in _TYPES.items() if np.dtype(name) == kind)
+    ends = np.cumsum(lengths, dtype=np.int64) * kind.itemsize
+    pointers = np.concatenate([[0], ends])[: len(lengths)].astype("<i8")
+    head = _HEADER.pack(_MAGIC, 1, code, len(lengths), len(lengths) + 1)
+    documents = np.arange(len(lengths) + 1, dtype="<i8")
+    return b"".join([head, lengths.astype("<i4").tobytes(), pointers.tobytes(), documents.tobytes()])
+
+
 class _Index:
     """The parts of an `.idx` file, each an array somewhere in it."""
 

@@ -84,7 +84,7 @@ def make_step(
     spec: PayloadSpec, step: StepSpans, ranks: Sequence[int] | None, *groups: SampleGroup
 ) -> tuple[list[bytes], list[int]]:
     """The payloads of a step, or of some of its ranks; see `construct`."""
-    task = gathered(step, groups, pairs=spec.pairs)
+    task = gathered(step, groups, pairs=spec.pairs, align=spec.align)
     return construct(spec, task if ranks is None else cut_to(task, ranks))
 
 
