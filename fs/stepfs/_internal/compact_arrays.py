@@ -36,7 +36,7 @@ def expand(batch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _expanded(compact: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    ids, spans = compact["input_ids"].astype(np.int64), compact["spans"].astype(np.int64)
+    ids, spans = compact["input_ids"], compact["spans"].astype(np.int64)
     micro, width = ids.shape
     begins = spans[:, _MICRO] * width + spans[:, _START]
     ends = begins + spans[:, _TOKENS]
@@ -46,7 +46,8 @@ def _expanded(compact: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     first = np.searchsorted(spans[:, _MICRO], np.arange(micro))  # span of each micro-batch
     documents = np.full(len(sizes), _NO_DOCUMENT, np.int32)
     documents[1::2] = np.arange(len(spans)) - first[spans[:, _MICRO]]
-    positions = np.arange(ids.size, dtype=np.int32) - np.repeat(edges[:-1].astype(np.int32), sizes)
+    positions = np.arange(ids.size, dtype=np.int32)
+    positions -= np.repeat(edges[:-1].astype(np.int32), sizes)
     last = compact.get("last_labels")
     labels = np.empty(ids.size, np.int64)
     if last is None:
@@ -62,7 +63,7 @@ def _expanded(compact: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         learned = np.unpackbits(bits, axis=1, count=width, bitorder="little")
         labels[learned.ravel() == 0] = IGNORED
     return {
-        "input_ids": ids,
+        "input_ids": ids.astype(np.int64),
         "labels": labels.reshape(ids.shape),
         "position_ids": positions.reshape(ids.shape),
         "doc_ids": np.repeat(documents, sizes).reshape(ids.shape),
