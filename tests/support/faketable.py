@@ -8,7 +8,7 @@ import trio
 from crc32c import crc32c
 
 from stepfs.data.slices import Shelter
-from stepfs.errors import AbsentError, OtherHistoryError
+from stepfs.errors import AbsentError, NewerFormatError, OtherHistoryError
 from stepfs.format.grid import Grid
 from stepfs.format.identity import LakeIdentity
 from stepfs.format.ids import SEGMENT_STEPS, Epoch, SegmentIndex, SliceIndex, Step, Version
@@ -37,6 +37,7 @@ class FakeTable:
         self.load_gate: trio.Event | None = None
         self.load_errors: list[Exception] = []
         self.astray: OtherHistoryError | None = None
+        self.newer: NewerFormatError | None = None
 
     def commit(self, count: int = 1) -> None:
         now = CREATED_MS + 1000 * (self.state.version + 2)

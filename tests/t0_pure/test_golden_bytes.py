@@ -1,4 +1,5 @@
-"""The bytes of every stored object: from the first release on they bind, and a change here is a new format.
+"""The bytes of every stored object: from the first release on they bind, and a change here is a new format. What a later
+version adds to them stops who must know it, and is kept by who need not.
 
 They stand as SHA-256: `decode` of the same test says what a byte means.
 """
@@ -8,9 +9,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from stepfs import __version__
+from stepfs.errors import NewerFormatError
+from stepfs.format import codec
+from stepfs.format.codec import HEADER_BYTES, Kind, encode, envelope_bytes, unpack
 from stepfs.format.commit import Commit, CommitKind, Origin, decode_commit, encode_commit
 from stepfs.format.control import ControlRecord, GroupRecord, decode_control, encode_control
 from stepfs.format.grid import Grid
@@ -31,6 +37,8 @@ from stepfs.format.snapshot import (
 from stepfs.format.tgb import FOOTER_BYTES, HEADER, Descriptor, build, read_footer, read_header, read_index
 
 LAKE = "0123456789abcdef" * 2
+PATCH = pytest.MonkeyPatch()
+PATCH.setattr(codec, "WRITER", "stepfs 0.1.0")  # of the objects below, whatever version this is
 IMAGE = build(
     lake_id=LAKE, producer_id="p", epoch=Epoch(1), seq=7, payloads=[b"slice zero", b"one"], records=[2, 1],
 )  # fmt: skip
@@ -58,7 +66,7 @@ CONTROL = ControlRecord(
     deleted_bytes=1 << 60,
     groups={
         "run": GroupRecord(start=Step(10), kept=(Step(20), Step(30)), recorded=(Step(30), Step(20))),
-        "fork:" + "e" * 32: GroupRecord(start=Step(10), fork="file:///new"),
+        ":fork/" + "e" * 32: GroupRecord(start=Step(10), fork="file:///new"),
     },
     minima=((4, Step(10)), (9, Step(12))),
     pauses_asked=3,
@@ -101,16 +109,19 @@ OBJECTS: dict[str, tuple[bytes, Callable[[bytes, str], object], object]] = {
     "node": (encode_node(LAKE, NODE), with_lake(decode_node), NODE),
 }
 
+INDEX_AT, INDEX_BYTES = read_footer(b"".join(IMAGE.parts)[-FOOTER_BYTES:], size=IMAGE.size, what="tgb")
+PATCH.undo()
+
 GOLDEN: dict[str, str] = {
-    "lake": "a6166a0fc774511f40dd00aa2d5a5d5be0032326fd03b26de2df9219956ebd13",
-    "data commit": "e95c3362e51b888ac3ac08d9ef88824fd08387720f4f912ad9e36213f2142c27",
-    "epoch commit": "719114925b7798a63aedcd2c20a6ac9550307950ce921cc7ca6f1adbe5e87113",
+    "lake": "31db0b90972932cf77b9ee5c991f010ca337cb064df618509354f8cc2efebb91",
+    "data commit": "0ad8688a3285df12d56069549b238495f30c5e0c2abbf43a34cce5e6c1d1fc0c",
+    "epoch commit": "057167033dce16759a5d12aa834da8e4036685eaa91676e6b6a12f45e19d010b",
     "origin commit": "35f28c5db9d1c68954eb2795def6cf542e99dff506589de8e2ba4bbe0a3677c1",
-    "control": "7870e433373159e74565e0757bbe86ab78660b43ddbe1feb1ff72cf461a12502",
-    "snapshot": "faa6bc6ad28c3a432d97d4bac38e4281180bc8dad288b229d547d2d4a70da588",
-    "segment": "50f86e2bb3173d79a9aa17d3032036ed84b3697f3e6734c83212db8601322bc4",
+    "control": "c81cca6816d5d717440d6337569bdea8d11b8bfb026ffe992146383bd2c75e54",
+    "snapshot": "c718ad0fb428c9c8d16c0879628a910d374f997a5f8709884aca6b80c5652993",
+    "segment": "a1d2325ff8a8199d68e1d792d962eb053133d76937a6ea6a91fa45317a2cf5b1",
     "node": "883ea2555b618b3485201841f66750c090f6d9c470c8ae56566082e6077e9178",
-    "tgb": "167241259dc222a491f5fad9fae68bf658eb27bdd32bb964fe8ce50b0c935d1c",
+    "tgb": "014d933c6ba5f9552cf7a6201aae9c10be2e89ddad940ef20f9871ce1fe21440",
 }
 
 
@@ -129,6 +140,83 @@ def test_the_bytes_of_a_tgb() -> None:
     index = read_index(data[offset : offset + length], size=len(data), what="tgb")
     assert (index.lake_id, index.producer_id, index.seq) == (LAKE, "p", 7)
     assert data[TGB.slice(SliceIndex(1)).offset :].startswith(b"one")
+
+
+def changed(data: bytes, change: Callable[[Any], object]) -> bytes:
+    """The object as a later version would write it; of a segment, its first entry."""
+    end = envelope_bytes(data, "x")
+    body = unpack(data[HEADER_BYTES:end], "x")
+    change(body)
+    fresh = encode(Kind(data[6]), body)  # type: ignore[arg-type]
+    return fresh + data[max(end, len(fresh)) :]
+
+
+def map_of(data: bytes) -> Any:
+    return unpack(data[HEADER_BYTES : envelope_bytes(data, "x")], "x")
+
+
+TGB_INDEX = b"".join(IMAGE.parts)[INDEX_AT : INDEX_AT + INDEX_BYTES]
+ALL = {name: (data, decode) for name, (data, decode, _) in OBJECTS.items()} | {
+    "tgb index": (TGB_INDEX, lambda data, what: read_index(data, size=IMAGE.size, what=what))
+}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_what_an_object_needs_stops_a_reader_that_lacks_it(name: str) -> None:
+    data, decode = ALL[name]
+    decode(changed(data, lambda body: body.update(needs=[])), name)
+    with pytest.raises(
+        NewerFormatError, match=f"^{name}.*: needs pins, which this stepfs does not have; upgrade stepfs$"
+    ):
+        decode(changed(data, lambda body: body.update(needs=["pins"])), name)
+
+
+def more(*path: object) -> Callable[[Any], object]:
+    """Put keys of a later version into a map of an object."""
+
+    def put(body: Any) -> None:
+        for part in path:
+            body = body[part]
+        body.update({"later": [1, {"x": b"y"}], "needs": []} if not path else {"owner": "alice"})
+
+    return put
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "again"),
+    [
+        ("control", (), lambda value: encode_control(LAKE, value)),
+        ("control", ("groups", 0), lambda value: encode_control(LAKE, value)),
+        ("snapshot", (), encode_snapshot),
+        ("snapshot", ("producer_states", 0), encode_snapshot),
+        ("snapshot", ("origins", 0), encode_snapshot),
+        ("snapshot", ("steps", 0), encode_snapshot),
+        ("segment", (), lambda value: encode_segment(LAKE, 2, value)),
+    ],
+)  # fmt: skip
+def test_keys_of_a_later_version_outlive_what_this_one_writes(
+    name: str, path: tuple[object, ...], again: Callable[[Any], bytes]
+) -> None:
+    data, decode, _ = OBJECTS[name]
+    later = changed(data, more(*path))
+    assert map_of(later) != map_of(data)
+    assert map_of(again(decode(later, name))) | {"writer": ""} == map_of(later) | {"writer": ""}
+
+
+def test_the_keys_of_a_descriptor_come_from_a_commit_into_what_is_made_of_it() -> None:
+    commit = decode_commit(changed(encode_commit(COMMIT), more("tgbs", 0)), "x")
+    entries = tuple(replace(each, tgb=commit.tgbs[0]) for each in SEGMENT.entries)
+    assert map_of(encode_segment(LAKE, 2, replace(SEGMENT, entries=entries)))["owner"] == "alice"
+    assert map_of(encode_snapshot(replace(STATE, tail=(replace(STATE.tail[0], tgb=commit.tgbs[0]),))))["steps"][0][
+        "owner"
+    ]
+
+
+def test_objects_name_their_writer() -> None:
+    """But for those that are functions of the history, and the many."""
+    named = {name for name, (data, _) in ALL.items() if "writer" in map_of(data)}
+    assert named == {"lake", "epoch commit", "control", "tgb index"}
+    assert map_of(encode_lake(IDENTITY))["writer"] == f"stepfs {__version__}"
 
 
 def _shown(data: bytes) -> str:

@@ -25,6 +25,7 @@ from stepfs.format.codec import (
     HEADER_BYTES,
     WEIGHT_FREE,
     WEIGHT_PER_BYTE,
+    WRITER,
     Kind,
     check_shape,
     decode,
@@ -459,6 +460,7 @@ def body(identity):
 def test_what_a_lake_without_promises_stores():
     assert body(PLAIN) == {
         "lake": "a" * 32, "slices": 2, "grid": {"ranks": 2, "micro": 1, "cp": 1, "files": [""]}, "ext": ".npy", "created": 7,
+        "writer": WRITER,
     }  # fmt: skip
 
 

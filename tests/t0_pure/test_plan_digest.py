@@ -21,7 +21,7 @@ from stepfs_producer.plan.file.digest import differences, normalised, plan_diges
 from stepfs_producer.plan.file.yaml_file import read_plan
 from stepfs_producer.plan.mix import ONE
 from stepfs_producer.plan.model import Plan, parsed_plan
-from stepfs_producer.plan.part import Part, keys_of
+from stepfs_producer.plan.part import Part, _keys, keys_of
 from stepfs_producer.plan.parts import Balance, Cost, Mix, Output, Pack, Stage, Until
 from stepfs_producer.plan.rules import Exhausted, Packing
 from stepfs_producer.plan.sources import (
@@ -40,7 +40,7 @@ from stepfs_producer.plan.sources import (
     Text,
     Tokenizer,
 )
-from stepfs_producer.run.prepare import CompiledPlan, compile_plan, payload_spec
+from stepfs_producer.run.prepare import CompiledPlan, _identity_of, compile_plan, payload_spec
 from stepfs_producer.sources.record import SourceSpec
 from stepfs_producer.transforms.documents import ChatSpec, TokenizerSpec
 
@@ -399,3 +399,20 @@ def test_a_key_is_declared_once(found: Any, parts: tuple[type[Part], ...]) -> No
     """What workers get is the parts themselves, and what a run has found for them."""
     keys = {one.name for part in parts for one in keys_of(part)}
     assert not keys & set(getattr(found, "_fields", None) or (one.name for one in dataclasses.fields(found)))
+
+
+def test_a_key_that_came_later_says_nothing_while_it_is_its_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a run goes on under the version that brought it, and under the one before."""
+
+    def plan(**settings: str) -> Plan:
+        return Plan(output=SHORT.output, sources={"a": Jsonl("x", **settings)})  # type: ignore[arg-type]
+
+    usual, changed = plan(), plan(text_field="body")
+    with_key, digest, identity = normalised(usual), plan_digest(changed), _identity_of(changed.sources["a"])
+    keys = tuple(key._replace(later=key.name == "text_field") for key in keys_of(Jsonl))
+    monkeypatch.setitem(_keys, Jsonl, keys)
+    del with_key["sources"]["a"]["text_field"]
+    assert normalised(usual) == with_key
+    assert plan_text(plan_of_text(plan_text(usual))) == plan_text(usual)
+    assert (plan_digest(changed), _identity_of(changed.sources["a"])) == (digest, identity)
+    assert "text_field" not in _identity_of(usual.sources["a"])

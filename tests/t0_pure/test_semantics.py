@@ -101,7 +101,11 @@ HELD_BY = {  # the promise: its tests, or files of them
         "test_every_kind_of_reader_that_opened_before_the_commit_gets_the_true_bytes",
         "test_steps_beyond_the_end_of_a_sealed_lake_are_refused",
     ),
-    18: ("test_wait_files_block_in_read_and_give_the_directorys_name", "test_a_wait_file_expires_like_every_wait"),
+    18: (
+        "test_wait_files_block_in_read_and_give_the_directorys_name",
+        "test_a_wait_file_expires_like_every_wait",
+        "test_nobody_waits_for_what_a_later_version_commits",
+    ),
     19: (
         "test_waiting_readers_die_within_half_a_second",
         "test_waiters_queued_on_the_directorys_lock_share_the_first_ones_deadline",

@@ -54,7 +54,7 @@ class Stores:
 
 async def holders(world: World) -> set[str]:
     groups = await list_groups(process(world, "operator"), world.identity)
-    return {name for name in groups if name.startswith("fork:")}
+    return {name for name in groups if name.startswith(":fork/")}
 
 
 async def is_whole(world: World, place: ObjectMap, steps: list[int]) -> LakeIdentity:

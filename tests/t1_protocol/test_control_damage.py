@@ -127,8 +127,9 @@ async def test_no_record_but_the_newest_is_needed(world: World, number: int, spo
     await follower.confirm()
     assert follower.first_live_step == LAST
     assert (await reclaimer.run()).first_live_step == LAST
-    (damage,) = await verify_metadata(process(world, "verify"), world.identity)
-    assert damage.key == keys[number]
+    found = await verify_metadata(process(world, "verify"), world.identity)
+    of_later = spoil is of_a_newer_format  # nobody reads it, so nothing is said of it
+    assert [damage.key for damage in found] == ([] if of_later else [keys[number]])
 
 
 @scenario(small, on=aged)

@@ -60,7 +60,7 @@ async def retired_by_hand(world: World, place: ObjectMap) -> set[str]:
     others = await holders(world) - {group_name(made)}
     for name in others:
         await group(world, name).retire()
-        for key in [key for key in place.objects if key.startswith(name.removeprefix("fork:"))]:
+        for key in [key for key in place.objects if key.startswith(name.removeprefix(":fork/"))]:
             place.remove(key)
     return others
 
@@ -255,15 +255,15 @@ async def test_a_copy_of_a_fork_releases_nothing_in_the_parent_and_says_how(worl
     copy = Stores.of(world, copied, "copy")
     copy.child.url = COPY
     await let_go(copy, child, step)
-    assert (await group(world, f"fork:{child.lake_id}").read()).need == NEED  # type: ignore[union-attr]
+    assert (await group(world, f":fork/{child.lake_id}").read()).need == NEED  # type: ignore[union-attr]
     (record,) = caplog.records
     ends = "13 --keep 1" if step == 11 else "--retire"
-    assert record.getMessage().endswith(f"stepfs checkpoint {stores.parent.url} --group fork:{child.lake_id} {ends}")
+    assert record.getMessage().endswith(f"stepfs checkpoint {stores.parent.url} --group :fork/{child.lake_id} {ends}")
     await checkpoint(world, "run", 14)
     await clean(world)
     await is_whole(world, place, AROUND)
     await let_go(stores, child, step)
-    assert await holders(world) == ({f"fork:{child.lake_id}"} if step == 11 else set())
+    assert await holders(world) == ({f":fork/{child.lake_id}"} if step == 11 else set())
 
 
 @pytest.mark.logs("holds the steps of this fork no more")
@@ -325,8 +325,8 @@ async def test_a_name_on_record_makes_no_fork_delete_anything(world: World) -> N
     place = ObjectMap()
     victim = await Stores.of(world, place, "victim").fork(world.identity)
     mine = {key for key in place.objects if key.startswith(victim.lake_id)}
-    await group(world, f"fork:{victim.lake_id}/data").register("memory://the fork")
-    await group(world, "fork:").register("memory://the fork")
+    await group(world, f":fork/{victim.lake_id}/data").register("memory://the fork")
+    await group(world, ":fork/").register("memory://the fork")
     with pytest.raises(RefusedError, match="is a lake already"):
         await Stores.of(world, place, "next").fork(world.identity)
     assert mine <= place.objects.keys()

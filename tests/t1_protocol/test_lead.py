@@ -337,4 +337,4 @@ async def test_a_producer_that_is_full_is_told_of_the_fork_that_holds_the_bytes(
         await group.replace(frozenset({Step(3)}))
         with trio.move_on_after(2 * SAY_AFTER_S):
             await feed(producer, 1000)
-    assert f"group 'fork:{identity.lake_id}' needs all from step 0" in caplog.text
+    assert f"group ':fork/{identity.lake_id}' needs all from step 0" in caplog.text

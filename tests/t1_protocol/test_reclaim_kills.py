@@ -49,6 +49,7 @@ from stepfs.format.keys import (
     snapshot_prefix,
     source_listing_key,
 )
+from stepfs.format.snapshot import decode_snapshot
 from stepfs.lake.control import Group
 from stepfs.lake.fork import Cut, fork
 from stepfs.lake.identity import create_lake, open_lake
@@ -81,6 +82,22 @@ async def test_one_reclaim_leaves_exactly_what_is_needed(world: World) -> None:
 
 def test_a_reclaim_killed_at_any_await_is_finished_by_the_next() -> None:
     assert killed_everywhere(grown_and_littered, clean, cleaned) > 60
+
+
+async def grown_with_one_old_snapshot(world: World) -> None:
+    """The snapshots are lost, but for the first and those behind the need: all between is dead, by its segments alone."""
+    await grown_and_littered(world)
+    prefix = snapshot_prefix(world.identity.lake_id)
+    states = {key: decode_snapshot(body, key) for key, body in world.shared.objects.items() if key.startswith(prefix)}
+    below = sorted(key for key, state in states.items() if state.next_step <= NEED)
+    assert states[below[0]].next_step < 2 * SEGMENT <= states[below[-1]].next_step
+    for key in below[1:]:
+        world.shared.remove(key)
+
+
+def test_a_snapshot_below_the_cut_may_name_segments_that_a_killed_reclaimer_has_deleted() -> None:
+    """Data goes before its segment: what is gone with it has no step left to look for."""
+    assert killed_everywhere(grown_with_one_old_snapshot, clean, cleaned) > 60
 
 
 def test_a_group_may_come_back_after_a_reclaimer_was_killed() -> None:

@@ -495,7 +495,7 @@ async def test_runs_that_read_the_replica_hold_the_lake_and_its_producers(world:
     await run.add(Step(10_000), keep=1)  # a mistake there is none here
     assert (await looked()).need == STEPS - 1
     await run.retire()
-    child = Group(Control(pair.store, world.identity, TrioClock()), f"fork:{'ab' * 16}")
+    child = Group(Control(pair.store, world.identity, TrioClock()), f":fork/{'ab' * 16}")
     await child.register("memory://a fork of it")
     assert await looked() is None, "which has its data there"
 

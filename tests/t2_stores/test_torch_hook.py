@@ -328,6 +328,10 @@ def test_a_mount_that_shows_steps_that_the_lake_has_lost_records_no_checkpoint(l
     (tmp_path / ".stepfs/status.json").write_text(json.dumps(status))
     hook(10)
     assert kept(lake) == [10]
+    store |= {"reachable": True, "trouble": "upgrade stepfs", "upgrade_needed": True}  # what it shows is there
+    (tmp_path / ".stepfs/status.json").write_text(json.dumps(status))
+    hook(20)
+    assert kept(lake) == [10, 20]
 
 
 class _Mounted:

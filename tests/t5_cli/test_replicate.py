@@ -289,8 +289,8 @@ def test_what_a_copy_holds_says_whose_it_is_and_how_it_ends(home, copy):
     stepfs("checkpoint", copy, "--group", "far", "--new-group", 2)
     said = stepfs("replicate", home, copy).out.splitlines()
     (name,) = held(home)
-    assert (name.startswith("replica:"), held(home)) == (True, {name: copy})
-    assert held(copy) == {"far": None, "home": None}
+    assert (name.startswith(":replica/"), held(home)) == (True, {name: copy})
+    assert held(copy) == {"far": None, ":home": None}
     assert f"{name} of {copy} " in stepfs("status", home).out
     ends = f"stepfs checkpoint {home} --group {name} --retire"
     assert said[1] == f"until this runs again, {home} keeps what is needed at {copy} now; to end that: {ends}"
@@ -298,16 +298,17 @@ def test_what_a_copy_holds_says_whose_it_is_and_how_it_ends(home, copy):
     assert held(home) == {}
     stepfs("checkpoint", copy, "--group", "far", "--retire")
     assert len(stepfs("replicate", home, copy).out.splitlines()) == 1
-    refused(2, f"group '{name}': stepfs keeps steps", "checkpoint", home, "--group", name, 3, "--new-group")
-    refused(2, "group 'home': stepfs keeps steps", "checkpoint", copy, "--group", "home", 3)
-    assert stepfs("checkpoint", copy, "--group", "home", "--retire").code == 0
+    refused(2, f"group '{name}': names with ':'", "checkpoint", home, "--group", name, 3, "--new-group")
+    refused(2, "group ':home': names with ':'", "checkpoint", copy, "--group", ":home", 3)
+    assert stepfs("checkpoint", copy, "--group", ":home", "--retire").code == 0
 
 
-@pytest.mark.parametrize("name", ["home", "replica:0123", f"fork:{'ab' * 16}"])
+@pytest.mark.parametrize("name", [":home", ":replica/0123", "a:b", f":fork/{'ab' * 16}"])
 def test_no_run_has_a_name_under_which_stepfs_keeps_steps(home, copy, name):
     """At every door, of a lake and of its replica, which it may be read from later."""
     replicated(home, copy)
-    said = f"group {name!r}: stepfs keeps steps for replicas and forks under such names; name the run otherwise"
+    other = name.strip(":").replace(":", "-")
+    said = f"group {name!r}: names with ':' are those under which stepfs keeps steps for replicas and forks; take {other!r}"
     for url in (home, copy):
         with pytest.raises(UsageError, match=said), Lake(url, group=name, memory="64M"):
             pass
@@ -316,10 +317,11 @@ def test_no_run_has_a_name_under_which_stepfs_keeps_steps(home, copy, name):
         with pytest.raises(UsageError, match=said):
             CheckpointHook(url, group=name)
         before = held(url)
-        if not name.startswith("fork:"):  # an operator may hold on to what a fork shares
+        if not name.startswith(":fork/"):  # an operator may hold on to what a fork shares
             refused(2, said, "checkpoint", url, "--group", name, 3, "--new-group")
             refused(2, said, "checkpoint", url, "--group", name, 3, "--resumed")
         assert held(url) == before
+        assert stepfs("checkpoint", url, "--group", other, 3, "--new-group").code == 0
 
 
 def test_a_copy_that_begins_later_says_what_it_has(home, copy):

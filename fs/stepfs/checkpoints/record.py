@@ -50,7 +50,7 @@ def check_on_mount(next_step: int, directory: Path) -> int:
     """
     status: Any = read_status(directory)
     store = status["store"]
-    if store["reachable"] and store["trouble"]:
+    if store["reachable"] and store["trouble"] and not store.get("upgrade_needed"):
         raise OtherHistoryError(f"{directory}: {store['trouble']}")
     why = breaks_order(next_step, status["order_needs_from"])
     if why:

@@ -187,9 +187,9 @@ class Follower:
             facts = {"step": state.next_step - 1, "version": state.version}
             _log.warning("cannot follow the lake (%s): %s", quiet, error, extra=facts)
         self._failure = str(error)
-        if self.reader.astray is not None:
+        if self.reader.astray is not None or self.reader.newer is not None:
             self.on_change()
-            self.changes.notify()  # nobody waits for a step of this history
+            self.changes.notify()  # nobody waits for a step that is never seen here
         self.pace.failed()
 
 

@@ -19,7 +19,7 @@ import trio
 
 from stepfs._internal.clock import SystemClock, state_text
 from stepfs._internal.histogram import Histogram
-from stepfs.errors import AbsentError, OtherHistoryError, ReclaimedError, StepfsError, StoreUnreachableError
+from stepfs.errors import AbsentError, ReclaimedError, StepfsError, StoreUnreachableError
 from stepfs.follow.changes import Changes
 from stepfs.format.ids import Step
 from stepfs.format.snapshot import LogState, StepEntry
@@ -129,7 +129,7 @@ class Waits:
     async def for_commit(self, step: Step, pid: int) -> WaitOutcome:
         """Wait until `step` is committed. After READY the step may already have been reclaimed.
 
-        `OtherHistoryError` if the log is another one by now.
+        `OtherHistoryError` if the log is another one by now, `NewerFormatError` if another version has to read it.
         """
         deadline = self._enter(step)
         if not self._telling and self._nursery is not None:
@@ -139,8 +139,9 @@ class Waits:
             with self._timed("commit"), self.changes.listening():
                 while True:
                     changed = self.changes.next_change
-                    if not self.given and self.reader.astray is not None and step >= self.tree.next_step:
-                        raise OtherHistoryError(*self.reader.astray.args)
+                    never = self.reader.astray or self.reader.newer
+                    if not self.given and never is not None and step >= self.tree.next_step:
+                        raise type(never)(*never.args)
                     if not self.given and not self.tree.awaited(step):
                         return WaitOutcome.READY if step < self.tree.next_step else WaitOutcome.NEVER
                     outcome = await self._watch(changed, deadline.at, pid)

@@ -6,9 +6,11 @@ multiple of the input (`check_shape`).
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import struct
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
@@ -31,6 +33,9 @@ ALWAYS_FITS: Final = 1 << 10
 _EXTENSIONS: Final = {0xC7, 0xC8, 0xC9, *range(0xD4, 0xD9)}
 MAGIC: Final = b"stepfs"
 FORMAT_VERSION: Final = 1
+# Named in objects, so that what one version did wrong can be found. An import of the package would be one of all its names.
+WRITER: Final = "stepfs " + sys.modules["stepfs"].__version__
+KNOWN_NEEDS: Final[frozenset[str]] = frozenset()  # what an object may need of who reads it, or writes beside it
 OBJECT_BYTES_MAX: Final = 256 << 20
 _COVERED = struct.Struct("<6sBBI")  # the part of the header that the checksum covers
 _CHECKSUM = struct.Struct("<I")
@@ -39,6 +44,7 @@ _CONTAINER_ITEMS_MAX: Final = 1 << 14
 
 T = TypeVar("T")
 Value = None | bool | int | float | str | bytes | list["Value"] | dict["Value", "Value"]
+Later = tuple[tuple[Value, Value], ...]  # what a map holds under keys that this version does not know
 
 
 def check_shape(body: bytes | memoryview, what: str) -> None:
@@ -122,6 +128,11 @@ class Kind(enum.IntEnum):
     NODE = 7
 
 
+def signed(body: Mapping[str, object]) -> dict[str, object]:
+    """The map with the name of its writer."""
+    return {**body, "writer": WRITER}
+
+
 def encode(kind: Kind, body: Mapping[str, object]) -> bytes:
     """Envelope one map. `RefusedError` if it is larger than readers accept."""
     packed: bytes = msgpack.packb(body, use_bin_type=True)
@@ -167,7 +178,16 @@ def decode(kind: Kind, data: bytes | memoryview, what: str) -> Fields:
         )
     if got_kind != kind:
         raise CorruptError(f"{what}: is a stepfs object of kind {got_kind}, expected {kind.name} ({kind.value})")
-    return Fields(unpack(body, what), what)
+    fields = Fields(unpack(body, what), what)
+    if "needs" in fields:
+        check_needs(fields.texts("needs"), what)
+    return fields
+
+
+def check_needs(needs: Collection[str], what: str) -> None:
+    """`NewerFormatError` if one of them is not known here."""
+    if unknown := sorted(set(needs) - KNOWN_NEEDS):
+        raise NewerFormatError(f"{what}: needs {', '.join(unknown)}, which this stepfs does not have; upgrade stepfs")
 
 
 def envelope_bytes(data: bytes | memoryview, what: str) -> int:
@@ -208,6 +228,12 @@ class Fields:
 
     def __contains__(self, name: str) -> bool:
         return name in self._map
+
+    def others(self, known: frozenset[str]) -> Later:
+        """What stands under keys that are not `known`."""
+        if self._map.keys() <= known:
+            return ()
+        return tuple(item for item in self._map.items() if item[0] not in known)
 
     def integer(self, name: str, *, low: int = 0, high: int = INTEGER_MAX) -> int:
         value = self._map.get(name)
@@ -290,21 +316,29 @@ def stored(name: str, read: Callable[..., Any], **bounds: int) -> Stored:
 
 
 class Layout(Generic[T]):
-    """How the dataclass `make` is stored in a map."""
+    """How the dataclass `make` is stored in a map. A field `later` keeps what the map holds under other keys, but for those
+    `beside`: it is written again where the map is.
+    """
 
-    def __init__(self, make: Callable[..., T], **fields: Stored) -> None:
+    def __init__(self, make: type[T], beside: Collection[str] = (), **fields: Stored) -> None:
         self._make = make
         self._writes = [(field, name, write) for field, (name, _, write) in fields.items()]
         self._reads = [(field, name, read) for field, (name, read, _) in fields.items()]
+        self._known = frozenset((*beside, *(name for name, _, _ in fields.values())))
+        self._keeps_later = any(field.name == "later" for field in dataclasses.fields(make))  # type: ignore[arg-type]
 
-    def body(self, value: T) -> dict[str, Any]:
-        return {
+    def body(self, value: T) -> dict[Any, Any]:
+        body = {
             name: getattr(value, field) if write is None else write(getattr(value, field))
             for field, name, write in self._writes
         }
+        later: Later = value.later if self._keeps_later else ()  # type: ignore[attr-defined]
+        return body | dict(later) if later else body
 
     def read(self, fields: Fields, **others: object) -> T:
         """The value of a map, and of `others`, fields that it does not hold."""
+        if self._keeps_later:
+            others["later"] = fields.others(self._known)
         for field, name, read in self._reads:
             others[field] = read(fields, name)
         return self._make(**others)

@@ -7,11 +7,11 @@ be checked against the log and exposes a commit that was written on top of anoth
 
 import enum
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from stepfs.errors import CorruptError, NewerFormatError
-from stepfs.format.codec import Fields, Kind, Layout, Stored, decode, encode, readable, stored
+from stepfs.format.codec import Fields, Kind, Later, Layout, Stored, decode, encode, readable, signed, stored
 from stepfs.format.ids import POSITION_BYTES_MAX, Epoch, Step, Version
 from stepfs.format.tgb import Descriptor, descriptor_body, read_descriptor
 
@@ -43,6 +43,7 @@ class Origin:
     skip_first: Step
     skip_end: Step
     end: Step
+    later: Later = field(default=(), hash=False)
 
     @property
     def cut(self) -> Step:
@@ -142,6 +143,8 @@ def encode_commit(commit: Commit) -> bytes:
         body["origin"] = ORIGIN.body(commit.origin)
     if commit.carried:
         body["carried"] = list(commit.carried)
+    if commit.kind is CommitKind.EPOCH:
+        body = signed(body)
     return readable(Kind.COMMIT, encode(Kind.COMMIT, body), commit, decode_commit)
 
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Final
 
 from stepfs.errors import CorruptError, RefusedError
-from stepfs.format.codec import Fields, Kind, Layout, Stored, decode, encode, readable, stored
+from stepfs.format.codec import Fields, Kind, Later, Layout, Stored, Value, decode, encode, readable, signed, stored
 from stepfs.format.commit import URL_BYTES_MAX
 from stepfs.format.ids import FIRST_STEP, FIRST_VERSION, ID_BYTES_MAX, Step, Version
 
@@ -19,6 +19,7 @@ RECORD_BYTES_MAX: Final = 1 << 20
 RESERVED_BYTES: Final = 16 << 10  # for what follows from a change that frees something: minima, floor, totals
 KEPT_CHECKPOINTS_MAX: Final = 4096  # of one group
 MINIMA_MAX: Final = 256
+_OF_GROUP: Final = frozenset(("name", "start", "kept", "recorded", "fork", "replica"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class GroupRecord:
     recorded: tuple[Step, ...] = ()  # `kept` in the order of recording; empty when that is ascending
     fork: str = ""  # URL of the fork that holds the group in its parent, which alone releases it
     replica: str = ""  # URL of the replica that the group is of: of its runs, or of data alone if `fork` is set, too
+    later: Later = ()
 
     @property
     def need(self) -> Step:
@@ -55,6 +57,8 @@ class ControlRecord:
     # (number of the record that ended it, need), both rising: see `lake/decisions.py`
     minima: tuple[tuple[int, Step], ...] = ()
     pauses_asked: int = 0  # how often a writer asked the others to leave the log alone (`stepfs.lake.log.append`)
+    needs_of_writers: tuple[str, ...] = ()  # what a later version made; all that write here must know it
+    later: Later = ()
 
     @property
     def need(self) -> Step:
@@ -70,7 +74,10 @@ def encode_control(lake_id: str, record: ControlRecord, *, frees: bool = True) -
 
     Unless the change `frees` something, a part is left free for one that does.
     """
-    data = encode(Kind.CONTROL, {"lake": lake_id, **_LAYOUT.body(record)})
+    body = signed({"lake": lake_id, **_LAYOUT.body(record)})
+    if record.needs_of_writers:
+        body["needs_of_writers"] = list(record.needs_of_writers)
+    data = encode(Kind.CONTROL, body)
     if len(data) > RECORD_BYTES_MAX - (0 if frees else RESERVED_BYTES):
         raise RefusedError(
             f"the lake's {len(record.groups)} groups keep too many checkpoints for one record ({len(data)} bytes, at most "
@@ -82,7 +89,8 @@ def encode_control(lake_id: str, record: ControlRecord, *, frees: bool = True) -
 def decode_control(data: bytes, what: str) -> tuple[str, ControlRecord]:
     """→ (lake id, record)."""
     fields = decode(Kind.CONTROL, data, what)
-    record = _LAYOUT.read(fields)
+    needs = fields.texts("needs_of_writers") if "needs_of_writers" in fields else ()
+    record = _LAYOUT.read(fields, needs_of_writers=tuple(needs))
     for name, group in record.groups.items():
         if group.need < record.first_live_step:
             raise CorruptError(f"{what}: group {name!r} needs step {group.need}, below {record.first_live_step}")
@@ -105,16 +113,16 @@ def _read_groups(fields: Fields, name: str) -> dict[str, GroupRecord]:
     return groups
 
 
-def _group_body(name: str, group: GroupRecord) -> dict[str, object]:
+def _group_body(name: str, group: GroupRecord) -> dict[Value, object]:
     assert len(name.encode()) <= ID_BYTES_MAX
-    body: dict[str, object] = {"name": name, "start": group.start, "kept": list(group.kept)}
+    body: dict[Value, object] = {"name": name, "start": group.start, "kept": list(group.kept)}
     if group.recorded:
         body["recorded"] = list(group.recorded)
     if group.fork:
         body["fork"] = group.fork
     if group.replica:
         body["replica"] = group.replica
-    return body
+    return body | dict(group.later)
 
 
 def _read_group(fields: Fields, what: str) -> GroupRecord:
@@ -130,11 +138,13 @@ def _read_group(fields: Fields, what: str) -> GroupRecord:
         recorded=tuple(map(Step, recorded)),
         fork=fields.text("fork", bytes_max=URL_BYTES_MAX) if "fork" in fields else "",
         replica=fields.text("replica", bytes_max=URL_BYTES_MAX) if "replica" in fields else "",
+        later=fields.others(_OF_GROUP),
     )
 
 
 _LAYOUT: Final = Layout(
     ControlRecord,
+    ("lake", "writer", "needs_of_writers"),
     record_id=stored("id", Fields.binary, size=RECORD_ID_BYTES),
     time_ms=stored("time", Fields.integer),
     first_live_step=stored("first_live_step", Fields.integer),

@@ -7,16 +7,16 @@ from typing import Final
 
 from stepfs.errors import CorruptError, UsageError
 from stepfs.format.arguments import check_text
-from stepfs.format.codec import Kind, decode, encode, readable
+from stepfs.format.codec import Kind, decode, encode, readable, signed
 from stepfs.format.commit import URL_BYTES_MAX
 from stepfs.format.grid import Grid, decode_grid
 from stepfs.format.ids import ID_BYTES_MAX, SLICES_MAX
 
 HEAD_BYTES: Final = 512  # the first bytes of a slice that the checks need
 
-HOME_GROUP: Final = "home"  # of a replica: what the lake itself still has
-REPLICA_GROUP: Final = "replica:"  # of a lake: what a replica needs
-FORK_GROUP: Final = "fork:"  # of a lake: what a fork shares
+HOME_GROUP: Final = ":home"  # of a replica: what the lake itself still has
+REPLICA_GROUP: Final = ":replica/"  # of a lake: what a replica needs
+FORK_GROUP: Final = ":fork/"  # of a lake: what a fork shares
 
 _SHOWN_BYTES: Final = 12
 _SAFETENSORS_HEADER_MAX: Final = 100_000_000  # the limit of the safetensors library
@@ -120,12 +120,13 @@ def check_id(identifier: str, what: str) -> str:
 
 
 def check_group(name: str) -> str:
-    """The name of a training run, as `check_id` takes it, but none under which stepfs itself keeps steps."""
-    if name == HOME_GROUP or name.startswith((REPLICA_GROUP, FORK_GROUP)):
+    """The name of a training run, as `check_id` takes it, without `:`: stepfs itself keeps steps under such names."""
+    if ":" in check_id(name, "group"):
         raise UsageError(
-            f"group {name!r}: stepfs keeps steps for replicas and forks under such names; name the run otherwise"
+            f"group {name!r}: names with ':' are those under which stepfs keeps steps for replicas and forks; take "
+            f"{name.strip(':').replace(':', '-') or 'run-0'!r}"
         )
-    return check_id(name, "group")
+    return name
 
 
 def encode_lake(identity: LakeIdentity) -> bytes:
@@ -142,7 +143,7 @@ def encode_lake(identity: LakeIdentity) -> bytes:
         body["replica_of"] = identity.replica_of
     if identity.archive:
         body["archive"] = True
-    return readable(Kind.LAKE, encode(Kind.LAKE, body), identity, decode_lake)
+    return readable(Kind.LAKE, encode(Kind.LAKE, signed(body)), identity, decode_lake)
 
 
 def decode_lake(data: bytes, what: str) -> LakeIdentity:

@@ -189,7 +189,7 @@ def read_plan_position(packed: bytes) -> PlanStanding | None:
 
 
 def _source(fields: Value) -> SourceStanding | None:
-    if not isinstance(fields, list) or len(fields) != _FIELDS:
+    if not isinstance(fields, list) or len(fields) < _FIELDS:  # a later version appends
         return None
     tokens, records, skipped, epoch = (_count(fields[place]) for place in (_TOKENS, _RECORDS, _SKIPPED, _EPOCH))
     if tokens is None or records is None or skipped is None or epoch is None:

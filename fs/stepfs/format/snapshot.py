@@ -18,6 +18,7 @@ from stepfs.format.codec import (
     HEADER_BYTES,
     Fields,
     Kind,
+    Later,
     Layout,
     Stored,
     decode,
@@ -61,6 +62,7 @@ class ProducerState:
     retired: bool
     version: ids.Version  # of its newest commit
     time_ms: int
+    later: Later = field(default=(), hash=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,7 @@ class LogState:
     first_segment: ids.SegmentIndex = ids.FIRST_SEGMENT
     segment_refs: bytes = b""
     tail: tuple[StepEntry, ...] = ()
+    later: Later = ()
 
     @property
     def origin_cuts(self) -> dict[str, ids.Step]:
@@ -173,8 +176,9 @@ _PRODUCER: Final = Layout(
     version=stored("version", Fields.integer),
     time_ms=stored("time", Fields.integer),
 )
-_STATE: Final = Layout(  # beside the tail
+_STATE: Final = Layout(
     LogState,
+    ("producers", "steps"),  # of the tail
     lake_id=stored("lake", Fields.text),
     slices=stored("slices", Fields.integer, low=1, high=ids.SLICES_MAX),
     version=stored("version", Fields.integer),

@@ -5,7 +5,7 @@ Layout: FORMAT.md. The writer never joins payloads: the image is a list of buffe
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import add
 from typing import Final
@@ -13,13 +13,22 @@ from typing import Final
 from crc32c import crc32c
 
 from stepfs.errors import CorruptError, NewerFormatError
-from stepfs.format.codec import FORMAT_VERSION, Fields, Kind, Layout, decode, encode, stored
+from stepfs.format.codec import FORMAT_VERSION, Fields, Kind, Later, Layout, decode, encode, signed, stored
 from stepfs.format.ids import BLOCK_BYTES, SLICE_BYTES_MAX, SLICES_MAX, Epoch, SliceIndex
 
 _SLICE: Final = struct.Struct("<QQII")
 SLICE_ENTRY_BYTES: Final = _SLICE.size
 _CRC: Final = struct.Struct("<I")
 _KEY_BYTES_MAX: Final = 1024
+_OF_ENTRY: Final = (
+    "lake",
+    "digest",
+    "step",
+    "version",
+    "time",
+    "producer",
+    "epoch",
+)  # beside it, in snapshots and segments
 
 Buffer = bytes | bytearray | memoryview
 ALIGNMENT_BYTES: Final = 64
@@ -62,6 +71,7 @@ class Descriptor:
     seq: int
     packed_slices: bytes
     packed_blocks: bytes
+    later: Later = field(default=(), hash=False)
 
     @property
     def slices(self) -> int:
@@ -120,6 +130,7 @@ def check_packed(packed_slices: bytes, packed_blocks: bytes, *, size: int, what:
 
 _LAYOUT: Final = Layout(
     Descriptor,
+    _OF_ENTRY,
     origin=stored("origin", Fields.integer, high=255),
     key=stored("key", Fields.text, bytes_max=_KEY_BYTES_MAX),
     size=stored("size", Fields.integer),
@@ -206,7 +217,7 @@ def build(
         offset += len(view) + padding
     packed_slices, packed_blocks = pack_slices(slices)
     own = TgbIndex(lake_id, producer_id, epoch, seq, packed_slices, packed_blocks)
-    index = encode(Kind.TGB_INDEX, _INDEX.body(own))
+    index = encode(Kind.TGB_INDEX, signed(_INDEX.body(own)))
     place = _FOOTER.pack(offset, len(index))
     end = b"".join([index, place, struct.pack("<I", crc32c(place)), _FOOT])
     return TgbImage((*parts, end), offset + len(end), crc32c(end, whole), packed_slices, packed_blocks)

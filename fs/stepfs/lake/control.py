@@ -17,6 +17,7 @@ import trio
 from stepfs._internal import entropy
 from stepfs._internal.clock import Clock, SystemClock
 from stepfs.errors import CorruptError, OtherHistoryError, RefusedError, StoreUnreachableError, UsageError, command
+from stepfs.format.codec import check_needs
 from stepfs.format.control import (
     NOTHING_YET,
     RECORD_BYTES_MAX,
@@ -81,6 +82,10 @@ class Control:
     @property
     def groups(self) -> Mapping[str, GroupRecord]:
         return self.record.groups
+
+    def check_may_write(self) -> None:
+        """`NewerFormatError` if who writes to this lake must know what this version does not."""
+        check_needs(self.record.needs_of_writers, self.key(max(self.number, 0)))
 
     @property
     def is_unanswered(self) -> bool:
@@ -291,6 +296,7 @@ class Control:
 
     async def _take(self, number: int, record: ControlRecord, *, frees: bool = True) -> bool:
         """Create record `number`. False: another writer has it. `frees`: see `encode_control`."""
+        self.check_may_write()
         record = replace(record, record_id=entropy.token(RECORD_ID_BYTES), time_ms=self.clock.now_ms())
         body = encode_control(self.identity.lake_id, record, frees=frees)
         self._unanswered = number, record, body

@@ -37,7 +37,7 @@ from stepfs.format.commit import Commit, CommitKind, decode_commit
 from stepfs.format.control import RECORD_ID_BYTES, ControlRecord, GroupRecord, encode_control
 from stepfs.format.identity import HOME_GROUP, REPLICA_GROUP, LakeIdentity, encode_lake
 from stepfs.format.ids import FIRST_STEP, SEGMENT_STEPS, SegmentIndex, Step, Version
-from stepfs.format.snapshot import LogState, Segment, StepEntry, encode_segment
+from stepfs.format.snapshot import LogState, Segment, StepEntry
 from stepfs.format.tgb import Descriptor
 from stepfs.lake.concurrency import pages
 from stepfs.lake.control import Control, Group
@@ -576,16 +576,16 @@ async def _copy_base_data(home: Control, copier: Copier, first: Step | None) -> 
             f"begin behind them, with --from {inherited}"
         )
 
-    async def write(segments: list[Segment]) -> None:
-        for segment in segments:
-            body = encode_segment(identity.lake_id, identity.slices, segment)
+    async def write(segments: list[tuple[Segment, bytes]]) -> None:
+        for segment, body in segments:
             await create_own(store, keys.extent(keys.index_prefix(identity.lake_id), segment.index), body, _AGAIN)
             copier.sound_below = max(copier.sound_below, Step(segment.entries[-1].step + 1))
 
     for number in range(base.trimmed(live).first_segment, base.sealed_segments):
         index = SegmentIndex(number)
-        segment = await log.segments.peek(index, base.segment_ref(index))
-        await copier.in_order([(_named(segment.entries, max(live, copier.sound_below)), segment)], write, again=True)
+        segment, body = await log.segments.peek_stored(index, base.segment_ref(index))
+        named = _named(segment.entries, max(live, copier.sound_below))
+        await copier.in_order([(named, (segment, body))], write, again=True)
     await copier.in_order([(_named(base.tail, live), None)], _nothing, again=True)
     return ControlRecord(
         record_id=entropy.token(RECORD_ID_BYTES),

@@ -50,7 +50,14 @@ GAUGES: Final[Mapping[str, tuple[str, Callable[[Facts], float]]]] = {
         "Current interval between looks for new steps",
         lambda facts: facts["store"]["poll_interval_s"],
     ),
-    "store_up": ("1 if the last look at the store succeeded", lambda facts: facts["store"]["trouble"] is None),
+    "store_up": (
+        "1 if the last look at the store succeeded",
+        lambda facts: facts["store"]["trouble"] is None or facts["store"]["upgrade_needed"],
+    ),
+    "upgrade_needed": (
+        "1 while a later version writes what this one cannot read",
+        lambda facts: facts["store"]["upgrade_needed"],
+    ),
     "waiting_requests": ("File system requests waiting for a commit", lambda facts: facts["waiting"]),
     "open_files": ("Files open now", lambda facts: facts["open_files"]),
     "known_directories": ("Step directories the kernel holds", lambda facts: facts["known_directories"]),

@@ -174,16 +174,25 @@ class MountOptions:
         return self.checkpoint_dir if not self.ranks or 0 in self.ranks else None
 
     def to_map(self) -> dict[str, Any]:
-        """The options for another process, also of another version."""
+        """The options for another process, also of another version. `fixed`: those that one must not leave out."""
         body = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        body["fixed"] = [f.name for f in dataclasses.fields(self) if f.name in _FIXED and body[f.name] != f.default]
         if self.steps is not None:
             body["steps"] = [self.steps.start, self.steps.stop]
         return {name: str(v) if isinstance(v, Path) else v for name, v in body.items()}
 
     @classmethod
     def from_map(cls, body: Mapping[str, Any]) -> tuple[MountOptions, list[str]]:
-        """The options, absent ones with their defaults; and the names of those that this version does not have."""
+        """The options, absent ones with their defaults; and the names of those that this version does not have. `RefusedError`
+        if what readers see depends on one of these.
+        """
         known = {field.name for field in dataclasses.fields(cls)}
+        if lacking := sorted({*body.get("fixed", ())} - known):
+            first = command("stepfs", "unmount", body["directory"])
+            raise RefusedError(
+                f"{body['directory']}: mounted with {', '.join(lacking)}, which this stepfs does not have: its readers' names "
+                f"would mean other bytes; upgrade stepfs, or `{first}` first"
+            )
         given = {name: value for name, value in body.items() if name in known}
         for name in ("directory", "cache_dir"):
             given[name] = None if given.get(name) is None else Path(given[name])
@@ -191,11 +200,12 @@ class MountOptions:
             given["steps"] = range(*given["steps"])
         if given.get("ranks") is not None:
             given["ranks"] = tuple(given["ranks"])
-        return cls(**given), sorted(body.keys() - known)
+        return cls(**given), sorted(body.keys() - known - {"fixed"})
 
     def redacted(self) -> dict[str, object]:
         """The options as `.stepfs/config.json` may show them."""
         body: dict[str, object] = self.to_map()
+        del body["fixed"]
         body["lake"] = redact_url(self.lake)
         body["endpoint_url"] = None if self.endpoint_url is None else redact_url(self.endpoint_url)
         return body

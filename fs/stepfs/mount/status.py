@@ -201,6 +201,7 @@ class Reports:
             "held_steps": 0 if holder is None else max(0, state.next_step - control.groups[holder].need),
             "store": {
                 "trouble": follower.trouble,
+                "upgrade_needed": self.lake.log.newer is not None,
                 "poll_interval_s": round(follower.interval_s, 3),
                 "connections": self.lake.slices.connections_limit,
             },
@@ -230,7 +231,7 @@ class Reports:
             "need": self.lake.tree.need if self.options.group is not None else None,
             "store": {
                 **facts["store"],
-                "reachable": facts["store"]["trouble"] is None or self.lake.log.astray is not None,
+                "reachable": facts["store"]["trouble"] is None or bool(self.lake.log.astray or self.lake.log.newer),
                 "looked_s_ago": None if looked is None else round(trio.current_time() - looked, 3),
                 "requests": self.lake.store.counts.requests,
                 "bytes_read": self.lake.store.counts.bytes_read,

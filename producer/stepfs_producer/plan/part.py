@@ -37,6 +37,7 @@ class Key:
 
     spelled: str | None = None  # in plan files, if Python has the word for itself
     policy: bool = False  # changes no record and no sample of a source, so it is no part of its identity
+    later: bool = False  # came after 0.1.0: says nothing while it is its default, which means what was done before
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,7 @@ class Declared(NamedTuple):
     read: Parse
     field: Field[Any]
     policy: bool
+    later: bool
 
     @property
     def required(self) -> bool:
@@ -229,7 +231,8 @@ def keys_of(kind: type[Part]) -> tuple[Declared, ...]:
 def _declared(of: Field[Any], hint: Any) -> Declared:
     marks = [mark for mark in get_args(hint)[1:] if isinstance(mark, Key)] if get_origin(hint) is Annotated else []
     spelled = next((mark.spelled for mark in marks if mark.spelled is not None), of.name)
-    return Declared(of.name, spelled, hint, _reader(hint), of, any(mark.policy for mark in marks))
+    policy, later = any(mark.policy for mark in marks), any(mark.later for mark in marks)
+    return Declared(of.name, spelled, hint, _reader(hint), of, policy, later)
 
 
 def _reader(hint: Any) -> Parse:

@@ -208,11 +208,12 @@ def identity(spec: SourceSpec, transform: TransformSpec, tokenizer_digest: str) 
 def _identity_of(value: object) -> Any:
     """What a part says of records and samples, as JSON: without policy.
 
-    A key that is None is left out, so that a later key changes nothing for those who do not use it.
+    A key that is None is left out, and a later key that is its default: it changes nothing for those who do not use it.
     """
     if isinstance(value, Part):
         named = {key.name: getattr(value, key.name) for key in keys_of(type(value)) if not key.policy}
-        return {name: _identity_of(one) for name, one in named.items() if one is not None}
+        later = {key.name for key in keys_of(type(value)) if key.later and named.get(key.name) == key.default()}
+        return {name: _identity_of(one) for name, one in named.items() if one is not None and name not in later}
     if isinstance(value, tuple):
         return [_identity_of(one) for one in value]
     return str(value) if isinstance(value, Fraction) else value

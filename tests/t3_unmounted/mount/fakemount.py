@@ -31,7 +31,7 @@ FACTS = {  # of a mount, as `Reports.facts` gives them
     "frontier": 1, "next_step": 2, "first_step": 0, "sealed": True, "time": 1.0, "last_step": 1, "waited_s": 0.5,
     "waiting": 1, "open_files": 1, "known_directories": 1,
     "live_bytes": 1, "holder": "g", "held_steps": 1, "handovers": 0, "recoveries": 0,
-    "store": {"trouble": None, "poll_interval_s": 1.0, "connections": 4},
+    "store": {"trouble": None, "upgrade_needed": False, "poll_interval_s": 1.0, "connections": 4},
     "cache": dict.fromkeys(["memory_bytes", "memory_limit_bytes", "disk_bytes", "disk_limit_bytes"], 1),
 }  # fmt: skip
 

@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from stepfs._internal.histogram import Histogram
 from stepfs.data.counters import DataCounts
-from stepfs.errors import UsageError
+from stepfs.errors import RefusedError, UsageError
 from stepfs.format.arguments import parse_duration, parse_interval, parse_size
 from stepfs.format.commit import COMMIT_ID_BYTES, DIGEST_BYTES, Commit, CommitKind, encode_commit
 from stepfs.format.ids import Epoch, Step, Version
@@ -159,6 +159,15 @@ async def test_an_unexpected_exception_is_eio_and_the_mount_lives(monkeypatch):
         assert m.meter.errors["getattr", errno.EIO] == 1
 
 
+@pytest.mark.parametrize(
+    ("trouble", "upgrade", "up"), [(None, False, 1), ("no answer", False, 0), ("a later version", True, 1)]
+)
+def test_a_store_with_what_only_a_later_version_reads_is_up(trouble, upgrade, up):
+    facts = {"store": {"trouble": trouble, "upgrade_needed": upgrade}}
+    levels = [float(metrics.GAUGES[name][1](facts)) for name in ("store_up", "upgrade_needed")]
+    assert levels == [up, upgrade]
+
+
 def test_counters_are_prometheus_text():
     meter = Meter()
     meter.done("lookup", (1, b"x"), 0.5, errno.ENOENT)
@@ -243,9 +252,16 @@ def test_options_of_another_version_have_more_or_fewer_names(given_options, lack
     there = {name: value for name, value in sent.items() if name not in lacking} | dict.fromkeys(more, 7)
     found, strange = MountOptions.from_map(there)
     assert strange == sorted(more)
-    for name in sent:
+    for name in MountOptions.__slots__:
         of = MountOptions("a", Path("/b")) if name in lacking else given_options
         assert getattr(found, name) == getattr(of, name)
+
+
+def test_an_option_of_another_version_that_changes_what_is_read_is_not_left_out():
+    sent = MountOptions("a", Path("/b"), world=4).to_map()
+    assert sent["fixed"] == ["lake", "world"]
+    with pytest.raises(RefusedError, match="mounted with files, which this stepfs does not have"):
+        MountOptions.from_map(sent | {"files": "pixels", "fixed": [*sent["fixed"], "files"]})
 
 
 def test_no_secret_is_shown():

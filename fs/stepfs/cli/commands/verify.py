@@ -16,7 +16,7 @@ from stepfs.cli.columns import json_text, printable, size_text
 from stepfs.cli.failure import explain, say
 from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory
 from stepfs.cli.target import lake_of, opened_store, origin_stores
-from stepfs.errors import CorruptError, StepfsError, UsageError
+from stepfs.errors import CorruptError, NewerFormatError, StepfsError, UsageError, leaves
 from stepfs.store.api import StoreOptions
 
 if TYPE_CHECKING:
@@ -100,7 +100,8 @@ async def _verify(
             result = await verify_lake(log, origins=origins, progress=advance, content=ext)
     except (StepfsError, ExceptionGroup) as error:
         code, line = explain(error)
-        if code != CorruptError.exit_code and not found:
+        is_newer = any(isinstance(leaf, NewerFormatError) for leaf in leaves(error))
+        if is_newer or (code != CorruptError.exit_code and not found):
             raise
         # An unreadable object is this command's finding, not its failure.
         if not any(damage.key in line for damage in found):

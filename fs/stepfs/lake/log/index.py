@@ -101,6 +101,14 @@ class Segments:
         """The same as `load`, but fetched segments are not kept: the caller moves through many of them once."""
         return self._loaded.get(index) or self._checked(await self._found(index), index, ref)
 
+    async def peek_stored(self, index: SegmentIndex, ref: tuple[int, bytes]) -> tuple[snapshot.Segment, bytes]:
+        """The same and the bytes of its object, for a copy that keeps what a later version has put there."""
+        stored = await self._stored(index)
+        if stored is not None:
+            return self._checked(stored[0], index, ref), stored[1]
+        segment = await self.peek(index, ref)
+        return segment, snapshot.encode_segment(self._identity.lake_id, self._identity.slices, segment)
+
     def limit(self, bytes_max: int) -> None:
         """Keep at most this many bytes (and a few segments) from now on."""
         self._kept_max = max(_KEPT_MIN, bytes_max // segment_bytes(self._identity.slices))
@@ -139,6 +147,10 @@ class Segments:
             return segment
 
     async def _fetch(self, index: SegmentIndex) -> snapshot.Segment | None:
+        stored = await self._stored(index)
+        return None if stored is None else stored[0]
+
+    async def _stored(self, index: SegmentIndex) -> tuple[snapshot.Segment, bytes] | None:
         key = extent(index_prefix(self._identity.lake_id), index)
         data = await self._store.get(key, bytes_max=snapshot.SEGMENT_BYTES_MAX)
         if data is None:
@@ -147,7 +159,7 @@ class Segments:
         lake_id, segment = await trio.to_thread.run_sync(decode) if self.in_thread else decode()
         if (lake_id, segment.index) != (self._identity.lake_id, index):
             raise CorruptError(f"{key}: index segment belongs to another lake")
-        return segment
+        return segment, data
 
 
 class LoneEntries:

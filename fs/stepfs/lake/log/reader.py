@@ -67,6 +67,7 @@ class LogReader:
         self._is_outrun = False  # the last look found more than it could read one by one
         self._stale = False  # until a `reopen` has succeeded
         self._astray: OtherHistoryError | None = None  # while the log is another one than was published here
+        self.newer: NewerFormatError | None = None  # while the log goes on in a way that a later version has to read
         self.stands_in = False  # for a reader of which no more is known than how far it was
 
     @classmethod
@@ -167,7 +168,12 @@ class LogReader:
         trip, and readers wait for the first commit.
         """
         before = (self.state.version, self.first_live_step)
-        await self.refresh(partial(self._skim if skims else self._look, published))
+        try:
+            await self.refresh(partial(self._skim if skims else self._look, published))
+        except NewerFormatError as error:
+            self.newer = error
+            raise
+        self.newer = None
         return before != (self.state.version, self.first_live_step)
 
     async def _look(self, published: Callable[[], None]) -> None:
@@ -231,6 +237,7 @@ class LogReader:
         """What a writer does before it takes the slot behind `head`: follow; if nothing is new, see that the log has `head`,
         for in a store that was rolled back it would commit behind a hole. `alone`: the create will tell of others.
         """
+        self.control.check_may_write()
 
         async def look() -> None:
             self._touch(Version(self.head.version + 1))

@@ -163,6 +163,7 @@ class Reclaimer:
         """Advance if steps can be released, and delete. None: another writer moved the floor, start over."""
         reader = await self._followed()
         control = reader.control
+        control.check_may_write()
         number = control.number
         ages_s = await ages_of_minima(control, self._grace_s)
         if number != control.number:

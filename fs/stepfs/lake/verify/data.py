@@ -9,9 +9,9 @@ from crc32c import crc32c
 
 from stepfs.errors import (
     CorruptError,
+    NewerFormatError,
     ReclaimedError,
     RefusedError,
-    StepfsError,
     StoreUnreachableError,
     UsageError,
     command,
@@ -87,12 +87,12 @@ class TgbCheck:
             self._tail += piece[max(0, self._tail_from - start) :]
 
     def finish(self) -> list[Problem]:
-        """All problems of the object; call it after the last byte."""
+        """All problems of the object; call it after the last byte. `NewerFormatError`."""
         for ref, index in self._slices[self._next :]:
             self._problems.append((index, f"the object ends before byte {ref.offset + ref.length}"))
         try:
             self._check_frame()
-        except StepfsError as error:
+        except CorruptError as error:
             self._problems.append((None, str(error)))
         return self._problems
 
@@ -229,7 +229,7 @@ class _Scan:
             try:
                 damages = await self._verify_object(entry, window)
             except (RefusedError, StoreUnreachableError) as error:
-                if entry.tgb.origin not in self._answered:
+                if isinstance(error, NewerFormatError) or entry.tgb.origin not in self._answered:
                     raise
                 damages = [Damage(entry.step, None, entry.tgb.key, f"cannot be read: {error}")]
             self._seen(entry, damages)
@@ -263,7 +263,9 @@ class _Scan:
                 except OriginLostError as error:
                     self._lost.setdefault(entry.tgb.origin, (error, []))[1].append(entry.step)
                     continue
-                except (RefusedError, StoreUnreachableError):
+                except (RefusedError, StoreUnreachableError) as error:
+                    if isinstance(error, NewerFormatError):
+                        raise
                     self._unread.append(entry)
                     self._unread_in_a_row += 1
                     if self._unread_in_a_row > _UNREAD_MAX:

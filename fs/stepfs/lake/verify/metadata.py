@@ -1,7 +1,7 @@
 """`verify`, second half: every small object of a lake, also those that readers do not open today."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Final
 
@@ -25,7 +25,7 @@ Check = Callable[[str, bytes], str | None]  # (key, bytes) → the problem, if a
 
 
 async def verify_metadata(store: Store, identity: LakeIdentity) -> list[Damage]:
-    """Damage to all objects but data. Never raises `CorruptError`."""
+    """Damage to all objects but data. Never raises `CorruptError`. `NewerFormatError`: a later version wrote some."""
     lake_id = identity.lake_id
 
     def of_lake(found: str) -> str | None:
@@ -42,8 +42,13 @@ async def verify_metadata(store: Store, identity: LakeIdentity) -> list[Damage]:
             None if extent(index_prefix(lake_id), held.index) == key else f"holds segment {held.index}"
         )
 
+    def control(key: str, data: bytes) -> str | None:
+        with suppress(NewerFormatError):  # raised below if it is the newest; nobody reads the others any more
+            return of_lake(decode_control(data, key)[0])
+        return None
+
     checks: dict[str, Check] = {
-        control_prefix(lake_id): lambda key, data: of_lake(decode_control(data, key)[0]),
+        control_prefix(lake_id): control,
         snapshot_prefix(lake_id): snapshot,
         index_prefix(lake_id): segment,
     }
@@ -59,7 +64,7 @@ async def _check_each(store: Store, prefix: str, check: Check) -> AsyncIterator[
         try:
             data = await store.get(entry.key)
             return None if data is None else check(entry.key, data)  # None: reclaimed or trimmed since the LIST
-        except (CorruptError, NewerFormatError) as error:
+        except CorruptError as error:
             return str(error).removeprefix(f"{entry.key}: ")
         except (RefusedError, StoreUnreachableError) as error:
             return error
@@ -70,6 +75,8 @@ async def _check_each(store: Store, prefix: str, check: Check) -> AsyncIterator[
             number = at_once(max(entry.size for entry in page))
             async with aclosing(in_order(page, problem_of, number=number)) as problems:
                 async for entry, problem in problems:
+                    if isinstance(problem, NewerFormatError):
+                        raise problem  # who does not know what is there can say nothing of damage
                     if isinstance(problem, StepfsError):
                         unread_in_a_row += 1
                         if unread_in_a_row > _UNREAD_MAX:
@@ -153,7 +160,7 @@ class _Chain:
         self.expected, self._digest = Version(number + 1), None
         try:
             commit = decode_commit(body, key)
-        except (CorruptError, NewerFormatError) as error:
+        except CorruptError as error:
             return [_damage(key, str(error).removeprefix(f"{key}: "))]
         self._digest = chain_digest(commit.prev_digest, body)
         if (commit.lake_id, commit.version) != (self._lake_id, number):

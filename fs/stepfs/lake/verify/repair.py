@@ -74,6 +74,7 @@ async def repair_log(store: Store, identity: LakeIdentity) -> list[str]:
     """
     control = Control(store, identity)
     await control.refresh(lenient=True)
+    control.check_may_write()
     prefix, lake_id = log_prefix(identity.lake_id), identity.lake_id
     listed = await listed_slots(store, prefix, after=control.floor - 1)
     damaged: dict[Version, bool] = {}  # newest last → whether an object is there

@@ -38,7 +38,7 @@ def _plain(value: object) -> Any:
             found = {}
             for key in keys_of(type(value)):
                 one = getattr(value, key.name)
-                if one not in (None, {}, ()) or key.required or one != key.default():
+                if (one not in (None, {}, ()) and not key.later) or key.required or one != key.default():
                     # Text has no null, and YAML would read the word.
                     found[key.spelled] = NONE if one is None else _plain(one)
             if {"tokens_field", "chat", "pair"} & found.keys() and "text_field" in found:
