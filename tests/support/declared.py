@@ -68,11 +68,12 @@ def transform_spec(
     columns: tuple[ColumnSpec, ...] = (),
     *,
     chat: ChatSpec | None = None,
+    tokens_max: int | None = None,
     **settings: Any,
 ) -> TransformSpec:
     """`settings`: of the source, such as `fim`."""
     source = Parquet("x").changed(transform=call, chat=None if chat is None else chat.chat, **settings)
-    return TransformSpec(source, tokenizer or TokenizerSpec(), columns, chat)
+    return TransformSpec(source, tokenizer or TokenizerSpec(), columns, chat, tokens_max)
 
 
 def column_spec(name: str, dtype: str, shape: tuple[int, ...], *, own_file: bool = False) -> ColumnSpec:

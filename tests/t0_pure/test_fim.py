@@ -15,7 +15,10 @@ from tokenizers import AddedToken, Tokenizer
 from transformed import records_of
 
 from stepfs.errors import UsageError
-from stepfs_producer.plan.sources import Fim
+from stepfs_producer.plan.model import Plan
+from stepfs_producer.plan.parts import Output
+from stepfs_producer.plan.sources import Fim, Jsonl
+from stepfs_producer.run.prepare import compile_plan
 from stepfs_producer.sources.record import Kind
 from stepfs_producer.transforms.documents import TransformSpec
 from stepfs_producer.transforms.records import timed_transform, transform
@@ -33,9 +36,11 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def spec_of(file: str, rate: str = "1", spm: str = "0.5", level: str = "characters") -> TransformSpec:
+def spec_of(
+    file: str, rate: str = "1", spm: str = "0.5", level: str = "characters", tokens_max: int | None = None
+) -> TransformSpec:
     fim = Fim(tokens=NAMES, rate=Fraction(rate), spm=Fraction(spm), level=level)
-    return transform_spec(tokenizer_spec(file, eos="<|endoftext|>"), fim=fim)
+    return transform_spec(tokenizer_spec(file, eos="<|endoftext|>"), fim=fim, tokens_max=tokens_max)
 
 
 def documents(spec: TransformSpec, texts: list[str], epoch: int = 0) -> list[list[int]]:
@@ -84,6 +89,37 @@ def test_the_rates_are_those_asked_for_and_others_stay(level: str, file: str) ->
         for ids, other in zip(made, plain, strict=True):
             assert sorted(set(ids) - marks) == sorted(set(other))
             assert len(ids) in (len(other), len(other) + 3)
+
+
+@pytest.mark.parametrize("level", ["characters", "tokens"])
+def test_a_document_that_a_row_would_cut_stays_as_it_is(level: str, file: str) -> None:
+    texts = ["x = 1\n" * number for number in range(1, 30)]
+    plain = documents(transform_spec(tokenizer_spec(file, eos="<|endoftext|>")), texts)
+    most = len(plain[14])
+    spec = spec_of(file, "1", "0.5", level, tokens_max=most)
+    data = records_of(Kind.TEXT, [one.encode() for one in texts])
+    found, _ = timed_transform(spec, 7, 0, "code", data)
+    made = [one.tolist() for one in np.split(found.ids, np.cumsum(found.lengths)[:-1])]
+    stayed = [one for one, other in zip(made, plain, strict=True) if one == other]
+    assert found.too_long == len(stayed)
+    assert max(len(one) for one in made if one not in stayed) <= most
+    assert min(len(one) for one in stayed) > most - 10
+    assert 5 < len(stayed) < len(texts) - 5
+    ids = transform(spec, records_of(Kind.TOKENS, [np.array(one, "<i4").tobytes() for one in plain]), [bytes(16)] * 29)
+    lengths = ids.lengths.tolist()
+    assert [one == len(other) for one, other in zip(lengths, plain, strict=True)] == [
+        len(one) + 3 > most for one in plain
+    ]
+
+
+def test_the_row_that_cuts_is_that_of_the_shortest_stage() -> None:
+    fim = {"tokens": NAMES}
+    plan = Plan(
+        output=Output(mesh="dp=1", micro_batch_tokens=256), stages=[{"sequence_length": 128}, {"from": 9, "sequence_length": 256}],
+        tokenizer={"kind": "huggingface", "file": "x.json"}, sources={"code": Jsonl("x", fim=fim, sequence_length=64), "prose": Jsonl("y")},
+    )  # fmt: skip
+    found = compile_plan(plan, listings={}, tokenizer_digest="t").transforms
+    assert (found["code"].tokens_max, found["prose"].tokens_max) == (64, None)
 
 
 @given(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import random
 import subprocess
 import sys
 import warnings
@@ -16,6 +17,7 @@ from declared import column_spec, tokenizer_spec, transform_spec
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image as Pillow
+from PIL import ImageOps
 from transformed import made, records_of
 
 from stepfs_producer.plan.sources import Images
@@ -132,6 +134,39 @@ def test_an_image_is_upright_and_may_be_one_of_several_or_in_a_mapping() -> None
     assert decoded({"bytes": plain(28, 28), "path": "a.jpg"}).grid.tolist() == [[1, 2, 2]]
     assert with_images({"txt": b"a"}, SPEC) == {"txt": b"a"}
     assert with_images({"jpg": None}, SPEC) == {"jpg": None}
+
+
+ROTATED = plain(28, 28).replace(
+    b"\xff\xd8", b"\xff\xd8\xff\xe1\0\x22Exif\0\0II*\0\x08\0\0\0\1\0\x12\1\3\0\1\0\0\0\6\0\0\0\0\0\0\0", 1
+)
+
+
+@pytest.mark.parametrize("orientation", range(10))
+def test_an_image_stands_as_pillow_turns_it(orientation: int) -> None:
+    image: Pillow.Image = Pillow.effect_noise((56, 28), 50).convert("RGB")
+    exif = image.getexif()
+    exif[0x0112] = orientation
+    data = encoded(image, "PNG", exif=exif)
+    turned = ImageOps.exif_transpose(Pillow.open(io.BytesIO(data)))
+    assert (decoded(data).pixels == decoded(encoded(turned)).pixels).all()
+
+
+def test_an_image_that_pillow_shows_is_taken_whatever_its_exif_holds() -> None:
+    """Pillow's own turning writes the EXIF back, and fails at what it cannot write."""
+    draw, begin = random.Random(7), ROTATED.index(b"Exif")
+    shown = 0
+    for _ in range(300):
+        data = bytearray(ROTATED)
+        for _ in range(draw.randrange(1, 5)):
+            data[draw.randrange(begin + 6, begin + 34)] = draw.randrange(256)
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                Pillow.open(io.BytesIO(data)).convert("RGB")
+        except Exception:  # noqa: BLE001 - Pillow raises anything
+            continue
+        shown += 1
+        assert decoded(bytes(data)).grid.tolist() == [[1, 2, 2]]
+    assert shown > 250
 
 
 def png_of(width: int, height: int) -> bytes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import bz2
-import csv
 import gzip
 import io
 import json
@@ -19,7 +18,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-import webdataset
 import zstandard
 from declared import changed
 from hypothesis import given, settings
@@ -31,15 +29,14 @@ from written import TEXTS, json_lines, write_gzip, write_megatron
 
 from stepfs.errors import AbsentError, CorruptError, StepfsError, UsageError
 from stepfs_producer import Bad
-from stepfs_producer.sources import formats, reading
+from stepfs_producer.sources import compressed, formats, reading
 from stepfs_producer.sources import formats as lines
 from stepfs_producer.sources import parquet as parquet_format
 from stepfs_producer.sources.listing import list_corpus
 from stepfs_producer.sources.reading import read_block
-from stepfs_producer.sources.record import Kind, packed, unpacked
+from stepfs_producer.sources.record import Kind
 
 BYTES = [text.encode() for text in TEXTS]
-OTHERS = Path(__file__).parent / "others"  # six rows each, of pandas 3.1, polars 2.1, DuckDB 2.0 and datasets 5.2
 
 
 def write_zstd(path: Path, texts: Sequence[str] = TEXTS) -> Path:
@@ -87,7 +84,7 @@ def test_blocks_of_a_compressed_file_are_the_same_in_any_order_and_process(tmp_p
 
 def test_a_compressed_file_that_is_read_in_turn_is_decompressed_once(tmp_path, monkeypatch) -> None:
     opened = []
-    honest = formats.decompressed
+    honest = compressed.decompressed
     spec = source(write_gzip(tmp_path), block_bytes=700)
     layout = laid_out(spec)
     monkeypatch.setattr(formats, "decompressed", lambda file: opened.append(file) or honest(file))
@@ -235,36 +232,10 @@ def test_a_source_without_a_row_is_refused(tmp_path) -> None:
     ("library", "write", "form"), [("zstd", write_zstd, "jsonl"), ("parquet", write_parquet, "parquet")]
 )
 def test_a_missing_library_says_what_to_install(tmp_path, library, write, form, monkeypatch) -> None:
-    for module in (formats, parquet_format):
+    for module in (compressed, parquet_format):
         monkeypatch.setattr(module, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=rf"pip install 'stepfs\[{library}\]'"):
         list_corpus(source(write(tmp_path), form=form))
-
-
-def test_parquet_of_other_programs(tmp_path: Path) -> None:
-    """Views, JSON, and times that Python has no value for: the same with and without pandas."""
-    day = pa.array([1_700_000_000_000_000_001], pa.timestamp("ns", "UTC"))
-    table = pa.table({
-        "view": pa.array(["a"], pa.string_view()), "lists": pa.array([[1, 2]], pa.list_view(pa.int32())),
-        "json": pa.array(['{"a": 1}'], pa.json_()), "day": day, "even": pa.array([1_000], pa.timestamp("ns")),
-        "far": pa.array([3_000_000], pa.date32()), "held": pa.array([5], pa.duration("ns")),
-        "deep": pa.array([[{"at": 1}]], pa.list_(pa.struct([("at", pa.timestamp("ns"))]))),
-        "map": pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int32())),
-    })  # fmt: skip
-    parquet.write_table(table, tmp_path / "a.parquet")
-    (block,) = blocks(source(tmp_path, form="parquet", whole_records=True, shuffle=False))
-    (row,) = map(unpacked, values([block]))
-    assert row == {
-        "view": "a", "lists": [1, 2], "json": '{"a": 1}', "day": "2023-11-14 22:13:20.000000001Z",
-        "even": "1970-01-01 00:00:00.000001", "far": "10183-09-21", "held": "5",
-        "deep": [{"at": "1970-01-01 00:00:00.000000001"}], "map": [["k", 1]],
-    }  # fmt: skip
-    assert values(blocks(source(tmp_path, form="parquet", text_field="view"))) == [b"a"]
-    assert blocks(source(tmp_path, form="parquet", tokens_field="lists"))[0].records.kind is Kind.TOKENS
-    (block,) = blocks(source(tmp_path, form="parquet", whole_records=True, columns=("view",)))
-    assert unpacked(values([block])[0]) == {"view": "a"}
-    with pytest.raises(UsageError, match="has no column 'none'; it has view, lists"):
-        list_corpus(source(tmp_path, form="parquet", whole_records=True, columns=("none",)))
 
 
 @pytest.mark.parametrize("plain_footer", [True, False])
@@ -318,93 +289,6 @@ def test_a_damaged_footer_leaves_a_file_out(tmp_path: Path) -> None:
         list_corpus(source(tmp_path, form="parquet"))
     listing = list_corpus(source(tmp_path, form="parquet", skip_damaged=True))
     assert [len(file.parts) for file in listing.files] == [9, 0]
-
-
-OBJECTS = [{"text": text, "n": number} for number, text in enumerate(TEXTS)]
-
-
-def write_csv(path: Path) -> None:
-    with (path / "a.csv").open("w", newline="", encoding="utf-8-sig") as file:
-        rows = csv.writer(file)
-        rows.writerows([["n", "text"], *([number, text] for number, text in enumerate(TEXTS))])
-
-
-def write_tsv(path: Path) -> None:
-    lines = ["n\ttext", *(f"{number}\t{text}" for number, text in enumerate(TEXTS))]
-    (path / "a.tsv").write_text("\n".join(lines))
-
-
-def write_json(path: Path) -> None:
-    (path / "a.json").write_text(json.dumps(OBJECTS, indent=1, ensure_ascii=False))
-
-
-def write_objects(path: Path) -> None:
-    (path / "a.json").write_text(" ".join(map(json.dumps, OBJECTS)))
-
-
-def write_ipc(path: Path) -> None:
-    table = pa.Table.from_pylist(OBJECTS)
-    with pa.ipc.new_file(path / "a.arrow", table.schema) as writer:
-        writer.write_table(table, max_chunksize=37)
-
-
-def write_stream(path: Path) -> None:
-    table = pa.Table.from_pylist(OBJECTS)
-    with pa.ipc.new_stream(path / "data-00000-of-00001.arrow", table.schema) as writer:
-        writer.write_table(table, max_chunksize=37)
-
-
-def write_tar(path: Path) -> None:
-    with webdataset.ShardWriter(f"{path}/%04d.tar", maxcount=100, verbose=0) as shards:
-        for number, text in enumerate(TEXTS):
-            shards.write({"__key__": f"{number:06d}", "text": text.encode(), "n.cls": str(number).encode()})
-
-
-@pytest.mark.parametrize(
-    ("form", "write"),
-    [
-        ("csv", write_csv), ("csv", write_tsv), ("json", write_json), ("json", write_objects), ("arrow", write_ipc),
-        ("arrow", write_stream), ("webdataset", write_tar),
-    ],
-)  # fmt: skip
-def test_tables_of_other_programs_give_the_same_texts(form: str, write: Callable[[Path], None], tmp_path: Path) -> None:
-    write(tmp_path)
-    spec = source(tmp_path, form=form, shuffle=False)
-    assert values(blocks(spec)) == BYTES
-    whole = [unpacked(one) for one in values(blocks(changed(spec, whole_records=True)))]
-    assert [row["text"] for row in whole] == TEXTS
-    assert [int(row["n.cls" if form == "webdataset" else "n"]) for row in whole] == list(range(300))
-
-
-@pytest.mark.parametrize(
-    ("form", "name", "data", "why"),
-    [
-        ("csv", "a.csv", b"text,n\na,1\nb\nc,3\n", "1 values, and the first line names 2"),
-        ("csv", "a.csv", b"text,n\n\xff,1\n", "not Unicode"),
-        ("json", "a.json", b'[{"text": "a"}, 5]', "not a JSON object"),
-        ("json", "a.json", b'[{"n": 1}]', "no field 'text'; it has 'n'"),
-    ],
-)
-def test_a_row_that_does_not_fit_is_a_bad_record(form: str, name: str, data: bytes, why: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_bytes(data)
-    (block,) = blocks(source(tmp_path, form=form, shuffle=False))
-    (reason,) = block.records.bad.values()
-    assert reason.startswith(why)
-
-
-@pytest.mark.parametrize(
-    ("form", "name", "data", "why"),
-    [
-        ("json", "a.json", b'[{"text": "a"}, {"text"', "damaged JSON"), ("csv", "a.csv", b'text\n"a', "damaged CSV"),
-        ("arrow", "a.arrow", b"ARROW1\0\0" + bytes(100), "damaged Arrow"),
-        ("arrow", "datasets.arrow", (OTHERS / "datasets.arrow").read_bytes()[:-300], "damaged Arrow"),
-        ("arrow", "polars.arrow", (OTHERS / "polars.arrow").read_bytes()[:-300], "damaged Arrow"), ("webdataset", "a.tar", b"x" * 2000, "damaged tar"),
-    ],
-)  # fmt: skip
-def test_a_damaged_table_is_named(form: str, name: str, data: bytes, why: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_bytes(data)
-    with pytest.raises(CorruptError, match=f"{name}: {why}"):
-        blocks(source(tmp_path, form=form, shuffle=False))
 
 
 @settings(deadline=None, max_examples=60)
@@ -507,7 +391,7 @@ def test_a_line_above_the_bound_is_a_bad_record_that_is_never_held(tmp_path, mon
 def test_a_line_of_text_is_a_record(tmp_path) -> None:
     (tmp_path / "a").write_bytes(b"one\r\n\r\n  two \n\xff\nthree")
     (tmp_path / ".hidden").write_text("no")
-    (block,) = blocks(source(tmp_path, form="text", shuffle=False))
+    (block,) = blocks(source(tmp_path, form="text", records="lines", shuffle=False))
     assert values([block]) == [b"one", b"  two ", b"three"]
     assert block.records.offsets.tolist() == [0, 7, 14, 16]
     assert block.records.bad == {2: "not UTF-8 (invalid start byte at byte 0)"}
@@ -707,17 +591,3 @@ def test_a_field_within_a_column_of_parquet(tmp_path: Path) -> None:
     for name in ("meta.txt", "meta.text.more", "mata.text"):
         with pytest.raises(UsageError, match=f"has no column '{name}'; set text_field to one of meta, a.b"):
             list_corpus(source(tmp_path, form="parquet", text_field=name))
-
-
-@pytest.mark.parametrize("path", sorted(OTHERS.iterdir()), ids=lambda path: path.name)
-def test_files_of_other_programs_have_the_rows_that_pyarrow_reads(path: Path) -> None:
-    if path.suffix == ".parquet":
-        table = parquet.read_table(path)
-    else:
-        begin = path.read_bytes()[:6]
-        table = (pa.ipc.open_file if begin == b"ARROW1" else pa.ipc.open_stream)(path).read_all()
-    form = path.suffix[1:]
-    found = blocks(source(path, form=form, shuffle=False, whole_records=True))
-    assert [unpacked(one) for one in values(found)] == [unpacked(packed(row)) for row in table.to_pylist()]
-    texts = [one.decode() for one in values(blocks(source(path, form=form, shuffle=False)))]
-    assert texts == table.column("text").to_pylist() == [f"é row {number}" for number in range(6)]

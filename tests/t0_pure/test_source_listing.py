@@ -490,7 +490,7 @@ class Pairs:
 def text(path: Path) -> SourceSpec:
     (path / "a.txt").write_text("\n".join(SAID))
     (path / "b.txt").write_text("\n".join(SAID[:50]))
-    return source(path / "a.txt", path / "b.txt", form="text")
+    return source(path / "a.txt", path / "b.txt", form="text", records="lines")
 
 
 def jsonl(path: Path) -> SourceSpec:
@@ -558,7 +558,7 @@ def test_a_held_out_record_is_a_record(tmp_path: Path) -> None:
 
 
 def test_only_the_files_that_are_asked_for_must_be_there(tmp_path: Path) -> None:
-    spec = source(tmp_path / "*.txt", form="text")
+    spec = source(tmp_path / "*.txt", form="text", records="lines")
     text(tmp_path)
     listing = list_corpus(spec)
     (tmp_path / "b.txt").unlink()

@@ -85,7 +85,7 @@ def test_shards_are_parts_of_a_source(tmp_path: Path, records: str) -> None:
 
 def test_a_shard_and_its_records_are_part_of_a_sources_identity(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a\n")
-    variants = [{}, {"shard": (0, 2)}, {"shard": (1, 2)}, {"records": "files"}]
+    variants = [{}, {"shard": (0, 2)}, {"shard": (1, 2)}, {"records": "lines"}]
     specs = [source(tmp_path, form="text", **variant) for variant in variants]
     assert len({identity(spec, transform_spec(), "") for spec in specs}) == len(specs)
     assert all(laid_out(spec).fragments_count == 1 for spec in specs)

@@ -42,6 +42,21 @@ def upper(text):
     return text.upper()
 
 
+def crossed(record):
+    """A text in capitals, of whatever a source gives; token ids as they are."""
+    if not isinstance(record, (str, dict)) or "input_ids" in record:
+        return record
+    return (record if isinstance(record, str) else record["text"]).upper()
+
+
+def crossed_with_rows(record):
+    """The same, with rows of its own number."""
+    found = crossed(record)
+    made = {"text": found} if isinstance(found, str) else found if isinstance(found, dict) else {"input_ids": found}
+    number = int(made["text"].split()[0]) if "text" in made else int(made["input_ids"][0])
+    return {**made, "columns": {"numbers": np.full((number % 3, 2), number, np.uint8)}}
+
+
 def half_a_character(_text):
     return "\ud800"
 

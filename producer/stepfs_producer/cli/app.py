@@ -293,6 +293,8 @@ def text(
     run_options = RunOptions(
         lake,
         producer_id=options.producer_id or f"text-{index}-of-{count}",
+        workers=options.workers,
+        memory=options.memory,
         max_lead=None,
         limit_steps=options.limit_steps,
         accept_changes=options.accept_changes,

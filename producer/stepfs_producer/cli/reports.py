@@ -34,13 +34,22 @@ from stepfs_producer.plan.model import Plan, position_bytes
 from stepfs_producer.plan.parts import Stage
 from stepfs_producer.plan.resolve import resolve
 from stepfs_producer.plan.rules import Exhausted
-from stepfs_producer.run.check import Inspection, PlanEstimate, SourceFacts, estimate_plan, inspect, simulate_plan
+from stepfs_producer.plan.sources import SourceFiles, Text
+from stepfs_producer.run.check import (
+    Inspection,
+    PlanEstimate,
+    SourceFacts,
+    compare_with_lake,
+    estimate_plan,
+    inspect,
+    simulate_plan,
+)
 from stepfs_producer.run.history.find import Absence, Found, NotSearched, Occurrence, RecordQuery, find_record
 from stepfs_producer.run.history.replay import Replay, ReplayOptions, replay
 from stepfs_producer.run.memory import PAGE_COPIES, least_bytes, longest_text_bytes
 from stepfs_producer.run.options import RunOptions
 from stepfs_producer.run.pipeline import EndReason
-from stepfs_producer.run.prepare import LocatedPlan, compare_with_lake, grid_of, plan_at, plan_file_at
+from stepfs_producer.run.prepare import LocatedPlan, grid_of, plan_at, plan_file_at
 from stepfs_producer.run.results import PlanTotals, RunResult, Show, SimulationResult
 from stepfs_producer.run.session import Stopping, run_plan
 from stepfs_producer.run.tokenize import tokenize_source
@@ -51,6 +60,7 @@ _USAGE: Final = 2
 _LINE_EVERY_S: Final = 60.0
 _BAD_SHOWN: Final = 3
 _PAGE_BYTES_MAX: Final = 64 << 20
+_LINE_TOKENS: Final = 64
 
 _LINES_MAX: Final = 20
 
@@ -195,6 +205,7 @@ class _Report:
                     f"source {name}: none of the {facts.sampled} records looked at gives a token: they are empty, or its "
                     "transform drops them; a run would end with an error"
                 )
+            yield from _of_documents(name, self.plan.sources[name], facts)
             if self.plan.sources[name].chat is not None and facts.learned == 1:
                 yield f"source {name}: every token of the chats looked at is learned, the user's too; is that what chat.learn says?"
             if facts.page_bytes > _PAGE_BYTES_MAX:
@@ -219,16 +230,17 @@ class _Report:
         entries = self.estimate.mix
         header = ["SOURCE", "FORMAT", *(_step_text(entry.step, ramp=entry.ramp) for entry in entries)]
         if self.facts is not None:
-            header += ["FILES", "BYTES", "TOKENS", "LEARNED", "EPOCHS"]
+            header += ["FILES", "BYTES", "TOKENS", "DOCUMENTS", "MEAN", "LEARNED", "EPOCHS"]
         rows = []
         for name in sorted(self.plan.sources):
             row = [printable(name), printable(self.plan.sources[name].format)]
             row += [f"{float(self._shares(entry)[name]):.3%}" for entry in entries]
             if self.facts is not None:
                 facts, epochs = self.facts[name], self._epochs(name)
-                tokens = "?" if facts.tokens is None else f"≈ {facts.tokens}"
+                tokens = _about(facts.tokens)
                 learned = "-" if facts.learned is None else f"≈ {facts.learned:.1%}"
-                row += [str(facts.files), size_text(facts.bytes), tokens, learned]
+                mean = "-" if facts.document_tokens is None else f"≈ {facts.document_tokens:.0f}"
+                row += [str(facts.files), size_text(facts.bytes), tokens, _about(_documents(facts)), mean, learned]
                 row.append("-" if epochs is None else f"≈ {float(epochs):.2f}")
             rows.append(row)
         return header, rows
@@ -244,6 +256,10 @@ class _Report:
             "files": None if facts is None else facts.files,
             "bytes": None if facts is None else facts.bytes,
             "tokens": None if facts is None else facts.tokens,
+            "documents": None if facts is None else _documents(facts),
+            "document_tokens": None
+            if facts is None or facts.document_tokens is None
+            else round(facts.document_tokens, 3),
             "learned": None if facts is None or facts.learned is None else round(facts.learned, 6),
             "epochs": None if declared is None else float(declared),
             "epochs_needed": None if needed is None else round(float(needed), 6),
@@ -286,6 +302,30 @@ class _Report:
 
     def _declared(self, name: str) -> Fraction | None:
         return self.plan.sources[name].epochs
+
+
+def _of_documents(name: str, source: SourceFiles, facts: SourceFacts) -> Iterator[str]:
+    """What their lengths mean."""
+    if (facts.document_tokens or _LINE_TOKENS) < _LINE_TOKENS and not (source.takes_whole or source.id_fields):
+        other = "records: files makes one of each file" if isinstance(source, Text) else "join what belongs together"
+        yield (
+            f"source {name}: its documents have {facts.document_tokens:.0f} tokens on average, as lines have, and each its own "
+            f"end; {other}"
+        )
+    if facts.too_long:
+        yield (
+            f"source {name}: fim leaves {facts.too_long} of the documents looked at as they are, because a row would cut "
+            "them; longer rows rearrange more"
+        )
+
+
+def _documents(facts: SourceFacts) -> int | None:
+    """Of an epoch, estimated."""
+    return round(facts.tokens / facts.document_tokens) if facts.tokens and facts.document_tokens else None
+
+
+def _about(count: int | None) -> str:
+    return "?" if count is None else f"≈ {count}"
 
 
 def _and_more(count: int) -> str:

@@ -11,14 +11,15 @@ from stepfs.errors import AbsentError, RefusedError, UsageError
 from stepfs.format.identity import LakeIdentity
 from stepfs.lake.identity import open_lake
 from stepfs.store.api import StoreOptions
-from stepfs_producer.plan.model import Plan, parsed_plan
+from stepfs_producer.plan.holds import IDS_ALONE
+from stepfs_producer.plan.model import Plan, parsed_plan, with_ids_alone
 from stepfs_producer.plan.values import parse_shard
 from stepfs_producer.run.options import TextOptions
+from stepfs_producer.sources.compressed import COMPRESSED
 from stepfs_producer.sources.find import find_files
 
 _EXT: Final = ".safetensors"  # of a new lake
 _JSON_LINES: Final = (".jsonl", ".ndjson")
-_COMPRESSED: Final = (".gz", ".zst")
 _SOME: Final = 1 << 31
 
 
@@ -68,10 +69,11 @@ def text_plan(inputs: Sequence[str], shape: LakeShape, options: TextOptions, end
     if options.eos and not tokenizer:
         raise UsageError("--eos names a token of --tokenizer-file; give that, too")
     source = _format_of(inputs, endpoint_url)
-    return parsed_plan(
+    of_ids = shape.ext == IDS_ALONE
+    plan = parsed_plan(
         {
             "output": {
-                "ext": shape.ext,
+                "ext": _EXT if of_ids else shape.ext,
                 "mesh": f"dp={shape.slices}",
                 "sequence_length": options.seq_len,
                 "micro_batches": options.batch_size,
@@ -92,12 +94,13 @@ def text_plan(inputs: Sequence[str], shape: LakeShape, options: TextOptions, end
             "until": {"last": "pad"},
         }
     )
+    return with_ids_alone(plan) if of_ids else plan
 
 
 def _format_of(inputs: Sequence[str], endpoint_url: str | None) -> dict[str, Any]:
     """JSON lines if all files are, text if none is. Files that hold no text are skipped: a directory may have anything."""
     names = [file.name for file in find_files(inputs, (), endpoint_url=endpoint_url)]
-    for suffix in _COMPRESSED:
+    for suffix in COMPRESSED:
         names = [name.removesuffix(suffix) for name in names]
     json_lines = [name.endswith(_JSON_LINES) for name in names]
     if all(json_lines):
@@ -105,4 +108,4 @@ def _format_of(inputs: Sequence[str], endpoint_url: str | None) -> dict[str, Any
     if any(json_lines):
         raise UsageError("the inputs are .jsonl files and others; name one kind, or write a plan with a source of each")
     skip = {"do": "skip", "at_most": "100%", "in_a_row": _SOME}
-    return {"format": "text", "records": "files", "on_error": skip}
+    return {"format": "text", "on_error": skip}

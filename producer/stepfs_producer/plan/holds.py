@@ -24,6 +24,10 @@ HOLDS: Final[Mapping[str, frozenset[Part]]] = {
     ".bin": frozenset(),
 }
 
+IDS_ALONE: Final = (
+    ".bin"  # no kind of files of plans: only `stepfs-produce text`, whose documents need no more, makes it
+)
+
 
 def lack(ext: str, part: Part) -> str | None:
     """The sentence that refuses files without a part, with those that have it; None if `ext` holds it."""

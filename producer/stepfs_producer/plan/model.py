@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from stepfs.errors import UsageError
 from stepfs.format.ids import POSITION_BYTES_MAX, SLICES_MAX
 from stepfs.format.mesh import Mesh
+from stepfs_producer.plan.holds import IDS_ALONE
 from stepfs_producer.plan.part import Before, Part, WrongPartError
 from stepfs_producer.plan.parts import (
     HIDDEN_SIZE,
@@ -330,6 +331,11 @@ def parsed_plan(settings: Mapping[str, Any]) -> Plan:
         return Plan.read(settings)
     except WrongPartError as error:
         raise UsageError("; ".join(error.refusal().lines)) from error
+
+
+def with_ids_alone(plan: Plan) -> Plan:
+    """The same plan, for files of ids alone: no plan says so, but `stepfs-produce text`."""
+    return plan.changed(output=plan.output.changed(ext=IDS_ALONE))
 
 
 def _weighed(mix: object) -> list[list[str]]:

@@ -13,7 +13,7 @@ from stepfs.format.mesh import Mesh, parse_mesh
 from stepfs_producer.plan import cost
 from stepfs_producer.plan.balance import Method, Over
 from stepfs_producer.plan.cost import TOKENS
-from stepfs_producer.plan.holds import HOLDS, lack
+from stepfs_producer.plan.holds import HOLDS, IDS_ALONE, lack
 from stepfs_producer.plan.holds import Part as PartOfFile
 from stepfs_producer.plan.part import Key, Part
 from stepfs_producer.plan.rules import Exhausted, Packing
@@ -39,7 +39,7 @@ _TAKEN: Final = frozenset({
     "sequence_length", "micro", "tokens", "boundaries", "source", "record", "first",
 })  # fmt: skip  # names of a file's arrays, facts and dimensions, and of the columns for cost functions
 
-EXTENSIONS: Final = tuple(HOLDS)
+EXTENSIONS: Final = tuple(ext for ext in HOLDS if ext != IDS_ALONE)
 HIDDEN_SIZE: Final = 4096  # of a model of 7 billion parameters
 STEPS_MAX: Final = 1 << 40
 MICRO_BATCHES_MAX: Final = 1 << 16
@@ -49,6 +49,20 @@ _MIX_UNITS: Final = 10**6
 
 Step = Annotated[int, whole(0, STEPS_MAX)]
 Coefficient = Annotated[int, whole(0, _COEFFICIENT_MAX)]
+
+
+def _extension() -> Parsed:
+    known = choice("extension", EXTENSIONS)
+
+    def parse(value: object) -> object:
+        if value == IDS_ALONE:
+            raise ValueError(
+                f"{IDS_ALONE} files hold token ids alone, so only `stepfs-produce text` makes them; choose {EXTENSIONS[0]}, or "
+                ".npy where a trainer maps them"
+            )
+        return known.parse(value)
+
+    return Parsed(parse, known.schema)
 
 
 def problems_of_columns(columns: Mapping[str, Column], ext: str) -> Iterator[Problem]:
@@ -75,7 +89,7 @@ def problems_of_use(fields: Mapping[str, Any], columns: Mapping[str, Column]) ->
         yield Problem(("pack", "method"), what)
     for name, source in () if pack is None or pack.method is not Packing.CONCAT else (sources or {}).items():
         cut = source.chat is not None and source.long is not Long.DROP and "long" in source.given
-        if cut or source.pair is not None:
+        if cut or source.pair is not None or source.fim is not None:
             what = f"concat cuts documents, and those of source {name!r} are whole; use best_fit"
             yield Problem(("pack", "method"), what)
     for name in () if cost is None else cost.columns:
@@ -89,16 +103,8 @@ def problems_of_use(fields: Mapping[str, Any], columns: Mapping[str, Column]) ->
 def problems_of_files(output: Output, sources: Mapping[str, SourceFiles]) -> Iterator[Problem]:
     """Problems of sources whose documents do not fit into the step's files."""
     for name, source in sources.items():
-        _, mask, labels = source.id_fields or (None, None, None)
-        needs = [
-            ("chat", source.chat, PartOfFile.LABELS),
-            ("pair", source.pair, PartOfFile.SPANS),
-            ("mask_field", mask, PartOfFile.LABELS),
-            ("labels_field", labels, PartOfFile.LABELS),
-        ]
-        for key, value, part in needs:
-            if value is not None and (what := lack(output.ext, part)):
-                yield Problem(("sources", name, key), what, of_key=True)
+        if source.pair is not None and (what := lack(output.ext, PartOfFile.SPANS)):
+            yield Problem(("sources", name, "pair"), what, of_key=True)
         if output.columns and source.fim is not None and source.transform is not None:
             what = "fim rearranges tokens, and rows of columns would not follow them; remove fim, or the columns"
             yield Problem(("sources", name, "fim"), what, of_key=True)
@@ -115,9 +121,7 @@ class Output(Part):
     example: ClassVar[str] = '{ext: .safetensors, mesh: "dp=8", sequence_length: 4096}'
     refused: ClassVar[Mapping[str, str]] = {"parts": "parts: several parts are not supported yet; remove the key"}
 
-    ext: Annotated[Literal[".safetensors", ".npy", ".pt", ".tar", ".bin"], choice("extension", EXTENSIONS)] = (
-        ".safetensors"
-    )
+    ext: Annotated[Literal[".safetensors", ".npy", ".pt", ".tar"], _extension()] = ".safetensors"
     """Kind of file."""
     mesh: Annotated[Mesh, Parsed(parse_mesh, {"type": "string"})]
     """The trainer's mesh, slowest dimension first, such as pp=2,dp=4,tp=2. Each coordinate of dp has files."""

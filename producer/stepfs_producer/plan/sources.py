@@ -55,6 +55,12 @@ _TABLES: Final = ("arrow", "csv", "json", "webdataset")
 Length = Annotated[int, whole(1, LENGTH_MAX)]
 
 
+def _mark(value: object) -> str:
+    if isinstance(value, str) and len(value) == 1 and value not in '"\r\n':
+        return value
+    raise ValueError(f'{shown(value)} is no delimiter; write one character, such as ";" or "\\t"')
+
+
 def _sizes(value: object) -> tuple[int, ...]:
     one = whole(1, _ROW_BYTES_MAX).parse
     if not isinstance(value, list | tuple) or len(value) > _DIMENSIONS_MAX:
@@ -484,8 +490,8 @@ class Text(SourceFiles, init=False):
     """Files of text."""
 
     format: Literal["text"] = "text"
-    records: Annotated[Literal["lines", "files"], choice("kind of records", ("lines", "files"))] = "lines"
-    """lines: each line that is not blank; files: each file, and pieces of about 1 MiB of a longer one."""
+    records: Annotated[Literal["lines", "files"], choice("kind of records", ("lines", "files"))] = "files"
+    """Documents. files: each file, and pieces of about 1 MiB of a longer one; lines: each line that is not blank."""
 
 
 class Parquet(WithChats, WithImages, WithIds, WithText, init=False):
@@ -521,6 +527,14 @@ class Table(WithChats, WithImages, WithText, init=False):
 
     format: Annotated[Literal["arrow", "csv", "json", "webdataset"], choice("format", _TABLES)]
     """Kind of files."""
+    delimiter: Annotated[str, Parsed(_mark, {"type": "string", "minLength": 1, "maxLength": 1})] | None = None
+    """Of csv: the character between values; by default a tab or a comma, as the first line has them."""
+
+    def own_problems(self) -> list[Problem]:
+        problems = super().own_problems()
+        if self.delimiter is not None and self.format != "csv":
+            problems.append(Problem(("delimiter",), "only csv has a delimiter; remove it", of_key=True))
+        return problems
 
 
 class Megatron(SourceFiles, init=False):

@@ -5,14 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Final, TypeVar
 
 import numpy as np
+import trio
 
-from stepfs.errors import RefusedError, StepfsError
+from stepfs.errors import AbsentError, RefusedError, StepfsError
 from stepfs.format.planned import Listing
+from stepfs.lake.identity import open_lake
+from stepfs.store.opening import open_store
 from stepfs_producer.plan.mix import ONE, MixEntry
 from stepfs_producer.plan.model import Plan
 from stepfs_producer.plan.parts import Until
@@ -20,10 +24,16 @@ from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.resolve import resolve
 from stepfs_producer.plan.sources import OnError
 from stepfs_producer.plan.values import Problem, Where
+from stepfs_producer.run.lake import sealed_error
+from stepfs_producer.run.options import RunOptions
 from stepfs_producer.run.pipeline import conduct_here
 from stepfs_producer.run.prepare import (
     LocatedPlan,
+    PreparedPlan,
+    fit_plan,
     looked_up,
+    prepare_plan,
+    refuse_unfit,
     schedule_of,
     source_specs,
     tokenizer_spec,
@@ -36,12 +46,14 @@ from stepfs_producer.run.results import (
     bad_records_named,
     callbacks_of,
     show_nothing,
+    totals_from,
 )
-from stepfs_producer.sources.formats import format_of, is_compressed
+from stepfs_producer.sources.compressed import is_compressed
+from stepfs_producer.sources.formats import format_of
 from stepfs_producer.sources.listing import Layout, list_corpus
 from stepfs_producer.sources.reading import read_block
 from stepfs_producer.sources.record import RECORD_BYTES_MAX, BlockAddress, BlockTask, Kind, SourceSpec, Unit
-from stepfs_producer.transforms.documents import BAD, TransformSpec
+from stepfs_producer.transforms.documents import BAD, Tokenised, TransformSpec
 from stepfs_producer.transforms.fim import FimTransform
 from stepfs_producer.transforms.images import library
 from stepfs_producer.transforms.records import timed_transform
@@ -79,6 +91,8 @@ class SourceFacts:
     unread: Sequence[str]  # damaged files without a readable part
     spelled: str | None  # a control token that a record looked at spells
     learned: float | None  # share of the tokens looked at that the loss looks at; None: no token was looked at
+    document_tokens: float | None  # of a document, on average; None: no token was looked at
+    too_long: int  # documents looked at that fim would rearrange, and that are longer than a row
 
 
 @dataclass(slots=True)
@@ -177,6 +191,8 @@ def _facts(spec: SourceSpec, listing: Listing, work: TransformSpec | None, sampl
         unread,
         found.spelled,
         found.learned,
+        found.document_tokens,
+        found.too_long,
     )
 
 
@@ -190,6 +206,8 @@ class _Sample:
     bad: Mapping[int, str] = field(default_factory=dict)
     spelled: str | None = None
     learned: float | None = None
+    document_tokens: float | None = None
+    too_long: int = 0
 
 
 def _page_bytes(listing: Listing) -> int:
@@ -223,15 +241,22 @@ def _sampled(spec: SourceSpec, listing: Listing, work: TransformSpec, sample_byt
         tokenizer, spelled = load_tokenizer(work.tokenizer), None
         if isinstance(tokenizer, ModelTokenizer) and records.kind is not Kind.TOKENS:
             spelled = tokenizer.spelled(bytes(some.data).decode(errors="replace"))
-        return _Sample(all_tokens, of_byte, count, made.bad, spelled, learned / tokens if tokens else None)
+        mean = tokens / _documents(made) if tokens else None
+        return _Sample(
+            all_tokens, of_byte, count, made.bad, spelled, learned / tokens if tokens else None, mean, made.too_long
+        )
     return _Sample(tokens_of_byte=1.0)  # the records are longer than what is looked at: at most a token a byte
+
+
+def _documents(made: Tokenised) -> int:
+    return int((made.lengths > 0).sum()) + sum(len(parts) - 1 for parts in made.parts.values() if parts)
 
 
 def _all(spec: SourceSpec, listing: Listing, work: TransformSpec) -> _Sample:
     """Every record of an epoch; bad ones by file and place. Of damaged files the readable beginnings."""
     whole = replace(spec, source=spec.source.changed(epochs=None, on_error=OnError(do="skip", file="skip")))
     layout, place = Layout(whole, listing), BlockAddress(0, 0, 0)
-    records = tokens = learned = size = 0
+    records = tokens = learned = size = documents = too_long = 0
     bad: dict[int, str] = {}
     while not place.epoch and (task := layout.task(place)) is not None:
         block = read_block(whole, task)
@@ -240,12 +265,12 @@ def _all(spec: SourceSpec, listing: Listing, work: TransformSpec) -> _Sample:
             name = listing.files[int(block.records.files[index])].name
             bad[records + index] = f"{name} at {block.records.offsets[index]}: {why}"
         records, tokens = records + len(block.records), tokens + len(made.ids)
+        documents, too_long = documents + _documents(made), too_long + made.too_long
         learned += len(made.ids) if made.mask is None else int(made.mask.sum())
         size += len(block.records.data) if block.records.kind is not Kind.TOKENS else 0
         place = block.follows
-    return _Sample(
-        tokens or None, tokens / size if size else 0.0, records, bad, None, learned / tokens if tokens else None
-    )
+    share, mean = (learned / tokens, tokens / documents) if tokens else (None, None)
+    return _Sample(tokens or None, tokens / size if size else 0.0, records, bad, None, share, mean, too_long)
 
 
 def _tasks(layout: Layout) -> Iterator[BlockTask]:
@@ -337,3 +362,34 @@ async def simulate_plan(
         )
     reason = reason or "the limit is reached"
     return SimulationResult(prepared.digest, totals, reason, time.monotonic() - begun_s)
+
+
+async def compare_with_lake(
+    place: LocatedPlan, listings: Mapping[str, Listing], options: RunOptions, say: Callable[[str], None]
+) -> bool:
+    """Whether there is the lake; if so, `RefusedError` as a run would raise it. Writes nothing."""
+    prepared = await trio.to_thread.run_sync(prepare_plan, place, listings, abandon_on_cancel=True)
+    async with aclosing(open_store(options.lake, options=options.store_options)) as store:
+        try:
+            identity = await open_lake(store)
+        except AbsentError:
+            return False
+        position, sealed = await refuse_unfit(store, identity, place, prepared, options=options, say=say)
+        accepts = options.accept_changes
+        prepared = await fit_plan(store, identity, place, prepared, position, accept_changes=accepts, say=say)
+    if sealed:
+        await _refuse_steps(place, prepared, position, options.lake)
+    return True
+
+
+async def _refuse_steps(place: LocatedPlan, prepared: PreparedPlan, position: object, lake: str) -> None:
+    """`SealedError` if the plan has a further step, as one that has not begun surely does."""
+    if position is None:
+        raise sealed_error(lake)
+
+    def refuse(*_: object) -> None:
+        raise sealed_error(lake)
+
+    totals = totals_from(position, prepared.rules)
+    callbacks = callbacks_of(prepared, totals, refuse)
+    await conduct_here(prepared, place.directory, 1, None, callbacks, totals.start, steps_max=totals.start.step + 1)

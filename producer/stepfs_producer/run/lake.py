@@ -16,7 +16,7 @@ from typing import Final
 
 import trio
 
-from stepfs.errors import AbsentError, CorruptError, RefusedError, StoreSilentError, StoreUnreachableError
+from stepfs.errors import AbsentError, CorruptError, RefusedError, SealedError, StoreSilentError, StoreUnreachableError
 from stepfs.format.grid import Grid
 from stepfs.format.identity import LakeIdentity
 from stepfs.format.ids import Epoch
@@ -30,7 +30,7 @@ from stepfs.store import silence
 from stepfs.store.api import Store
 from stepfs_producer.commit.uploads import unpack_position
 
-_LIBRARIES: Final = ("stepfs", "numpy", "tokenizers", "pyarrow", "zstandard", "torch", "pillow")
+_LIBRARIES: Final = ("stepfs", "numpy", "tokenizers", "jinja2", "pyarrow", "zstandard", "torch", "pillow")
 
 
 async def ensure_lake(store: Store, grid: Grid, ext: str) -> LakeIdentity:
@@ -39,6 +39,10 @@ async def ensure_lake(store: Store, grid: Grid, ext: str) -> LakeIdentity:
         return await open_lake(store)
     except AbsentError:
         return await _create_or_open(store, grid, ext)
+
+
+def sealed_error(lake: str) -> SealedError:
+    return SealedError(f"{lake}: the lake is sealed; no more steps can be produced into it")
 
 
 def committed_positions(log: LogReader) -> dict[str, object]:

@@ -10,12 +10,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Final
 
 import trio
 
 from stepfs._internal.limits import usable_cpus
 from stepfs.errors import RefusedError, StepfsError, StoreUnreachableError
+from stepfs.format.identity import LakeIdentity
 from stepfs.format.ids import Epoch
 from stepfs.format.keys import data_key
 from stepfs.lake.identity import open_lake
@@ -35,8 +35,6 @@ from stepfs_producer.transforms.documents import TransformSpec
 from stepfs_producer.transforms.tokenizer import load_tokenizer
 from stepfs_producer.transforms.user_function import function_of
 
-_COMPARED: Final = ("stepfs", "python", "numpy", "tokenizers")
-
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
@@ -48,15 +46,31 @@ class Requirements:
     options: RunOptions
 
 
-def node_check(sources: Sequence[LoadedSource], lake_id: str, options: RunOptions) -> NodeCheck:
+def node_check(sources: Sequence[LoadedSource], identity: LakeIdentity, options: RunOptions) -> NodeCheck:
     """A call that finds the lacks of another machine, there."""
     firsts = []
     for one in sources:
         refs = (one.layout.fragment(number).ref for number in range(one.layout.fragments_count))
         firsts.append((one.spec, one.transform, next((ref for ref in refs if ref.size), None)))
-    return partial(
-        missing_here, Requirements({name: libraries()[name] for name in _COMPARED}, firsts, lake_id, options)
-    )
+    here = libraries()
+    used = {name: here[name] for name in sorted(_used(sources, identity.ext))}
+    return partial(missing_here, Requirements(used, firsts, identity.lake_id, options))
+
+
+def _used(sources: Sequence[LoadedSource], ext: str) -> set[str]:
+    """The libraries on which the bytes of a plan's steps depend."""
+    found = {"stepfs", "python", "numpy"} | ({"torch"} if ext == ".pt" else set())
+    for one in sources:
+        source = one.spec.source
+        known = {
+            "tokenizers": one.transform.tokenizer.file is not None,
+            "jinja2": source.chat is not None,
+            "pillow": source.images is not None,
+            "pyarrow": source.format in {"arrow", "parquet"},
+            "zstandard": any(file.name.endswith(".zst") for file in one.layout.listing.files),
+        }
+        found |= {name for name, is_used in known.items() if is_used}
+    return found
 
 
 def missing_here(needs: Requirements) -> list[str]:

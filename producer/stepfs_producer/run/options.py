@@ -49,6 +49,27 @@ def parse_workers(text: str) -> Workers:
         raise UsageError(f"--workers {text}: use N or MIN:MAX, such as 4 or 2:8") from error
 
 
+WorkersOfRun = Annotated[
+    Workers | None,
+    Opt(
+        "--workers",
+        "Processes that read, tokenise and build (default: one per CPU, or of a container's quota), and one spare per eight; MIN:MAX: as many as trainers need.",
+        "N",
+        parse=parse_workers,
+    ),
+]
+
+Memory = Annotated[  # bytes
+    int | None,
+    Opt(
+        "--memory",
+        "Bound on samples held ahead and steps under way (default: a quarter of the machine's or container's); `check` prints the least.",
+        "8G",
+        parse=parse_size,
+    ),
+]
+
+
 @dataclass(frozen=True, slots=True)
 class RunOptions:
     """The options of a run, beside its plan. `UsageError` for a value that makes no sense."""
@@ -63,15 +84,7 @@ class RunOptions:
         ),
     ] = "plan"
     accept_changes: AcceptChanges = False
-    workers: Annotated[
-        Workers | None,
-        Opt(
-            "--workers",
-            "Processes that read, tokenise and build (default: one per CPU, or of a container's quota), and one spare per eight; MIN:MAX: as many as trainers need.",
-            "N",
-            parse=parse_workers,
-        ),
-    ] = None
+    workers: WorkersOfRun = None
     engine: Annotated[
         str,
         Opt(
@@ -88,15 +101,7 @@ class RunOptions:
             "HOST:PORT|auto",
         ),
     ] = None
-    memory: Annotated[  # bytes
-        int | None,
-        Opt(
-            "--memory",
-            "Bound on samples held ahead and steps under way (default: a quarter of the machine's or container's); `check` prints the least.",
-            "8G",
-            parse=parse_size,
-        ),
-    ] = None
+    memory: Memory = None
     max_lead: Annotated[  # None or 0: no bound
         int | None,
         Opt(
@@ -164,6 +169,8 @@ class TextOptions:
         str | None,
         Opt("--ext", "Kind of file: .safetensors .npy .pt .tar .bin; .safetensors for a new lake.", ".EXT"),
     ] = None
+    workers: WorkersOfRun = None
+    memory: Memory = None
     limit_steps: LimitSteps = None
     accept_changes: AcceptChanges = False
     seal: Annotated[bool, Opt("--seal", "Seal the lake at the end of the text: no more steps come.")] = False

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from importlib.util import find_spec
@@ -15,22 +15,28 @@ from typing import Any, Final, NamedTuple
 
 import trio
 
-from stepfs.errors import AbsentError, MissingPackageError, RefusedError, UsageError
+from stepfs.errors import AbsentError, CorruptError, MissingPackageError, RefusedError, UsageError
 from stepfs.format.grid import Grid
 from stepfs.format.identity import LakeIdentity
 from stepfs.format.ids import POSITION_BYTES_MAX
 from stepfs.format.keys import plan_key
 from stepfs.format.planned import Listing
-from stepfs.lake.identity import check_writable, open_lake
+from stepfs.lake.identity import check_writable
 from stepfs.lake.kept_plans import kept_listing, kept_plan
 from stepfs.lake.log.reader import LogReader
 from stepfs.store.api import Store
 from stepfs.store.listed import ADVICE
-from stepfs.store.opening import open_store
 from stepfs_producer.engine.worker import find_modules_in
 from stepfs_producer.payloads.step import ColumnSpec, PayloadSpec
 from stepfs_producer.plan.cost import CostModel
-from stepfs_producer.plan.file.digest import PlanChangedError, differences, normalised, plan_digest, plan_text
+from stepfs_producer.plan.file.digest import (
+    PlanChangedError,
+    differences,
+    normalised,
+    plan_digest,
+    plan_of_text,
+    plan_text,
+)
 from stepfs_producer.plan.file.yaml_file import PlanFile, read_plan
 from stepfs_producer.plan.mix import MixEntry, MixSchedule, Stages, normalise
 from stepfs_producer.plan.model import Plan
@@ -55,7 +61,7 @@ from stepfs_producer.sources.listing import (
     list_corpus,
     located,
 )
-from stepfs_producer.sources.reading import block_crc32c
+from stepfs_producer.sources.reading import block_crc32c, read_block
 from stepfs_producer.sources.record import BlockAddress, BlockTask, SourceSpec
 from stepfs_producer.transforms.documents import ChatSpec, TokenizerSpec, TransformSpec
 from stepfs_producer.transforms.fim import FimTransform
@@ -136,20 +142,25 @@ def column_specs(plan: Plan) -> tuple[ColumnSpec, ...]:
     return tuple(ColumnSpec(*one) for one in sorted(plan.output.columns.items()))
 
 
-def transform_spec(plan: Plan, name: str, tokenizer: TokenizerSpec, *, directory: str = "") -> TransformSpec:
+def transform_spec(plan: Plan, name: str, tokenizer: TokenizerSpec, *, directory: str) -> TransformSpec:
     """How the records of a source become samples. `plan`: resolved. Only a function gives columns.
 
     `UsageError`, `AbsentError` for a chat template that cannot be read.
     """
     source = plan.sources[name]
     columns = () if source.transform is None else column_specs(plan)
+    shortest = _shortest(plan, name)
     if source.chat is None:
-        return TransformSpec(source, tokenizer, columns)
+        return TransformSpec(source, tokenizer, columns, tokens_max=None if source.fim is None else shortest)
     chat = _chat_spec(source.chat, tokenizer, directory)
     if source.pair is None and source.long is not Long.DROP:
-        shortest = min(stage.lengths.get(name, stage.sequence_length) for stage in plan.stages)
         chat = replace(chat, tokens_max=shortest, truncates=source.long is Long.TRUNCATE)
     return TransformSpec(source, tokenizer, columns, chat)
+
+
+def _shortest(plan: Plan, name: str) -> int:
+    """The least that a document of a source may have, of all stages of a resolved plan."""
+    return min(stage.lengths.get(name, stage.sequence_length) for stage in plan.stages)
 
 
 def _chat_spec(chat: Chat, tokenizer: TokenizerSpec, directory: str) -> ChatSpec:
@@ -188,7 +199,8 @@ def identity(spec: SourceSpec, transform: TransformSpec, tokenizer_digest: str) 
     """16 hexadecimal digits: a cursor means something only while they stay.
 
     `tokenizer_digest`: of the content of the tokenizer's file. The source's files are not part of it, because the digest
-    of the listing stands beside it; nor is policy: epochs, weights, endpoint, profile, `long`, `on_error`, padding.
+    of the listing stands beside it; nor is policy: epochs, weights, endpoint, profile, `long`, `on_error`, padding, and where
+    chats are cut, as documents are.
     """
     chat = transform.chat
     known = {
@@ -198,7 +210,7 @@ def identity(spec: SourceSpec, transform: TransformSpec, tokenizer_digest: str) 
         "held_out": spec.held_out,
         "tokenizer": [_identity_of(transform.tokenizer.tokenizer), tokenizer_digest],
         "columns": [[name, _identity_of(column)] for name, column in transform.columns],
-        "chat": None if chat is None else [chat.template, chat.tokens, chat.tokens_max, chat.truncates],
+        "chat": None if chat is None else [chat.template, chat.tokens],
         "images": None if spec.source.images is None else library(),
     }
     text = json.dumps(known, ensure_ascii=False, sort_keys=True)
@@ -415,6 +427,11 @@ async def fit_plan(
             raise RefusedError(f"{what}; {ADVICE}")
         say(f"warning: {what}; the rest of the block is left out")
     found = with_listings(found, {}, {name: (*task.next_fragment, 0, 0) for name, task in edited.items()})
+    former = None if state is None else await _plan_then(store, identity, state.plan)
+    recut = await trio.to_thread.run_sync(_recut, found, known, former, place.plan, abandon_on_cancel=True)
+    for name in recut:
+        say(f"warning: source {name}: the rest of the record that was begun is left out: it is cut otherwise now")
+    found = with_listings(found, {}, recut)
     _refuse_large_position(Planner(found.rules).begin(state), found.rules)
     return found
 
@@ -469,6 +486,40 @@ def _edited(prepared: PreparedPlan, begun: Mapping[str, SourceState]) -> dict[st
         except OSError as error:
             raise _unreadable(one.spec, error) from error
     return found
+
+
+async def _plan_then(store: Store, identity: LakeIdentity, digest: str) -> Plan | None:
+    """None if it cannot be read any more."""
+    try:
+        text = await kept_plan(store, identity.lake_id, digest)
+        return None if text is None else plan_of_text(text)
+    except (CorruptError, RefusedError):
+        return None
+
+
+def _recut(
+    prepared: PreparedPlan, known: Mapping[str, SourceState], then: Plan | None, now: Plan
+) -> dict[str, tuple[int, ...]]:
+    """Where sources go on behind a begun record whose documents were others, because stages or `long` changed."""
+    found: dict[str, tuple[int, ...]] = {}
+    for one in prepared.sources:
+        name, source = one.spec.name, one.spec.source
+        was, cursor = known.get(name), prepared.rules.sources[name].cursor
+        if was is None or not was.into or not (source.chat or source.fim) or (cursor or was.cursor) != was.cursor:
+            continue
+        if then is not None and _cut_at(then, name) == _cut_at(now, name):
+            continue
+        task = one.layout.task(BlockAddress(*was.cursor[:3]))
+        if task is not None:
+            block = read_block(one.spec, task)
+            ends = was.taken + 1 == len(block.records)
+            found[name] = (*block.follows, 0, 0) if ends else (*task.place, was.taken + 1, 0)
+    return found
+
+
+def _cut_at(plan: Plan, name: str) -> tuple[int, Long] | None:
+    plan = resolve(plan)
+    return (_shortest(plan, name), plan.sources[name].long) if name in plan.sources else None
 
 
 def _files_of(task: BlockTask, listing: Listing) -> str:
@@ -655,21 +706,6 @@ def _way_to(grid: Grid, planned: Grid) -> str:
     mesh = [f"output.mesh to one with dp = {grid.ranks}"] if grid.ranks != planned.ranks else []
     files = f"micro_batches to {grid.micro} and files to micro_batches" if grid.micro > 1 else "files to ranks"
     return ", or set " + ", ".join([*mesh, *([f"output.{files}"] if grid.micro != planned.micro else [])])
-
-
-async def compare_with_lake(
-    place: LocatedPlan, listings: Mapping[str, Listing], options: RunOptions, say: Callable[[str], None]
-) -> bool:
-    """Whether there is the lake; if so, `RefusedError` as a run would raise it. Writes nothing."""
-    prepared = await trio.to_thread.run_sync(prepare_plan, place, listings, abandon_on_cancel=True)
-    async with aclosing(open_store(options.lake, options=options.store_options)) as store:
-        try:
-            identity = await open_lake(store)
-        except AbsentError:
-            return False
-        position, _ = await refuse_unfit(store, identity, place, prepared, options=options, say=say)
-        await fit_plan(store, identity, place, prepared, position, accept_changes=options.accept_changes, say=say)
-    return True
 
 
 def _refuse_large_position(state: State, rules: Rules) -> None:

@@ -19,7 +19,6 @@ import trio
 
 from stepfs._internal.clock import SystemClock
 from stepfs._internal.interruption import end_soon
-from stepfs.errors import SealedError
 from stepfs.format.identity import LakeIdentity
 from stepfs.format.ids import Epoch
 from stepfs.lake.log.append import seal
@@ -32,7 +31,7 @@ from stepfs_producer.commit.producer import GIVE_UP_AFTER_S, AsyncProducer
 from stepfs_producer.engine.api import Engine
 from stepfs_producer.payloads.files import encoder_for
 from stepfs_producer.run.bottleneck import Bottleneck
-from stepfs_producer.run.lake import ensure_lake, keep_libraries, notice_silence
+from stepfs_producer.run.lake import ensure_lake, keep_libraries, notice_silence, sealed_error
 from stepfs_producer.run.load import LoadedSource
 from stepfs_producer.run.machines import as_nodes_see, node_check, open_engine
 from stepfs_producer.run.memory import Memory, memory_of
@@ -196,7 +195,7 @@ class _RunSession:
             fit = partial(fit_plan, store, identity, self.place, prepared, accept_changes=options.accept_changes)
             prepared = await fit(position, say=self.say)
             await keep_plan(store, identity, self.place, prepared)
-            await engine.admit(node_check(self._as_worked(prepared), identity.lake_id, options))
+            await engine.admit(node_check(self._as_worked(prepared), identity, options))
             if sealed:
                 return await self._nothing_to_do(engine, identity, prepared, position)
             async with self._scraped() as registry, self._producer(store, self._memory_of(prepared)) as producer:
@@ -221,7 +220,7 @@ class _RunSession:
         """The result of a command that is repeated after it has sealed the lake; `SealedError` if the plan has more steps."""
 
         def refuse(*_: object) -> None:
-            raise SealedError(f"{self.options.lake}: the lake is sealed; no more steps can be produced into it")
+            raise sealed_error(self.options.lake)
 
         if position is None:
             refuse()

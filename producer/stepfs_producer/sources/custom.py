@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
 from typing import Any, BinaryIO, Protocol
 
@@ -79,12 +79,15 @@ class OwnFormat(Format):
     def records(self, spec: SourceSpec, fragment: Fragment) -> Iterator[Raw]:
         with (
             open_listed(spec, fragment.ref) as file,
-            buffered(file) as (stream, raw),
+            self._opened(file) as (stream, raw),
             self._own_code(file.location, raw),
         ):
             for offset, stored in self._reader.records(stream, max(0, fragment.part)):
                 value = self._value(spec.source, stored)
                 yield Raw(fragment.file, int(offset), weight_of(value), value)
+
+    def _opened(self, file: OpenFile) -> AbstractContextManager[tuple[BinaryIO, Stream]]:
+        return buffered(file)
 
     def where(self, spec: SourceSpec, first: Fragment, offset: int) -> int | None:  # noqa: ARG002
         return None  # the class counts as it likes

@@ -245,7 +245,7 @@ class Format(ABC):
         """The entries to search, given the plan's `files`."""
         return files
 
-    def choose(self, found: Sequence[FoundFile]) -> list[FoundFile]:
+    def choose(self, spec: SourceSpec, found: Sequence[FoundFile]) -> list[FoundFile]:  # noqa: ARG002
         """The files to list."""
         return list(found)
 

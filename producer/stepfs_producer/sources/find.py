@@ -40,7 +40,8 @@ def find_files(
             matched = True
             taken.setdefault(location, FoundFile(f"{number}/{below}", location, size, etag))
         if not matched:
-            wanted = f" that end in {', '.join(suffixes)}" if suffixes and not _is_glob(entry) else ""
+            endings = ", ".join(one for one in suffixes if one.startswith("."))  # others are names of what lies beside
+            wanted = f" that end in {endings}" if suffixes and not _is_glob(entry) else ""
             raise AbsentError(f"{entry}: no files{wanted}; name files, a directory of them, or a glob that matches")
     files = sorted(taken.values(), key=lambda file: file.name.encode())
     for before, after in pairwise(files):

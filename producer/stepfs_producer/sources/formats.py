@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import codecs
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from itertools import chain
 from typing import Any, Final
 
-from stepfs.errors import CorruptError, MissingPackageError, UsageError
-from stepfs_producer.plan.sources import Source, Text
+from stepfs_producer.plan.sources import Source, Table, Text
+from stepfs_producer.sources.compressed import check_kind, decompressed, is_compressed, with_compressed
 from stepfs_producer.sources.custom import own_format
-from stepfs_producer.sources.files import REMOTE, Format, OpenFile, buffered, open_listed
+from stepfs_producer.sources.files import Format, OpenFile, open_listed
 from stepfs_producer.sources.megatron import MegatronFormat
 from stepfs_producer.sources.parquet import ParquetFormat
 from stepfs_producer.sources.record import (
@@ -30,88 +28,11 @@ from stepfs_producer.sources.record import (
     text_file,
     text_line,
 )
-from stepfs_producer.sources.tables import TABLES
-
-COMPRESSED: Final = (".gz", ".zst")
-_COMPRESSED_PIECE_BYTES: Final = 256 << 10
-_READ_BYTES: Final = 1 << 20  # of the file at a time: each is a request where the file is an object
-_INPUT_BYTES: Final = 16 << 10  # one input piece may hold much more output
+from stepfs_producer.sources.tables import TABLES, csv_format
 
 _PIECE_BYTES: Final = 4 << 20
 TAIL_BYTES: Final = 64 << 10
 PIECE_BYTES: Final = 1 << 20
-_KINDS: Final = (
-    (b"\x1f\x8b\x08", "is gzip; let its name end in .gz"),
-    (b"\x28\xb5\x2f\xfd", "is zstd; let its name end in .zst"),
-    (b"BZh", "is bzip2; decompress it by `bunzip2`, or compress it anew by `gzip`"),
-    (b"\xfd7zXZ\0", "is xz; decompress it by `unxz`, or compress it anew by `gzip`"),
-    (b"PK\3\4", "is a zip archive; unpack it by `unzip`"),
-    (b"PAR1", "is Parquet; give its source format: parquet"),
-    (b"%PDF-", "is a PDF; take its text out by a program such as `pdftotext`, or leave it out"),
-)
-
-
-def is_compressed(name: str) -> bool:
-    return name.endswith(COMPRESSED)
-
-
-def check_compressed(file: OpenFile) -> None:
-    """`UsageError` if the library for this file is missing; `CorruptError` if its beginning is damaged."""
-    if file.location.endswith(".zst") and find_spec("zstandard") is None:
-        raise MissingPackageError(f"{file.location}: .zst files need the package zstandard: pip install 'stepfs[zstd]'")
-    next(decompressed(file), b"")
-
-
-def decompressed(file: OpenFile) -> Iterator[bytes]:
-    """The decompressed bytes. `CorruptError` names a file that is damaged or ends too early."""
-    return _zstd(file) if file.location.endswith(".zst") else _gzip(file)
-
-
-def _gzip(file: OpenFile) -> Iterator[bytes]:
-    """Decompress input in pieces of one size, so that the readable beginning of a damaged file is the same everywhere."""
-    waiting, member = b"", None
-    try:
-        with buffered(file, _READ_BYTES) as (stream, _):
-            while waiting := waiting or stream.read(_INPUT_BYTES):
-                if member is None:
-                    waiting = waiting.lstrip(b"\0")  # padding between members
-                    member = zlib.decompressobj(wbits=31) if waiting else None
-                    continue
-                piece = member.decompress(waiting, _COMPRESSED_PIECE_BYTES)
-                waiting = member.unconsumed_tail
-                if member.eof:
-                    waiting, member = member.unused_data, None
-                if piece:
-                    yield piece
-    except zlib.error as error:
-        raise CorruptError(f"{file.location}: damaged gzip ({error}); replace it or leave it out") from error
-    if member is not None:
-        if piece := member.flush():
-            yield piece
-        if not member.eof:
-            raise CorruptError(f"{file.location}: damaged gzip (it ends within a member); replace it or leave it out")
-
-
-def _zstd(file: OpenFile) -> Iterator[bytes]:
-    import zstandard  # noqa: PLC0415  (optional)
-
-    decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 31)
-    waiting, frame = b"", None
-    try:
-        with buffered(file, _READ_BYTES) as (stream, _):
-            while waiting := waiting or stream.read(_INPUT_BYTES):
-                if frame is None:
-                    frame = decompressor.decompressobj()
-                piece = frame.decompress(waiting)
-                waiting = frame.unused_data
-                if frame.eof:
-                    frame = None
-                if piece:
-                    yield piece
-    except zstandard.ZstdError as error:
-        raise CorruptError(f"{file.location}: damaged zstd ({error}); replace it or leave it out") from error
-    if frame is not None:
-        raise CorruptError(f"{file.location}: damaged zstd (it ends within a frame); replace it or leave it out")
 
 
 def lines_between(read: Callable[[int, int], bytes], begin: int, end: int, size: int) -> Iterator[Line]:
@@ -226,10 +147,7 @@ class LineFormat(Format):
         return Unit.WHOLE if is_compressed(name) else Unit.RANGES
 
     def parts(self, spec: SourceSpec, file: OpenFile) -> Sequence[tuple[int, int]]:  # noqa: ARG002
-        if is_compressed(file.location):
-            check_compressed(file)
-        elif not file.location.startswith(REMOTE):
-            _refuse_other_kinds(file)
+        check_kind(file)
         return ()
 
     def records(self, spec: SourceSpec, fragment: Fragment) -> Iterator[Raw]:
@@ -249,19 +167,8 @@ class LineFormat(Format):
         return text_file(stored) if self.whole else text_line(stored)
 
 
-def _refuse_other_kinds(file: OpenFile) -> None:
-    begin = file.read(0, min(file.size, 8))
-    for magic, what in _KINDS:
-        if begin.startswith(magic):
-            raise UsageError(f"{file.location} {what}")
-
-
-def _with_compressed(*suffixes: str) -> tuple[str, ...]:
-    return tuple(suffix + more for suffix in suffixes for more in ("", *COMPRESSED))
-
-
 _FORMATS: dict[str, Format] = {
-    "jsonl": LineFormat(json=True, suffixes=_with_compressed(".jsonl", ".ndjson", ".json")),
+    "jsonl": LineFormat(json=True, suffixes=with_compressed(".jsonl", ".ndjson", ".json")),
     "text": LineFormat(),
     "parquet": ParquetFormat(),
     "megatron": MegatronFormat(),
@@ -279,4 +186,6 @@ def format_of(spec: SourceSpec) -> Format:
         return _WHOLE_FILES
     if isinstance(source, Source):
         return own_format(source.format, tuple(sorted(source.options.items())))
+    if isinstance(source, Table) and source.delimiter is not None:
+        return csv_format(source.delimiter)
     return _FORMATS[source.format]

@@ -113,7 +113,7 @@ def _found(spec: SourceSpec) -> list[FoundFile]:
     rule = format_of(spec)
     entries = rule.entries(spec.source.files)
     return rule.choose(
-        find_files(entries, rule.suffixes, endpoint_url=spec.source.endpoint_url, profile=spec.source.profile)
+        spec, find_files(entries, rule.suffixes, endpoint_url=spec.source.endpoint_url, profile=spec.source.profile)
     )
 
 

@@ -41,7 +41,7 @@ class MegatronFormat(Format):
     def entries(self, files: Sequence[str]) -> Sequence[str]:
         return [_both(entry) for entry in files]
 
-    def choose(self, found: Sequence[FoundFile]) -> list[FoundFile]:
+    def choose(self, spec: SourceSpec, found: Sequence[FoundFile]) -> list[FoundFile]:  # noqa: ARG002
         names = {file.name for file in found}
         for file in found:
             if file.name.endswith(_BIN) and self.beside(file.name) not in names:

@@ -7,13 +7,15 @@ distinct values may be far larger in memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 from stepfs.errors import CorruptError, MissingPackageError, UsageError
-from stepfs_producer.plan.sources import Parquet, SourceFiles
+from stepfs_producer.plan.sources import Parquet, SourceFiles, WithChats, WithText
 from stepfs_producer.sources.files import Format, OpenFile, Stream, open_listed
 from stepfs_producer.sources.record import (
     Bad,
@@ -33,7 +35,9 @@ from stepfs_producer.sources.record import (
 if TYPE_CHECKING:
     from pyarrow.parquet import ParquetFile
 
+_Read = Callable[[Any], list[Any]]  # an array of Arrow's → its values
 _BUFFER_BYTES: Final = 1 << 20
+_JSON: Final = "arrow.json"  # of the Arrow field: the name that `Json()` of datasets has there
 ROWS_MAX: Final = 256  # decoded at a time
 _TEXTS: Final = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view", "null")
 _LISTS: Final = ("list", "large_list", "list_view", "large_list_view", "fixed_size_list")
@@ -59,8 +63,8 @@ class ParquetFormat(Format):
             )
             if signed:  # asking for an encrypted column's sizes would end the process
                 raise _unreadable(file.location, "it is encrypted")
-            needed = _columns(spec.source)
-            _check_columns(spec, file.location, parquet)
+            needed = needed_columns(spec.source)
+            check_columns(spec, file.location, parquet.schema_arrow)
             groups = []
             for number in range(parquet.num_row_groups):
                 group = parquet.metadata.row_group(number)
@@ -79,22 +83,27 @@ class ParquetFormat(Format):
             rows = parquet.metadata.row_group(fragment.part).num_rows
             batch_size = max(1, min(ROWS_MAX, BATCH_BYTES * rows // max(fragment.end, 1)))
             batches = parquet.iter_batches(
-                batch_size=batch_size, row_groups=[fragment.part], columns=_columns(spec.source), use_threads=False
+                batch_size=batch_size,
+                row_groups=[fragment.part],
+                columns=needed_columns(spec.source),
+                use_threads=False,
             )
             for batch in batches:
-                for value in _values(spec.source, batch):
+                for value in values_of(spec.source, batch):
                     yield Raw(fragment.file, offset, weight_of(value), value)
                     offset += 1
 
 
-def _columns(source: SourceFiles) -> list[str] | None:
-    """The needed columns; None: all."""
-    assert isinstance(source, Parquet)
+def needed_columns(source: SourceFiles) -> list[str] | None:
+    """None: all."""
     if source.id_fields is not None:
         return [name for name in source.id_fields if name]
     if source.takes_whole:
-        named = source.chat_fields if source.is_of_chats else source.columns
+        named = source.columns if isinstance(source, Parquet) else None
+        if isinstance(source, WithChats) and source.is_of_chats:
+            named = source.chat_fields
         return None if named is None else list(named)
+    assert isinstance(source, WithText)
     return [source.text_field]
 
 
@@ -133,20 +142,18 @@ def _unreadable(location: str, reason: str) -> UsageError:
     )
 
 
-def _check_columns(spec: SourceSpec, location: str, parquet: ParquetFile) -> None:
+def check_columns(spec: SourceSpec, location: str, schema: Any) -> None:
+    """`UsageError` names a column that a file of Parquet or Arrow lacks, has twice, or has of another type."""
     from pyarrow import types  # noqa: PLC0415
 
-    schema, source = parquet.schema_arrow, spec.source
-    assert isinstance(source, Parquet)
-    wanted: dict[str, str | None] = {} if source.takes_whole else {"text_field": source.text_field}
+    source = spec.source
+    wanted: dict[str, str | None] = {}
     if source.id_fields is not None:
         wanted = dict(zip(("tokens_field", "mask_field", "labels_field"), source.id_fields, strict=True))
-    needed = _columns(source) if source.takes_whole and source.id_fields is None else None
-    for column in needed or ():
-        if column not in schema.names:
-            raise UsageError(
-                f"source {spec.name}: {location} has no column {column!r}; it has {', '.join(schema.names[:20])}"
-            )
+    elif not source.takes_whole:
+        assert isinstance(source, WithText)
+        wanted = {"text_field": source.text_field}
+    _refuse_columns(spec, location, schema.names, needed_columns(source))
     for option, name in wanted.items():
         if name is None:
             continue
@@ -157,7 +164,7 @@ def _check_columns(spec: SourceSpec, location: str, parquet: ParquetFile) -> Non
                 f"{', '.join(schema.names[:20])}"
             )
         if option == "text_field":
-            kind = kind.value_type if types.is_dictionary(kind) else kind
+            kind = kind.value_type if types.is_dictionary(kind) else getattr(kind, "storage_type", kind)
             fits = any(getattr(types, f"is_{one}")(kind) for one in _TEXTS)
         else:
             listed = any(getattr(types, f"is_{one}")(kind) for one in _LISTS)
@@ -172,20 +179,32 @@ def _check_columns(spec: SourceSpec, location: str, parquet: ParquetFile) -> Non
             )
 
 
-def _values(source: SourceFiles, batch: Any) -> Iterator[Value]:
+def _refuse_columns(spec: SourceSpec, location: str, names: Sequence[str], needed: Sequence[str] | None) -> None:
+    """`UsageError` for a needed column that is not there, or twice."""
+    firsts = names if needed is None else [name if name in names else name.partition(".")[0] for name in needed]
+    for column in firsts:
+        if spec.source.takes_whole and column not in names:
+            raise UsageError(f"source {spec.name}: {location} has no column {column!r}; it has {', '.join(names[:20])}")
+        if names.count(column) > 1:
+            raise UsageError(f"source {spec.name}: {location} has two columns {column!r}; rename one")
+
+
+def values_of(source: SourceFiles, batch: Any) -> Iterator[Value]:
+    """The records of a batch of Arrow's."""
     if source.id_fields is not None:
         columns = [None if name is None else _column(batch, name) for name in source.id_fields]
         for row in range(batch.num_rows):
             yield _tokens(columns, row)
     elif source.takes_whole:
-        for found in rows_of(batch):
+        for found in _rows(batch, needed_columns(source), padded=source.is_of_chats):
             yield found if isinstance(found, Bad) else packed(found)
     else:
-        assert isinstance(source, Parquet)
+        assert isinstance(source, WithText)
         from pyarrow import large_binary  # noqa: PLC0415
 
         # As bytes: one text that is not UTF-8 must not make its neighbours unreadable.
-        for text in _column(batch, source.text_field).cast(large_binary()).to_pylist():
+        column = _column(batch, source.text_field)
+        for text in getattr(column, "storage", column).cast(large_binary()).to_pylist():
             yield text_of(text, source.text_field)
 
 
@@ -224,49 +243,89 @@ def _tokens(columns: Sequence[Any], row: int) -> Value:
     return tokens_of(*found)
 
 
-def rows_of(batch: Any) -> Iterator[dict[str, Any] | Bad]:
-    """The rows of a batch of Arrow's, as Python's values. Times that Python has no value for are text."""
-    has_nanoseconds = any(_changed(field.type) != field.type for field in batch.schema)
+def _rows(batch: Any, names: Sequence[str] | None, *, padded: bool) -> Iterator[dict[str, Any] | Bad]:
+    """Rows as Python's values, of these columns; None: of all. What `datasets` keeps as `Json()` is what it reads of it.
+
+    `padded`: fields of structs that are null were never there; Arrow gives each struct all the fields that any has.
+    """
+    wanted = None if names is None else {name.partition(".")[0] for name in names}
+    columns = [
+        (field.name, batch.column(field.name), _reader(field.type, padded=padded))
+        for field in batch.schema
+        if wanted is None or field.name in wanted
+    ]
     for row in range(batch.num_rows):
-        yield _object(batch.slice(row, 1), has_nanoseconds=has_nanoseconds)
-
-
-def _object(row: Any, *, has_nanoseconds: bool) -> dict[str, Any] | Bad:
-    from pyarrow import ArrowInvalid, RecordBatch, string  # noqa: PLC0415
-
-    def cast(column: Any, text: Any = None) -> Any:
         try:
-            return column.cast(_changed(column.type, text))
-        except ArrowInvalid:  # nanoseconds that microseconds cannot say
-            return column.cast(_changed(column.type, string()))
+            yield {name: read(column.slice(row, 1))[0] for name, column, read in columns}
+        except UnicodeDecodeError as error:
+            yield Bad(f"not UTF-8 ({error.reason})")
+        except json.JSONDecodeError as error:
+            yield Bad(f"not JSON ({error.msg} at character {error.pos})")
 
+
+def _reader(kind: Any, *, padded: bool) -> _Read:  # noqa: PLR0911 - one a kind of type
+    """What makes Python's values of an array of this type, whatever is nested in it."""
+    from pyarrow import types  # noqa: PLC0415
+
+    def inside(*kinds: Any) -> list[_Read]:
+        """None, if Arrow itself does it."""
+        found = [_reader(one, padded=padded) for one in kinds]
+        return [] if all(one is _plain for one in found) else found
+
+    if getattr(kind, "extension_name", "") == _JSON:
+        return lambda array: [None if text is None else json.loads(text) for text in array.storage.to_pylist()]
+    if types.is_temporal(kind):
+        return _times
+    if types.is_dictionary(kind) and (reads := inside(kind.value_type)):
+        return lambda array: reads[0](array.dictionary_decode())
+    if types.is_struct(kind) and ((reads := inside(*(one.type for one in kind))) or padded):
+        return partial(_structs, [one.name for one in kind], reads or [_plain] * kind.num_fields, padded)
+    if types.is_map(kind) and (reads := inside(kind.key_type, kind.item_type)):
+        return lambda array: [None if one.values is None else _pairs(reads, one.values) for one in array]
+    if any(getattr(types, f"is_{one}")(kind) for one in _LISTS) and (reads := inside(kind.value_type)):
+        return lambda array: [None if one.values is None else reads[0](one.values) for one in array]
+    return _plain
+
+
+def _plain(array: Any) -> list[Any]:
+    values: list[Any] = array.to_pylist()
+    return values
+
+
+def _structs(names: Sequence[str], reads: Sequence[_Read], padded: bool, array: Any) -> list[Any]:
+    columns = [(name, read(array.field(place))) for place, (name, read) in enumerate(zip(names, reads, strict=True))]
+    return [
+        {name: values[row] for name, values in columns if not (padded and values[row] is None)} if is_there else None
+        for row, is_there in enumerate(array.is_valid().to_pylist())
+    ]
+
+
+def _pairs(reads: Sequence[_Read], entries: Any) -> list[tuple[Any, Any]]:
+    keys, items = (read(entries.field(place)) for place, read in enumerate(reads))
+    return list(zip(keys, items, strict=True))
+
+
+def _times(array: Any) -> list[Any]:
+    """In microseconds, as Python has them; those that it has no value for as text, in UTC where a zone is unknown."""
+    from pyarrow import ArrowInvalid, duration, int64, string, time64, timestamp, types  # noqa: PLC0415
+
+    kind = array.type
+    zone = getattr(kind, "tz", None)
     try:
-        if has_nanoseconds:
-            row = RecordBatch.from_arrays([cast(column) for column in row.columns], names=row.schema.names)
+        if getattr(kind, "unit", "us") != "ns":
+            return _plain(array)
+        of_zone = timestamp("us", zone)
+        return _plain(
+            array.cast(
+                of_zone if types.is_timestamp(kind) else duration("us") if types.is_duration(kind) else time64("us")
+            )
+        )
+    except (
+        ValueError,
+        OverflowError,
+        KeyError,
+    ):  # finer than microseconds, a date beyond 9999, a zone of another machine
         try:
-            (value,) = row.to_pylist()
-        except UnicodeDecodeError:
-            raise
-        except (ValueError, OverflowError):  # a date beyond 9999
-            columns = [cast(column, string()) for column in row.columns]
-            (value,) = RecordBatch.from_arrays(columns, names=row.schema.names).to_pylist()
-    except UnicodeDecodeError as error:
-        return Bad(f"not UTF-8 ({error.reason})")
-    found: dict[str, Any] = value
-    return found
-
-
-def _changed(kind: Any, text: Any = None) -> Any:
-    """The type with `text` in place of times; with microseconds in place of nanoseconds, by default."""
-    from pyarrow import duration, list_, struct, time64, timestamp, types  # noqa: PLC0415
-
-    if types.is_temporal(kind) and text is not None:
-        return text
-    if getattr(kind, "unit", "us") == "ns":
-        zoned = timestamp("us", getattr(kind, "tz", None))
-        return zoned if types.is_timestamp(kind) else duration("us") if types.is_duration(kind) else time64("us")
-    if types.is_list(kind):
-        return list_(_changed(kind.value_type, text))
-    if types.is_struct(kind):
-        return struct([(field.name, _changed(field.type, text)) for field in kind])
-    return kind
+            return _plain(array.cast(string()))
+        except ArrowInvalid:
+            return _times(array.cast(int64()).cast(timestamp(kind.unit, "UTC")))

@@ -52,6 +52,7 @@ class TransformSpec:
     tokenizer: TokenizerSpec = field(default_factory=TokenizerSpec)
     columns: tuple[ColumnSpec, ...] = ()  # that the source's function may give
     chat: ChatSpec | None = None  # of a source of conversations
+    tokens_max: int | None = None  # of a document that is rearranged: a longer one may be cut
 
 
 class UnfitRecordError(Exception):
@@ -113,3 +114,4 @@ class Tokenised:
     columns: Columns | None = None  # of the records; None: of a source that gives none
     parts: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """Record → tokens of its parts, of records that have several documents, or tokens behind them that are lost."""
+    too_long: int = 0  # documents that were drawn to be rearranged, and are longer than a row

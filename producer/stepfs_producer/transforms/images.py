@@ -25,7 +25,7 @@ from stepfs_producer.transforms.documents import UnfitRecordError
 
 # To be loaded before the first task: half a second.
 MODULES: Final = (
-    "PIL.ImageOps", "PIL.GifImagePlugin", "PIL.JpegImagePlugin", "PIL.PngImagePlugin", "PIL.WebPImagePlugin",
+    "PIL.Image", "PIL.GifImagePlugin", "PIL.JpegImagePlugin", "PIL.PngImagePlugin", "PIL.WebPImagePlugin",
 )  # fmt: skip
 _FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF")
 _OTHERS: Final = {
@@ -34,6 +34,11 @@ _OTHERS: Final = {
 }  # fmt: skip  # by their first bytes
 _ADDRESS: Final = re.compile(r" ?<[^<>]* at 0x[0-9a-f]+>")
 _WHITE: Final = (255, 255, 255)
+_ORIENTATION: Final = 0x0112  # of EXIF
+_UPRIGHT: Final = {
+    2: "FLIP_LEFT_RIGHT", 3: "ROTATE_180", 4: "FLIP_TOP_BOTTOM", 5: "TRANSPOSE", 6: "ROTATE_270", 7: "TRANSVERSE",
+    8: "ROTATE_90",
+}  # fmt: skip
 _REASON_CHARACTERS_MAX: Final = 120
 
 
@@ -89,7 +94,6 @@ def _decoded(value: object, settings: Images, name: str) -> Image:
     if not isinstance(value, bytes):
         raise UnfitRecordError(f"the field {name} holds {type(value).__name__}, not the bytes of an image")
     from PIL import Image as Pillow  # noqa: PLC0415 (optional, and slow)
-    from PIL import ImageOps  # noqa: PLC0415
 
     try:
         with warnings.catch_warnings():
@@ -98,7 +102,7 @@ def _decoded(value: object, settings: Images, name: str) -> Image:
             with Pillow.open(io.BytesIO(value), formats=_FORMATS) as opened:
                 if 0 in opened.size:
                     raise ValueError(f"{opened.width} × {opened.height} pixels")  # noqa: TRY301
-                upright = _opaque(ImageOps.exif_transpose(opened), settings.background or _WHITE)
+                upright = _opaque(_upright(opened), settings.background or _WHITE)
         width, height = upright.size
         image = upright.resize(size_of(width, height, settings), Pillow.Resampling.BICUBIC)
     except MemoryError:
@@ -109,6 +113,22 @@ def _decoded(value: object, settings: Images, name: str) -> Image:
         reason = reason if other is None else f"it is {other}"
         raise UnfitRecordError(f"the field {name} holds no readable JPEG, PNG, WebP or GIF ({reason})") from error
     return _patches(np.asarray(image, np.uint8), settings)
+
+
+def _upright(image: Any) -> Any:
+    """As its EXIF says that it is looked at; as it is stored, where that cannot be read. The EXIF itself is not kept:
+    Pillow's own `exif_transpose` writes it anew, and fails at what it could not write.
+    """
+    from PIL import Image as Pillow  # noqa: PLC0415 (optional, and slow)
+
+    image.load()
+    try:
+        way = _UPRIGHT.get(image.getexif().get(_ORIENTATION))
+    except MemoryError:
+        raise
+    except Exception:  # noqa: BLE001 - Pillow raises anything
+        way = None
+    return image if way is None else image.transpose(Pillow.Transpose[way])
 
 
 def _opaque(image: Any, background: tuple[int, ...]) -> Any:

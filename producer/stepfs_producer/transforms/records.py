@@ -78,7 +78,7 @@ class _Work:
         source = spec.source
         self._call: UserFunction | None = None if source.transform is None else user_function(source.transform)
         self._encode = _encoder(spec, tokenizer)
-        self._fim = None if source.fim is None else FimTransform(source.fim, tokenizer)
+        self._fim = None if source.fim is None else FimTransform(source.fim, tokenizer, spec.tokens_max)
         self._parts: dict[int, tuple[int, ...]] = {}
         self._texts: dict[int, str] = {}
         self._ids: dict[int, tuple[Ids, Mask | None]] = {}
@@ -145,7 +145,9 @@ class _Work:
         lengths = closed.lengths
         lengths[list(self.bad)] = BAD
         mask = None if closed.mask is None or closed.mask.all() else closed.mask
-        return Tokenised(lengths, closed.ids, mask, dict(sorted(self.bad.items())), self._beside(lengths), self._parts)
+        too_long = 0 if self._fim is None else self._fim.too_long
+        beside = self._beside(lengths)
+        return Tokenised(lengths, closed.ids, mask, dict(sorted(self.bad.items())), beside, self._parts, too_long)
 
     def _beside(self, lengths: Integers) -> Columns | None:
         """The columns of the samples; a record that is none has no row."""

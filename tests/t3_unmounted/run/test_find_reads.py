@@ -50,7 +50,7 @@ class LongLog:
         plan = parsed_plan(
             {
                 "output": {"mesh": "dp=1", "sequence_length": 8},
-                "sources": {"prose": {"format": "text", "files": [str(path)]}},
+                "sources": {"prose": {"format": "text", "records": "lines", "files": [str(path)]}},
             }
         )
         self.digest = plan_digest(plan)

@@ -14,6 +14,7 @@ from fractions import Fraction
 from functools import cache, partial
 from importlib import metadata
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +27,9 @@ from planned_run import HereEngine, NotedProducer, rules, run, sources_in, write
 
 from stepfs.errors import RefusedError, StepfsError, StoreUnreachableError, UsageError
 from stepfs.format.grid import Grid
+from stepfs.format.identity import LakeIdentity
 from stepfs.format.keys import data_prefix, parse_data_key
+from stepfs.format.planned import Listing
 from stepfs.lake.identity import create_lake, open_lake
 from stepfs.store.opening import open_store
 from stepfs_producer.backoff import Backoff, Outage
@@ -37,7 +40,7 @@ from stepfs_producer.engine.local import local_engine
 from stepfs_producer.engine.retry import LATE_S_MIN, LATE_TIMES_MEAN, MachinesLostError, TaskRunner, WorkersDiedError
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import Exhausted, Packing, SourceRule
-from stepfs_producer.plan.sources import SkipBudget
+from stepfs_producer.plan.sources import Jsonl, Parquet, SkipBudget, SourceFiles, Table
 from stepfs_producer.plan.step import StepPlan
 from stepfs_producer.run import machines, pipeline, read_ahead
 from stepfs_producer.run.autoscale import WorkersWanted
@@ -452,36 +455,59 @@ def sources(tmp_path):
     return sources_in(tmp_path, TWO_SOURCES)
 
 
-def lake_id_of(options: RunOptions) -> str:
-    async def read() -> str:
+def identity_of(options: RunOptions) -> LakeIdentity:
+    async def read() -> LakeIdentity:
         store = open_store(options.lake)
-        found = (await open_lake(store)).lake_id
+        found = await open_lake(store)
         await store.aclose()
         return found
 
     return trio.run(read)
 
 
-def lacks(sources, options: RunOptions, lake_id: str | None = None) -> list[str]:
+def lacks(sources, options: RunOptions, identity: LakeIdentity | None = None) -> list[str]:
     """As another machine finds it, to which it travels."""
-    look = node_check(sources, lake_id or lake_id_of(options), options)
+    look = node_check(sources, identity or identity_of(options), options)
     return pickle.loads(pickle.dumps(look))()
 
 
 def test_other_versions_are_named(sources, lake, monkeypatch) -> None:
-    look = node_check(sources, lake_id_of(lake), lake)
+    look = node_check(sources, replace(identity_of(lake), ext=".pt"), lake)
     installed = metadata.version
 
     def version(name: str) -> str:
-        if name == "tokenizers":
+        if name in {"torch", "pillow"}:  # which no source here needs
             raise metadata.PackageNotFoundError
         return "0.9" if name == "numpy" else installed(name)
 
     monkeypatch.setattr("stepfs_producer.run.lake.version", version)
     assert look() == [
         f"has numpy 0.9, the command {installed('numpy')}; install the same",
-        f"has tokenizers not, the command {installed('tokenizers')}; install the same",
+        f"has torch not, the command {installed('torch')}; install the same",
     ]
+
+
+USED: list[tuple[str, SourceFiles, dict[str, Any]]] = [
+    ("", Jsonl("x"), {}), ("tokenizers", Jsonl("x"), {"tokenizer": tokenizer_spec("x.json")}), ("jinja2", Jsonl("x", chat={}), {}),
+    ("pyarrow", Parquet("x"), {}), ("pyarrow", Table("x", format="arrow"), {}), ("", Table("x", format="csv"), {}),
+    ("pillow", Table("x", format="webdataset", transform="m:f", images="jpg"), {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("library", "files", "transform"), USED)
+def test_the_libraries_that_a_plan_uses_are_compared(library, files, transform, sources, lake) -> None:
+    """P18: another one would give other bytes; one that is not used may be any."""
+    always = {"stepfs", "python", "numpy"}
+    (one, _), here = sources, identity_of(lake)
+    one = replace(one, spec=replace(one.spec, source=files), transform=replace(one.transform, **transform))
+
+    def compared(ext: str = ".npy") -> set[str]:
+        look: Any = node_check([one], replace(here, ext=ext), lake)
+        return set(look.args[0].libraries)
+
+    assert compared() == always | ({library} if library else set())
+    one.layout.listing = Listing((replace(one.layout.listing.files[0], name="0/a.jsonl.zst"),))
+    assert {"torch", "zstandard"} <= compared(".pt")
 
 
 def test_a_file_a_function_and_a_tokenizer_that_are_not_there_are_named(sources, lake, tmp_path) -> None:
@@ -497,9 +523,9 @@ def test_a_file_a_function_and_a_tokenizer_that_are_not_there_are_named(sources,
 
 
 def test_a_lake_that_is_elsewhere_or_another_one_is_named(sources, lake, tmp_path) -> None:
-    (line,) = lacks(sources, RunOptions(f"file://{tmp_path}/elsewhere"), "0" * 32)
+    (line,) = lacks(sources, RunOptions(f"file://{tmp_path}/elsewhere"), identity_of(lake))
     assert line.startswith(f"cannot put into the lake file://{tmp_path}/elsewhere: ")
-    (line,) = lacks(sources, lake, "0" * 32)
+    (line,) = lacks(sources, lake, replace(identity_of(lake), lake_id="0" * 32))
     assert "another lake stands there" in line
 
 

@@ -14,7 +14,8 @@ from typing import Any, ClassVar, Final
 
 from stepfs.errors import CorruptError, RefusedError
 from stepfs.format.mesh import Mesh
-from stepfs_producer.plan.model import Plan
+from stepfs_producer.plan.holds import IDS_ALONE
+from stepfs_producer.plan.model import Plan, with_ids_alone
 from stepfs_producer.plan.part import Part, keys_of
 from stepfs_producer.plan.resolve import resolve
 from stepfs_producer.plan.sources import SourceFiles
@@ -64,8 +65,12 @@ def plan_text(plan: Plan) -> str:
 def plan_of_text(text: str) -> Plan:
     """The plan of a kept text. `CorruptError` if it is none."""
     try:
-        return Plan.read(json.loads(text))
-    except (ValueError, RecursionError) as error:
+        settings = json.loads(text)
+        if is_of_text := settings["output"]["ext"] == IDS_ALONE:
+            del settings["output"]["ext"]
+        plan = Plan.read(settings)
+        return with_ids_alone(plan) if is_of_text else plan
+    except (ValueError, RecursionError, LookupError, TypeError) as error:
         raise CorruptError("a kept plan cannot be read; remove it, the next start keeps it again") from error
 
 

@@ -2,7 +2,8 @@
 
 A source is a sequence, and positions say how far each commit took it. So the commit that took a record is found by
 halving, and the spans of its steps say which one, where. One block of the source is read per epoch, because only its
-records know their order.
+records know their order. Where files were changed and accepted so, each stretch of steps has a list of files of its own,
+and its own order; where a block's files are not at hand any more, the spans of all its steps are looked at.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from stepfs.errors import AbsentError, RefusedError, StepfsError, UsageError
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.format.keys import plans_prefix
 from stepfs.format.planned import Listing
-from stepfs.lake.kept_plans import LineageReader
+from stepfs.lake.kept_plans import LineageReader, kept_listing
 from stepfs.lake.log.reader import LogReader
 from stepfs.payload import COLUMNS, Spans
 from stepfs_producer.engine.worker import find_modules_in
@@ -30,7 +31,7 @@ from stepfs_producer.run.lake import committed_positions, frozen_listing
 from stepfs_producer.run.prepare import source_specs
 from stepfs_producer.sources.listing import Layout, located_files
 from stepfs_producer.sources.reading import read_block
-from stepfs_producer.sources.record import Block, BlockAddress, SourceSpec
+from stepfs_producer.sources.record import Block, BlockAddress, BlockTask, SourceSpec
 
 Cursor = tuple[int, ...]  # epoch, fragment, block, taken, into
 
@@ -114,30 +115,77 @@ async def find_record(log: LogReader, reader: LineageReader, asked: RecordQuery)
     failed: list[StepfsError] = []
     for producer_id, state in sorted(one for one in producers.items() if asked.source in one[1].sources):
         positions = Positions(log, producer_id)
-        searched = range(positions.first, positions.end)
-        try:
-            found += await _of_producer(log, reader, asked, positions, state)
-            answered = True
-        except _ElsewhereError as error:
-            elsewhere.append(error)
-        except (AbsentError, RefusedError) as error:
-            failed.append(error)
-            found.append(NotSearched(producer_id, searched.start, searched.stop, str(error)))
+        mine: list[Occurrence | Absence] = []
+        for stretch in await _stretches(positions, log, asked.source, state):
+            try:
+                mine += await _in_stretch(log, reader, asked, positions, stretch, state.plan)
+                answered = True
+            except _ElsewhereError as error:
+                elsewhere.append(error)
+            except (AbsentError, RefusedError) as error:
+                failed.append(error)
+                found.append(NotSearched(producer_id, stretch.steps.start, stretch.steps.stop, str(error)))
+        epochs = {one.epoch for one in mine if isinstance(one, Occurrence)}
+        found += [one for one in mine if isinstance(one, Occurrence) or one.epoch not in epochs]
     if not answered:
         raise [*failed, *elsewhere][0]
     return [*found, *_inherited(log)]
 
 
-async def _of_producer(
-    log: LogReader, reader: LineageReader, asked: RecordQuery, positions: Positions, state: State
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """Steps of a producer that were made from one listing of the source."""
+
+    steps: range
+    listing: str  # its digest
+    start: Cursor  # before them; () if nothing was drawn, or that is not known any more
+    end: Cursor
+    is_last: bool
+
+
+async def _stretches(positions: Positions, log: LogReader, source: str, newest: State) -> list[_Stretch]:
+    """All of them, in order. Whoever accepts a change marks it in the listing, so that none comes twice."""
+    digest, end = newest.sources[source].listing, newest.sources[source].cursor
+    listing = await kept_listing(log.store, log.identity.lake_id, digest)
+    if listing is None or all(file.laid_out is None for file in listing.files):
+        return [_Stretch(range(positions.first, positions.end), digest, (), end, is_last=True)]
+    found: list[_Stretch] = []
+    first, before = int(positions.first), Cursor()
+    while (commit := await positions.at(first)) is not None:
+        known = commit.state.sources.get(source)
+        last, low, high = commit, commit.steps.stop, int(positions.end)
+        while low < high:
+            middle = (low + high) // 2
+            other = await positions.at(middle)
+            of_other = None if other is None else other.state.sources.get(source)
+            if other is None or (of_other and of_other.listing) != (known and known.listing):
+                high = middle if other is None else min(middle, other.steps.start)
+            else:
+                last, low = other, other.steps.stop
+        after = last.state.sources.get(source)
+        if known is not None and after is not None:
+            is_last = known.listing == digest
+            found.append(_Stretch(range(first, low), known.listing, before, after.cursor, is_last))
+            before = after.cursor
+        first = low
+    return found
+
+
+async def _in_stretch(
+    log: LogReader,
+    reader: LineageReader,
+    asked: RecordQuery,
+    positions: Positions,
+    stretch: _Stretch,
+    newest: str,
 ) -> list[Occurrence | Absence]:
-    digest = state.sources[asked.source].listing
-    listing = await frozen_listing(log.store, log.identity.lake_id, asked.source, digest)
+    """`newest`: digest of the producer's newest plan."""
+    listing = await frozen_listing(log.store, log.identity.lake_id, asked.source, stretch.listing)
     number = file_number(listing, asked.file)
-    plan = await _plan_with(log, state.plan, asked.source)
+    plan = await _plan_with(log, newest, asked.source)
     await trio.to_thread.run_sync(require_files, plan, asked.directory, [asked.source])
     spec = source_specs(plan, directory=asked.directory)[asked.source]
-    return await _Search(log, reader, _Corpus(spec, listing, number, asked.record), positions, state).run()
+    return await _Search(log, reader, _Corpus(spec, listing, number, asked.record), positions, stretch).run()
 
 
 def _inherited(log: LogReader) -> Iterator[NotSearched]:
@@ -153,26 +201,28 @@ def _inherited(log: LogReader) -> Iterator[NotSearched]:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The place of a record in the order of an epoch."""
+    """Where a record stands in the order of an epoch: in which block, and if that can be read, where in it."""
 
-    block: Block
-    index: int  # in the block
+    task: BlockTask
     fragments: int  # of an epoch
+    block: Block | None
+    index: int = 0  # in the block
+    why: str = ""  # it cannot be read
 
     @property
     def begin(self) -> Cursor:
-        return (*self.block.place, self.index, 0)
+        return (*self.task.place, 0, 0) if self.block is None else (*self.block.place, self.index, 0)
 
     @property
     def end(self) -> Cursor:
-        return (*self.block.place, self.index + 1, 0)
+        return (*self.task.next_fragment, 0, 0) if self.block is None else (*self.block.place, self.index + 1, 0)
 
     def progress(self, cursor: Cursor) -> float:
         """Epochs until a cursor, about, for a guess where to look next: blocks are taken to be as large as the record's."""
         epoch, fragment, _, taken, _ = cursor or (0, 0, 0, 0, 0)
-        begins, follows = self.block.place, self.block.follows
+        begins, follows = self.task.place, self.task.next_fragment if self.block is None else self.block.follows
         width = (follows.fragment if follows.epoch == begins.epoch else self.fragments) - begins.fragment
-        within = min(taken / max(len(self.block.records), 1), 1.0) * width
+        within = 0.0 if self.block is None else min(taken / max(len(self.block.records), 1), 1.0) * width
         return epoch + (fragment + within) / self.fragments
 
 
@@ -187,6 +237,19 @@ class _Corpus:
 
     def placed(self, epoch: int) -> _Place | None:
         """The place of the record in an epoch; None if the source ends before."""
+        try:
+            return self._found(epoch)
+        except _ElsewhereError:
+            raise
+        except (AbsentError, RefusedError) as error:  # its block's files are gone, or others
+            bare = Layout(self.spec, self.listing)
+            fragments = bare.holding(self.file, self.record)
+            if len(fragments) != 1:
+                raise
+            task = bare.task(bare.block_with(epoch, fragments[0]))
+            return None if task is None else _Place(task, bare.fragments_count, None, why=str(error))
+
+    def _found(self, epoch: int) -> _Place | None:
         bare = Layout(self.spec, self._located([self.file]))
         for fragment in bare.holding(self.file, self.record):
             place: BlockAddress | None = bare.block_with(epoch, fragment)
@@ -199,7 +262,7 @@ class _Corpus:
                 block = read_block(self.spec, whole)
                 at = (block.records.files == self.file) & (block.records.offsets == self.record)
                 if at.any():
-                    return _Place(block, int(at.argmax()), bare.fragments_count)
+                    return _Place(whole, bare.fragments_count, block, int(at.argmax()))
                 place = block.follows if block.follows[:2] == place[:2] else None
         raise _ElsewhereError(
             f"{self.listing.files[self.file].name} has no record at {self.record}; `stepfs-produce lineage` prints files and "
@@ -211,25 +274,29 @@ class _Corpus:
 
 
 class _Search:
-    """The search in one producer's steps."""
+    """The search in one stretch of a producer's steps."""
 
     def __init__(
-        self, log: LogReader, reader: LineageReader, corpus: _Corpus, positions: Positions, newest: State
+        self, log: LogReader, reader: LineageReader, corpus: _Corpus, positions: Positions, stretch: _Stretch
     ) -> None:
         self._log = log
         self._reader = reader
         self._corpus = corpus
         self._positions = positions
-        self._newest = self._cursor(newest)
-        self._low, self._low_cursor = int(positions.first), Cursor()
+        self._stretch = stretch
+        self._low, self._low_cursor = stretch.steps.start, stretch.start
 
     async def run(self) -> list[Occurrence | Absence]:
         found: list[Occurrence | Absence] = []
-        producer_id = self._positions.producer_id
-        for epoch in range(self._newest[0] + 1):
+        producer_id, start, end = self._positions.producer_id, self._stretch.start, self._stretch.end
+        if self._corpus.listing.files[self._corpus.file].is_gone:
+            return [Absence(producer_id, end[0], f"its file was gone from step {self._stretch.steps.start} on")]
+        for epoch in range(start[0] if start else 0, end[0] + 1):
             placed = await trio.to_thread.run_sync(self._corpus.placed, epoch)
             if placed is None:
                 return found
+            if placed.end <= start or (end <= placed.begin and not self._stretch.is_last):
+                continue  # of an earlier stretch, or of a later one
             commit = await self._first_past(placed)
             if commit is None:
                 return [*found, Absence(producer_id, epoch, self._why(placed, None))]
@@ -245,7 +312,7 @@ class _Search:
         """
         wanted = place.progress(place.begin)
         low, before = self._low, place.progress(self._low_cursor)
-        high, behind = int(self._positions.end), place.progress(self._newest)
+        high, behind = self._end, place.progress(self._stretch.end)
         halve = False
         while low < high:
             size = high - low
@@ -260,7 +327,7 @@ class _Search:
             else:
                 low, before = commit.steps.stop, place.progress(cursor)
             halve = not halve
-        found = await self._positions.at(low)
+        found = await self._positions.at(low) if low < self._end else None
         if found is not None:
             self._low, self._low_cursor = max(found.steps.start, self._low), place.begin
         return found
@@ -273,7 +340,7 @@ class _Search:
             for step in commit.steps:
                 if step >= self._positions.first:
                     found += await self._in_step(Step(step), epoch)
-            over = self._cursor(commit.state) >= end
+            over = self._cursor(commit.state) >= end or commit.steps.stop >= self._end
             commit = None if over else await self._positions.at(commit.steps.stop)
         return found
 
@@ -295,21 +362,28 @@ class _Search:
         await self._reader.spans(entry, slices, take)
         return sorted(found, key=lambda one: one.first)
 
+    @property
+    def _end(self) -> int:
+        return min(self._stretch.steps.stop, int(self._positions.end))
+
     def _cursor(self, state: State) -> Cursor:
         """() before the source was in the plan."""
         found = state.sources.get(self._corpus.spec.name)
-        return () if found is None else (found.epoch, found.fragment, found.block, found.taken, found.into)
+        return () if found is None else found.cursor
 
     def _why(self, place: _Place, commit: CommitBehind | None) -> str:
-        if self._newest <= place.begin:
+        start = self._stretch.start
+        if self._stretch.end <= place.begin:
             return "not drawn yet"
-        bad = place.block.records.bad
-        if place.index in bad:
-            return f"it could not be decoded ({bad[place.index]})"
+        if place.block is not None and place.index in place.block.records.bad:
+            return f"it could not be decoded ({place.block.records.bad[place.index]})"
         if commit is None or commit.steps.start <= self._positions.first > 0:
             reclaimed = self._log.first_live_step >= self._positions.first
             return f"no step from {self._positions.first} on holds it" + ("; those before were reclaimed" * reclaimed)
-        return "held out, of another shard, dropped by the transform, or not fit to be decoded"
+        if start and any(start[2:]) and start[:2] == tuple(place.task.place[:2]):
+            return "not drawn, when the rest of its block was left out because files had changed"
+        why = f", and its block cannot be read again ({place.why})" if place.why else ""
+        return f"held out, of another shard, dropped by the transform, or not fit to be decoded{why}"
 
 
 def file_number(listing: Listing, name: str) -> int:

@@ -49,7 +49,7 @@ def record_texts(
             plan,
             directory,
             specs[name],
-            transform_spec(plan, name, tokenizer),
+            transform_spec(plan, name, tokenizer, directory=directory),
             listings[name],
             {part.file for part in parts if part.source == name},
         )
