@@ -144,10 +144,13 @@ class CheckpointHook:
         *,
         group: str | None = None,
         keep: int | None = None,
+        pace: bool = False,
         endpoint_url: str | None = None,
     ) -> None:
         """`where`: a mount or a `Lake`, whose group is used unless `group` is given, or a lake's URL. `keep`: the number
-        of newest checkpoints that the trainer keeps; None if it keeps all, or calls `dropped`.
+        of newest checkpoints that the trainer keeps; None if it keeps all, or calls `dropped`. `pace`: the hook records no
+        checkpoints, but where training is (call it after each step): producers' `max_lead` counts from there, and no step is
+        held. Checkpoints need another hook.
 
         `UsageError` without a group, `AbsentError` if `where` is not a mount.
         """
@@ -166,6 +169,9 @@ class CheckpointHook:
             raise UsageError(f"whose checkpoints are these? Name a group, or mount {where} with --group")
         self._group = check_group(group)
         self._keep = keep
+        self._pace = pace
+        if pace and keep is not None:
+            raise UsageError("a pace keeps no checkpoints: give `keep` to the hook that records these")
         self._committed = 0  # steps, as far as the mount, or the `Lake`, has said
         self._asked_s = -math.inf  # when the mount said so
         self._loop: BackgroundLoop[_Recorder] | None = None
@@ -178,7 +184,7 @@ class CheckpointHook:
         inside a shuffled order and `next_step` is beyond its first step: pass `ShuffledSteps.next_step`. A hook on a URL
         knows of none. Errors of earlier checkpoints, too: all that can be recorded is recorded first.
         """
-        if _rank() == 0:
+        if _rank() == 0 and not self._pace:
             self._check(check_integer(next_step, "next_step"))
         self._add(next_step)
 
@@ -225,6 +231,10 @@ class CheckpointHook:
             raise UsageError(f"next_step is {next_step}: steps count from 0")
         if _rank() != 0:
             return
+        if self._pace and fate:
+            raise UsageError("a pace is no checkpoint: resumed and dropped belong to the hook that records these")
+        if self._pace:
+            fate = {"pace": True}
         record, loop = _Record(next_step, fate, self._committed, self._asked_s), self._running()
         errors = loop.call(lambda: loop.parts.add(record))
         if isinstance(record.error, StoreUnreachableError):
@@ -377,7 +387,7 @@ class _Recorder:
         """
         if self.mounted is None or "drop" in one.fate or time.monotonic() - one.asked_s <= _BELIEVED_S:
             return one.known
-        if one.fate:  # whoever resumes begins anew, with what there is
+        if one.fate and "pace" not in one.fate:  # whoever resumes begins anew, with what there is
             return 0
         try:
             known = await trio.to_thread.run_sync(check_on_mount, 0, self.mounted, abandon_on_cancel=True)

@@ -19,12 +19,14 @@ from stepfs.format.control import (
     decode_control,
     encode_control,
 )
+from stepfs.format.identity import PACE_GROUP
 from stepfs.format.ids import Step, Version
 from stepfs.lake import decisions
 from stepfs.lake.decisions import (
     Add,
     Advance,
     Drop,
+    Pace,
     Register,
     Request,
     Resume,
@@ -51,6 +53,7 @@ requests: st.SearchStrategy[Request] = st.one_of(
     st.builds(Drop, names, steps),
     st.builds(lambda name, kept, revives: Revise(name, lambda _: kept, revives), names, sets, st.booleans()),
     st.builds(Retire, names),
+    st.builds(lambda name, step: Pace(PACE_GROUP + name, step), names, steps),
     st.builds(lambda first_live: Advance(first_live, Version(first_live), 1), steps),
 )
 histories = st.lists(requests, min_size=1, max_size=60)

@@ -338,3 +338,55 @@ async def test_a_producer_that_is_full_is_told_of_the_fork_that_holds_the_bytes(
         with trio.move_on_after(2 * SAY_AFTER_S):
             await feed(producer, 1000)
     assert f"group ':fork/{identity.lake_id}' needs all from step 0" in caplog.text
+
+
+@scenario(simulate)
+async def test_producers_keep_near_a_run_that_records_its_pace_and_its_checkpoints_hold_the_data(world: World) -> None:
+    [run] = await groups(world, 1)
+    await run.paces(Step(0))
+    async with world.producer("p", max_lead=LEAD) as producer:
+
+        async def reaches(count: int) -> None:
+            with trio.move_on_after(LOOK_S_MAX * 3):
+                await feed(producer, 1000)
+            assert producer.next_seq == count
+
+        await reaches(LEAD)
+        await run.paces(Step(7))
+        await reaches(7 + LEAD)
+        await run.paces(Step(5))  # it went back to a checkpoint
+        await run.paces(Step(9))
+        await reaches(9 + LEAD)
+        assert run.control.record.need == 0, "what resume needs stays"
+        await run.add(Step(8), keep=1)
+        with trio.move_on_after(LOOK_S_MAX * 3):
+            await feed(producer, 1000)
+        assert producer.next_seq == 9 + LEAD, "checkpoints do not count beside a pace"
+
+
+@scenario(simulate)
+async def test_a_pace_holds_nothing_and_leaves_with_its_run(world: World) -> None:
+    run, other = await groups(world, 2)
+    await run.paces(Step(0))
+    await run.replace(frozenset({Step(20)}))
+    await other.replace(frozenset({Step(20)}))
+    async with world.producer("p") as producer:
+        await feed(producer, 30)
+    await run.read()
+    assert (run.control.record.need, sorted(run.control.record.paces)) == (20, ["g0"])
+    await run.retire()
+    assert (sorted(run.control.record.holding), run.control.record.paces) == (["g1"], {})
+    await Group.on(run.control, "eval").paces(Step(3))
+    assert run.control.record.need == 20
+    await Group.on(run.control, "eval").retire()
+    assert run.control.record.paces == {}
+
+
+@scenario(simulate)
+async def test_who_is_waited_for_is_said_of_a_pace(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    [run] = await groups(world, 1)
+    await run.paces(Step(0))
+    await held(world, "p", seconds=SAY_AFTER_S * 3)
+    [said, *_] = [one.getMessage() for one in caplog.records if "held back by max_lead" in one.getMessage()]
+    assert "run 'g0' records its pace, and is at step 0" in said
+    assert "--group g0 … --pace" in said

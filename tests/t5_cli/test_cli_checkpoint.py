@@ -81,6 +81,24 @@ def test_a_new_group_is_made_when_it_is_asked_for(lake):
     assert checkpoint(lake, 11) == [11]
 
 
+def test_a_pace_holds_nothing_and_is_of_a_run_that_there_is(lake):
+    for name in ("rnu", "x" * 251):
+        assert stepfs("checkpoint", lake, "--group", name, "3", "--pace").code in (2, 3)
+    checkpoint(lake, 9)
+    said = stepfs("checkpoint", lake, "--group", "run", "5", "--pace")
+    assert (said.code, said.out) == (0, "run run is at step 5; producers with a bounded lead keep near it\n")
+    shown = stepfs("status", lake, "--json").document
+    assert (shown["paces"], list(shown["groups"])) == ({"run": 5}, ["run"])
+    assert "pace      run run is at step 5, " in stepfs("status", lake).out
+    assert stepfs("reclaim", lake, "--json").document["first_live_step"] == 9, "below the pace, too"
+    assert stepfs("checkpoint", lake, "--group", "run", "4", "--pace", "--json").document["need"] == 4
+    assert stepfs("checkpoint", lake, "--group", "run", "99", "--pace").code == 2
+    assert stepfs("checkpoint", lake, "--group", "eval", "2", "--pace", "--new-group").code == 0
+    assert stepfs("checkpoint", lake, "--group", "eval", "--retire").code == 0
+    assert stepfs("checkpoint", lake, "--group", "run", "--retire").code == 0
+    assert stepfs("status", lake, "--json").document["paces"] == {}
+
+
 def test_new_group_belongs_to_what_adds(lake):
     for arguments in (["4", "--drop"], ["--retire"]):
         assert stepfs("checkpoint", lake, "--group", "run", "--new-group", *arguments).code == 2

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import servers
+from lakes import stepfs
 from realmount import make_lake, mounted, until
 
 from stepfs_producer import Producer
@@ -144,6 +145,32 @@ def test_a_killed_ddp_job_goes_on_with_the_losses_of_an_undisturbed_one(lake, tm
             "step-000000012",
         ]
         until(lambda: mount.status()["need"] == 8, "the checkpoints are not recorded")
+
+
+@pytest.mark.nightly
+def test_rollouts_survive_a_kill_of_each_side_and_are_replayed_to_the_last_digit(file_url, tmp_path):
+    make_lake(file_url, slices=1, ext=".pt")
+    program, directory, outputs = EXAMPLES / "rollouts.py", tmp_path / "rl", [tmp_path / str(i) for i in range(5)]
+
+    def start(what, number, where=directory):
+        return started(program, what, file_url, where, STEPS, output=outputs[number])
+
+    def at(step):
+        return lambda: stepfs("status", file_url, "--json").document["paces"].get("trainer", 0) >= step
+
+    collector, trainer = start("collect", 0), start("train", 1)
+    until(at(3), lambda: shown(outputs[1]))
+    collector.kill()
+    assert ended(collector) == -signal.SIGKILL
+    collector = start("collect", 2)
+    until(at(6), lambda: shown(outputs[2]))
+    trainer.kill()
+    assert ended(trainer) == -signal.SIGKILL
+    trainer = start("train", 3)
+    assert [ended(trainer), ended(collector)] == [0, 0], [shown(one) for one in outputs]
+    assert ended(start("replay", 4, tmp_path / "again")) == 0
+    assert shown(outputs[4]) == shown(outputs[3])
+    assert re.fullmatch(rf"{STEPS} steps, weights 0x1\.\w+p\+?\d+\n", shown(outputs[3]))
 
 
 def losses(output):

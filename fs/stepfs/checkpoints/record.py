@@ -25,6 +25,7 @@ async def record_checkpoint(
     resumed: bool = False,
     creates: bool = True,
     by_hand: bool = False,
+    pace: bool = False,
 ) -> GroupRecord:
     """Record for `group` a durable checkpoint that resumes at `next_step`; with `drop` its deletion; with `resumed`
     that training continues from it. `keep` belongs to the first of these. `NoSuchGroupError` for a group that is not
@@ -34,6 +35,12 @@ async def record_checkpoint(
     """
     assert not (drop and resumed)
     check_next_step(next_step, committed)
+    if pace:
+        if control.identity.replica_of:
+            raise UsageError(
+                f"a replica has no producers; record the pace in the lake itself, {control.identity.replica_of}"
+            )
+        return await Group.on(control, group).paces(Step(next_step), creates=creates)
     held = by_hand and (drop or _OF_FORK.fullmatch(group) is not None)
     run = Group(control, check_id(group, "group")) if held else Group.on(control, group)
     if drop:

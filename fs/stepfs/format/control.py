@@ -12,6 +12,7 @@ from typing import Final
 from stepfs.errors import CorruptError, RefusedError
 from stepfs.format.codec import Fields, Kind, Later, Layout, Stored, Value, decode, encode, readable, signed, stored
 from stepfs.format.commit import URL_BYTES_MAX
+from stepfs.format.identity import PACE_GROUP
 from stepfs.format.ids import FIRST_STEP, FIRST_VERSION, ID_BYTES_MAX, Step, Version
 
 RECORD_ID_BYTES: Final = 16
@@ -61,9 +62,19 @@ class ControlRecord:
     later: Later = ()
 
     @property
+    def holding(self) -> dict[str, GroupRecord]:
+        """The groups that hold steps; a pace holds none."""
+        return {name: group for name, group in self.groups.items() if not name.startswith(PACE_GROUP)}
+
+    @property
+    def paces(self) -> dict[str, GroupRecord]:
+        """Where runs are that said so, by the names of the runs."""
+        return {name[len(PACE_GROUP) :]: one for name, one in self.groups.items() if name.startswith(PACE_GROUP)}
+
+    @property
     def need(self) -> Step:
         """The first step that any group may still read; without a group every live step may be needed."""
-        return min((group.need for group in self.groups.values()), default=self.first_live_step)
+        return min((group.need for group in self.holding.values()), default=self.first_live_step)
 
 
 NOTHING_YET: Final = ControlRecord()  # before record 0
@@ -91,7 +102,7 @@ def decode_control(data: bytes, what: str) -> tuple[str, ControlRecord]:
     fields = decode(Kind.CONTROL, data, what)
     needs = fields.texts("needs_of_writers") if "needs_of_writers" in fields else ()
     record = _LAYOUT.read(fields, needs_of_writers=tuple(needs))
-    for name, group in record.groups.items():
+    for name, group in record.holding.items():
         if group.need < record.first_live_step:
             raise CorruptError(f"{what}: group {name!r} needs step {group.need}, below {record.first_live_step}")
     return fields.text("lake"), record

@@ -17,6 +17,7 @@ HEAD_BYTES: Final = 512  # the first bytes of a slice that the checks need
 HOME_GROUP: Final = ":home"  # of a replica: what the lake itself still has
 REPLICA_GROUP: Final = ":replica/"  # of a lake: what a replica needs
 FORK_GROUP: Final = ":fork/"  # of a lake: what a fork shares
+PACE_GROUP: Final = ":pace/"  # where a run is: it holds no step, and producers keep near it
 
 _SHOWN_BYTES: Final = 12
 _SAFETENSORS_HEADER_MAX: Final = 100_000_000  # the limit of the safetensors library

@@ -27,11 +27,11 @@ from stepfs.format.control import (
     decode_control,
     encode_control,
 )
-from stepfs.format.identity import LakeIdentity, check_group
+from stepfs.format.identity import PACE_GROUP, LakeIdentity, check_group, check_id
 from stepfs.format.ids import Step, Version
 from stepfs.format.keys import control_prefix, numbered
 from stepfs.lake.create_once import STRAY_GAP, Mine, Unknown, last_dense_number, last_number, listed_slots, take_slot
-from stepfs.lake.decisions import Add, Advance, Drop, Register, Request, Resume, Retire, Revise, decide, successor
+from stepfs.lake.decisions import Add, Advance, Drop, Pace, Register, Request, Resume, Retire, Revise, decide, successor
 from stepfs.store.api import Store
 
 _log = logging.getLogger("stepfs.lake")
@@ -409,6 +409,11 @@ class Group:
         if keep is not None and keep < 1:
             raise UsageError(f"--keep {keep}: keep at least one checkpoint, or retire the group")
         return await self._changed(Add(self.name, next_step, keep, creates))
+
+    async def paces(self, next_step: Step, *, creates: bool = True) -> GroupRecord:
+        """Record that the run is at `next_step`: producers' `max_lead` counts from there, and nothing is held. Else as `add`."""
+        name = check_id(PACE_GROUP + self.name, "group")
+        return (await self.control.change(Pace(name, next_step, creates))).groups[name]
 
     async def resumed(self, next_step: Step, *, creates: bool = True) -> GroupRecord:
         """Record that training resumed from the checkpoint at `next_step`, and keep that checkpoint from now on.

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from stepfs.errors import AbsentError, NoSuchGroupError, UsageError, WithdrawnError
 from stepfs.format.control import KEPT_CHECKPOINTS_MAX, MINIMA_MAX, ControlRecord, GroupRecord
+from stepfs.format.identity import PACE_GROUP
 from stepfs.format.ids import Step, Version
 
 Order = tuple[Step, ...]  # kept checkpoints in the order of recording
@@ -101,8 +102,18 @@ class Revise:
 
 
 @dataclass(frozen=True, slots=True)
+class Pace:
+    """The run is at `next_step`, which may be a lower one than before: producers keep near it, and nothing is held."""
+
+    group: str  # with `PACE_GROUP`
+    next_step: Step
+    creates: bool = True  # else the run must have a group, or a pace
+    fences: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, slots=True)
 class Retire:
-    """The group needs nothing any more: it leaves the record."""
+    """The group needs nothing any more: it leaves the record, with its pace."""
 
     group: str
     fences: ClassVar[bool] = False
@@ -132,7 +143,7 @@ class AskForPause:
 
 
 Changes = Drop | Retire  # of a group that must exist
-Request = Register | Add | Resume | Revise | Changes | Advance | AskForPause
+Request = Register | Add | Resume | Revise | Pace | Changes | Advance | AskForPause
 
 
 def decide(number: int, record: ControlRecord, request: Request) -> ControlRecord | None:
@@ -147,6 +158,12 @@ def decide(number: int, record: ControlRecord, request: Request) -> ControlRecor
         asked = record.pauses_asked
         return None if asked > request.known else successor(number, record, pauses_asked=asked + 1)
     old = record.groups.get(request.group)
+    pace = PACE_GROUP + request.group
+    run = request.group.removeprefix(PACE_GROUP)
+    if isinstance(request, Pace) and old is None and not request.creates and run not in record.groups:
+        raise _no_group(run, record)
+    if isinstance(request, Retire) and old is None and pace in record.groups:
+        old = record.groups[pace]
     if old is None and (isinstance(request, Changes) or (isinstance(request, Add | Resume) and not request.creates)):
         raise _no_group(request.group, record)
     if isinstance(request, Changes):
@@ -156,16 +173,19 @@ def decide(number: int, record: ControlRecord, request: Request) -> ControlRecor
         new = _joined(old or GroupRecord(start=record.first_live_step), old is None, request)
     if new == old:
         return None
-    groups = {name: group for name, group in record.groups.items() if name != request.group}
+    leaving = {request.group, pace} if new is None else {request.group}
+    groups = {name: group for name, group in record.groups.items() if name not in leaving}
     if new is not None:
         _check(record, request.group, old, new)
         groups[request.group] = new
     return successor(number, record, groups=groups)
 
 
-def _joined(group: GroupRecord, is_new: bool, request: Register | Add | Resume | Revise) -> GroupRecord | None:
+def _joined(group: GroupRecord, is_new: bool, request: Register | Add | Resume | Revise | Pace) -> GroupRecord | None:
     """The group after a request that makes it exist."""
     match request:
+        case Pace(next_step=step):
+            return replace(group, start=step, kept=(step,), recorded=())
         case Register(fork=fork, replica=replica):
             return replace(group, fork=fork, replica=replica) if is_new or replica else group
         case Add(next_step=step, keep=keep):
@@ -182,7 +202,7 @@ def _joined(group: GroupRecord, is_new: bool, request: Register | Add | Resume |
 
 
 def _no_group(name: str, record: ControlRecord) -> NoSuchGroupError:
-    near = get_close_matches(name, record.groups, n=3)
+    near = get_close_matches(name, record.holding, n=3)
     others = f"do you mean {' or '.join(map(repr, near))}?" if near else "`stepfs status` shows all"
     return NoSuchGroupError(f"there is no group {name!r}: never registered, or retired; {others}")
 
@@ -207,6 +227,8 @@ def _with_order(group: GroupRecord, order: Order) -> GroupRecord:
 
 
 def _check(record: ControlRecord, name: str, old: GroupRecord | None, new: GroupRecord) -> None:
+    if name.startswith(PACE_GROUP):
+        return
     late = frozenset(step for step in new.kept if step < record.first_live_step)
     if late:
         raise WithdrawnError(

@@ -466,11 +466,11 @@ class Replica:
         hold = _group(self.home, self.log.store)
         runs = [
             group.need
-            for name, group in self.log.control.groups.items()
+            for name, group in self.log.control.record.holding.items()
             if name != HOME_GROUP and not only_holds(name, group)
         ]
         last = Step(max(end - 1, 0))  # the lake keeps the version of the step that it holds, and all that is not copied
-        others = [group.need for name, group in self.home.groups.items() if name != hold.name]
+        others = [group.need for name, group in self.home.record.holding.items() if name != hold.name]
         if runs:
             await self._hold(hold, min(*runs, last), runs=True)
         elif self.keeps_all and others:  # without any, the lake keeps everything

@@ -186,7 +186,7 @@ class Reports:
         """The facts that status.json shares with the metrics and the fleet view. Any thread may ask for them."""
         self.lake.tree.ask()
         state, follower, control = self.lake.log.state, self.lake.follower, self.lake.log.control.record
-        holder = min(control.groups, key=lambda name: control.groups[name].need, default=None)
+        holder = min(control.holding, key=lambda name: control.groups[name].need, default=None)
         return {
             "lake": redact_url(self.options.lake),
             "lake_id": state.lake_id,

@@ -30,9 +30,9 @@ TRUST_S: Final = 30.0  # an older need is read again: a group may have rolled ba
 
 
 class BackPressure:
-    """The bounds of one producer; None: no bound. `steps_max`: steps beyond the need. Groups that only hold data do not count:
-    they wait for no step. `without_groups`: it holds, counted from the first live step, although no consumer group is
-    registered that could end a wait.
+    """The bounds of one producer; None: no bound. `steps_max`: steps beyond the need, or beyond the slowest run of those that
+    record their pace, if any does. Groups that only hold data do not count: they wait for no step. `without_groups`: it
+    holds, counted from the first live step, although no consumer group is registered that could end a wait.
 
     `live_bytes_max`: payload bytes that are committed and not reclaimed, a fork's inherited ones too. It holds in any
     case, and takes no request while it is kept: each commit reads the control record that counts deleted bytes.
@@ -119,7 +119,10 @@ class BackPressure:
 
     def _slowest(self, *, forks: bool) -> tuple[str | None, Step]:
         """The group that needs the earliest step, and that step. Forks hold bytes, but no lead."""
-        groups = {name: group for name, group in self._control.groups.items() if forks or not only_holds(name, group)}
+        record = self._control.record
+        groups = {name: group for name, group in record.holding.items() if forks or not only_holds(name, group)}
+        if not forks and record.paces:
+            groups = record.paces
         slowest = min(groups, key=lambda name: groups[name].need, default=None)
         return slowest, self._control.first_live_step if slowest is None else groups[slowest].need
 
@@ -171,6 +174,13 @@ class BackPressure:
         name, need = self._slowest(forks=self._is_full)
         if name is None:
             return f"no consumer group is registered; mount with --group or checkpoint one{reclaims}"
+        if not self._is_full and name in self._control.record.paces:
+            at = ("stepfs", "checkpoint", url, "--group", name)
+            return (
+                f"run {name!r} records its pace, and is at step {need}, {max(0, head.next_step - need)} steps are committed "
+                f"since; let it train on, record where it is with `{command(*at, '…', '--pace')}`, or if it has ended, "
+                f"`{command(*at, '--retire')}`"
+            )
         kept = len(self._control.groups[name].kept)
         which = f"has {kept} checkpoints, and the oldest resumes at" if kept > 1 else "needs all from"
         says = f"group {name!r} {which} step {need}, {max(0, head.next_step - need)} steps are committed since"

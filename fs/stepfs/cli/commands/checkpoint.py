@@ -42,6 +42,10 @@ def checkpoint(
     new_group: Annotated[
         bool, Opt("--new-group", "Make the group if it does not exist; it then keeps data until it is retired.")
     ] = False,
+    pace: Annotated[
+        bool,
+        Opt("--pace", "Training is at NEXT: producers' lead (max_lead) counts from there, and no step is held for it."),
+    ] = False,
     retire: Annotated[bool, Opt("--retire", "The run is over; it holds nothing back.")] = False,
     as_json: Json = False,
     endpoint_url: EndpointUrl = None,
@@ -55,16 +59,16 @@ def checkpoint(
     from stepfs.lake.control import Group
     from stepfs.view.mounted import mounted_lake
 
-    said = [drop, resumed, retire, keep is not None].count(True)
+    said = [drop, resumed, retire, pace, keep is not None].count(True)
     if (next_step is None) != retire or said > 1 or (new_group and (drop or retire)):
         raise UsageError(
-            "give NEXT (with one of --keep K, --resumed, --drop if wanted; --new-group not with --drop), or --retire alone"
+            "give NEXT (with one of --keep K, --resumed, --drop, --pace if wanted; --new-group not with --drop), or --retire alone"
         )
     lake, store_options = target, StoreOptions(endpoint_url)
     if not is_lake(target):
         mounted = mounted_lake(Path(target))
         lake, store_options = mounted.lake, store_options.at_endpoint(mounted.endpoint_url)
-        if next_step is not None and not (drop or resumed):
+        if next_step is not None and not (drop or resumed or pace):
             check_on_mount(next_step, Path(target))
 
     async def change() -> GroupRecord:
@@ -72,7 +76,7 @@ def checkpoint(
             if next_step is None:
                 return await Group(log.control, check_id(group, "group")).retire()
             recorded = partial(
-                record_checkpoint, keep=keep, drop=drop, resumed=resumed, creates=new_group, by_hand=True
+                record_checkpoint, keep=keep, drop=drop, resumed=resumed, creates=new_group, by_hand=True, pace=pace
             )
             return await recorded(log.control, log.state.next_step, group, next_step)
 
@@ -82,6 +86,9 @@ def checkpoint(
         if drop or retire:
             raise
         raise NoSuchGroupError(f"{error}; `--new-group` makes a new one") from error
+    if pace and not as_json:
+        typer.echo(f"run {group} is at step {record.need}; producers with a bounded lead keep near it")
+        return
     _show(group, record, retired=retire, as_json=as_json)
 
 

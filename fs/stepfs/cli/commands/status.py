@@ -89,7 +89,7 @@ async def _lake_reports(lake: str, store_options: StoreOptions) -> AsyncGenerato
         fleet = FleetLook(log.store, log.identity)
         while True:
             await log.control.refresh(lenient=True)
-            groups = dict(sorted(log.control.groups.items()))
+            groups = dict(sorted(log.control.record.holding.items()))
             nodes = await fleet.nodes(groups)
             problems = await origins.problems(log.state, log.first_live_step)
             document = lake_document(log, groups, nodes) | {"origins": _origins(log), "problems": problems}
@@ -129,6 +129,7 @@ def lake_document(log: LogReader, groups: Mapping[str, GroupRecord], nodes: Sequ
             | {"held_for": record.replica or record.fork or None}
             for name, record in groups.items()
         },
+        "paces": {name: record.need for name, record in sorted(log.control.record.paces.items())},
         "nodes": [_node_document(record) for record in nodes],
     }
 
@@ -227,6 +228,8 @@ def _lake_lines(log: LogReader, groups: Mapping[str, GroupRecord]) -> Iterator[s
     yield f"digest    {state.digest.hex()}"
     yield f"payload   {size_text(state.total_bytes)}, {state.total_records} records in all steps; {size_text(log.live_bytes)} live"
     yield from producer_lines(_producers(state), SystemClock().now_ms())
+    for name, record in sorted(log.control.record.paces.items()):
+        yield f"pace      run {name} is at step {record.need}, {max(0, state.next_step - record.need)} steps behind"
     if groups:
         yield ""
         rows = [

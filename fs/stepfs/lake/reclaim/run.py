@@ -280,14 +280,14 @@ async def ages_of_minima(control: Control, grace_s: float) -> dict[int, float]:
 
 def reclaim_bound(record: ControlRecord, ages_s: Mapping[int, float], grace_s: float, next_step: Step) -> Need:
     """`RefusedError` when every group claims to have consumed steps that were never committed."""
-    if not record.groups:
+    if not record.holding:
         return Need(None, "no group is registered: every step may still be needed")
     step = least_need(record, ages_s, grace_s)
     if step < record.need:
         timeless = "" if any(ages_s.values()) else _TIMELESS
         reason = f"step {step} was needed less than {_duration(grace_s)} ago{timeless}"
     else:
-        name = min(record.groups, key=lambda group: record.groups[group].need)
+        name = min(record.holding, key=lambda group: record.groups[group].need)
         reason = f"group {name!r} needs step {step}"
     if step > next_step:
         raise RefusedError(f"{reason}, but only {next_step} are committed; is that checkpoint from another lake?")
