@@ -210,6 +210,7 @@ PRINTED = {
         "group home is retired",
         r"step 7: \[\d+, 256\](?s:.*)\nstep 11: ",
     ],
+    "Rollouts of asynchronous RL": ["group trainer is retired"],
     "Produce from a plan, A loss spike at step N": [
         "24 steps in .*, all committed",
         r"captions +webdataset",
