@@ -146,10 +146,15 @@ def test_long_chats_are_cut_between_turns_wherever_a_run_stops(long: str, plan: 
 
 def test_other_stages_are_accepted_and_a_begun_chat_is_not_cut_twice(plan: Path, tmp_path: Path) -> None:
     """`long` and stages are policy: what is left of a record whose documents are others now is left out, and named."""
-    split = plan.read_text().replace("chat: messages", "chat: messages, long: split").replace("128", "64, micro_batch_tokens: 192")
-    later = "output: {mesh: dp=2, labels: same, micro_batch_tokens: 192}\nstages: [{sequence_length: 64}, {from: 4, sequence_length: 48}]\n"
+    split = (
+        plan.read_text()
+        .replace("chat: messages", "chat: messages, long: split")
+        .replace("128", "64")
+        .replace("dp=2", "dp=1")
+    )
+    later = "output: {mesh: dp=1, labels: same, micro_batch_tokens: 192}\nstages: [{sequence_length: 64}, {from: 6, sequence_length: 48}]\n"
     model, said = Tokenizer.from_file(str(tmp_path / "tokenizer.json")), ""
-    for begun in (1, 2, 3):
+    for begun in (2, 3):  # between two records, and within one
         plan.write_text(split)
         lake = f"file://{tmp_path}/{begun}"
         assert produce("run", plan, lake, "--limit-steps", begun, "--workers", 1).returncode == 0
