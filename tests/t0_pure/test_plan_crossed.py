@@ -244,14 +244,20 @@ def prove(settings: Settings, features: set[str], kind: str) -> None:
     """Every record is there as often as it should be, whole or, where that was asked for, its beginning."""
     model = Tokenizer.from_file(settings["tokenizer"]["file"])
     ext = settings["output"].get("ext", ".safetensors")
-    payloads = [payload for _, files in steps(settings) for payload in files]
+    made = list(steps(settings))
+    payloads = [payload for _, files in made for payload in files]
     if ext == ".npy":
         plain = {**settings, "output": {**settings["output"], "ext": ".safetensors"}}
-        others = [load(payload) for _, files in steps(plain) for payload in files]
+        made = list(steps(plain))
+        others = [load(payload) for _, files in made for payload in files]
         for payload, other in zip(payloads, others, strict=True):
             names = ("input_ids", "labels", "position_ids", "doc_ids")
             assert (np.load(io.BytesIO(payload)) == np.stack([other[name] for name in names])).all()
-        payloads, ext = [payload for _, files in steps(plain) for payload in files], ".safetensors"
+        payloads, ext = [payload for _, files in made for payload in files], ".safetensors"
+    for planned, files in made:
+        tokens = [np.array([len(piece.ids) for piece in pieces_of(ext, payload)]) for payload in files]
+        told = planned.costs if "a file a micro-batch" in features else planned.costs.sum(axis=1)
+        assert [int((6 * 4096 * one + one**2).sum()) for one in tokens] == told.ravel().tolist(), "told is measured"
     if ext == ".safetensors":
         for payload in payloads:
             prove_labels(load(payload), features, kind, model)

@@ -12,7 +12,7 @@ version: 1
 output: {ext: EXT, mesh: "dp=2", sequence_length: 128, micro_batch_tokens: 256, micro_batches: 2}
 sources:
   code:  {format: jsonl, files: code/}
-  prose: {format: text, files: prose.txt}
+  prose: {format: text, records: lines, files: prose.txt}
 mix: {code: 30, prose: 70}
 """
 ONE_PLAN_STEPS = 12

@@ -12,7 +12,7 @@ version: 1
 output: {ext: .npy, mesh: "dp=2", sequence_length: 128, micro_batch_tokens: 512}
 sources:
   code:  {format: jsonl, files: code/}
-  prose: {format: text, files: prose.txt}
+  prose: {format: text, records: lines, files: prose.txt}
 mix: {code: 30, prose: 70}
 """
 

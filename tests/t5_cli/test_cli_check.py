@@ -42,7 +42,7 @@ def corpus(tmp_path: Path) -> Path:
 PLAN = """\
 output: {mesh: "pp=2,dp=4", sequence_length: 64, micro_batches: 2}
 sources:
-  notes: {format: text, files: notes.txt, epochs: 2, sequence_length: 32}
+  notes: {format: text, records: lines, files: notes.txt, epochs: 2, sequence_length: 32}
   web: {format: jsonl, files: web}
 mix:
   - weights: {notes: 30, web: 70}
@@ -80,7 +80,9 @@ def test_the_document_says_what_the_plan_amounts_to(plan):
     # The mean share of notes is 30 % + 20 % × 24.5 / 50 over 50 steps, then 50 % over 50.
     wanted = 512 * 50 * (0.30 + 0.20 * 24.5 / 50 + 0.50)
     assert notes["epochs_needed"] == pytest.approx(wanted / 1000, rel=1e-4)
-    (warning,) = document["warnings"]
+    lines, warning = document["warnings"]
+    assert "as lines have" in lines
+    assert (notes["documents"], notes["document_tokens"]) == (100, 10)
     assert re.match(r"source notes: the plan takes about 23\.0 epochs of it and it has 2; ", warning)
     json_schemas.check("produce-check", document)
 
@@ -105,9 +107,26 @@ def test_the_page_shows_shares_at_each_entry_of_the_mix(plan):
     )
     header, notes, web = (line for line in done.stdout.splitlines() if line.startswith(("SOURCE", "notes ", "web ")))
     assert re.split(r" {2,}", header) == [
-        "SOURCE", "FORMAT", "FROM STEP 0", "TO STEP 50", "FILES", "BYTES", "TOKENS", "LEARNED", "EPOCHS",
+        "SOURCE", "FORMAT", "FROM STEP 0", "TO STEP 50", "FILES", "BYTES", "TOKENS", "DOCUMENTS", "MEAN", "LEARNED",
+        "EPOCHS",
     ]  # fmt: skip
-    assert re.split(r" {2,}", notes)[:6] == ["notes", "text", "30.000%", "50.000%", "1", "1000 B"]
+    assert re.split(r" {2,}", notes)[:9] == [
+        "notes",
+        "text",
+        "30.000%",
+        "50.000%",
+        "1",
+        "1000 B",
+        "≈ 1000",
+        "≈ 100",
+        "≈ 10",
+    ]
+    assert (
+        "note: source notes: its documents have 10 tokens on average, as lines have, and each its own end; records: files "
+        in done.stdout
+    )
+    plan.write_text(PLAN.replace("records: lines, ", ""))
+    assert "as lines have" not in check(plan).stdout
     assert re.split(r" {2,}", web)[2:4] == ["70.000%", "50.000%"]
 
 
@@ -193,7 +212,10 @@ def test_records_that_cannot_be_decoded_are_noted(plan):
     (plan.parent / "web/1.jsonl").unlink()
     done = check(plan, "--json")
     assert done.returncode == 0
-    (warning,) = [one for one in done.document["warnings"] if "web" in one]
+    warning, lines = [one for one in done.document["warnings"] if "web" in one]
+    assert lines == (
+        "source web: its documents have 2 tokens on average, as lines have, and each its own end; join what belongs together"
+    )
     assert warning.startswith("source web: 50 of 100 records looked at cannot be decoded (")
     assert "on_error: {do: skip}" in warning
 
@@ -240,7 +262,7 @@ def test_compressed_files_have_an_unknown_number_of_tokens(plan):
     plan.write_text(PLAN.replace("notes.txt", "notes.txt.gz"))
     done = check(plan)
     assert done.returncode == 0
-    assert re.search(r"^notes +text .* \? +≈ 100.0% +-$", done.stdout, re.MULTILINE)
+    assert re.search(r"^notes +text .* \? +\? +≈ 10 +≈ 100.0% +-$", done.stdout, re.MULTILINE)
 
 
 def test_nothing_is_written(plan):

@@ -23,7 +23,7 @@ STOP = 7
 PLAN = """\
 version: 1
 output: {ext: .safetensors, mesh: "dp=2", sequence_length: 64, micro_batches: 4, files: FILES}
-sources: {prose: {format: text, files: prose.txt}}
+sources: {prose: {format: text, records: lines, files: prose.txt}}
 until: {steps: 7}
 """
 Steps = dict[int, tuple[float, str]]

@@ -168,7 +168,7 @@ async def test_a_run_bears_silence_in_the_middle(
     """It bears longer than at its start, says so as soon, and ends then, whatever it was doing."""
     plan = tmp_path / "plan.yaml"
     plan.write_text(
-        f"output: {{mesh: dp=1, sequence_length: 8, ext: .bin}}\nsources: {{a: {{format: text, files: {corpus}}}}}\n"
+        f"output: {{mesh: dp=1, sequence_length: 8, ext: .npy}}\nsources: {{a: {{format: text, files: {corpus}}}}}\n"
     )
     words = ["run", plan, s3_url, "--endpoint-url", fault_proxy.endpoint_url, "--steps-per-second", 20]
     words = [sys.executable, "-c", PRODUCE, *map(str, words), "--workers", "1"]

@@ -29,8 +29,8 @@ def plan(tmp_path: Path) -> Path:
     model = Tokenizer.from_str(model_files.gpt2())
     model.add_special_tokens(chat_templates.CONTROLS)
     model.save(str(tmp_path / "tokenizer.json"))
-    config = {"eos_token": "<|im_end|>", "chat_template": chat_templates.without_blocks("chatml")}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
+    (tmp_path / "own.jinja").write_text(chat_templates.without_blocks("chatml"))
     talks = [
         [
             {"role": "user", "content": f"{number} <|im_end|>?"},
@@ -42,7 +42,9 @@ def plan(tmp_path: Path) -> Path:
     ]
     (tmp_path / "messages.jsonl").write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in talks))
     path = tmp_path / "plan.yaml"
-    path.write_text(PLAN.replace("file: tokenizer.json", "file: tokenizer.json, eos: <|im_end|>"))
+    path.write_text(
+        PLAN.replace("file: tokenizer.json", "file: tokenizer.json, chat_template: own.jinja, eos: <|im_end|>")
+    )
     return path
 
 
@@ -68,6 +70,8 @@ def test_each_answer_is_learned_and_nothing_else(plan: Path, tmp_path: Path) -> 
     totals = json.loads(done.stdout)
     assert totals["lost_tokens"] > 400
     assert 0.3 < totals["sources"]["talks"]["learned"] < 0.4
+    shown = produce("lineage", lake, "--step", 0, "--text", "--plan-dir", tmp_path, "--json")
+    assert {one["problem"] for one in json.loads(shown.stdout)["spans"]} == {None}, "also from another directory"
 
 
 PAIRS = 1500  # 29 × 31 pairs of lengths, each at least once
@@ -138,6 +142,37 @@ def test_long_chats_are_cut_between_turns_wherever_a_run_stops(long: str, plan: 
     assert sum("and?" in text for text in texts) == (39 if long == "split" else sum("xxx" in text for text in texts))
     replayed = produce("replay", lakes[0], "--steps", "0:3", "--plan-dir", tmp_path, "--workers", 1)
     assert replayed.returncode == 0, replayed.stderr
+
+
+def test_other_stages_are_accepted_and_a_begun_chat_is_not_cut_twice(plan: Path, tmp_path: Path) -> None:
+    """`long` and stages are policy: what is left of a record whose documents are others now is left out, and named."""
+    split = (
+        plan.read_text()
+        .replace("chat: messages", "chat: messages, long: split")
+        .replace("128", "64")
+        .replace("dp=2", "dp=1")
+    )
+    later = "output: {mesh: dp=1, labels: same, micro_batch_tokens: 192}\nstages: [{sequence_length: 64}, {from: 6, sequence_length: 48}]\n"
+    model, said = Tokenizer.from_file(str(tmp_path / "tokenizer.json")), ""
+    for begun in (2, 3):  # between two records, and within one
+        plan.write_text(split)
+        lake = f"file://{tmp_path}/{begun}"
+        assert produce("run", plan, lake, "--limit-steps", begun, "--workers", 1).returncode == 0
+        plan.write_text("\n".join(later if line.startswith("output") else line for line in split.splitlines()))
+        assert produce("check", plan, lake).returncode == 4
+        done = produce("run", plan, lake, "--accept-changes", "--workers", 1)
+        assert done.returncode == 0, done.stderr
+        said += done.stderr
+        texts = [
+            model.decode(file["input_ids"][micro][start : start + tokens].tolist(), skip_special_tokens=False)
+            for _, files in committed(lake)
+            for file in map(load, files)
+            for micro, start, tokens, *_ in file["spans"].tolist()
+        ]
+        assert all(text.startswith("<|im_start|>user") and text.endswith("<|im_end|>\n") for text in texts)
+        answers = [text for text in texts if "answer" in text]
+        assert len(answers) == len(set(answers)) >= 39
+    assert "source talks: the rest of the record that was begun is left out: it is cut otherwise now" in said
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ output:
   columns: {pixels: {dtype: uint8, shape: [588]OWN}, grid: {dtype: int32, shape: [3]}}
 sources:
   pictures: {format: "train_images:Shards", files: "shards/*.tar", transform: "train_images:sample", images: jpg, epochs: 1}
-  words: {format: text, files: words.txt, epochs: 3}
+  words: {format: text, records: lines, files: words.txt, epochs: 3}
 mix: {pictures: 70, words: 30}
 cost: {hidden_size: 64, columns: {pixels: 100}}
 balance: {loads: [tokens, pixels]}

@@ -89,11 +89,24 @@ def test_a_reclaimed_step_has_no_lineage(here: Path) -> None:
 
 @pytest.mark.parametrize("ext", [".npy", ".bin"])
 def test_a_lake_without_spans_says_so(tmp_path: Path, ext: str) -> None:
-    plan = write_plan(tmp_path, ext)
+    plan, url = write_plan(tmp_path, ext.replace(".bin", ".npy")), lake_of(tmp_path)
     plan.write_text(plan.read_text() + "defaults: {shuffle: none}\n")
-    url = made(tmp_path, steps=1)
+    if ext == ".npy":
+        made(tmp_path, steps=1)
+    else:
+        assert produce("text", url, "-i", tmp_path / "prose.txt", "--slices", 1, "--ext", ext, "--seq-len", 8).code == 0
+        assert produce("replay", url, "--steps", "0:2", "--workers", 1).code == 0, "its plan is read again"
     one_line(produce("lineage", url), 2, "lineage is in the .safetensors, .pt and .tar files")
-    words = ["--source", "prose", "--file", "prose.txt", "--record", 0, "--plan-dir", tmp_path]
+    words = [
+        "--source",
+        "prose" if ext == ".npy" else "text",
+        "--file",
+        "prose.txt",
+        "--record",
+        0,
+        "--plan-dir",
+        tmp_path,
+    ]
     one_line(produce("find", url, *words), 2, "which has no room for spans")
 
 

@@ -130,7 +130,7 @@ PLAN = f"""\
 output: {{ext: .npy, mesh: "dp={SLICES}", sequence_length: 64}}
 sources:
   code: {{format: jsonl, files: code.jsonl, on_error: {{do: skip}}}}
-  prose: {{format: text, files: prose.txt}}
+  prose: {{format: text, records: lines, files: prose.txt}}
 mix: {{code: 25, prose: 75}}
 """
 

@@ -28,7 +28,7 @@ stages: [{from: 0, sequence_length: 128}, {from: 4, sequence_length: 512}]
 defaults: {holdout: 10%}
 sources:
   code:  {format: jsonl, files: code/}
-  prose: {format: text, files: prose.txt}
+  prose: {format: text, records: lines, files: prose.txt}
 mix: {code: 30, prose: 70}
 """
 WITHOUT_CODE = PLAN.replace("  code:  {format: jsonl, files: code/}\n", "").replace("code: 30, ", "")
@@ -130,7 +130,7 @@ def test_a_begun_block_that_cannot_be_read_is_told_in_a_line(plan: Path, file_ur
 
 def test_a_source_that_became_another_is_refused_as_such_and_not_for_its_block(plan: Path, file_url: str) -> None:
     assert run(plan, file_url, "--limit-steps", 2).returncode == 0
-    plan.write_text(PLAN.replace("files: prose.txt", "files: prose.txt, records: files"))
+    plan.write_text(PLAN.replace("records: lines", "records: files"))
     refused = run(plan, file_url, "--limit-steps", 4, "--accept-changes")
     assert refused.returncode == 4, refused.stderr
     assert "source prose is not the one that this lake has taken samples of" in refused.stderr

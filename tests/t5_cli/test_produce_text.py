@@ -75,7 +75,7 @@ def test_two_producers_that_start_at_once_share_one_lake(lake_url: str, corpus: 
 
 
 def test_the_limit_counts_earlier_runs(file_url: str, corpus: Path) -> None:
-    arguments = ["-i", corpus, "--slices", 1, "--seq-len", 32, "--ext", ".bin"]
+    arguments = ["-i", corpus, "--slices", 1, "--seq-len", 32, "--ext", ".bin", "--workers", "1:2", "--memory", "1G"]
     said = []
     for limit in (3, 3, 5):
         said.append(produce(file_url, *arguments, "--limit-steps", limit).stdout)

@@ -69,6 +69,18 @@ def test_check_compares_a_lake_without_a_run(file_url, plan) -> None:
     plan.write_text(PLAN.replace("dp=2", "dp=4"))
     refused(lakes.produce("check", plan, file_url), 4, "not 4")
     assert stepfs("status", file_url, "--json").document == before, "it writes nothing"
+    assert stepfs("seal", file_url).code == 0
+    plan.write_text(PLAN)
+    for producer in ("plan", "other"):
+        for sealed in (
+            lakes.produce("check", plan, file_url, "--producer-id", producer),
+            run(plan, file_url, "--producer-id", producer),
+        ):
+            refused(sealed, 4, "the lake is sealed; no more steps can be produced into it")
+    plan.write_text(PLAN + "until: {steps: 1}\n")
+    assert run(plan, f"{file_url}-done", "--seal").returncode == 0
+    for done in (lakes.produce("check", plan, f"{file_url}-done"), run(plan, f"{file_url}-done")):
+        assert done.returncode == 0, done.stderr
 
 
 def test_a_run_that_cannot_have_its_metrics_port_fences_no_one(file_url, plan) -> None:

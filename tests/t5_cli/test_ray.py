@@ -26,7 +26,7 @@ STEPS = 30
 PLAN = """\
 version: 1
 output: {ext: .npy, mesh: "dp=2", sequence_length: 128, micro_batch_tokens: 512}
-sources: {prose: {format: text, files: prose.txt, transform: "my_plan_code_beside:render"}}
+sources: {prose: {format: text, records: lines, files: prose.txt, transform: "my_plan_code_beside:render"}}
 mix: {prose: 1}
 """
 BESIDE = """\

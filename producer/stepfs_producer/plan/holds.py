@@ -6,6 +6,10 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
+IDS_ALONE: Final = (
+    ".bin"  # no kind of files of plans: only `stepfs-produce text` makes it, whose documents need no more
+)
+
 
 class Part(StrEnum):
     """A part of a file; its value ends the sentence "… files have no …"."""
@@ -21,12 +25,8 @@ HOLDS: Final[Mapping[str, frozenset[Part]]] = {
     ".npy": frozenset({Part.LABELS}),
     ".pt": frozenset(Part),
     ".tar": frozenset(Part) - {Part.COMPACT},
-    ".bin": frozenset(),
+    IDS_ALONE: frozenset(),
 }
-
-IDS_ALONE: Final = (
-    ".bin"  # no kind of files of plans: only `stepfs-produce text`, whose documents need no more, makes it
-)
 
 
 def lack(ext: str, part: Part) -> str | None:

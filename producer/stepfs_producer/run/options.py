@@ -25,6 +25,17 @@ AcceptChanges = Annotated[
 ]
 
 
+Memory = Annotated[  # bytes
+    int | None,
+    Opt(
+        "--memory",
+        "Bound on samples held ahead and steps under way (default: a quarter of the machine's or container's); `check` prints the least.",
+        "8G",
+        parse=parse_size,
+    ),
+]
+
+
 @dataclass(frozen=True, slots=True)
 class Workers:
     """How many at least, and at most."""
@@ -56,16 +67,6 @@ WorkersOfRun = Annotated[
         "Processes that read, tokenise and build (default: one per CPU, or of a container's quota), and one spare per eight; MIN:MAX: as many as trainers need.",
         "N",
         parse=parse_workers,
-    ),
-]
-
-Memory = Annotated[  # bytes
-    int | None,
-    Opt(
-        "--memory",
-        "Bound on samples held ahead and steps under way (default: a quarter of the machine's or container's); `check` prints the least.",
-        "8G",
-        parse=parse_size,
     ),
 ]
 

@@ -26,7 +26,7 @@ PLAN = """\
 version: 1
 output: {{ext: .safetensors, mesh: "dp=2", sequence_length: 128, micro_batches: 4}}
 sources:
-  text: {{format: text, records: files, files: {files}, shard: {shard}}}
+  text: {{format: text, files: {files}, shard: {shard}}}
 defaults: {{shuffle: none, epochs: 1}}
 pack: concat
 balance: none

@@ -141,6 +141,9 @@ class _Stretch:
     start: Cursor  # before them; () if nothing was drawn, or that is not known any more
     end: Cursor
     is_last: bool
+    is_all: bool = (
+        False  # no file was ever accepted as it is now: whoever asks is to restore those that are not at hand
+    )
 
 
 async def _stretches(positions: Positions, log: LogReader, source: str, newest: State) -> list[_Stretch]:
@@ -148,7 +151,7 @@ async def _stretches(positions: Positions, log: LogReader, source: str, newest: 
     digest, end = newest.sources[source].listing, newest.sources[source].cursor
     listing = await kept_listing(log.store, log.identity.lake_id, digest)
     if listing is None or all(file.laid_out is None for file in listing.files):
-        return [_Stretch(range(positions.first, positions.end), digest, (), end, is_last=True)]
+        return [_Stretch(range(positions.first, positions.end), digest, (), end, is_last=True, is_all=True)]
     found: list[_Stretch] = []
     first, before = int(positions.first), Cursor()
     while (commit := await positions.at(first)) is not None:
@@ -185,7 +188,8 @@ async def _in_stretch(
     plan = await _plan_with(log, newest, asked.source)
     await trio.to_thread.run_sync(require_files, plan, asked.directory, [asked.source])
     spec = source_specs(plan, directory=asked.directory)[asked.source]
-    return await _Search(log, reader, _Corpus(spec, listing, number, asked.record), positions, stretch).run()
+    corpus = _Corpus(spec, listing, number, asked.record, stretch.is_all)
+    return await _Search(log, reader, corpus, positions, stretch).run()
 
 
 def _inherited(log: LogReader) -> Iterator[NotSearched]:
@@ -234,6 +238,7 @@ class _Corpus:
     listing: Listing
     file: int
     record: int
+    must_be_read: bool
 
     def placed(self, epoch: int) -> _Place | None:
         """The place of the record in an epoch; None if the source ends before."""
@@ -244,7 +249,7 @@ class _Corpus:
         except (AbsentError, RefusedError) as error:  # its block's files are gone, or others
             bare = Layout(self.spec, self.listing)
             fragments = bare.holding(self.file, self.record)
-            if len(fragments) != 1:
+            if self.must_be_read or len(fragments) != 1:
                 raise
             task = bare.task(bare.block_with(epoch, fragments[0]))
             return None if task is None else _Place(task, bare.fragments_count, None, why=str(error))

@@ -36,8 +36,8 @@ tokenizer: {{kind: huggingface, file: tokenizer.json, eos: "<|end|>"}}
 defaults: {{shuffle: {{block: 64KiB}}, long: split, on_error: {{do: skip, at_most: 20%}}}}
 sources:
   code:  {{format: jsonl, files: code/, text_field: content}}
-  prose: {{format: text, files: prose/}}
-  notes: {{format: text, files: "notes/*.gz"}}
+  prose: {{format: text, records: lines, files: prose/}}
+  notes: {{format: text, records: lines, files: "notes/*.gz"}}
   table: {{format: parquet, files: table/}}
   chats: {{format: jsonl, files: chats/, chat: messages, long: split, epochs: 2.5}}
   pairs: {{format: jsonl, files: pairs/, pair: {{}}}}
