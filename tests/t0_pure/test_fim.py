@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -33,15 +34,36 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def spec_of(file: str, rate: str = "1", spm: str = "0.5", level: str = "characters") -> TransformSpec:
+def spec_of(
+    file: str, rate: str = "1", spm: str = "0.5", level: str = "characters", row: int | None = None
+) -> TransformSpec:
     fim = Fim(tokens=NAMES, rate=Fraction(rate), spm=Fraction(spm), level=level)
-    return transform_spec(tokenizer_spec(file, eos="<|endoftext|>"), fim=fim)
+    return replace(transform_spec(tokenizer_spec(file, eos="<|endoftext|>"), fim=fim), tokens_max=row)
 
 
 def documents(spec: TransformSpec, texts: list[str], epoch: int = 0) -> list[list[int]]:
     found, _ = timed_transform(spec, 7, epoch, "code", records_of(Kind.TEXT, [one.encode() for one in texts]))
     assert not found.bad
     return [one.tolist() for one in np.split(found.ids, np.cumsum(found.lengths)[:-1])]
+
+
+@pytest.mark.parametrize("level", ["characters", "tokens"])
+@pytest.mark.parametrize("kind", [Kind.TEXT, Kind.TOKENS])
+def test_a_document_longer_than_a_row_stays_as_it_is(kind: Kind, level: str, file: str) -> None:
+    """Cut into rows, it would be a suffix without its prefix, and a middle alone."""
+    model = Tokenizer.from_file(file)
+    names, row = {model.token_to_id(name) for name in NAMES}, 16
+    texts = ["x = 1\n" * count for count in range(1, 20)]
+    whole = [np.array(model.encode(one).ids, "<i4") for one in texts]
+    data = [one.encode() for one in texts] if kind is Kind.TEXT else [one.tobytes() for one in whole]
+    found, _ = timed_transform(spec_of(file, level=level, row=row), 7, 0, "code", records_of(kind, data))
+    torn = 0
+    for ids, plain in zip(np.split(found.ids, np.cumsum(found.lengths)[:-1]), whole, strict=True):
+        there = names & set(ids.tolist())
+        assert len(there) == (3 if there else 0)
+        assert len(ids) <= row if there else len(plain) + 4 > row
+        torn += not there
+    assert 0 < torn == found.left < len(texts)
 
 
 def parts_of(model: Tokenizer, ids: list[int]) -> tuple[bool, list[str]]:

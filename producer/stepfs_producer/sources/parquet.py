@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 from stepfs.errors import CorruptError, MissingPackageError, UsageError
-from stepfs_producer.plan.sources import Parquet, SourceFiles
+from stepfs_producer.plan.sources import VARIABLES, Parquet, SourceFiles
 from stepfs_producer.sources.files import Format, OpenFile, Stream, open_listed
 from stepfs_producer.sources.record import (
     Bad,
@@ -94,7 +94,7 @@ def _columns(source: SourceFiles) -> list[str] | None:
         return [name for name in source.id_fields if name]
     if source.takes_whole:
         named = source.chat_fields if source.is_of_chats else source.columns
-        return None if named is None else list(named)
+        return None if named is None else [*named, *([VARIABLES] if source.is_of_chats else [])]
     return [source.text_field]
 
 
@@ -143,7 +143,7 @@ def _check_columns(spec: SourceSpec, location: str, parquet: ParquetFile) -> Non
         wanted = dict(zip(("tokens_field", "mask_field", "labels_field"), source.id_fields, strict=True))
     needed = _columns(source) if source.takes_whole and source.id_fields is None else None
     for column in needed or ():
-        if column not in schema.names:
+        if column != VARIABLES and _field_of(schema, column) is None:
             raise UsageError(
                 f"source {spec.name}: {location} has no column {column!r}; it has {', '.join(schema.names[:20])}"
             )

@@ -1,7 +1,7 @@
 """Fill in the middle: a document is cut at two places, and its middle comes last, behind tokens that name the parts.
 
 As in arXiv:2207.14255: prefix, suffix, middle; or, "spm", its second variant: suffix, then prefix and middle in one. Whether
-and where are drawn from the record's own key.
+and where are drawn from the record's own key. A document longer than a row stays as it is: cut, it would be torn.
 """
 
 from __future__ import annotations
@@ -27,8 +27,11 @@ A = TypeVar("A", Ids, Mask)
 class FimTransform:
     """Rearranges documents. `UsageError` if the tokenizer lacks a token of it."""
 
-    def __init__(self, fim: Fim, tokenizer: Tokenizer) -> None:
+    def __init__(self, fim: Fim, tokenizer: Tokenizer, tokens_max: int | None = None) -> None:
         self._plan, self._tokenizer = fim, tokenizer
+        ends = (tokenizer.bos is not None) + (tokenizer.eos is not None)
+        self._tokens_max = float("inf") if tokens_max is None else tokens_max - ends
+        self.left = 0  # documents, so far, that are longer, and stay as they are
         ids = [tokenizer.id_of(f"fim {part}", name) for part, name in zip(_PARTS, fim.tokens, strict=True)]
         self._names = np.array(ids, np.int32).reshape(3, 1)
 
@@ -39,10 +42,12 @@ class FimTransform:
             return None
         if self._plan.level == "tokens":
             ids = self._tokenizer.encode_plain([text]).ids
-            return self._arranged(order, np.split(ids, _places(len(ids), cuts)), self._names)
-        first, last = _places(len(text), cuts)
-        plain = self._tokenizer.encode_plain([text[:first], text[first:last], text[last:]])
-        return self._arranged(order, np.split(plain.ids, np.cumsum(plain.lengths)[:-1]), self._names)
+            parts = np.split(ids, _places(len(ids), cuts))
+        else:
+            first, last = _places(len(text), cuts)
+            plain = self._tokenizer.encode_plain([text[:first], text[first:last], text[last:]])
+            parts = np.split(plain.ids, np.cumsum(plain.lengths)[:-1])
+        return self._arranged(order, parts, self._names) if self._fits(sum(map(len, parts))) else None
 
     def of_ids(self, ids: Ids, mask: Mask | None, key: bytes) -> tuple[Ids, Mask | None]:
         """Token ids and their mask; the tokens that name the parts are learned."""
@@ -51,9 +56,17 @@ class FimTransform:
             return ids, mask
         begin = int(len(ids) > 0 and ids[0] == self._tokenizer.bos)  # they come to the ends again
         end = len(ids) - int(len(ids) > begin and ids[-1] == self._tokenizer.eos)
+        if not self._fits(end - begin):
+            return ids, mask
         places = [begin + place for place in _places(end - begin, cuts)]
         found = self._arranged(order, np.split(ids[:end], places), self._names, begin)
         return found, None if mask is None else self._arranged(order, np.split(mask[:end], places), _LEARNED, begin)
+
+    def _fits(self, tokens: int) -> bool:
+        """Whether a document is still whole in a row with the tokens of its parts: one that is cut would lose some of them."""
+        fits = tokens + len(self._names) <= self._tokens_max
+        self.left += not fits
+        return fits
 
     def _arranged(self, order: int, parts: Sequence[A], names: A, begin: int = 0) -> A:
         prefix, middle, suffix = parts
