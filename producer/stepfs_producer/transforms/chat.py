@@ -13,7 +13,6 @@ from bisect import bisect
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -37,6 +36,7 @@ _WORDS: Final = {
     "true": True, "yes": True, "1": True, "1.0": True, "": None,
     "false": False, "no": False, "0": False, "0.0": False, "none": None, "null": None,
 }  # fmt: skip
+_SURELY: Final = 64  # tokens more than a row has, by a guess: such a part need not be rendered
 _PROBES: Final = ("stepfs asks", "stepfs answers", "stepfs goes on")
 
 
@@ -81,12 +81,12 @@ class Chats:
         if self._chat.learn == "last":
             last = max((place for place, turn in enumerate(talk) if turn.learned), default=None)
             talk = [turn._replace(learned=place == last) for place, turn in enumerate(talk)]
-        ids, mask = self.rendered(talk, given)
+        ids, mask, sizes = self.sized(talk, given)
         if not mask.any():
             raise UnfitRecordError(f"no learned token; the roles are {_roles(talk)}, and learn is {self._chat.learn}")
         if self._spec.tokens_max is None or len(ids) <= self._spec.tokens_max:
             return ids, mask, ()
-        cut = _Cut(talk, given, self, self._spec.tokens_max, len(ids))
+        cut = _Cut(talk, given, self, self._spec.tokens_max, (ids, mask), sizes)
         if self._spec.truncates:
             kept = cut.longest(0, 0, [place + 1 for place, turn in enumerate(talk) if turn.learned])[1]
             if kept is None:
@@ -122,6 +122,21 @@ class Chats:
     def rendered(self, talk: Sequence[Turn], given: Given, *, masked: bool = True) -> tuple[Ids, Mask]:
         """The ids of a conversation, and 1 for those that are learned; 0 for all, if not `masked`."""
         text, spans = self._written(talk, given, masked=masked)
+        ids, places = self._encoded(text, spans)
+        return ids, _mask(len(ids), places)
+
+    def sized(self, talk: Sequence[Turn], given: Given) -> tuple[Ids, Mask, list[int] | None]:
+        """The same, and tokens up to the beginning of each turn and to the end of the last; None: the template does not write
+        them one by one.
+        """
+        text, spans = self._written(talk, given)
+        turns = [self._template.pieces.get(turn, (0, 0)) for turn in range(len(talk))]
+        ids, places = self._encoded(text, [*spans, *turns])
+        begins = [first for first, last in places[len(spans) :] if last]
+        mask = _mask(len(ids), places[: len(spans)])
+        return ids, mask, [*begins, len(ids)] if len(begins) == len(talk) else None
+
+    def _encoded(self, text: str, spans: Spans) -> tuple[Ids, list[tuple[int, int]]]:
         if UNSPELLED in text.replace(MARK, ""):
             raise UnfitRecordError("a text with the name that only this program has for control tokens")
         own = self._tokenizer.by_own_names and MARK not in text
@@ -129,7 +144,7 @@ class Chats:
             text, spans = self._spelled(text, spans)
         if len(text.encode(errors="replace")) > self._tokenizer.text_bytes_max:
             raise UnfitRecordError(f"a conversation of {len(text)} characters; this tokenizer takes fewer")
-        return self._tokenizer.encode_rendered(text, [span for span in spans if span[0] < span[1]], own=own)
+        return self._tokenizer.encode_rendered(text, spans, own=own)
 
     def _written(self, talk: Sequence[Turn], given: Given, *, masked: bool = True) -> tuple[str, Spans]:
         """The text of a conversation with marks, and the spans of characters that are learned."""
@@ -208,13 +223,19 @@ class Chats:
 class _Cut:
     """A conversation that is longer than a row, between its turns."""
 
-    def __init__(self, talk: Sequence[Turn], given: Given, chats: Chats, tokens_max: int, tokens: int) -> None:
-        self._talk, self._given, self._chats, self._tokens_max = talk, given, chats, tokens_max
-        sizes = [
-            1 + len(str(turn.message.get("content"))) for turn in talk
-        ]  # a guess at where it is cut saves renderings
-        self._sizes = [0, *accumulate(sizes)]
-        self._size_max = tokens_max * self._sizes[-1] // tokens
+    def __init__(
+        self,
+        talk: Sequence[Turn],
+        given: Given,
+        chats: Chats,
+        tokens_max: int,
+        whole: tuple[Ids, Mask],
+        sizes: Sequence[int] | None,
+    ) -> None:
+        self._talk, self._given, self._chats, self._tokens_max, self._whole = talk, given, chats, tokens_max, whole
+        # A good guess at the tokens of a part saves renderings.
+        self._sizes = sizes or [len(whole[0]) * turn // len(talk) for turn in range(len(talk) + 1)]
+        self._surely = _SURELY if sizes else len(whole[0])
 
     def split(self) -> Encoded:
         """Runs of whole exchanges, each behind the system's messages; those that fit nowhere stand last, and are lost."""
@@ -228,7 +249,7 @@ class _Cut:
         while begin < size:
             end, found = self.longest(head, begin, [end for end in (*begins, size) if end > begin])
             if found is None:
-                lost.append(self._chats.rendered(self._part(head, begin, end), self._given))
+                lost.append(self._rendered(head, begin, end))
             else:
                 (kept if found[1].any() else lost).append(found)
             begin = end
@@ -240,12 +261,17 @@ class _Cut:
         None, if none fits.
         """
         low, high, stride = 0, len(ends), 1
-        room = self._size_max - self._sizes[head]
-        place = min(max(bisect([self._sizes[end] - self._sizes[begin] for end in ends], room) - 1, 0), high - 1)
+        sizes = [self._sizes[head] + self._sizes[end] - self._sizes[begin] for end in ends]
+        place = min(max(bisect(sizes, self._tokens_max) - 1, 0), high - 1)
+        found: dict[int, tuple[Ids, Mask]] = {}
         while low < high:  # what is below `low` fits, what is from `high` on does not
-            ids, _ = self._chats.rendered(self._part(head, begin, ends[place]), self._given, masked=False)
+            guessed = stride == 1  # and likely right
+            ids, mask = self._rendered(head, begin, ends[place], masked=guessed)
             if len(ids) <= self._tokens_max:
+                found |= {place: (ids, mask)} if guessed else {}
                 low = place + 1
+                if low < high and sizes[low] - sizes[place] + len(ids) > self._tokens_max + self._surely:
+                    break
                 place = low + min(stride, (high - low + 1) // 2) - 1
             else:
                 high = place
@@ -253,10 +279,12 @@ class _Cut:
             stride *= 2
         if not low:
             return ends[0], None
-        return ends[low - 1], self._chats.rendered(self._part(head, begin, ends[low - 1]), self._given)
+        return ends[low - 1], found.get(low - 1) or self._rendered(head, begin, ends[low - 1])
 
-    def _part(self, head: int, begin: int, end: int) -> list[Turn]:
-        return [*self._talk[:head], *self._talk[begin:end]]
+    def _rendered(self, head: int, begin: int, end: int, *, masked: bool = True) -> tuple[Ids, Mask]:
+        if begin <= head and end == len(self._talk):
+            return self._whole
+        return self._chats.rendered([*self._talk[:head], *self._talk[begin:end]], self._given, masked=masked)
 
 
 @lru_cache(maxsize=8)
@@ -346,6 +374,13 @@ def _answered(record: Mapping[str, Any], chat: Chat) -> list[Turn]:
     if not isinstance(completion, str) or not completion:
         raise UnfitRecordError(f"no text in the field {chat.completion!r}")
     return [*found, Turn({"role": ANSWERS, "content": completion}, learned=True)]
+
+
+def _mask(size: int, places: Sequence[tuple[int, int]]) -> Mask:
+    mask = np.zeros(size, np.uint8)
+    for first, last in places:
+        mask[first:last] = 1
+    return mask
 
 
 def _size(text: str, place: int, names: Sequence[str]) -> int:

@@ -121,6 +121,8 @@ class Rendering:
         self._variables = spec.chat.template or {}
         self._sandbox = _Sandbox(spec.chat.date)
         defined = {name for name, _ in spec.tokens} | self._variables.keys()
+        self.pieces: Mapping[int, tuple[int, int]] = {}
+        """Where the messages of the newest conversation are written, as far as one loop writes them."""
         self._closings = frozenset(("", *self._tokens.values()))  # some templates close a talk behind its last turn
         default, of_tools = spec.templates
         self._template = self._compiled(default, defined)
@@ -149,6 +151,7 @@ class Rendering:
         """
         text = self._render(messages, given)
         found, pieces = self._sandbox.now.blocks, self._sandbox.now.pieces
+        self.pieces = pieces
         if found and blocks:
             return text, _of_learned(found, pieces, messages, learned)
         if all(learned) and not blocks:
@@ -362,6 +365,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     def __init__(self, today: str | None) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, _Loops, loopcontrols])
         self.now = _Rendered()
+        self._loops = cast("_Loops", self.extensions[_Loops.identifier])
         try:
             self._today = None if today is None else dt.date.fromisoformat(today)
         except ValueError as error:
@@ -377,6 +381,9 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         }  # fmt: skip
 
     def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "+" and type(left) is type(right) is str:  # most of a template
+            self.now.make(len(left) + len(right))
+            return left + right
         if operator == "%" and isinstance(left, str):
             self._look_at("format", left, (right,))
         elif operator in ("*", "**"):
@@ -388,6 +395,8 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return self._made(super().call_binop(context, operator, left, right))
 
     def call(self, __context: jinja2.runtime.Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: PYI063 - as Jinja
+        if getattr(__obj, "__self__", None) is self._loops:
+            return __obj(*args)
         self.now.go_round()
         owner = getattr(getattr(__obj, "__wrapped__", __obj), "__self__", None)
         if isinstance(owner, str):
@@ -398,8 +407,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return attr not in ("translate", "format_map") and super().is_safe_attribute(obj, attr, value)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> jinja2.nodes.Template:
-        loops = cast("_Loops", self.extensions[_Loops.identifier])
-        return _Counting(loops).visit(super()._parse(source, name, filename))  # type: ignore[no-any-return]
+        return _Counting(self._loops).visit(super()._parse(source, name, filename))  # type: ignore[no-any-return]
 
     def _bounded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)

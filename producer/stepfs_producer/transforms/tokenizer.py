@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from stepfs.errors import AbsentError, MissingPackageError, RefusedError, StepfsError, UsageError
-from stepfs_producer.plan.arrays import Ids, Mask
+from stepfs_producer.plan.arrays import Ids
 from stepfs_producer.plan.sources import Tokenizer as PlanTokenizer
 from stepfs_producer.plan.values import NONE
 from stepfs_producer.sources.record import RECORD_BYTES_MAX
@@ -362,8 +362,10 @@ class ModelTokenizer(Tokenizer):
 
         return Model.from_str(self._own_json)
 
-    def encode_rendered(self, text: str, spans: Iterable[tuple[int, int]], *, own: bool = False) -> tuple[Ids, Mask]:
-        """The ids of a text that may name `control_tokens`, and 1 for those with a character in one of the spans. `own`: by
+    def encode_rendered(
+        self, text: str, spans: Iterable[tuple[int, int]], *, own: bool = False
+    ) -> tuple[Ids, list[tuple[int, int]]]:
+        """The ids of a text that may name `control_tokens`, and for each span of characters that of its tokens. `own`: by
         their names in the file.
         """
         model = self._own_model if own else self._model
@@ -378,17 +380,7 @@ class ModelTokenizer(Tokenizer):
             self._model.encode_special_tokens = self._as_text
         if self.by_own_names and not own:
             self._refuse_unfound(text, found)
-        mask = np.zeros(len(found), np.uint8)
-        for begin, end in spans:
-            first, last = found.char_to_token(begin), found.char_to_token(end - 1) if end else None
-            if first is None or last is None:  # a character that is in no token, such as a space that is trimmed
-                begins, ends = np.array(found.offsets, np.int64).reshape(-1, 2).T
-                mask[(ends > begin) & (begins < end) & (ends > begins)] = 1
-                continue
-            while last + 1 < len(found) and found.token_to_chars(last + 1) == found.token_to_chars(last):
-                last += 1  # a character of several tokens
-            mask[first : last + 1] = 1
-        return np.array(found.ids, np.int32), mask
+        return np.array(found.ids, np.int32), [_tokens_of(found, *span) for span in spans]
 
     def _refuse_unfound(self, text: str, encoding: Encoding) -> None:
         """`UnfitRecordError` if a new name of a control token became anything but the token."""
@@ -400,6 +392,20 @@ class ModelTokenizer(Tokenizer):
                     "a message spells a control token, which this tokenizer cannot tell from the template's; give tokenizer: "
                     "{control_tokens: tokens}, or leave such messages out"
                 )
+
+
+def _tokens_of(encoding: Encoding, begin: int, end: int) -> tuple[int, int]:
+    """First and last + 1 of the tokens with a character in a span."""
+    if begin == end:
+        return 0, 0
+    first, last = encoding.char_to_token(begin), encoding.char_to_token(end - 1)
+    if first is None or last is None:  # a character that is in no token, such as a space that is trimmed
+        begins, ends = np.array(encoding.offsets, np.int64).reshape(-1, 2).T
+        inside = np.flatnonzero((ends > begin) & (begins < end) & (ends > begins))
+        return (int(inside[0]), int(inside[-1]) + 1) if len(inside) else (0, 0)
+    while last + 1 < len(encoding) and encoding.token_to_chars(last + 1) == encoding.token_to_chars(last):
+        last += 1  # a character of several tokens
+    return first, last + 1
 
 
 def longest_first(names: Iterable[str]) -> list[str]:
