@@ -6,9 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import model_files
 import pytest
 from chat_templates import with_blocks
+from declared import tokenizer_spec
 from oracles import Case, Documents, ask, kept, ours, written
+from transformers import AutoTokenizer
+
+from stepfs_producer.transforms.model_folder import other_ids
 
 USER, ANSWER = {"role": "user", "content": "the cat"}, {"role": "assistant", "content": "sat on the mat"}
 CALL = {
@@ -77,8 +82,6 @@ CASES = {
 
 
 def theirs(case: Case, folder: Path) -> Documents:
-    from transformers import AutoTokenizer  # noqa: PLC0415 - the push does without
-
     found = AutoTokenizer.from_pretrained(str(folder)).apply_chat_template(
         case.record["messages"],
         tools=case.record.get("tools"),
@@ -98,6 +101,21 @@ def test_a_plan_gives_what_transformers_gave(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_transformers_still_gives_it(name: str, tmp_path: Path) -> None:
     assert theirs(CASES[name], written(CASES[name], tmp_path)) == kept("transformers")[name]
+
+
+@pytest.mark.parametrize(("kind", "differs"), [("LlamaTokenizer", True), ("PreTrainedTokenizerFast", False)])
+def test_check_says_where_a_class_gives_other_ids_and_what_to_save(kind: str, differs: bool, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(model_files.llama())
+    config = {"tokenizer_class": kind, "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "legacy": False}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    plan = tokenizer_spec(tmp_path / "tokenizer.json").tokenizer
+    texts = ["the cat", " sat", "on  the mat", "naïve"]
+    said = other_ids(plan, texts)
+    if differs:
+        assert said is not None
+        assert "since LlamaTokenizer builds the tokenizer anew; to have its ids, save what it built: AutoTok" in said
+        exec(said.rpartition("save what it built: ")[2], {"AutoTokenizer": AutoTokenizer})
+    assert other_ids(plan, texts) is None
 
 
 if __name__ == "__main__":

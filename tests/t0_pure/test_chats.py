@@ -12,15 +12,17 @@ import chat_templates
 import model_files
 import pytest
 from chat_templates import TEMPLATES, with_blocks, without_blocks
-from declared import chat_spec, tokenizer_spec
+from declared import chat_spec, tokenizer_spec, transform_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
+from transformed import made, records_of
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from stepfs.errors import AbsentError, UsageError
 from stepfs_producer.plan.file.digest import plan_digest, plan_of_text, plan_text
 from stepfs_producer.plan.model import parsed_plan
+from stepfs_producer.sources.record import Kind, packed
 from stepfs_producer.transforms.chat import Chats, Ending
 from stepfs_producer.transforms.documents import UnfitRecordError
 from stepfs_producer.transforms.model_folder import Templates, special_tokens, templates_of
@@ -179,7 +181,35 @@ def test_a_control_token_in_a_message_is_text(model: str, theirs: PreTrainedToke
     assert as_tokens == by_transformers(theirs, without_blocks("chatml"), record)[0]
 
 
+@pytest.mark.parametrize(
+    ("kind", "form", "nulls"),
+    [(Kind.FIELDS, "parquet", 0), (Kind.FIELDS, "arrow", 0), (Kind.FIELDS, "json", 2), (Kind.JSON, "jsonl", 2)],
+)
+def test_keys_with_which_arrow_fills_a_struct_were_never_there(kind: Kind, form: str, nulls: int, model: str) -> None:
+    """Its objects have the keys of all records; elsewhere a null is the author's, as `{"default": null}` of a schema."""
+    call = {"function": {"name": "weather", "arguments": {"city": "Bern", "a": None}}}
+    properties = {"city": {"type": "string"}, "a": None}
+    record = {
+        "messages": [USER, {"role": "assistant", "content": None, "tool_calls": [call]}],
+        "tools": [{"type": "function", "function": {"name": "weather", "parameters": {"properties": properties}}}],
+    }
+    chat = chat_spec(with_blocks("qwen"), tools="tools")
+    spec = transform_spec(tokenizer_spec(model, eos="</s>"), chat=chat, format=form)
+    data = packed(record) if kind is Kind.FIELDS else json.dumps(record).encode()
+    assert isinstance(data, bytes)
+    found = made(spec, records_of(kind, [data]))
+    assert not found.bad
+    text = Tokenizer.from_file(model).decode(found.ids.tolist(), skip_special_tokens=False)
+    assert text.count("null") == nulls
+    assert '"city": "Bern"' in text
+    assert "None" not in text
+
+
 ASKED = "<|im_start|>user\nthe cat<|im_end|>\n<|im_start|>assistant\n"
+THINKING = (
+    "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content + eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|><think>\n' }}{% endif %}"
+)
 OVER, OUT = "over<|im_end|>\n", "out<|im_end|>\n"
 
 
@@ -326,6 +356,40 @@ DOUBLED = "{% set x = namespace(t='a') %}{% for a in range(99) %}{% set x.t = MO
 def test_a_hostile_template_ends(template: str, message: str, model: str) -> None:
     with pytest.raises((UnfitRecordError, UsageError), match=message):
         ours(model, template, {"messages": [USER, ANSWER, USER, ANSWER]})
+
+
+TWICE = "{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}{% endif %}{% endfor %}" + without_blocks(
+    "chatml"
+)
+APART = "{% set all %}{% for m in messages %}{{ '<' + m.role + '>' + m.content }}{% endfor %}{% endset %}{{ all }}"
+TITLED = "{% for m in messages %}{{ m.content[:1] }}{% endfor %}" + without_blocks("chatml")
+CLOSED = without_blocks("chatml").removesuffix("{% endif %}") + "{% else %}{{ eos_token }}{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (TWICE, [OVER, OUT]),
+        (APART, ["<assistant>over", "<assistant>out"]),
+        (TITLED, None),
+        (CLOSED, [OVER, f"{OUT}</s>"]),  # as Phi's
+        (THINKING, ["over</s>", "out</s>"]),  # as DeepSeek's
+        (with_blocks("chatml").replace("}}{% endgeneration", "}}{% endgeneration %}{% generation %}{{ eos_token }}{% endgeneration"),
+         ["over<|im_end|>\n</s>", "out<|im_end|>\n</s>"]),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("learn", ["assistant", "last"])
+def test_a_turn_is_found_wherever_a_template_writes_it(
+    learn: str, template: str, expected: list[str] | None, model: str, theirs: Any
+) -> None:
+    messages = [SYSTEM, USER, {"role": "assistant", "content": "over"}, USER, {"role": "assistant", "content": "out"}]
+    if expected is None:
+        with pytest.raises(UnfitRecordError, match=r"writes turn [24] otherwise"):
+            ours(model, template, {"messages": messages}, learn=learn)
+        return
+    ids, mask = ours(model, template, {"messages": messages}, learn=learn)
+    learned = theirs.decode([one for one, is_in in zip(ids, mask, strict=True) if is_in])
+    assert learned == "".join(expected if learn == "assistant" else expected[-1:])
 
 
 def agents_talk(calls: int) -> list[dict[str, Any]]:

@@ -35,7 +35,7 @@ from stepfs_producer.plan.rules import SourceRule
 from stepfs_producer.plan.samples import Ahead, Piece
 from stepfs_producer.plan.sources import Long, Pair
 from stepfs_producer.plan.spans import Gathered, Span
-from stepfs_producer.plan.step import StepPlan, read_position
+from stepfs_producer.plan.step import End, StepPlan, read_position
 from stepfs_producer.sources.record import Kind
 from stepfs_producer.transforms.documents import TokenizerSpec
 
@@ -209,6 +209,10 @@ def test_no_pair_is_parted_or_cut(pairs: list[tuple[int, int]], ranks: int, micr
                 found.append(one[6])
         assert plan.costs.tolist() == costs.tolist(), "the balance is of the documents"
     assert sorted(found) == [number for number, one in enumerate(pairs) if sum(one) <= 64]
+    assert isinstance(plan, End)
+    assert state.sources["pairs"].dropped + plan.dropped["pairs"] == len(pairs) - len(found), (
+        "told, also of the last ones"
+    )
 
 
 @given(

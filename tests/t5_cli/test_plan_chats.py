@@ -50,6 +50,9 @@ def test_each_answer_is_learned_and_nothing_else(plan: Path, tmp_path: Path) -> 
     checked = produce("check", plan)
     assert checked.returncode == 0, checked.stderr
     assert "≈ 32.3%" in next(line for line in checked.stdout.splitlines() if line.startswith("talks "))
+    assert "\nanswers    talks: end with <|im_end|>, which is learned\n" in checked.stdout
+    long = "source talks: 1 of 40 records looked at are longer than a row of 128 tokens, and dropped"
+    assert f"note: {long}; long: split or truncate cuts them between turns" in checked.stdout
     lake = f"file://{tmp_path}/lake"
     done = produce("run", plan, lake, "--json")
     assert done.returncode == 0, done.stderr
@@ -67,6 +70,7 @@ def test_each_answer_is_learned_and_nothing_else(plan: Path, tmp_path: Path) -> 
     assert sorted(learned) == sorted(expected)
     totals = json.loads(done.stdout)
     assert totals["lost_tokens"] > 400
+    assert totals["sources"]["talks"]["dropped"] == 1
     assert 0.3 < totals["sources"]["talks"]["learned"] < 0.4
 
 
@@ -144,6 +148,18 @@ def test_long_chats_are_cut_between_turns_wherever_a_run_stops(long: str, plan: 
     ("changes", "code", "words"),
     [
         ({"chat: messages": "chat: {learn: all}"}, 0, "every token of the chats looked at is learned, the user's too"),
+        (
+            {
+                "eos: <|im_end|>": "eos: <|im_end|>, chat_template: '{% for m in messages %}<|user|>{{ m.content }}{% endfor %}'"
+            },
+            0,
+            "an answer ends with <|user|>, which is not learned, so a model learns no end of it; add stop: ['<|user|>'] to its chat",
+        ),
+        (
+            {"chat: messages": "chat: {stop: [<|usr|>]}"},
+            2,
+            "the stop token '<|usr|>' is not in its vocabulary; did you mean '<|user|>'?",
+        ),
         ({"chat: messages": "pair: {}"}, 4, "none of the 40 records looked at can be decoded (no answer or prompt"),
         (
             {"chat: messages": "chat: {roles: {assistant: user}}"},

@@ -12,6 +12,7 @@ import datetime as dt
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial, wraps
 from itertools import count, pairwise, takewhile
@@ -73,14 +74,16 @@ class _Rendered:
     begun: dict[int, list[tuple[int, int]]] = field(default_factory=dict)  # loop → messages that began, and where
     ended: dict[int, int] = field(default_factory=dict)
 
-    @property
-    def pieces(self) -> dict[int, tuple[int, int]]:
-        """Where each message is written, as far as one loop writes them in their order; none if no loop does."""
+    def pieces(self, turns: Iterable[int]) -> dict[int, tuple[int, int]]:
+        """Where each message is written, if these are by one loop alone, in their order; else none."""
+        found = []
         for loop, begun in self.begun.items():
             numbers, places = [one for one, _ in begun], [*(place for _, place in begun), self.ended.get(loop, 0)]
-            if places[0] < places[-1] and all(one < other for one, other in pairwise(numbers)):
-                return dict(zip(numbers, pairwise(places), strict=True))
-        return {}
+            if all(one < other for one, other in pairwise(numbers)):
+                pieces = dict(zip(numbers, pairwise(places), strict=True))
+                if all(begin < end for begin, end in (pieces.get(turn, (0, 0)) for turn in turns)):
+                    found.append(pieces)
+        return found[0] if len(found) == 1 else {}
 
     def go_round(self, rounds: int = 1) -> None:
         self.rounds_left -= rounds
@@ -150,15 +153,15 @@ class Rendering:
         `{% generation %}` blocks (unless not `blocks`), or else all.
         """
         text = self._render(messages, given)
-        found, pieces = self._sandbox.now.blocks, self._sandbox.now.pieces
-        self.pieces = pieces
+        turns = [turn for turn, is_learned in enumerate(learned) if is_learned]
+        found, self.pieces = self._sandbox.now.blocks, self._sandbox.now.pieces(turns)
         if found and blocks:
-            return text, _of_learned(found, pieces, messages, learned)
+            return text, _of_learned(found, self.pieces, messages, learned)
         if all(learned) and not blocks:
             return text, [(0, len(text))]
         beginning = lru_cache(_KEPT)(partial(self._beginning, messages, given))
         talk = _Talk(text, messages, beginning, self._closings, self._added)
-        return text, talk.added_by([turn for turn, is_learned in enumerate(learned) if is_learned], pieces)
+        return text, talk.added_by(turns, self.pieces)
 
     def _beginning(self, messages: list[Message], given: Given, count: int, *, generation: bool) -> str:
         return self._render(messages[:count], given, generation=generation)
@@ -209,11 +212,15 @@ class _Talk:
 
     def added_by(self, turns: Sequence[int], pieces: Mapping[int, tuple[int, int]]) -> Spans:
         """What each of these turns adds to the text of those before it, without what a template writes to ask for it."""
+        if pieces:
+            with suppress(UnfitRecordError):  # it may be one that writes a turn in several places
+                return self._by_loop(turns, pieces)
+        return [self._without(self._head(turn, place), place) for turn in turns for place in [self._place(turn)]]
+
+    def _by_loop(self, turns: Sequence[int], pieces: Mapping[int, tuple[int, int]]) -> Spans:
         last = len(self.messages) - 1
         if last in pieces:  # what closes the talk is the last turn's
             pieces = {**pieces, last: (pieces[last][0], len(self.text))}
-        if not pieces.keys() >= set(turns):
-            return [self._without(self._head(turn, place), place) for turn in turns for place in [self._place(turn)]]
         looked_at = _looked_at(turns, self.messages, self.text, pieces)
         heads = {turn: self._head(turn, pieces[turn]) for turn in looked_at}
         if len({head for turn, head in heads.items() if self._is_asked_for(turn)}) > 1:
@@ -278,7 +285,7 @@ def _of_learned(
         return blocks
     if len(blocks) == len(turns):
         return [block for block, turn in zip(blocks, turns, strict=True) if learned[turn]]
-    if not pieces.keys() >= set(turns):
+    if not pieces:
         raise UnfitRecordError(
             f"the template has {len(blocks)} learned blocks for {len(turns)} assistant turns; give learn: assistant and no train"
         )
