@@ -6,6 +6,7 @@ Its 72 templates are read from its package, and need transformers alone: each ni
 from __future__ import annotations
 
 import datetime as dt
+import logging
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -99,6 +100,7 @@ def theirs(case: Case, folder: Path) -> Documents:
     from transformers import AutoTokenizer  # noqa: PLC0415
     from trl.data_utils import maybe_extract_prompt  # noqa: PLC0415
 
+    logging.getLogger("trl").setLevel(logging.ERROR)  # it warns where a prompt's end is left out
     disable_caching()
     disable_progress_bars()
     tokenizer = AutoTokenizer.from_pretrained(str(folder))
@@ -122,6 +124,7 @@ def test_a_plan_gives_what_trl_gave(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated:FutureWarning")
 @pytest.mark.parametrize("name", CASES)
 def test_trl_still_gives_it(name: str, tmp_path: Path) -> None:
     assert theirs(CASES[name], written(CASES[name], tmp_path)) == kept("trl")[name]
@@ -183,7 +186,8 @@ def test_a_template_of_trls_is_rendered_as_by_transformers(talk: str, tmp_path: 
         assert ids == expected, path.stem
         if variant.exists():
             by_variant = apply(chat_template=variant.read_text(), return_assistant_tokens_mask=True)
-            if by_variant["input_ids"] == ids:
+            # One asks for the answer to a tool's result by nothing, and writes a header before it, which is then learned.
+            if by_variant["input_ids"] == ids and (path.stem, talk) != ("diffusion_gemma", "tools"):
                 assert all(one <= other for one, other in zip(mask, by_variant["assistant_masks"], strict=True)), (
                     path.stem
                 )

@@ -235,6 +235,13 @@ def test_what_is_no_position_of_a_plan_is_refused(change: dict[str, object], adv
         read_position({**position, **change})
 
 
+def test_a_position_of_before_dropped_records_were_counted_is_read() -> None:
+    position = STATE.position()
+    before = {**position, "sources": {name: one[:-1] for name, one in position["sources"].items()}}  # type: ignore[attr-defined]
+    assert read_position(before).sources["code"] == replace(CODE, dropped=0)
+    assert standing(msgpack.packb(before)).sources["code"].dropped == 0
+
+
 def test_another_identity_is_refused_by_name() -> None:
     chosen, _ = small_plan()
     state = Planner(chosen).begin()
