@@ -24,6 +24,7 @@ from stepfs_producer.plan.sources import (
 from stepfs_producer.plan.values import Shard
 from stepfs_producer.sources.record import SourceSpec
 from stepfs_producer.transforms.documents import ChatSpec, TokenizerSpec, TransformSpec
+from stepfs_producer.transforms.model_folder import Templates
 
 KINDS = {"jsonl": Jsonl, "text": Text, "parquet": Parquet, "megatron": Megatron}
 
@@ -83,9 +84,10 @@ def column_spec(name: str, dtype: str, shape: tuple[int, ...], *, own_file: bool
 def chat_spec(
     template: str,
     *,
-    tokens: tuple[tuple[str, str], ...] = (),
+    tokens: tuple[tuple[str, str | None], ...] = (),
+    of_tools: str | None = None,
     long: str | None = None,
     tokens_max: int | None = None,
     **settings: Any,
 ) -> ChatSpec:
-    return ChatSpec(Chat(**settings), template, tokens, tokens_max, long == "truncate")
+    return ChatSpec(Chat(**settings), Templates(template, of_tools), tokens, tokens_max, long == "truncate")

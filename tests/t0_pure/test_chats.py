@@ -12,17 +12,21 @@ import chat_templates
 import model_files
 import pytest
 from chat_templates import TEMPLATES, with_blocks, without_blocks
-from declared import chat_spec, tokenizer_spec
+from declared import chat_spec, tokenizer_spec, transform_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
-from transformers import PreTrainedTokenizerFast
+from transformed import made, records_of
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from stepfs.errors import AbsentError, UsageError
 from stepfs_producer.plan.file.digest import plan_digest, plan_of_text, plan_text
 from stepfs_producer.plan.model import parsed_plan
-from stepfs_producer.transforms.chat import Chats, Rendering, special_tokens, template_of
+from stepfs_producer.sources.record import Kind, packed
+from stepfs_producer.transforms.chat import Chats, Ending
 from stepfs_producer.transforms.documents import UnfitRecordError
+from stepfs_producer.transforms.model_folder import Templates, special_tokens, templates_of
+from stepfs_producer.transforms.template import Given, Rendering
 
 DAY = "2026-01-31"
 NAMES = (("bos_token", "<s>"), ("eos_token", "</s>"))
@@ -98,6 +102,8 @@ TALKS = {
     "empty system": {"messages": [EMPTY, USER, ANSWER]},
     "tools": {"messages": [USER, CALL, RESULT, ANSWER], "tools": [WEATHER]},
     "thoughts": {"messages": [USER, {**ANSWER, "reasoning_content": "hm"}]},
+    "null contents": {"messages": [USER, CALL | {"content": None}, RESULT, ANSWER], "tools": [WEATHER]},
+    "many turns": {"messages": [one for _ in range(9) for one in (USER, ANSWER)]},
 }
 
 
@@ -175,7 +181,36 @@ def test_a_control_token_in_a_message_is_text(model: str, theirs: PreTrainedToke
     assert as_tokens == by_transformers(theirs, without_blocks("chatml"), record)[0]
 
 
+@pytest.mark.parametrize(
+    ("kind", "form", "nulls"),
+    [(Kind.FIELDS, "parquet", 0), (Kind.FIELDS, "arrow", 0), (Kind.FIELDS, "json", 2), (Kind.JSON, "jsonl", 2)],
+)
+def test_keys_with_which_arrow_fills_a_struct_were_never_there(kind: Kind, form: str, nulls: int, model: str) -> None:
+    """Its objects have the keys of all records; elsewhere a null is the author's, as `{"default": null}` of a schema."""
+    call = {"function": {"name": "weather", "arguments": {"city": "Bern", "a": None}}}
+    properties = {"city": {"type": "string"}, "a": None}
+    record = {
+        "messages": [USER, {"role": "assistant", "content": None, "tool_calls": [call]}],
+        "tools": [{"type": "function", "function": {"name": "weather", "parameters": {"properties": properties}}}],
+    }
+    chat = chat_spec(with_blocks("qwen"), tools="tools")
+    spec = transform_spec(tokenizer_spec(model, eos="</s>"), chat=chat, format=form)
+    data = packed(record) if kind is Kind.FIELDS else json.dumps(record).encode()
+    assert isinstance(data, bytes)
+    found = made(spec, records_of(kind, [data]))
+    assert not found.bad
+    text = Tokenizer.from_file(model).decode(found.ids.tolist(), skip_special_tokens=False)
+    assert text.count("null") == nulls
+    assert '"city": "Bern"' in text
+    assert "None" not in text
+
+
 ASKED = "<|im_start|>user\nthe cat<|im_end|>\n<|im_start|>assistant\n"
+THINKING = (
+    "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content + eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|><think>\n' }}{% endif %}"
+)
+OVER, OUT = "over<|im_end|>\n", "out<|im_end|>\n"
 
 
 @pytest.mark.parametrize("options", ["", "ensure_ascii=true"])
@@ -191,21 +226,34 @@ def test_a_control_token_in_what_a_template_writes_as_json_is_text(options: str,
 
 @pytest.mark.parametrize("template", [with_blocks("chatml"), without_blocks("chatml")])
 @pytest.mark.parametrize(
-    ("learn", "train", "expected"),
+    ("chat", "said", "expected"),
     [
-        ("assistant", {}, "over<|im_end|>\nout<|im_end|>\n"),
-        ("assistant", {1: False}, "out<|im_end|>\n"),
-        ("last", {}, "out<|im_end|>\n"),
-        ("all", {}, ASKED + "over<|im_end|>\n" + ASKED + "out<|im_end|>\n"),
-        ("all", {0: False, 2: False}, "over<|im_end|>\nout<|im_end|>\n"),
+        ({}, {}, OVER + OUT),
+        ({}, {1: {"train": False}}, OUT),
+        ({}, {1: {"train": 0}, 3: {"train": 1}}, OUT),
+        ({}, {1: {"train": "false"}, 3: {"train": "True"}}, OUT),
+        ({}, {1: {"weight": 0}, 3: {"weight": 1.0}}, OUT),
+        ({}, {1: {"weight": None, "loss": ""}, 3: {"weight": "0.0"}}, OVER),
+        ({}, {1: {"training": False}}, OUT),
+        ({}, {1: {"trainable": False}}, OUT),
+        ({}, {1: {"loss": False}}, OUT),
+        ({}, {1: {"loss_mask": 0}}, OUT),
+        ({}, {1: {"masked": True}, 3: {"masked": False}}, OUT),
+        ({}, {1: {"train": True, "weight": 0}}, OUT),
+        ({"train": "keep"}, {1: {"keep": "no"}, 3: {"train": False, "loss": 0.7}}, OUT),
+        ({"learn": "last"}, {}, OUT),
+        ({"learn": "last"}, {3: {"weight": 0}}, OVER),
+        ({"learn": "all"}, {}, ASKED + OVER + ASKED + OUT),
+        ({"learn": "all"}, {0: {"train": False}, 2: {"train": False}}, OVER + OUT),
+        ({"prompt": ("messages",), "completion": "answer"}, {1: {"train": True}}, "more<|im_end|>\n"),
+        ({"prompt": ("messages",), "completion": "answer", "learn": "last"}, {}, "more<|im_end|>\n"),
     ],
 )  # fmt: skip
-def test_what_is_learned(
-    template: str, learn: str, train: dict[int, bool], expected: str, model: str, theirs: Any
-) -> None:
+def test_what_is_learned(template: str, chat: Any, said: Any, expected: str, model: str, theirs: Any) -> None:
     talk = [USER, {"role": "assistant", "content": "over"}, USER, {"role": "assistant", "content": "out"}]
-    messages = [one | ({"train": train[number]} if number in train else {}) for number, one in enumerate(talk)]
-    ids, mask = ours(model, template, {"messages": messages}, learn=learn)
+    messages = [one | said.get(number, {}) for number, one in enumerate(talk)]
+    answer = [{"role": "tool", "content": "x"}, {"role": "assistant", "content": "more"}]
+    ids, mask = ours(model, template, {"messages": messages, "answer": answer}, **chat)
     assert theirs.decode([number for number, one in zip(ids, mask, strict=True) if one]) == expected
 
 
@@ -218,6 +266,9 @@ def test_what_is_learned(
         ({"prompt": [USER], "completion": [ANSWER]}, {"prompt": ("prompt",), "completion": "completion"}),
         ({"messages": json.dumps([USER, ANSWER])}, {}),
         ({"messages": [USER | {"name": None}, ANSWER | {"tool_calls": None}]}, {}),
+        ({"messages": [json.dumps(USER), json.dumps(ANSWER)]}, {}),
+        ({"data": {"messages": [USER, ANSWER]}}, {"messages": "data.messages"}),
+        ({"messages": [USER | {"content": [{"type": "text", "text": "the "}, {"type": "text", "text": "cat"}]}, ANSWER]}, {}),
     ],
 )  # fmt: skip
 def test_other_shapes_of_records(record: Any, spec: Any, model: str) -> None:
@@ -237,7 +288,12 @@ def test_other_shapes_of_records(record: Any, spec: Any, model: str) -> None:
         ({"messages": [USER, ANSWER], "tools": 5}, {}, "no list in the field 'tools'"),
         ({"prompt": "a"}, {"prompt": ("prompt",), "completion": "answer"}, "no text in the field 'answer'"),
         ({"answer": "a"}, {"prompt": ("prompt",), "completion": "answer"}, "no prompt in the fields 'prompt'"),
-        ({"messages": [USER, {"role": "assistant", "content": [{"type": "text", "text": "a"}]}]}, {}, "refuses the conversation"),
+        ({"messages": [USER | {"content": [{"type": "image"}]}, ANSWER]}, {}, "message 0 has a part of type image, .* leave the part out"),
+        ({"messages": [USER, ANSWER | {"weight": 0.5}]}, {}, "message 1 has weight: 0.5, .*; write one of them, or name the field .*chat: {train: FIELD}"),
+        ({"messages": [USER, ANSWER | {"train_detail": [{"begin": 0}]}]}, {}, "message 1 has 'train_detail', .* learned whole or not"),
+        ({"messages": [USER, ANSWER], "chat_template_kwargs": {"tools": []}}, {}, "'tools' in the field 'chat_template_kwargs'"),
+        ({"messages": [USER, ANSWER], "chat_template_kwargs": 5}, {}, "no object in the field 'chat_template_kwargs'"),
+        ({"messages": [USER | {"content": "\0stepfs control token\0</s>"}, ANSWER]}, {}, "the name that only this program has"),
         ([], {}, "no object with messages"),
     ],
 )  # fmt: skip
@@ -302,6 +358,70 @@ def test_a_hostile_template_ends(template: str, message: str, model: str) -> Non
         ours(model, template, {"messages": [USER, ANSWER, USER, ANSWER]})
 
 
+TWICE = "{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}{% endif %}{% endfor %}" + without_blocks(
+    "chatml"
+)
+APART = "{% set all %}{% for m in messages %}{{ '<' + m.role + '>' + m.content }}{% endfor %}{% endset %}{{ all }}"
+TITLED = "{% for m in messages %}{{ m.content[:1] }}{% endfor %}" + without_blocks("chatml")
+CLOSED = without_blocks("chatml").removesuffix("{% endif %}") + "{% else %}{{ eos_token }}{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (TWICE, [OVER, OUT]),
+        (APART, ["<assistant>over", "<assistant>out"]),
+        (TITLED, None),
+        (CLOSED, [OVER, f"{OUT}</s>"]),  # as Phi's
+        (THINKING, ["over</s>", "out</s>"]),  # as DeepSeek's
+        (with_blocks("chatml").replace("}}{% endgeneration", "}}{% endgeneration %}{% generation %}{{ eos_token }}{% endgeneration"),
+         ["over<|im_end|>\n</s>", "out<|im_end|>\n</s>"]),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("learn", ["assistant", "last"])
+def test_a_turn_is_found_wherever_a_template_writes_it(
+    learn: str, template: str, expected: list[str] | None, model: str, theirs: Any
+) -> None:
+    messages = [SYSTEM, USER, {"role": "assistant", "content": "over"}, USER, {"role": "assistant", "content": "out"}]
+    if expected is None:
+        with pytest.raises(UnfitRecordError, match=r"writes turn [24] otherwise"):
+            ours(model, template, {"messages": messages}, learn=learn)
+        return
+    ids, mask = ours(model, template, {"messages": messages}, learn=learn)
+    learned = theirs.decode([one for one, is_in in zip(ids, mask, strict=True) if is_in])
+    assert learned == "".join(expected if learn == "assistant" else expected[-1:])
+
+
+def agents_talk(calls: int) -> list[dict[str, Any]]:
+    """One question, then calls and results by turns."""
+    return [USER, *(one for number in range(calls) for one in (CALL, RESULT | {"content": f"sun {number}"})), ANSWER]
+
+
+@pytest.mark.parametrize("long", [None, "truncate", "split"])
+def test_a_long_talk_is_rendered_a_few_times(long: str | None, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rendering for each turn would cost the square of their number."""
+    written: list[int] = []
+
+    def counted(self: Rendering, messages: Any, *args: Any, **more: Any) -> str:
+        written.append(len(messages))
+        return rendered(self, messages, *args, **more)
+
+    rendered = Rendering._render
+    monkeypatch.setattr(Rendering, "_render", counted)
+    talk = [one for _ in range(20) for one in agents_talk(4)]
+    alone = {
+        name: Chats(
+            chat_spec(template("qwen"), long=long, tokens_max=long and 600), tokenizer_spec(model, eos="</s>")
+        ).encode({"messages": talk})
+        for name, template in (("blocks", with_blocks), ("none", without_blocks))
+    }
+    ids, mask, parts = alone["none"]
+    assert parts == alone["blocks"][2]
+    assert ids.tolist() == alone["blocks"][0].tolist()
+    assert mask.tolist() == alone["blocks"][1].tolist()
+    assert sum(written) < 24 * len(talk)
+
+
 def test_a_template_that_strips_earlier_thoughts_needs_last(model: str, theirs: Any) -> None:
     thought = {**ANSWER, "reasoning_content": "hm"}
     messages = [USER, thought, USER, thought]
@@ -358,10 +478,18 @@ def test_mistakes_of_a_plan_with_chats(source: Any, tokenizer: Any, message: str
         )
 
 
-def test_a_kept_plan_with_chats_is_read_again() -> None:
-    plan = parsed_plan(CHAT_PLAN | {"defaults": {"long": "split"}})
+@pytest.mark.parametrize(
+    ("source", "long"), [({}, "split"), ({"chat": {"learn": "last"}}, "drop"), ({"pair": {}}, "drop")]
+)
+def test_what_defaults_say_of_long_documents_holds_for_chats_that_are_cut(source: Any, long: str) -> None:
+    chat = {"template": {"enable_thinking": "false", "effort": "high", "n": "1"}, "stop": "<|im_end|>"}
+    talks = {**CHAT_PLAN["sources"]["talks"], "chat": chat, **source}
+    plan = parsed_plan(CHAT_PLAN | {"sources": {"talks": talks}, "defaults": {"long": "split"}})
     assert plan_digest(plan_of_text(plan_text(plan))) == plan_digest(plan)
-    assert json.loads(plan_text(plan))["sources"]["talks"]["long"] == "drop"
+    kept = json.loads(plan_text(plan))["sources"]["talks"]
+    assert kept["long"] == long
+    if not source:
+        assert kept["chat"]["template"] == {"enable_thinking": False, "effort": "high", "n": 1}
 
 
 @pytest.mark.parametrize("chat", [{"prompt": "a", "completion": "b"}, {"messages": "m"}])
@@ -416,26 +544,86 @@ def test_a_chat_longer_than_a_row_is_cut_between_turns(
     assert nothing[1].any()
 
 
-def test_the_template_is_found_beside_the_tokenizer(model: str, tmp_path: Path) -> None:
+def test_the_template_is_found_beside_the_tokenizer(tmp_path: Path) -> None:
     spec = tokenizer_spec(tmp_path / "tokenizer.json").tokenizer
     with pytest.raises(UsageError, match=r"no chat template beside .*; add chat_template: FILE to tokenizer"):
-        template_of(spec, str)
-    config = {
-        "bos_token": {"content": "<s>"},
-        "eos_token": "</s>",
-        "add_bos_token": True,
-        "chat_template": "of the config",
-    }
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    assert template_of(spec, str) == "of the config"
-    assert special_tokens(spec) == NAMES
+        templates_of(spec, str)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "of the config"}))
+    assert templates_of(spec, str) == ("of the config", None)
     several = [{"name": "tool_use", "template": "b"}, {"name": "default", "template": "a"}]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": several}))
-    assert template_of(spec, str) == "a"
-    (tmp_path / "chat_template.jinja").write_text("of the file beside")
-    assert template_of(spec, str) == "of the file beside"
+    assert templates_of(spec, str) == ("a", "b")
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates/tool_use.jinja").write_text("beside, with tools")
+    with pytest.raises(UsageError, match=r"no chat template beside .*, but tool_use; add chat_template: FILE"):
+        templates_of(spec, str)
+    (tmp_path / "chat_template.jinja").write_text("beside")
+    assert templates_of(spec, str) == ("beside", "beside, with tools")
     (tmp_path / "own.jinja").write_text("of a name")
-    assert template_of(spec.changed(chat_template="own.jinja"), lambda name: str(tmp_path / name)) == "of a name"
-    assert template_of(spec.changed(chat_template="{{ inline }}"), str) == "{{ inline }}"
+    named = spec.changed(chat_template="own.jinja")
+    assert templates_of(named, lambda name: str(tmp_path / name)) == Templates("of a name")
+    assert templates_of(spec.changed(chat_template="{{ inline }}"), str) == Templates("{{ inline }}")
     with pytest.raises(AbsentError, match="no such chat template"):
-        template_of(spec.changed(chat_template="none.jinja"), str)
+        templates_of(spec.changed(chat_template="none.jinja"), str)
+
+
+FAST = {"tokenizer_class": "PreTrainedTokenizerFast"}
+FOLDERS = {
+    "config": ({**FAST, "bos_token": {"__type": "AddedToken", "content": "<s>"}, "add_bos_token": True}, {}, "[<s>|]"),
+    "map": ({**FAST}, {"bos_token": "<s>", "eos_token": {"content": "</s>"}}, "[<s>|</s>]"),
+    "map beside the tokens' list": ({**FAST, "added_tokens_decoder": {}, "bos_token": "</s>"}, {"bos_token": "<s>"}, "[</s>|]"),
+    "class": ({"tokenizer_class": "LlamaTokenizerFast"}, {}, "[<s>|</s>]"),
+    "null": ({"tokenizer_class": "LlamaTokenizer", "eos_token": None}, {}, "[<s>|]"),
+    "Qwen": ({"tokenizer_class": "Qwen2Tokenizer"}, {}, "[|<|endoftext|>]"),
+    "extra": ({**FAST, "extra_special_tokens": {"bos_token": "<|im_start|>"}}, {}, "[<|im_start|>|]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_template_knows_the_tokens_of_a_models_folder(name: str, model: str, tmp_path: Path) -> None:
+    config, beside, expected = FOLDERS[name]
+    of_class = config["tokenizer_class"].startswith("Llama")
+    (tmp_path / "tokenizer.json").write_text(model_files.llama() if of_class else Path(model).read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    if beside:
+        (tmp_path / "special_tokens_map.json").write_text(json.dumps(beside))
+    tokens = special_tokens(tokenizer_spec(tmp_path / "tokenizer.json").tokenizer)
+    template = "[{{ bos_token }}|{{ eos_token }}]"
+    given = dict.fromkeys(("bos_token", "eos_token")) | dict(tokens)
+    assert Rendering(chat_spec(template, tokens=tuple(given.items()))).text_of([], Given()) == expected
+    theirs = AutoTokenizer.from_pretrained(str(tmp_path))
+    assert theirs.apply_chat_template([USER], chat_template=template, tokenize=False) == expected
+
+
+def test_a_token_that_a_template_names_and_nothing_defines_is_refused() -> None:
+    with pytest.raises(
+        UsageError, match=r"names bos_token, .*; write the token, or null .* into tokenizer_config.json"
+    ):
+        Rendering(chat_spec("{{ bos_token }}{{ eos_token }}", tokens=(("eos_token", "</s>"),)))
+    Rendering(chat_spec("{{ bos_token }}{% set my_token = 'a' %}{{ my_token }}", tokens=(("bos_token", None),)))
+
+
+ENDLESS = "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content }}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "stop", "ending", "learned"),
+    [
+        (with_blocks("chatml"), (), Ending("<|im_end|>", True), [OVER, OUT]),
+        (ENDLESS, (), Ending("<|user|>", False), ["over", "out"]),
+        (ENDLESS, ("<|user|>",), Ending("<|user|>", True), ["over<|user|>", "out<|user|>"]),
+        (ENDLESS.replace("<|", "[").replace("|>", "]"), (), Ending(None, False), None),
+        (ENDLESS.replace("<|", "[").replace("|>", "]"), ("</s>",), Ending("</s>", True), ["over", "out</s>"]),
+    ],
+)
+def test_the_end_of_an_answer_is_told_and_may_be_added(
+    template: str, stop: tuple[str, ...], ending: Ending, learned: Any, model: str, theirs: Any
+) -> None:
+    spec = chat_spec(template, tokens=NAMES, date=DAY, stop=stop or None)
+    chats = Chats(spec, tokenizer_spec(model, eos="</s>"))
+    assert chats.ending() == ending
+    if learned is not None:
+        messages = [USER, {"role": "assistant", "content": "over"}, USER, {"role": "assistant", "content": "out"}]
+        ids, mask, _ = chats.encode({"messages": messages})
+        text = theirs.decode([one for one, is_in in zip(ids, mask, strict=True) if is_in])
+        assert text == "".join(learned)

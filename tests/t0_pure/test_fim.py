@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -37,16 +38,35 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def spec_of(
-    file: str, rate: str = "1", spm: str = "0.5", level: str = "characters", tokens_max: int | None = None
+    file: str, rate: str = "1", spm: str = "0.5", level: str = "characters", row: int | None = None
 ) -> TransformSpec:
     fim = Fim(tokens=NAMES, rate=Fraction(rate), spm=Fraction(spm), level=level)
-    return transform_spec(tokenizer_spec(file, eos="<|endoftext|>"), fim=fim, tokens_max=tokens_max)
+    return replace(transform_spec(tokenizer_spec(file, eos="<|endoftext|>"), fim=fim), tokens_max=row)
 
 
 def documents(spec: TransformSpec, texts: list[str], epoch: int = 0) -> list[list[int]]:
     found, _ = timed_transform(spec, 7, epoch, "code", records_of(Kind.TEXT, [one.encode() for one in texts]))
     assert not found.bad
     return [one.tolist() for one in np.split(found.ids, np.cumsum(found.lengths)[:-1])]
+
+
+@pytest.mark.parametrize("level", ["characters", "tokens"])
+@pytest.mark.parametrize("kind", [Kind.TEXT, Kind.TOKENS])
+def test_a_document_longer_than_a_row_stays_as_it_is(kind: Kind, level: str, file: str) -> None:
+    """Cut into rows, it would be a suffix without its prefix, and a middle alone."""
+    model = Tokenizer.from_file(file)
+    names, row = {model.token_to_id(name) for name in NAMES}, 16
+    texts = ["x = 1\n" * count for count in range(1, 20)]
+    whole = [np.array(model.encode(one).ids, "<i4") for one in texts]
+    data = [one.encode() for one in texts] if kind is Kind.TEXT else [one.tobytes() for one in whole]
+    found, _ = timed_transform(spec_of(file, level=level, row=row), 7, 0, "code", records_of(kind, data))
+    torn = 0
+    for ids, plain in zip(np.split(found.ids, np.cumsum(found.lengths)[:-1]), whole, strict=True):
+        there = names & set(ids.tolist())
+        assert len(there) == (3 if there else 0)
+        assert len(ids) <= row if there else len(plain) + 4 > row
+        torn += not there
+    assert 0 < torn == found.left < len(texts)
 
 
 def parts_of(model: Tokenizer, ids: list[int]) -> tuple[bool, list[str]]:
@@ -91,27 +111,6 @@ def test_the_rates_are_those_asked_for_and_others_stay(level: str, file: str) ->
             assert len(ids) in (len(other), len(other) + 3)
 
 
-@pytest.mark.parametrize("level", ["characters", "tokens"])
-def test_a_document_that_a_row_would_cut_stays_as_it_is(level: str, file: str) -> None:
-    texts = ["x = 1\n" * number for number in range(1, 30)]
-    plain = documents(transform_spec(tokenizer_spec(file, eos="<|endoftext|>")), texts)
-    most = len(plain[14])
-    spec = spec_of(file, "1", "0.5", level, tokens_max=most)
-    data = records_of(Kind.TEXT, [one.encode() for one in texts])
-    found, _ = timed_transform(spec, 7, 0, "code", data)
-    made = [one.tolist() for one in np.split(found.ids, np.cumsum(found.lengths)[:-1])]
-    stayed = [one for one, other in zip(made, plain, strict=True) if one == other]
-    assert found.too_long == len(stayed)
-    assert max(len(one) for one in made if one not in stayed) <= most
-    assert min(len(one) for one in stayed) > most - 10
-    assert 5 < len(stayed) < len(texts) - 5
-    ids = transform(spec, records_of(Kind.TOKENS, [np.array(one, "<i4").tobytes() for one in plain]), [bytes(16)] * 29)
-    lengths = ids.lengths.tolist()
-    assert [one == len(other) for one, other in zip(lengths, plain, strict=True)] == [
-        len(one) + 3 > most for one in plain
-    ]
-
-
 def test_the_row_that_cuts_is_that_of_the_shortest_stage() -> None:
     fim = {"tokens": NAMES}
     plan = Plan(
@@ -119,7 +118,7 @@ def test_the_row_that_cuts_is_that_of_the_shortest_stage() -> None:
         tokenizer={"kind": "huggingface", "file": "x.json"}, sources={"code": Jsonl("x", fim=fim, sequence_length=64), "prose": Jsonl("y")},
     )  # fmt: skip
     found = compile_plan(plan, listings={}, tokenizer_digest="t").transforms
-    assert (found["code"].tokens_max, found["prose"].tokens_max) == (64, None)
+    assert (found["code"].tokens_max, found["prose"].tokens_max) == (64, 128)
 
 
 @given(

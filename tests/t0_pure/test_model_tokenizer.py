@@ -3,6 +3,7 @@
 import json
 import os
 import unicodedata
+from contextlib import suppress
 from pathlib import Path
 
 import model_files
@@ -14,6 +15,7 @@ from tokenizers import Tokenizer
 
 from stepfs.errors import AbsentError, RefusedError, UsageError
 from stepfs_producer.transforms import tokenizer as model_tokenizer
+from stepfs_producer.transforms.documents import UnfitRecordError
 from stepfs_producer.transforms.tokenizer import load_tokenizer, open_tokenizer, pinned
 
 KINDS = {"qwen": None, "gpt2": None, "llama": None, "bert": "[SEP]", "t5": None}
@@ -72,6 +74,38 @@ def test_a_control_token_that_a_text_spells_stays_text(name: str, control: str) 
     assert number not in second[:-1]
     assert len(second) > 2
     assert number in by_library(name, f"a{control}b"), "the library alone would find it: the test can fail"
+
+
+FLAGS = ("lstrip", "rstrip", "normalized", "single_word")
+WORDS = st.lists(st.sampled_from(["<|x|>", "the", " ", "1", "é", "\n", "a"]), max_size=8).map("".join)
+
+
+@given(st.sampled_from(list(KINDS)), st.sets(st.sampled_from(FLAGS)), WORDS)
+@settings(max_examples=300)
+def test_a_control_token_is_found_as_its_file_says_and_its_inner_name_is_never_text(
+    name: str, flags: set[str], text: str
+) -> None:
+    file = json.loads(FILES[name])
+    number = Tokenizer.from_str(FILES[name]).get_vocab_size()
+    token = dict.fromkeys(FLAGS, False) | dict.fromkeys(flags, True)
+    file["added_tokens"].append({"id": number, "content": "<|x|>", "special": True} | token)
+    theirs = Tokenizer.from_str(json.dumps(file))
+    theirs.no_truncation()
+    theirs.no_padding()
+    expected = theirs.encode(text, add_special_tokens=False).ids
+    tokens, plain = (
+        open_tokenizer(tokenizer_spec("x.json", eos=KINDS[name], control_tokens=way), json.dumps(file))
+        for way in ("tokens", "text")
+    )
+    assert tokens.encode_plain([text]).ids.tolist() == expected
+    assert isinstance(plain, model_tokenizer.ModelTokenizer)
+    own = plain.by_own_names
+    written = text if own else text.replace("<|x|>", plain.control_tokens["<|x|>"])
+    assert plain.encode_rendered(written, [], own=own)[0].tolist() == expected
+    if own:  # beside a message that spells one
+        with suppress(UnfitRecordError):
+            ids, _ = plain.encode_rendered(text.replace("<|x|>", plain.control_tokens["<|x|>"]), [])
+            assert ids.tolist().count(number) == text.count("<|x|>")
 
 
 def test_a_named_token_that_is_not_special_is_a_control_token_then() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from stepfs_producer.plan.rules import SourceRule
 from stepfs_producer.plan.samples import Ahead, Piece
 from stepfs_producer.plan.sources import Long, Pair
 from stepfs_producer.plan.spans import Gathered, Span
-from stepfs_producer.plan.step import StepPlan, read_position
+from stepfs_producer.plan.step import End, StepPlan, read_position
 from stepfs_producer.sources.record import Kind
 from stepfs_producer.transforms.documents import TokenizerSpec
 
@@ -69,15 +70,24 @@ def sides(record: Any, tokenizer: TokenizerSpec, *, chat: bool, **names: Any) ->
     return [(one.tolist(), other.tolist()) for one, other in zip(ids, mask, strict=True)]
 
 
-def test_texts_are_tokenised_apart_and_closed(model: str) -> None:
-    tokenizer = tokenizer_spec(model, eos="</s>", bos="<s>")
-    theirs = Tokenizer.from_file(model)
-    both = sides({"prompt": "the cat", "chosen": " sat on the mat", "rejected": " ran"}, tokenizer, chat=False)
-    for (ids, mask), answer in zip(both, (" sat on the mat", " ran"), strict=True):
-        prompt = [theirs.token_to_id("<s>"), *theirs.encode("the cat", add_special_tokens=False).ids]
-        behind = [*theirs.encode(answer, add_special_tokens=False).ids, theirs.token_to_id("</s>")]
-        assert ids == prompt + behind
-        assert mask == [0] * len(prompt) + [1] * len(behind)
+def sentencepiece(folder: Path) -> str:
+    (folder / "tokenizer.json").write_text(model_files.llama())
+    return str(folder / "tokenizer.json")
+
+
+@pytest.mark.parametrize("kind", ["byte-level", "SentencePiece"])
+@pytest.mark.parametrize(("prompt", "answer"), [("the cat", " sat"), ("on:", "the"), ("th", "e mat"), ("the ", "the")])
+def test_a_prompt_and_its_answer_are_one_text(prompt: str, answer: str, kind: str, model: str, tmp_path: Path) -> None:
+    """As trl has it since 1.0: an answer tokenised alone begins with a `▁` that no generation has."""
+    file = model if kind == "byte-level" else sentencepiece(tmp_path)
+    theirs = Tokenizer.from_file(file)
+    tokenizer = tokenizer_spec(file, eos="</s>", bos="<s>")
+    for ids, mask in sides({"prompt": prompt, "chosen": answer, "rejected": answer}, tokenizer, chat=False):
+        before = theirs.encode(prompt, add_special_tokens=False).ids
+        whole = theirs.encode(prompt + answer, add_special_tokens=False).ids
+        same = sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(before, whole, strict=False)))
+        assert ids == [theirs.token_to_id("<s>"), *whole, theirs.token_to_id("</s>")]
+        assert mask == [0] * (1 + same) + [1] * (len(whole) - same + 1)
 
 
 @pytest.mark.parametrize(
@@ -87,6 +97,10 @@ def test_texts_are_tokenised_apart_and_closed(model: str) -> None:
         {"chosen": [ASK, GOOD], "rejected": [ASK, POOR]},
         {"prompt": "the cat", "chosen": "sat on the mat", "rejected": "ran"},
         {"prompt": [ASK], "chosen": GOOD["content"], "rejected": [POOR]},
+        {"prompt": "the cat", "chosen": [ASK, GOOD], "rejected": [ASK, POOR]},  # UltraFeedback
+        {"prompt": "another", "chosen": [ASK, GOOD], "rejected": [ASK, POOR]},
+        {"prompt": [ASK], "chosen": [ASK, GOOD], "rejected": [ASK, POOR]},
+        {"prompt": "the cat", "chosen": [GOOD], "rejected": [POOR]},
     ],
 )
 def test_chats_are_those_of_transformers(record: Any, model: str) -> None:
@@ -195,6 +209,10 @@ def test_no_pair_is_parted_or_cut(pairs: list[tuple[int, int]], ranks: int, micr
                 found.append(one[6])
         assert plan.costs.tolist() == costs.tolist(), "the balance is of the documents"
     assert sorted(found) == [number for number, one in enumerate(pairs) if sum(one) <= 64]
+    assert isinstance(plan, End)
+    assert state.sources["pairs"].dropped + plan.dropped["pairs"] == len(pairs) - len(found), (
+        "told, also of the last ones"
+    )
 
 
 @given(

@@ -351,11 +351,13 @@ def test_a_plan_that_holds_nothing_out_has_no_other_side() -> None:
         compile_plan(plan, listings={}, tokenizer_digest="t", held_out=True)
 
 
-def test_sizes_and_a_temperature_become_weights() -> None:
+@pytest.mark.parametrize("flattened", [{"temperature": 2}, {"alpha": 0.5}])
+def test_sizes_and_a_temperature_become_weights(flattened: dict[str, float]) -> None:
+    """In proportion to n ** (1 / T), as in T5 (arXiv:1910.10683, section 3.5.2)."""
     settings = {
         "output": {"mesh": "dp=1", "sequence_length": 8},
         "sources": {name: {"format": "text", "files": name} for name in ("a", "b", "c")},
-        "mix": {"temperature": 0.5, "sizes": {"a": 900, "b": 100, "c": 0}},
+        "mix": {**flattened, "sizes": {"a": 900, "b": 100, "c": 0}},
     }
     plan = parsed_plan(settings)
     assert normalised(plan)["mix"] == [{"from": 0, "weights": {"a": "0.75", "b": "0.25", "c": "0"}}]

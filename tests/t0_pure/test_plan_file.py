@@ -185,7 +185,7 @@ def test_a_position_that_would_outgrow_its_bound_is_refused_before_the_first_ste
             + "".join(f"  source-{number:05d}: {{format: text, files: x}}\n" for number in range(count))
         )
 
-    read(text(400))
+    read(text(380))
     (line,) = refusal(text(1200))
     assert line.startswith("plan.yaml:3:3: sources: the position of 1200 sources can reach ")
     assert line.endswith("bytes, the most is 65536; use fewer sources, or shorter names")
@@ -426,7 +426,8 @@ CALLED = "sources: {a: {format: parquet, files: x, transform: 'm:f'}}\n"
          "3:36: mix[1]: give one of from"),
         (COMPLETE + "mix: [{from: 0}]\n", "3:7: mix[0]: 'weights' is missing"),
         (COMPLETE + "mix: {weights: {a: 1}, temperature: 0.5}\n",
-         "3:24: mix: a temperature needs sizes: {source: tokens}; check prints the tokens of each"),
+         "3:24: mix: temperature needs sizes: {source: tokens}; check prints the tokens of each"),
+        (COMPLETE + "mix: {sizes: {a: 1}, alpha: 0.5, temperature: 2}\n", "3:34: mix: give one of alpha and temperature"),
         (COMPLETE + "mix: {weights: {a: 1}, sizes: {a: 1}}\n", "3:6: mix: give one of weights, sizes and tokens"),
         (COMPLETE + "mix: {sizes: {b: 1}}\n", "3:1: unknown source 'b'; known: a"),
         (COMPLETE + "mix: 3\n", "3:6: mix: write a list, such as [a, b]"),

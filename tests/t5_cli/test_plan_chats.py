@@ -52,6 +52,9 @@ def test_each_answer_is_learned_and_nothing_else(plan: Path, tmp_path: Path) -> 
     checked = produce("check", plan)
     assert checked.returncode == 0, checked.stderr
     assert "≈ 32.3%" in next(line for line in checked.stdout.splitlines() if line.startswith("talks "))
+    assert "\nanswers    talks: end with <|im_end|>, which is learned\n" in checked.stdout
+    long = "source talks: 1 of 40 records looked at are longer than a row of 128 tokens, and dropped"
+    assert f"note: {long}; long: split or truncate cuts them between turns" in checked.stdout
     lake = f"file://{tmp_path}/lake"
     done = produce("run", plan, lake, "--json")
     assert done.returncode == 0, done.stderr
@@ -69,6 +72,7 @@ def test_each_answer_is_learned_and_nothing_else(plan: Path, tmp_path: Path) -> 
     assert sorted(learned) == sorted(expected)
     totals = json.loads(done.stdout)
     assert totals["lost_tokens"] > 400
+    assert totals["sources"]["talks"]["dropped"] == 1
     assert 0.3 < totals["sources"]["talks"]["learned"] < 0.4
     shown = produce("lineage", lake, "--step", 0, "--text", "--plan-dir", tmp_path, "--json")
     assert {one["problem"] for one in json.loads(shown.stdout)["spans"]} == {None}, "also from another directory"
@@ -179,6 +183,18 @@ def test_other_stages_are_accepted_and_a_begun_chat_is_not_cut_twice(plan: Path,
     ("changes", "code", "words"),
     [
         ({"chat: messages": "chat: {learn: all}"}, 0, "every token of the chats looked at is learned, the user's too"),
+        (
+            {
+                "eos: <|im_end|>": "eos: <|im_end|>, chat_template: '{% for m in messages %}<|user|>{{ m.content }}{% endfor %}'"
+            },
+            0,
+            "an answer ends with <|user|>, which is not learned, so a model learns no end of it; add stop: ['<|user|>'] to its chat",
+        ),
+        (
+            {"chat: messages": "chat: {stop: [<|usr|>]}"},
+            2,
+            "the stop token '<|usr|>' is not in its vocabulary; did you mean '<|user|>'?",
+        ),
         ({"chat: messages": "pair: {}"}, 4, "none of the 40 records looked at can be decoded (no answer or prompt"),
         (
             {"chat: messages": "chat: {roles: {assistant: user}}"},

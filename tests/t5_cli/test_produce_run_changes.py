@@ -144,6 +144,28 @@ def test_a_holdout_does_not_get_into_the_lake_of_its_plan(plan: Path, file_url: 
     assert len(committed(file_url)) == 2
 
 
+def test_samples_that_another_version_made_otherwise_are_told_and_accepted(plan, file_url, monkeypatch) -> None:
+    pairs = ({"prompt": f"{number}?", "chosen": "yes" * (number % 9 + 1), "rejected": "no"} for number in range(300))
+    (plan.parent / "pairs.jsonl").write_text("".join(json.dumps(one) + "\n" for one in pairs))
+    plan.write_text(PLAN.replace("files: code/", "files: pairs.jsonl, pair: {}"))
+    with monkeypatch.context() as before:
+        before.setattr(prepare, "_REVISION", 1)
+        assert run(plan, file_url, "--limit-steps", 2).returncode == 0
+    refused = run(plan, file_url, "--limit-steps", 4)
+    assert refused.returncode == 4
+    assert (
+        "source code: since the version that made its steps so far, pair makes other samples (answers" in refused.stderr
+    )
+    assert refused.stderr.endswith("add --accept-changes to go on with them from step 2 on\n")
+    accepted = run(plan, file_url, "--limit-steps", 4, "--accept-changes")
+    assert accepted.returncode == 0, accepted.stderr
+    assert "warning: source code: since the version" in accepted.stderr
+    assert run(plan, file_url, "--limit-steps", 6).returncode == 0, "once"
+    read = tokens_read(file_url)
+    pairs_read = [spans for (_, address), spans in read.items() if address[0] == "code"]
+    assert {(len(spans), spans[0][0]) for spans in pairs_read} == {(2, 0)}
+
+
 def test_former_sources_count_for_what_a_position_can_become(plan: Path, file_url: str) -> None:
     """P9: small today, it would outgrow a commit after months."""
     assert run(plan, file_url, "--limit-steps", 1).returncode == 0

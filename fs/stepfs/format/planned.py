@@ -21,8 +21,8 @@ SHARD_FILES_MAX: Final = 10_000
 _VERSION: Final = 1
 
 _POSITION_VERSION: Final = 1
-_FIELDS: Final = 13
-_LISTING, _EPOCH, _RECORDS, _SKIPPED, _TOKENS = 1, 2, 8, 9, 11
+_FIELDS: Final = 14
+_LISTING, _EPOCH, _RECORDS, _SKIPPED, _TOKENS, _DROPPED = 1, 2, 8, 9, 11, 13
 _DIGEST: Final = re.compile(r"[0-9a-f]{32}")
 
 
@@ -134,6 +134,7 @@ class SourceStanding:
     tokens: int
     records: int
     skipped: int
+    dropped: int
     epoch: int
 
 
@@ -158,6 +159,7 @@ class PlanStanding:
                     "share": round(source.tokens / total, 6) if total else 0.0,
                     "records": source.records,
                     "skipped": source.skipped,
+                    "dropped": source.dropped,
                     "epoch": source.epoch,
                 }
                 for name, source in sorted(self.sources.items())
@@ -189,14 +191,15 @@ def read_plan_position(packed: bytes) -> PlanStanding | None:
 
 
 def _source(fields: Value) -> SourceStanding | None:
-    if not isinstance(fields, list) or len(fields) < _FIELDS:  # a later version appends
+    if not isinstance(fields, list) or len(fields) < _FIELDS - 1:  # a later version appends
         return None
     tokens, records, skipped, epoch = (_count(fields[place]) for place in (_TOKENS, _RECORDS, _SKIPPED, _EPOCH))
-    if tokens is None or records is None or skipped is None or epoch is None:
+    dropped = _count(fields[_DROPPED]) if len(fields) > _DROPPED else 0  # not counted when the plan began
+    if tokens is None or records is None or skipped is None or dropped is None or epoch is None:
         return None
     listing = fields[_LISTING]
     known = isinstance(listing, str) and _DIGEST.fullmatch(listing) is not None
-    return SourceStanding(str(listing) if known else "", tokens, records, skipped, epoch)
+    return SourceStanding(str(listing) if known else "", tokens, records, skipped, dropped, epoch)
 
 
 def _count(value: Value) -> int | None:

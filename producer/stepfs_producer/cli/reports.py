@@ -34,7 +34,7 @@ from stepfs_producer.plan.model import Plan, position_bytes
 from stepfs_producer.plan.parts import Stage
 from stepfs_producer.plan.resolve import resolve
 from stepfs_producer.plan.rules import Exhausted
-from stepfs_producer.plan.sources import SourceFiles, Text
+from stepfs_producer.plan.sources import Text
 from stepfs_producer.run.check import (
     Inspection,
     PlanEstimate,
@@ -60,8 +60,7 @@ _USAGE: Final = 2
 _LINE_EVERY_S: Final = 60.0
 _BAD_SHOWN: Final = 3
 _PAGE_BYTES_MAX: Final = 64 << 20
-_LINE_TOKENS: Final = 64
-
+_LINE_TOKENS: Final = 100  # documents that are shorter in the mean may be lines
 _LINES_MAX: Final = 20
 
 
@@ -106,7 +105,8 @@ def check_plan(
         is_there = interruption.run(compare_with_lake, place, found.listings, options, _warn)
         lake = {"url": options.lake, "exists": is_there}
     plan = resolve(file.plan)
-    report = _Report(plan, estimate_plan(plan), found.facts if sources else None, lake, found.tokenizer)
+    facts = found.facts if sources else None
+    report = _Report(plan, estimate_plan(plan), facts, lake, found.tokenizer, found.other_ids)
     return json.dumps(report.as_document(), ensure_ascii=False) if as_json else "\n".join(report.lines())
 
 
@@ -125,6 +125,7 @@ class _Report:
     facts: Mapping[str, SourceFacts] | None  # None: sources were not looked at
     lake: Mapping[str, Any] | None  # None: no lake was named
     tokenizer: str = ""
+    other_ids: str | None = None
 
     def as_document(self) -> dict[str, Any]:
         output = self.plan.output
@@ -177,6 +178,9 @@ class _Report:
         yield f"steps      {self._steps_text()}"
         if self.tokenizer:
             yield f"tokenizer  {printable(self.tokenizer)}"
+        for name, facts in (self.facts or {}).items():
+            if facts.ending is not None and facts.ending.learned:
+                yield printable(f"answers    {name}: end with {facts.ending.token}, which is learned")
         position = position_bytes(sorted(self.plan.sources))
         yield f"position   {position} bytes at most, of {POSITION_BYTES_MAX}"
         memory = self._memory()
@@ -193,44 +197,65 @@ class _Report:
             yield f"note: {printable(warning)}"
 
     def warnings(self) -> Iterator[str]:
+        if self.other_ids is not None:
+            yield f"tokenizer: {self.other_ids}"
         for name, facts in (self.facts or {}).items():
-            if facts.bad:
-                reason = "; ".join(list(facts.bad.values())[:_BAD_SHOWN])
-                yield (
-                    f"source {name}: {len(facts.bad)} of {facts.sampled} records looked at cannot be decoded ({reason}); "
-                    "a run stops at the first one unless on_error: {do: skip} allows it"
-                )
-            if facts.sampled > len(facts.bad) and facts.learned is None:
-                yield (
-                    f"source {name}: none of the {facts.sampled} records looked at gives a token: they are empty, or its "
-                    "transform drops them; a run would end with an error"
-                )
-            yield from _of_documents(name, self.plan.sources[name], facts)
-            if self.plan.sources[name].chat is not None and facts.learned == 1:
-                yield f"source {name}: every token of the chats looked at is learned, the user's too; is that what chat.learn says?"
-            if facts.page_bytes > _PAGE_BYTES_MAX:
-                yield (
-                    f"source {name}: a page of its Parquet files may have {size_text(facts.page_bytes)}, and a worker that reads "
-                    f"it takes {size_text(PAGE_COPIES * facts.page_bytes)}; write row groups of fewer rows if that is too much"
-                )
-            if facts.unread:
-                yield f"source {name}: nothing of {facts.unread[0]} can be read" + _and_more(len(facts.unread) - 1)
-            if facts.spelled is not None:
-                taken = self.plan.tokenizer.control_tokens or "text"
-                other = "tokens takes it for the token" if taken == "text" else "text takes it for characters"
-                yield f"source {name}: a record spells {facts.spelled}; tokenizer: {{control_tokens: {taken}}} holds, {other}"
-            needed, declared = self._epochs(name), self._declared(name)
-            if needed is not None and declared is not None and needed > declared:
-                yield (
-                    f"source {name}: the plan takes about {float(needed):.1f} epochs of it and it has {float(declared):g}; "
-                    "it will be exhausted, and the others take its share"
-                )
+            yield from (f"source {name}: {what}" for what in self._of_records(name, facts))
+            yield from (f"source {name}: {what}" for what in self._of_documents(name, facts))
+
+    def _of_records(self, name: str, facts: SourceFacts) -> Iterator[str]:
+        if facts.bad:
+            reason = "; ".join(list(facts.bad.values())[:_BAD_SHOWN])
+            yield (
+                f"{len(facts.bad)} of {facts.sampled} records looked at cannot be decoded ({reason}); a run stops at the first one "
+                "unless on_error: {do: skip} allows it"
+            )
+        if facts.sampled > len(facts.bad) and facts.learned is None:
+            yield (
+                f"none of the {facts.sampled} records looked at gives a token: they are empty, or its transform drops them; a run "
+                "would end with an error"
+            )
+        if facts.page_bytes > _PAGE_BYTES_MAX:
+            yield (
+                f"a page of its Parquet files may have {size_text(facts.page_bytes)}, and a worker that reads it takes "
+                f"{size_text(PAGE_COPIES * facts.page_bytes)}; write row groups of fewer rows if that is too much"
+            )
+        if facts.unread:
+            yield f"nothing of {facts.unread[0]} can be read" + _and_more(len(facts.unread) - 1)
+        if facts.spelled is not None:
+            taken = self.plan.tokenizer.control_tokens or "text"
+            other = "tokens takes it for the token" if taken == "text" else "text takes it for characters"
+            yield f"a record spells {facts.spelled}; tokenizer: {{control_tokens: {taken}}} holds, {other}"
+        needed, declared = self._epochs(name), self._declared(name)
+        if needed is not None and declared is not None and needed > declared:
+            yield (
+                f"the plan takes about {float(needed):.1f} epochs of it and it has {float(declared):g}; it will be exhausted, and "
+                "the others take its share"
+            )
+
+    def _of_documents(self, name: str, facts: SourceFacts) -> Iterator[str]:
+        source = self.plan.sources[name]
+        if source.chat is not None and facts.learned == 1:
+            yield "every token of the chats looked at is learned, the user's too; is that what chat.learn says?"
+        if facts.ending is not None and not facts.ending.learned:
+            yield _unlearned_end(facts.ending.token)
+        if facts.dropped:
+            room = min(stage.lengths.get(name, stage.sequence_length) for stage in self.plan.stages)
+            advice = "; long: split or truncate cuts them between turns" if source.is_cut_by_turns else ""
+            yield (
+                f"{facts.dropped} of {facts.sampled} records looked at are longer than a row of {room} tokens, and dropped{advice}"
+            )
+        if facts.left:
+            yield f"{facts.left} of {facts.documents} documents looked at are longer than a row, and stay as they are, without fim"
+        mean = facts.document_tokens
+        if isinstance(source, Text) and source.records == "lines" and mean is not None and mean < _LINE_TOKENS:
+            yield f"a document has {mean:.0f} tokens in the mean, as each line is one; records: files takes each file for one"
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
         entries = self.estimate.mix
         header = ["SOURCE", "FORMAT", *(_step_text(entry.step, ramp=entry.ramp) for entry in entries)]
         if self.facts is not None:
-            header += ["FILES", "BYTES", "TOKENS", "DOCUMENTS", "MEAN", "LEARNED", "EPOCHS"]
+            header += ["FILES", "BYTES", "TOKENS", "DOCUMENT", "LEARNED", "EPOCHS"]
         rows = []
         for name in sorted(self.plan.sources):
             row = [printable(name), printable(self.plan.sources[name].format)]
@@ -240,7 +265,7 @@ class _Report:
                 tokens = _about(facts.tokens)
                 learned = "-" if facts.learned is None else f"≈ {facts.learned:.1%}"
                 mean = "-" if facts.document_tokens is None else f"≈ {facts.document_tokens:.0f}"
-                row += [str(facts.files), size_text(facts.bytes), tokens, _about(_documents(facts)), mean, learned]
+                row += [str(facts.files), size_text(facts.bytes), tokens, mean, learned]
                 row.append("-" if epochs is None else f"≈ {float(epochs):.2f}")
             rows.append(row)
         return header, rows
@@ -256,11 +281,11 @@ class _Report:
             "files": None if facts is None else facts.files,
             "bytes": None if facts is None else facts.bytes,
             "tokens": None if facts is None else facts.tokens,
-            "documents": None if facts is None else _documents(facts),
             "document_tokens": None
             if facts is None or facts.document_tokens is None
-            else round(facts.document_tokens, 3),
+            else round(facts.document_tokens, 1),
             "learned": None if facts is None or facts.learned is None else round(facts.learned, 6),
+            "dropped": None if facts is None else facts.dropped,
             "epochs": None if declared is None else float(declared),
             "epochs_needed": None if needed is None else round(float(needed), 6),
         }
@@ -304,28 +329,15 @@ class _Report:
         return self.plan.sources[name].epochs
 
 
-def _of_documents(name: str, source: SourceFiles, facts: SourceFacts) -> Iterator[str]:
-    """What their lengths mean."""
-    if (facts.document_tokens or _LINE_TOKENS) < _LINE_TOKENS and not (source.takes_whole or source.id_fields):
-        other = "records: files makes one of each file" if isinstance(source, Text) else "join what belongs together"
-        yield (
-            f"source {name}: its documents have {facts.document_tokens:.0f} tokens on average, as lines have, and each its own "
-            f"end; {other}"
-        )
-    if facts.too_long:
-        yield (
-            f"source {name}: fim leaves {facts.too_long} of the documents looked at as they are, because a row would cut "
-            "them; longer rows rearrange more"
-        )
-
-
-def _documents(facts: SourceFacts) -> int | None:
-    """Of an epoch, estimated."""
-    return round(facts.tokens / facts.document_tokens) if facts.tokens and facts.document_tokens else None
-
-
 def _about(count: int | None) -> str:
     return "?" if count is None else f"≈ {count}"
+
+
+def _unlearned_end(token: str | None) -> str:
+    if token is None:
+        return "no control token ends an answer, so a model learns no end of it; add stop: [TOKEN] to its chat"
+    what = f"an answer ends with {token}, which is not learned, so a model learns no end of it"
+    return f"{what}; add stop: ['{token}'] to its chat"
 
 
 def _and_more(count: int) -> str:
@@ -428,6 +440,7 @@ def _run_line(result: RunResult) -> str:
         f"{printable(name)} {one['share']:.2%}"
         + (f", {one['learned']:.1%} of it learned" if one["learned"] not in {None, 1} else "")
         + (f" ({one['skipped']} records skipped)" if one["skipped"] else "")
+        + (f" ({one['dropped']} longer than a row dropped)" if one["dropped"] else "")
         for name, one in totals.sources().items()
     )
     bottleneck = "" if result.bottleneck is None else f"bottleneck: {printable(str(result.bottleneck))}; "
@@ -539,7 +552,7 @@ def _page(done: SimulationResult) -> Iterator[str]:
     yield f"documents  {measures['cut_documents']} cut, {measures['lost_tokens']} tokens lost by truncate or drop"
     yield f"planning   {measures['planning_ms']:.1f} ms a step"
     yield ""
-    header = ["SOURCE", "SHARE", "WANTED", "TOKENS", "LEARNED", "RECORDS", "SKIPPED", "EPOCH"]
+    header = ["SOURCE", "SHARE", "WANTED", "TOKENS", "LEARNED", "RECORDS", "SKIPPED", "DROPPED", "EPOCH"]
     rows = [
         [
             printable(name),
@@ -547,7 +560,7 @@ def _page(done: SimulationResult) -> Iterator[str]:
             f"{one['wanted']:.3%}",
             str(one["tokens"]),
             "-" if one["learned"] is None else f"{one['learned']:.1%}",
-            *(str(one[key]) for key in ("records", "skipped", "epoch")),
+            *(str(one[key]) for key in ("records", "skipped", "dropped", "epoch")),
         ]
         for name, one in totals.sources().items()
     ]

@@ -88,7 +88,8 @@ def problems_of_use(fields: Mapping[str, Any], columns: Mapping[str, Column]) ->
         what = "concat cuts documents, and a sample with rows in a column is never cut; use best_fit"
         yield Problem(("pack", "method"), what)
     for name, source in () if pack is None or pack.method is not Packing.CONCAT else (sources or {}).items():
-        cut = source.chat is not None and source.long is not Long.DROP and "long" in source.given
+        said = [one.long for one in (source, fields.get("defaults")) if one is not None and "long" in one.given]
+        cut = source.is_cut_by_turns and said and said[0] is not Long.DROP
         if cut or source.pair is not None or source.fim is not None:
             what = f"concat cuts documents, and those of source {name!r} are whole; use best_fit"
             yield Problem(("pack", "method"), what)
@@ -175,17 +176,22 @@ class Mix(Part):
     """In place of weights: sizes of the sources, in any unit, such as the tokens that `check` prints."""
     tokens: dict[str, Annotated[int, whole(0, _TOKENS_MAX)]] = field(default_factory=dict)
     """In place of weights: tokens that each source gives; with all of them the plan ends."""
-    temperature: Annotated[Fraction, decimal("temperature", above_zero=True)] | None = None
+    alpha: Annotated[Fraction, decimal("exponent", above_zero=True)] | None = None
     """Exponent of the sizes: 1 (the default) draws in proportion, less favours the small ones."""
+    temperature: Annotated[Fraction, decimal("temperature", above_zero=True)] | None = None
+    """1 ÷ alpha, as for T5 and NLLB: 1 (the default) draws in proportion, more favours the small sources."""
 
     def own_problems(self) -> list[Problem]:
         given = sum(map(bool, (self.weights, self.sizes, self.tokens)))
         if given != 1:
             return [Problem((), "give one of weights, sizes and tokens" if given else "'weights' is missing")]
-        if self.temperature is not None and not self.sizes:
-            what = "a temperature needs sizes: {source: tokens}; check prints the tokens of each"
-            return [Problem(("temperature",), what, of_key=True)]
-        return []
+        if self.alpha is not None and self.temperature is not None:
+            return [Problem(("temperature",), "give one of alpha and temperature", of_key=True)]
+        return [
+            Problem((name,), f"{name} needs sizes: {{source: tokens}}; check prints the tokens of each", of_key=True)
+            for name in ("alpha", "temperature")
+            if getattr(self, name) is not None and not self.sizes
+        ]
 
     @property
     def drawn(self) -> dict[str, Fraction]:
@@ -195,12 +201,11 @@ class Mix(Part):
             return {name: Fraction(tokens, unit) for name, tokens in self.tokens.items()}
         if not self.sizes:
             return self.weights
-        temperature = self.temperature or Fraction(1)
-        with localcontext(Context(prec=28)):  # the same digits everywhere, which floats have not
-            powers = {
-                name: Fraction(Decimal(decimal_text(size)) ** Decimal(decimal_text(temperature)))
-                for name, size in self.sizes.items()
-            }
+        with localcontext(Context(prec=28)) as exact:  # the same digits everywhere, which floats have not
+            alpha = Decimal(decimal_text(self.alpha or Fraction(1)))
+            if self.temperature is not None:
+                alpha = exact.divide(Decimal(1), Decimal(decimal_text(self.temperature)))
+            powers = {name: Fraction(Decimal(decimal_text(size)) ** alpha) for name, size in self.sizes.items()}
         total = sum(powers.values()) or Fraction(1)
         return {
             name: Fraction(int((2 * power * _MIX_UNITS + total) // (2 * total)), _MIX_UNITS)

@@ -41,14 +41,16 @@ class Planner:
         for name in self._names:
             rule = self._rules.sources[name]
             was = known.get(name)
-            if was is not None and was.identity != rule.identity:
+            if was is not None and was.identity not in (rule.identity, rule.accepted):
                 raise RefusedError(
                     f"source {name} is not the one that this lake has taken samples of (its files' rule, shuffle, columns, "
                     "images, chat template, transform or tokenizer changed); undo that, or give it a new name to begin it anew"
                 )
             if was is None:
                 was = SourceState(rule.identity, rule.listing)
-            elif rule.cursor is not None:  # accepted so
+            elif was.identity != rule.identity:  # tokens are other ones, so a record that was begun is taken anew
+                was = replace(was, identity=rule.identity, into=0, begun=was.begun if was.taken else 0)
+            if rule.cursor is not None:  # accepted so
                 epoch, fragment, block, taken, into = rule.cursor
                 if was.cursor < rule.cursor:
                     was = replace(was, epoch=epoch, fragment=fragment, block=block, taken=taken, into=into, begun=0)
@@ -85,7 +87,7 @@ class Planner:
         if not any(live):
             lost = sum(int(one.lost.sum()) for one in samples)
             why = f"; its last {lost} tokens were of records longer than a row, and dropped" if lost else ""
-            return End(f"every source is exhausted{why}")
+            return End(f"every source is exhausted{why}", {one.name: int(one.dropped.sum()) for one in samples})
         return self._plan(state, samples, *self._weights(state, shares, live), length)
 
     def _longest(self, step: int, name: str) -> int:

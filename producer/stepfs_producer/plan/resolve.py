@@ -36,7 +36,7 @@ def resolve(plan: Plan) -> Plan:
 def _source(defaults: Defaults, source: SourceFiles) -> SourceFiles:
     """A source without what another setting says, or makes meaningless."""
     common = {one.name: getattr(defaults, one.name) for one in fields(Defaults) if one.name not in source.given}
-    if source.is_of_chats and "long" not in source.given:
+    if source.is_of_chats and "long" not in source.given and not ("long" in defaults.given and source.is_cut_by_turns):
         common["long"] = Long.DROP  # a turn is never cut
     found = source.changed(**common, sequence_length=None)
     return found if found.on_error.do == "skip" else found.changed(on_error=OnError())
@@ -60,4 +60,4 @@ def _stages(plan: Plan) -> tuple[Stage, ...]:
 
 def _weights(entry: Mix) -> Mix:
     from_ = entry.from_ if entry.ramp_to is not None else entry.from_ or 0
-    return entry.changed(from_=from_, weights=entry.drawn, sizes={}, tokens={}, temperature=None)
+    return entry.changed(from_=from_, weights=entry.drawn, sizes={}, tokens={}, alpha=None, temperature=None)

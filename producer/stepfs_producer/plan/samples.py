@@ -65,6 +65,7 @@ class Samples:
     bad: NDArray[np.bool_]  # per record
     lost: Integers  # per record: tokens that truncating or dropping loses
     refused_from: int | None  # the sample before which the budget of bad records is exceeded
+    dropped: NDArray[np.bool_]  # per record: it is longer than a row, and no sample
     rows: Integers | None = None  # per record: rows of its columns. A record with any is one sample
     document: Integers | None = None
     """Per record: APART if each of its samples is a document, else tokens before the second one of a pair, or 0."""
@@ -97,6 +98,7 @@ class Samples:
             begun=crc if any(cursor[3:]) else 0,
             records=was.records + record + whole,
             skipped=was.skipped + int(self.bad[:record].sum()),
+            dropped=was.dropped + int(self.dropped[:record].sum()),
             run=0,  # bad records behind the last sample are crossed by the next draw, and counted then
             tokens=was.tokens + int(self.tokens[:index].sum()) + given,
         )
@@ -186,6 +188,7 @@ def samples_after(
         bad,
         lost,
         _refused_from(state, bad, skips, record),
+        (parts == 0) & (tokens > 0),
         rows,
         document,
     )

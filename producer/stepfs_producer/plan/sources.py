@@ -5,6 +5,7 @@ From Python, the files of a source come first: `Parquet("s3://…", text_field="
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Mapping
@@ -50,7 +51,9 @@ BLOCK_BYTES: Final = 8 << 20
 LENGTH_MAX: Final = 1 << 24
 _HALF: Final = Fraction(1, 2)
 _FIELD: Final = text("name of a field")
+VARIABLES: Final = "chat_template_kwargs"  # the field of a record's own variables of its template, as trl names it
 _TABLES: Final = ("arrow", "csv", "json", "webdataset")
+_NUMBER: Final = re.compile(r"-?(0|[1-9]\d{0,14})(\.\d{1,15})?", re.ASCII)
 
 Length = Annotated[int, whole(1, LENGTH_MAX)]
 
@@ -209,6 +212,18 @@ def _date(value: object) -> str:
     raise ValueError(f"{shown(value)} is no date; write it as 2026-01-31")
 
 
+def _variable(value: object) -> str | int | float | bool | None:
+    """Of a template: words of YAML that are no text there, numbers, or text."""
+    if not isinstance(value, str):
+        if value is None or isinstance(value, bool | int | float):
+            return value
+        raise ValueError(f"{shown(value)} is no variable of a template; write true, false, a number or text")
+    words = {"true": True, "false": False, "null": None, NONE: None}
+    if value.lower() in words:
+        return words[value.lower()]
+    return json.loads(value) if _NUMBER.fullmatch(value) else value
+
+
 class Chat(Part):
     """Conversations in records: rendered by the tokenizer's chat template, learned by turns."""
 
@@ -232,12 +247,24 @@ class Chat(Part):
     tools: Annotated[str, _FIELD] | None = None
     """Field of the tools that templates get, as a list or as JSON."""
     learn: Annotated[Literal["assistant", "last", "all"], choice("way", ("assistant", "last", "all"))] = "assistant"
-    """assistant: what the assistant says; last: its last turn; all. A message with `"train": false` is never learned."""
+    """assistant: what the assistant says, of a prompt and its completion in the completion; last: its last turn; all."""
+    train: Annotated[str, _FIELD] | None = None
+    """Field of a message that says whether it is learned; by default `train`, `weight`, `loss` and other tools' names."""
+    stop: Annotated[tuple[str, ...], names()] | None = None
+    """Tokens with which generation stops, where the template writes none behind an answer; the first ends a talk."""
+    template: dict[str, Annotated[Any, Parsed(_variable, {"type": ["string", "number", "boolean", "null"]})]] | None = (
+        None
+    )
+    """Variables of the template, such as {enable_thinking: false}; a record's `chat_template_kwargs` come before."""
     date: Annotated[str, Parsed(_date, {"type": "string", "format": "date"})] | None = None
     """The day that templates take for today's."""
 
     def own_problems(self) -> list[Problem]:
-        problems = []
+        problems = [
+            Problem(("template", name), f"{name} is what the record says; remove it", of_key=True)
+            for name in ("messages", "tools", "documents", "add_generation_prompt")
+            if name in (self.template or ())
+        ]
         if (self.prompt is None) != (self.completion is None):
             missing = "completion" if self.completion is None else "prompt"
             problems.append(Problem((), f"prompt and completion stand together; add {missing}"))
@@ -293,7 +320,9 @@ class Defaults(Part):
     shuffle: Annotated[Shuffle | None, Before(_none_shuffles_nothing, Shuffle | Literal["none"] | None)] = Shuffle()
     """In which blocks records are shuffled; `none`: as stored."""
     long: Annotated[Long, choice("way", Long), POLICY] = Long.SPLIT
-    """What becomes of a document longer than a row, or than the sequence_length of its source: split, truncate or drop."""
+    """What becomes of a document longer than a row, or than the sequence_length of its source: split, truncate or drop. A
+    pair, and a chat of which the last turn is learned, is never cut.
+    """
     epochs: Annotated[Fraction | None, or_none(decimal("number of epochs", above_zero=True)), POLICY] = None
     """How often the source is read, such as 2.5; `none`: without end."""
     on_error: Annotated[OnError, POLICY] = OnError()
@@ -368,6 +397,11 @@ class SourceFiles(Defaults):
     def is_of_chats(self) -> bool:
         """Whether a record is a conversation or a pair, which is never cut but between turns."""
         return self.chat is not None or self.pair is not None
+
+    @property
+    def is_cut_by_turns(self) -> bool:
+        """Whether it may be cut there."""
+        return self.chat is not None and self.pair is None and self.chat.learn != "last"
 
     @property
     def takes_whole(self) -> bool:

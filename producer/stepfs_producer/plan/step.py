@@ -19,7 +19,7 @@ from stepfs_producer.plan.spans import Span
 VERSION: Final = 1
 _INTEGER_BYTES_MAX: Final = 9
 _CRC_BYTES_MAX: Final = 5
-_INTEGERS: Final = 11
+_INTEGERS: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,7 @@ class SourceState:
     run: int = 0  # records skipped directly before the cursor
     tokens: int = 0
     begun: int = 0  # CRC-32C of the block of which records are taken; 0: of none
+    dropped: int = 0  # records that are longer than a row, and no document
 
     @property
     def cursor(self) -> tuple[int, ...]:
@@ -93,7 +94,7 @@ def read_position(value: object) -> State:
 
 
 def _source_state(identity: object, listing: object, *numbers: Any) -> SourceState:
-    if len(numbers) != _INTEGERS:
+    if len(numbers) not in (_INTEGERS - 1, _INTEGERS):  # without `dropped`, of plans that began before it was counted
         raise ValueError(f"{len(numbers)} numbers of a source")
     return SourceState(str(identity), str(listing), *map(int, numbers))
 
@@ -157,3 +158,4 @@ class End:
     """The plan is complete before this step."""
 
     reason: str
+    dropped: Mapping[str, int] = field(default_factory=dict)  # records behind the last samples of sources that ended

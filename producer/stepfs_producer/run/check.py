@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import numpy as np
 import trio
@@ -22,7 +22,7 @@ from stepfs_producer.plan.model import Plan
 from stepfs_producer.plan.parts import Until
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.resolve import resolve
-from stepfs_producer.plan.sources import OnError
+from stepfs_producer.plan.sources import Long, OnError
 from stepfs_producer.plan.values import Problem, Where
 from stepfs_producer.run.lake import sealed_error
 from stepfs_producer.run.options import RunOptions
@@ -53,18 +53,23 @@ from stepfs_producer.sources.formats import format_of
 from stepfs_producer.sources.listing import Layout, list_corpus
 from stepfs_producer.sources.reading import read_block
 from stepfs_producer.sources.record import RECORD_BYTES_MAX, BlockAddress, BlockTask, Kind, SourceSpec, Unit
-from stepfs_producer.transforms.documents import BAD, Tokenised, TransformSpec
-from stepfs_producer.transforms.fim import FimTransform
+from stepfs_producer.transforms.documents import Tokenised, TransformSpec
 from stepfs_producer.transforms.images import library
-from stepfs_producer.transforms.records import timed_transform
+from stepfs_producer.transforms.model_folder import other_ids
+from stepfs_producer.transforms.records import open_transform, timed_transform
 from stepfs_producer.transforms.tokenizer import TEXT_BYTES_MAX, ModelTokenizer, load_tokenizer, pinned
 from stepfs_producer.transforms.user_function import function_of
+
+if TYPE_CHECKING:
+    from stepfs_producer.transforms.chat import Ending
 
 T = TypeVar("T")
 _AT_ONCE: Final = 16
 _SAMPLE_BYTES: Final = 8 << 20  # of all sources together
 _SAMPLE_BYTES_MAX: Final = 256 << 10  # of one
 _PAGE_ROWS: Final = 1024
+_TEXTS: Final = 100  # compared with transformers
+_TEXT_BYTES: Final = 1 << 10
 _SAMPLE_BLOCK_BYTES: Final = 1 << 20  # one byte range of a plain file
 
 
@@ -91,8 +96,12 @@ class SourceFacts:
     unread: Sequence[str]  # damaged files without a readable part
     spelled: str | None  # a control token that a record looked at spells
     learned: float | None  # share of the tokens looked at that the loss looks at; None: no token was looked at
-    document_tokens: float | None  # of a document, on average; None: no token was looked at
-    too_long: int  # documents looked at that fim would rearrange, and that are longer than a row
+    documents: int  # looked at
+    document_tokens: float | None  # mean of them; None: there are none
+    dropped: int  # records looked at that are longer than a row, and are no document
+    left: int  # documents looked at that `fim` leaves as they are, because they are longer than a row
+    ending: Ending | None  # of the answers of chats; None: of other sources, or not known
+    texts: Sequence[str]  # beginnings of some records
 
 
 @dataclass(slots=True)
@@ -103,6 +112,7 @@ class Inspection:
     listings: dict[str, Listing] = field(default_factory=dict)
     findings: list[CheckProblem] = field(default_factory=list)
     tokenizer: str = ""  # its ends
+    other_ids: str | None = None  # that transformers gives
 
     def attempt(self, where: Where, look: Callable[[], T]) -> T | None:
         """The result of `look`; None if it raises: its error is a finding at `where`."""
@@ -142,8 +152,9 @@ def inspect(plan: Plan, *, held_out: bool = False, directory: str = "", deep: bo
         work = found.attempt(chat, lambda: transform_spec(plan, spec.name, loaded or tokenizer, directory=directory))
         if work is None:
             return
-        if opened is not None and (fim := source.fim) is not None:
-            sees = found.attempt((*where, "fim"), lambda: FimTransform(fim, opened)) is not None and sees
+        if opened is not None:
+            place = (*where, "chat" if source.fim is None else "fim")
+            sees = found.attempt(place, lambda: open_transform(work, opened)) is not None and sees
         if source.images is not None:
             sees = found.attempt((*where, "images"), library) is not None and sees
         listing = found.attempt((*where, "files"), lambda: list_corpus(spec))
@@ -156,6 +167,9 @@ def inspect(plan: Plan, *, held_out: bool = False, directory: str = "", deep: bo
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         list(pool.map(look, specs.values()))
+    if opened is not None:
+        texts = [text for facts in found.facts.values() for text in facts.texts if not opened.spelled(text)]
+        found.other_ids = other_ids(tokenizer.tokenizer, texts[:_TEXTS])
     return found
 
 
@@ -190,10 +204,49 @@ def _facts(spec: SourceSpec, listing: Listing, work: TransformSpec | None, sampl
         bad,
         unread,
         found.spelled,
-        found.learned,
-        found.document_tokens,
-        found.too_long,
+        found.counts.learned / found.counts.tokens if found.counts.tokens else None,
+        found.counts.documents,
+        found.counts.tokens / found.counts.documents if found.counts.documents else None,
+        found.counts.dropped,
+        found.counts.left,
+        None if work is None else _ending(work),
+        found.texts,
     )
+
+
+def _ending(work: TransformSpec) -> Ending | None:
+    if work.chat is None:
+        return None
+    from stepfs_producer.transforms.chat import chats  # noqa: PLC0415 - jinja2 is optional
+
+    return chats(work.chat, work.tokenizer).ending()
+
+
+class _Counts(NamedTuple):
+    """Sums over records."""
+
+    tokens: int = 0
+    learned: int = 0
+    documents: int = 0
+    dropped: int = 0
+    left: int = 0
+
+    def plus(self, made: Tokenised, work: TransformSpec) -> _Counts:
+        lengths = made.lengths
+        tokens = int(lengths[lengths > 0].sum())
+        whole = work.source.is_of_chats or work.source.long is Long.DROP
+        room = work.tokens_max if whole else None
+        long = [] if room is None else np.flatnonzero(lengths > room).tolist()
+        dropped = [index for index in long if work.source.pair is not None or not made.parts.get(index)]
+        parts = sum(len(one) - 1 for one in made.parts.values())
+        here = (
+            tokens,
+            tokens if made.mask is None else int(made.mask.sum()),
+            int((lengths > 0).sum()) + parts,
+            len(dropped),
+            made.left,
+        )
+        return _Counts(*map(sum, zip(self, here, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,9 +258,8 @@ class _Sample:
     records: int = 0
     bad: Mapping[int, str] = field(default_factory=dict)
     spelled: str | None = None
-    learned: float | None = None
-    document_tokens: float | None = None
-    too_long: int = 0
+    counts: _Counts = field(default_factory=_Counts)
+    texts: Sequence[str] = ()
 
 
 def _page_bytes(listing: Listing) -> int:
@@ -234,17 +286,15 @@ def _sampled(spec: SourceSpec, listing: Listing, work: TransformSpec, sample_byt
         count = max(int(np.searchsorted(records.ends, sample_bytes, side="right")), 1)
         some = records.part(0, count)
         made, _ = timed_transform(work, spec.seed, 0, spec.name, some)
-        tokens = int(made.lengths[made.lengths != BAD].sum())
+        counts = _Counts().plus(made, work)
+        tokens = counts.tokens
         all_tokens = _estimate(layout, listing, task, tokens, count / len(records), len(records))
         of_byte = 0.0 if records.kind is Kind.TOKENS else tokens / max(int(some.ends[-1]), 1)
-        learned = tokens if made.mask is None else int(made.mask.sum())
-        tokenizer, spelled = load_tokenizer(work.tokenizer), None
+        tokenizer, spelled, texts = load_tokenizer(work.tokenizer), None, list[str]()
         if isinstance(tokenizer, ModelTokenizer) and records.kind is not Kind.TOKENS:
             spelled = tokenizer.spelled(bytes(some.data).decode(errors="replace"))
-        mean = tokens / _documents(made) if tokens else None
-        return _Sample(
-            all_tokens, of_byte, count, made.bad, spelled, learned / tokens if tokens else None, mean, made.too_long
-        )
+            texts = [bytes(some.data[begin : begin + _TEXT_BYTES]).decode(errors="ignore") for begin in (0, *some.ends)]
+        return _Sample(all_tokens, of_byte, count, made.bad, spelled, counts, texts[:_TEXTS])
     return _Sample(tokens_of_byte=1.0)  # the records are longer than what is looked at: at most a token a byte
 
 
@@ -256,7 +306,7 @@ def _all(spec: SourceSpec, listing: Listing, work: TransformSpec) -> _Sample:
     """Every record of an epoch; bad ones by file and place. Of damaged files the readable beginnings."""
     whole = replace(spec, source=spec.source.changed(epochs=None, on_error=OnError(do="skip", file="skip")))
     layout, place = Layout(whole, listing), BlockAddress(0, 0, 0)
-    records = tokens = learned = size = documents = too_long = 0
+    counts, records, size = _Counts(), 0, 0
     bad: dict[int, str] = {}
     while not place.epoch and (task := layout.task(place)) is not None:
         block = read_block(whole, task)
@@ -264,13 +314,11 @@ def _all(spec: SourceSpec, listing: Listing, work: TransformSpec) -> _Sample:
         for index, why in made.bad.items():
             name = listing.files[int(block.records.files[index])].name
             bad[records + index] = f"{name} at {block.records.offsets[index]}: {why}"
-        records, tokens = records + len(block.records), tokens + len(made.ids)
-        documents, too_long = documents + _documents(made), too_long + made.too_long
-        learned += len(made.ids) if made.mask is None else int(made.mask.sum())
+        counts, records = counts.plus(made, work), records + len(block.records)
         size += len(block.records.data) if block.records.kind is not Kind.TOKENS else 0
         place = block.follows
-    share, mean = (learned / tokens, tokens / documents) if tokens else (None, None)
-    return _Sample(tokens or None, tokens / size if size else 0.0, records, bad, None, share, mean, too_long)
+    tokens = counts.tokens
+    return _Sample(tokens or None, tokens / size if size else 0.0, records, bad, None, counts)
 
 
 def _tasks(layout: Layout) -> Iterator[BlockTask]:

@@ -350,13 +350,14 @@ class RunConfig:
 
 @dataclass(frozen=True, slots=True)
 class RunCallbacks:
-    """Called for each bad record; for each appended step, with the seconds of the newest plan and the tokens held; and for
-    each group of samples.
+    """Called for each bad record; for each appended step, with the seconds of the newest plan and the tokens held; for
+    each group of samples; and for the plan's end.
     """
 
     skipped: OnSkip = lambda _source, _file, _offset, _reason: None
     appended: Callable[[StepPlan, float, Mapping[str, int]], None] = lambda _plan, _seconds, _held: None
     loaded: OnLoad = lambda _source, _tokens, _learned: None
+    ended: Callable[[End], None] = lambda _end: None
 
 
 class Pipeline:
@@ -456,6 +457,7 @@ class Pipeline:
             planned = await self._planner.next(state)  # before there is room: it is not waited for
             if isinstance(planned, End):
                 self.reason = planned.reason
+                self._callbacks.ended(planned)
                 return EndReason.COMPLETE
             await self._builder.wait_for_room(planned)
             state = planned.after

@@ -64,13 +64,20 @@ from stepfs_producer.sources.listing import (
 from stepfs_producer.sources.reading import block_crc32c, read_block
 from stepfs_producer.sources.record import BlockAddress, BlockTask, SourceSpec
 from stepfs_producer.transforms.documents import ChatSpec, TokenizerSpec, TransformSpec
-from stepfs_producer.transforms.fim import FimTransform
 from stepfs_producer.transforms.images import MODULES, library
+from stepfs_producer.transforms.model_folder import special_tokens, templates_of
+from stepfs_producer.transforms.records import open_transform
 from stepfs_producer.transforms.tokenizer import load_tokenizer, pinned
 from stepfs_producer.transforms.user_function import function_of
 
 _NAMED_MAX: Final = 5  # files in a line
 _LISTED_AT_ONCE: Final = 16
+_REVISION: Final = 2  # of chats, pairs and `fim`: changes whenever the same record would give other ids or another mask
+_REVISED: Final = {
+    "pair": "answers are tokenised with their prompt, null contents and the prompt's own turns are left out",
+    "chat": "null contents and excluded turns are not learned, nor those of a prompt beside its completion",
+    "fim": "documents longer than a row stay as they are",
+}
 
 
 class CompiledPlan(NamedTuple):
@@ -102,8 +109,11 @@ def compile_plan(
         )
     tokenizer = tokenizer_spec(plan, directory=directory)
     transforms = {name: transform_spec(plan, name, tokenizer, directory=directory) for name in plan.sources}
-    identity_of = {name: identity(specs[name], transform, tokenizer_digest) for name, transform in transforms.items()}
-    rules = replace(_rules(plan, listings, identity_of), tokenizer=tokenizer_digest, held_out=held_out)
+    identity_of, former = (
+        {name: identity(specs[name], one, tokenizer_digest, revision=revision) for name, one in transforms.items()}
+        for revision in (_REVISION, _REVISION - 1)
+    )
+    rules = replace(_rules(plan, listings, identity_of, former), tokenizer=tokenizer_digest, held_out=held_out)
     return CompiledPlan(rules, specs, transforms)
 
 
@@ -151,11 +161,11 @@ def transform_spec(plan: Plan, name: str, tokenizer: TokenizerSpec, *, directory
     columns = () if source.transform is None else column_specs(plan)
     shortest = _shortest(plan, name)
     if source.chat is None:
-        return TransformSpec(source, tokenizer, columns, tokens_max=None if source.fim is None else shortest)
+        return TransformSpec(source, tokenizer, columns, tokens_max=shortest)
     chat = _chat_spec(source.chat, tokenizer, directory)
     if source.pair is None and source.long is not Long.DROP:
         chat = replace(chat, tokens_max=shortest, truncates=source.long is Long.TRUNCATE)
-    return TransformSpec(source, tokenizer, columns, chat)
+    return TransformSpec(source, tokenizer, columns, chat, shortest)
 
 
 def _shortest(plan: Plan, name: str) -> int:
@@ -168,10 +178,10 @@ def _chat_spec(chat: Chat, tokenizer: TokenizerSpec, directory: str) -> ChatSpec
         raise MissingPackageError(
             "chats need the package jinja2, which is not installed: pip install 'stepfs[produce]'"
         )
-    from stepfs_producer.transforms.chat import Rendering, special_tokens, template_of  # noqa: PLC0415 - optional
+    from stepfs_producer.transforms.template import Rendering  # noqa: PLC0415 - optional
 
-    template = template_of(tokenizer.tokenizer, lambda name: _below(directory, name))
-    found = ChatSpec(chat, template, special_tokens(tokenizer.tokenizer))
+    templates = templates_of(tokenizer.tokenizer, lambda name: _below(directory, name))
+    found = ChatSpec(chat, templates, special_tokens(tokenizer.tokenizer))
     Rendering(found)  # a template that is none is no record's fault
     return found
 
@@ -195,24 +205,27 @@ def tokenizer_spec(plan: Plan, *, directory: str = "") -> TokenizerSpec:
     return TokenizerSpec(found if found.file is None else found.changed(file=_below(directory, found.file)))
 
 
-def identity(spec: SourceSpec, transform: TransformSpec, tokenizer_digest: str) -> str:
+def identity(spec: SourceSpec, transform: TransformSpec, tokenizer_digest: str, *, revision: int = _REVISION) -> str:
     """16 hexadecimal digits: a cursor means something only while they stay.
 
     `tokenizer_digest`: of the content of the tokenizer's file. The source's files are not part of it, because the digest
     of the listing stands beside it; nor is policy: epochs, weights, endpoint, profile, `long`, `on_error`, padding, and where
     chats are cut, as documents are.
     """
-    chat = transform.chat
+    source, chat = spec.source, transform.chat
+    tokens = [] if chat is None else [one for one in chat.tokens if one[1] is not None]
     known = {
         "rule": RULE,
-        "source": _identity_of(spec.source),
+        "source": _identity_of(source),
         "seed": spec.seed,
         "held_out": spec.held_out,
         "tokenizer": [_identity_of(transform.tokenizer.tokenizer), tokenizer_digest],
         "columns": [[name, _identity_of(column)] for name, column in transform.columns],
-        "chat": None if chat is None else [chat.template, chat.tokens],
-        "images": None if spec.source.images is None else library(),
+        "chat": None if chat is None else [chat.templates.default, tokens, chat.tokens_max, chat.truncates],
+        "images": None if source.images is None else library(),
     }
+    if revision > 1 and (source.is_of_chats or source.fim is not None):
+        known["revision"] = [revision, chat and chat.templates.of_tools, source.fim and transform.tokens_max]
     text = json.dumps(known, ensure_ascii=False, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=8, person=b"stepfs-source").hexdigest()
 
@@ -244,7 +257,7 @@ def schedule_of(plan: Plan) -> MixSchedule:
     )
 
 
-def _rules(plan: Plan, listings: Mapping[str, str], identity_of: Mapping[str, str]) -> Rules:
+def _rules(plan: Plan, listings: Mapping[str, str], identity_of: Mapping[str, str], former: Mapping[str, str]) -> Rules:
     return Rules(
         digest=plan_digest(plan),
         sources={
@@ -255,6 +268,7 @@ def _rules(plan: Plan, listings: Mapping[str, str], identity_of: Mapping[str, st
                 Long.DROP if source.is_of_chats else source.long,
                 source.on_error.budget,
                 pairs=source.pair is not None,
+                former=former[name],
             )
             for name, source in plan.sources.items()
         },
@@ -373,8 +387,7 @@ def prepare_plan(place: LocatedPlan, listings: Mapping[str, Listing]) -> Prepare
         directory=place.directory,
     )
     for transform in found.transforms.values():
-        if transform.source.fim is not None:
-            FimTransform(transform.source.fim, tokenizer)  # a token that is not there is no record's fault
+        open_transform(replace(transform, tokenizer=spec), tokenizer)  # a token that is not there is no record's fault
     _refuse_large_position(Planner(found.rules).begin(), found.rules)
     sources = tuple(
         LoadedSource(
@@ -411,6 +424,7 @@ async def fit_plan(
     known = {} if state is None else state.sources
     frozen: dict[str, Listing] = {}
     cursors: dict[str, tuple[int, ...]] = {}
+    prepared = replace(prepared, rules=_revised(prepared, state, accept=accept_changes, say=say))
     for one in prepared.sources:
         name, now = one.spec.name, one.layout.listing
         if name in known and known[name].listing != now.digest:
@@ -434,6 +448,24 @@ async def fit_plan(
     found = with_listings(found, {}, recut)
     _refuse_large_position(Planner(found.rules).begin(state), found.rules)
     return found
+
+
+def _revised(prepared: PreparedPlan, state: State | None, *, accept: bool, say: Callable[[str], None]) -> Rules:
+    """The rules, with sources accepted of which another version of this program has taken samples that it made otherwise."""
+    rules = dict(prepared.rules.sources)
+    for one in prepared.sources:
+        name, rule = one.spec.name, rules[one.spec.name]
+        was = None if state is None else state.sources.get(name)
+        if state is None or was is None or was.identity != rule.former or rule.former == rule.identity:
+            continue
+        kind = next(kind for kind in _REVISED if getattr(one.spec.source, kind) is not None)
+        what = f"source {name}: since the version that made its steps so far, {kind} makes other samples ({_REVISED[kind]})"
+        if not accept:
+            raise RefusedError(f"{what}; add --accept-changes to go on with them from step {state.step} on")
+        begins = " with the record that was begun" if was.into else ""
+        say(f"warning: {what}; it goes on{begins}")
+        rules[name] = replace(rule, accepted=rule.former)
+    return replace(prepared.rules, sources=rules)
 
 
 async def _listing_then(store: Store, identity: LakeIdentity, name: str, digest: str) -> Listing:
@@ -477,7 +509,8 @@ def _edited(prepared: PreparedPlan, begun: Mapping[str, SourceState]) -> dict[st
     found = {}
     for one in prepared.sources:
         was = begun.get(one.spec.name)
-        if was is None or was.identity != prepared.rules.sources[one.spec.name].identity:
+        rule = prepared.rules.sources[one.spec.name]
+        if was is None or was.identity not in (rule.identity, rule.accepted):
             continue  # another source, which is refused by its name
         task = one.layout.task(BlockAddress(*was.cursor[:3]))
         try:

@@ -14,7 +14,7 @@ from stepfs.format.ids import JSON_SCHEMA
 from stepfs_producer.plan.mix import ONE
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import Rules
-from stepfs_producer.plan.step import State, StepPlan, read_position
+from stepfs_producer.plan.step import End, State, StepPlan, read_position
 from stepfs_producer.run.bottleneck import Bottleneck
 from stepfs_producer.run.pipeline import EndReason, RunCallbacks
 from stepfs_producer.run.prepare import PreparedPlan
@@ -49,6 +49,7 @@ class PlanTotals:
     planning_s: float = 0.0
     wanted: dict[str, float] = field(default_factory=dict)  # tokens by schedule
     bad: list[BadRecord] = field(default_factory=list)
+    dropped: Mapping[str, int] = field(default_factory=dict)  # records behind the last samples
     loaded: dict[str, tuple[int, int]] = field(default_factory=dict)  # tokens by source, those that the loss looks at
     pace: Callable[[], str] = str  # for people: the bottleneck, and the steps that the slowest group still needs
 
@@ -91,6 +92,7 @@ class PlanTotals:
                 "wanted": round(self.wanted.get(name, 0.0) / self.tokens, 6) if self.tokens else 0.0,
                 "records": after.records - (before.records if before else 0),
                 "skipped": after.skipped - (before.skipped if before else 0),
+                "dropped": after.dropped - (before.dropped if before else 0) + self.dropped.get(name, 0),
                 "learned": round(learned / loaded, 6) if loaded else None,
                 "epoch": after.epoch,
             }
@@ -227,4 +229,7 @@ def callbacks_of(prepared: PreparedPlan, totals: PlanTotals, show: Show) -> RunC
         totals.note(plan, planning_s)
         show(totals, held)
 
-    return RunCallbacks(skipped, planned, totals.note_loaded)
+    def ended(end: End) -> None:
+        totals.dropped = end.dropped
+
+    return RunCallbacks(skipped, planned, totals.note_loaded, ended)

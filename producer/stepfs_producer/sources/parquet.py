@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 from stepfs.errors import CorruptError, MissingPackageError, UsageError
-from stepfs_producer.plan.sources import Parquet, SourceFiles, WithChats, WithText
+from stepfs_producer.plan.sources import VARIABLES, Parquet, SourceFiles, WithChats, WithText
 from stepfs_producer.sources.files import Format, OpenFile, Stream, open_listed
 from stepfs_producer.sources.record import (
     Bad,
@@ -101,7 +101,7 @@ def needed_columns(source: SourceFiles) -> list[str] | None:
     if source.takes_whole:
         named = source.columns if isinstance(source, Parquet) else None
         if isinstance(source, WithChats) and source.is_of_chats:
-            named = source.chat_fields
+            named = None if source.chat_fields is None else (*source.chat_fields, VARIABLES)
         return None if named is None else list(named)
     assert isinstance(source, WithText)
     return [source.text_field]
@@ -183,7 +183,7 @@ def _refuse_columns(spec: SourceSpec, location: str, names: Sequence[str], neede
     """`UsageError` for a needed column that is not there, or twice."""
     firsts = names if needed is None else [name if name in names else name.partition(".")[0] for name in needed]
     for column in firsts:
-        if spec.source.takes_whole and column not in names:
+        if spec.source.takes_whole and column not in names and column != VARIABLES:
             raise UsageError(f"source {spec.name}: {location} has no column {column!r}; it has {', '.join(names[:20])}")
         if names.count(column) > 1:
             raise UsageError(f"source {spec.name}: {location} has two columns {column!r}; rename one")

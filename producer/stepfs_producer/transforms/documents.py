@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from stepfs_producer.payloads.step import Columns, ColumnSpec
 from stepfs_producer.plan.arrays import Ids, Integers, Mask
 from stepfs_producer.plan.sources import Chat, SourceFiles, Tokenizer
+from stepfs_producer.transforms.model_folder import Templates
 
 Encoded = tuple[Ids, Mask, tuple[int, ...]]  # and the tokens of its parts: see `Tokenised`
 BAD: Final = -1  # as a length: the record could not be decoded
@@ -35,11 +36,13 @@ class TokenizerSpec:
 
 @dataclass(frozen=True, slots=True)
 class ChatSpec:
-    """The template of conversations, as it was read, and their length: see `transforms.chat`."""
+    """The templates of conversations, as they were read, and their length: see `transforms.chat`."""
 
     chat: Chat
-    template: str  # of Jinja
-    tokens: tuple[tuple[str, str], ...] = ()  # bos_token, eos_token, …, as templates know them
+    templates: Templates
+    tokens: tuple[
+        tuple[str, str | None], ...
+    ] = ()  # bos_token, eos_token, …, as templates know them; None: there is none
     tokens_max: int | None = None  # of a part, if longer ones are cut at turns; None: a longer one is no sample
     truncates: bool = False  # what is behind the first part is lost
 
@@ -52,11 +55,26 @@ class TransformSpec:
     tokenizer: TokenizerSpec = field(default_factory=TokenizerSpec)
     columns: tuple[ColumnSpec, ...] = ()  # that the source's function may give
     chat: ChatSpec | None = None  # of a source of conversations
-    tokens_max: int | None = None  # of a document that is rearranged: a longer one may be cut
+    tokens_max: int | None = None  # of a row of the shortest stage
 
 
 class UnfitRecordError(Exception):
     """The content of this record gives no sample; the message has the reason."""
+
+
+def field_at(record: Mapping[str, Any], name: str) -> Any:
+    """The field of that name; of a name with dots, such as data.messages, the field within a field. None: there is none."""
+    found: Any = record
+    for part in (name,) if name in record else name.split("."):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return found
+
+
+def without_nulls(value: Any) -> Any:
+    """The same without the keys that Arrow gives each object of a column, null where a record had none."""
+    if isinstance(value, Mapping):
+        return {key: without_nulls(one) for key, one in value.items() if one is not None}
+    return [without_nulls(one) for one in value] if isinstance(value, list) else value
 
 
 def is_of_record(error: BaseException) -> bool:
@@ -114,4 +132,4 @@ class Tokenised:
     columns: Columns | None = None  # of the records; None: of a source that gives none
     parts: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """Record → tokens of its parts, of records that have several documents, or tokens behind them that are lost."""
-    too_long: int = 0  # documents that were drawn to be rearranged, and are longer than a row
+    left: int = 0  # documents that `fim` would rearrange, were they not longer than a row

@@ -30,8 +30,10 @@ class FimTransform:
     """Rearranges documents of at most `tokens_max` tokens. `UsageError` if the tokenizer lacks a token of it."""
 
     def __init__(self, fim: Fim, tokenizer: Tokenizer, tokens_max: int | None = None) -> None:
-        self._plan, self._tokenizer, self._tokens_max = fim, tokenizer, tokens_max
-        self.too_long = 0  # documents that were drawn, and stayed as they are
+        self._plan, self._tokenizer = fim, tokenizer
+        ends = (tokenizer.bos is not None) + (tokenizer.eos is not None)
+        self._tokens_max = float("inf") if tokens_max is None else tokens_max - ends
+        self.left = 0  # documents, so far, that are longer, and stay as they are
         ids = [tokenizer.id_of(f"fim {part}", name) for part, name in zip(_PARTS, fim.tokens, strict=True)]
         self._names = np.array(ids, np.int32).reshape(3, 1)
 
@@ -42,12 +44,12 @@ class FimTransform:
             return None
         if self._plan.level == "tokens":
             ids = self._tokenizer.encode_plain([text]).ids
-            places = _places(len(ids), cuts)
+            parts = np.split(ids, _places(len(ids), cuts))
         else:
             first, last = _places(len(text), cuts)
             plain = self._tokenizer.encode_plain([text[:first], text[first:last], text[last:]])
-            ids, places = plain.ids, np.cumsum(plain.lengths)[:-1].tolist()
-        return self._arranged(order, np.split(ids, places), self._names) if self._fits(len(ids)) else None
+            parts = np.split(plain.ids, np.cumsum(plain.lengths)[:-1])
+        return self._arranged(order, parts, self._names) if self._fits(sum(map(len, parts))) else None
 
     def of_ids(self, ids: Ids, mask: Mask | None, key: bytes) -> tuple[Ids, Mask | None]:
         """Token ids and their mask; the tokens that name the parts are learned."""
@@ -63,10 +65,9 @@ class FimTransform:
         return found, None if mask is None else self._arranged(order, np.split(mask[:end], places), _LEARNED, begin)
 
     def _fits(self, tokens: int) -> bool:
-        """Whether a document without its ends has room in a row, rearranged."""
-        ends = (self._tokenizer.bos is not None) + (self._tokenizer.eos is not None)
-        fits = self._tokens_max is None or tokens + ends + len(_PARTS) <= self._tokens_max
-        self.too_long += not fits
+        """Whether a document is still whole in a row with the tokens of its parts: one that is cut would lose some of them."""
+        fits = tokens + len(self._names) <= self._tokens_max
+        self.left += not fits
         return fits
 
     def _arranged(self, order: int, parts: Sequence[A], names: A, begin: int = 0) -> A:

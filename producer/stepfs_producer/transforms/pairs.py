@@ -1,7 +1,7 @@
 """Preference pairs → two documents of one record: a prompt with the chosen answer, and with the rejected one.
 
-Answers are learned, prompts are not. Texts are tokenised apart from each other, as trl does; with a chat template, prompt
-and answer are one conversation.
+Answers are learned, prompts are not. As in trl, a prompt and its answer are tokenised as one text, and the answer begins
+where its tokens leave those of the prompt alone; with a chat template, they are one conversation.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from stepfs_producer.plan.arrays import Ids, Mask
 from stepfs_producer.plan.sources import Pair
-from stepfs_producer.transforms.documents import Encoded, UnfitRecordError, documents_of
+from stepfs_producer.transforms.documents import Encoded, UnfitRecordError, documents_of, field_at
 from stepfs_producer.transforms.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -44,10 +44,10 @@ class Pairs:
 
     def _parts_of(self, record: Mapping[str, Any]) -> list[Any]:
         """Prompt and answers, all texts or all lists of messages."""
-        values = {name: record.get(name) for name in (self._pair.chosen, self._pair.rejected)}
+        values = {name: field_at(record, name) for name in (self._pair.chosen, self._pair.rejected)}
         named = self._pair.prompt or ("prompt" if record.get("prompt") is not None else None)
         if named is not None:
-            values = {named: record.get(named), **values}
+            values = {named: field_at(record, named), **values}
         kinds = (str,) if self._chats is None else (str, list)
         for name, value in values.items():
             if not isinstance(value, kinds):
@@ -57,14 +57,25 @@ class Pairs:
                     if is_chat
                     else f"no answer or prompt in the field {name!r}; it has {', '.join(map(repr, list(record)[:8]))}"
                 )
-        found: list[Any] = list(values.values())
+        *prompt, chosen, rejected = values.values()
         if named is None:
-            if type(found[0]) is not type(found[1]):
+            if type(chosen) is not type(rejected):
                 raise UnfitRecordError("one answer is text and the other messages, and there is no prompt")
-            same = sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(*found, strict=False)))
-            same -= found[0][same - 1 : same] == " "
-            found = [found[0][:same], *(one[same:] for one in found)]
-        return found
+            return _parted(chosen, rejected)
+        if isinstance(chosen, list) and isinstance(rejected, list):
+            # Whole conversations beside a prompt, as UltraFeedback has them: trl takes what they begin with for the prompt.
+            if isinstance(prompt[0], list):
+                size = len(prompt[0])
+                if size and chosen[:size] == rejected[:size] == prompt[0]:
+                    return [prompt[0], chosen[size:], rejected[size:]]
+            elif (parted := _parted(chosen, rejected))[0] and self._asks(parted[0]):
+                return parted
+        return [prompt[0], chosen, rejected]
+
+    def _asks(self, messages: list[Any]) -> bool:
+        """Whether a conversation begins so; an answer, too, may have a beginning that both share."""
+        assert self._chats is not None
+        return bool(self._chats.messages_of(messages, "user")[0].message["role"] != "assistant")
 
     def _as_text(self, prompt: str, *answers: str) -> Encoded:
         try:
@@ -75,22 +86,34 @@ class Pairs:
             raise UnfitRecordError(
                 f"a text of {size} bytes; this tokenizer takes at most {self._tokenizer.text_bytes_max}"
             )
-        plain = self._tokenizer.encode_plain([prompt, *answers])
-        before, *behind = np.split(plain.ids, np.cumsum(plain.lengths)[:-1])
-        ids: list[Ids] = [np.concatenate([before, one]) for one in behind]
-        masks: list[Mask | None] = [np.repeat(np.array([0, 1], np.uint8), [len(before), len(one)]) for one in behind]
-        closed = documents_of(ids, masks).closed(self._tokenizer.bos, self._tokenizer.eos)
+        plain = self._tokenizer.encode_plain([prompt, *(prompt + one for one in answers)])
+        before, *whole = np.split(plain.ids, np.cumsum(plain.lengths)[:-1])
+        begin = min(_common(before, ids) for ids in whole)
+        masks: list[Mask | None] = [(np.arange(len(ids)) >= begin).astype(np.uint8) for ids in whole]
+        closed = documents_of(whole, masks).closed(self._tokenizer.bos, self._tokenizer.eos)
         assert closed.mask is not None
+        first = (np.cumsum(closed.lengths) - closed.lengths)[closed.lengths > 0]
+        closed.mask[first[closed.ids[first] == self._tokenizer.bos]] = 0  # the prompt's, if no other token is
         return closed.ids, closed.mask, tuple(closed.lengths.tolist())
 
     def _as_chats(self, record: Mapping[str, Any], prompt: Any, *answers: Any) -> Encoded:
         assert self._chats is not None
         chats = self._chats
         before = chats.system_of(record) + (chats.messages_of(prompt, "user") if prompt else [])
-        tools = chats.tools_of(record)
-        found = [
-            chats.rendered([*before, *chats.messages_of(answer, "assistant")], tools, answer=len(before))
-            for answer in answers
-        ]
+        before, given = [turn._replace(learned=False) for turn in before], chats.given_of(record)
+        found = [chats.rendered([*before, *chats.messages_of(answer, "assistant")], given) for answer in answers]
         ids, masks = zip(*found, strict=True)
         return np.concatenate(ids), np.concatenate(masks), tuple(map(len, ids))
+
+
+def _common(ids: Ids, others: Ids) -> int:
+    size = min(len(ids), len(others))
+    other = np.flatnonzero(ids[:size] != others[:size])
+    return int(other[0]) if len(other) else size
+
+
+def _parted(chosen: Any, rejected: Any) -> list[Any]:
+    """What both begin with, without a space at its end, and the rest of each."""
+    same = sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(chosen, rejected, strict=False)))
+    same -= chosen[same - 1 : same] == " "
+    return [chosen[:same], chosen[same:], rejected[same:]]

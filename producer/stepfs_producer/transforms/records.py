@@ -23,6 +23,7 @@ from stepfs_producer.transforms.documents import (
     TransformSpec,
     UnfitRecordError,
     documents_of,
+    without_nulls,
 )
 from stepfs_producer.transforms.fim import FimTransform
 from stepfs_producer.transforms.images import with_images
@@ -33,6 +34,7 @@ from stepfs_producer.transforms.user_function import UserFunction, checked_ids, 
 _REASON_CHARACTERS_MAX: Final = 300
 _UTF8_BYTES_MAX: Final = 4  # of a character
 _NOTHING: Final = np.empty(0, np.int32)
+_PADDED: Final = ("arrow", "parquet")  # formats in which each object of a column has the keys of all
 
 
 def timed_transform(spec: TransformSpec, seed: int, epoch: int, name: str, records: Records) -> tuple[Tokenised, float]:
@@ -77,7 +79,7 @@ class _Work:
         self._spec = spec
         source = spec.source
         self._call: UserFunction | None = None if source.transform is None else user_function(source.transform)
-        self._encode = _encoder(spec, tokenizer)
+        self._encode = encoder_of(spec, tokenizer)
         self._fim = None if source.fim is None else FimTransform(source.fim, tokenizer, spec.tokens_max)
         self._parts: dict[int, tuple[int, ...]] = {}
         self._texts: dict[int, str] = {}
@@ -145,9 +147,9 @@ class _Work:
         lengths = closed.lengths
         lengths[list(self.bad)] = BAD
         mask = None if closed.mask is None or closed.mask.all() else closed.mask
-        too_long = 0 if self._fim is None else self._fim.too_long
-        beside = self._beside(lengths)
-        return Tokenised(lengths, closed.ids, mask, dict(sorted(self.bad.items())), beside, self._parts, too_long)
+        left = 0 if self._fim is None else self._fim.left
+        bad = dict(sorted(self.bad.items()))
+        return Tokenised(lengths, closed.ids, mask, bad, self._beside(lengths), self._parts, left)
 
     def _beside(self, lengths: Integers) -> Columns | None:
         """The columns of the samples; a record that is none has no row."""
@@ -192,6 +194,8 @@ class _Work:
             value = json.loads(data) if self._records.kind is Kind.JSON else unpacked(data)
         except (ValueError, RecursionError) as error:
             raise UnfitRecordError(f"not JSON ({error})") from error
+        if self._encode is not None and self._spec.source.format in _PADDED:
+            return without_nulls(value)
         images = self._spec.source.images
         return value if images is None else with_images(value, images)
 
@@ -208,8 +212,16 @@ class _Work:
         return np.asarray(mask != 0, np.uint8)
 
 
-def _encoder(spec: TransformSpec, tokenizer: Tokenizer) -> Callable[[object], Encoded] | None:
-    """The encoder of whole records, where no function makes texts of them; None if there is none."""
+def open_transform(spec: TransformSpec, tokenizer: Tokenizer) -> tuple[object, ...]:
+    """What a worker opens for a source. `UsageError` if its settings do not fit the tokenizer, which is no record's fault."""
+    fim = spec.source.fim
+    return encoder_of(spec, tokenizer), None if fim is None else FimTransform(fim, tokenizer, spec.tokens_max)
+
+
+def encoder_of(spec: TransformSpec, tokenizer: Tokenizer) -> Callable[[object], Encoded] | None:
+    """The encoder of whole records, where no function makes texts of them; None if there is none. `UsageError`: its settings
+    do not fit the tokenizer.
+    """
     found = None
     if spec.chat is not None:
         from stepfs_producer.transforms.chat import chats  # noqa: PLC0415 - jinja2 is optional

@@ -13,22 +13,23 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from stepfs.errors import AbsentError, MissingPackageError, RefusedError, StepfsError, UsageError
-from stepfs_producer.plan.arrays import Ids, Mask
+from stepfs_producer.plan.arrays import Ids
 from stepfs_producer.plan.sources import Tokenizer as PlanTokenizer
 from stepfs_producer.plan.values import NONE
 from stepfs_producer.sources.record import RECORD_BYTES_MAX
 from stepfs_producer.transforms.documents import Documents, TokenizerSpec, UnfitRecordError, is_of_record
 
 if TYPE_CHECKING:
+    from tokenizers import Encoding
     from tokenizers import Tokenizer as Model
 
 _ENDS: Final = (
@@ -51,7 +52,7 @@ _PADDINGS: Final = (
 )
 _SHOWN: Final = 8
 
-_UNSPELLED: Final = "\0stepfs control token\0"
+UNSPELLED: Final = "\0stepfs control token\0"  # before the names that control tokens have here, which no text spells
 _FOR_INFERENCE: Final = ("truncation", "padding")
 _RANDOM: Final = ("dropout", "alpha", "nbest_size")
 _BATCH_CHARACTERS: Final = 1 << 20  # per call of the library, whose results need a hundred bytes per token
@@ -109,10 +110,17 @@ def _nearest(name: str, known: Sequence[str]) -> str | None:
     return next(iter(close(name, known, n=1, cutoff=0.5)), None)
 
 
-def prepared(model_json: str, named: Collection[str]) -> tuple[str, dict[str, str]]:
-    """The JSON for encoding documents, and the new names of its control tokens.
+class Prepared(NamedTuple):
+    """A tokenizer's file, for encoding documents."""
 
-    Control tokens are the added tokens that are special or `named`. `ValueError`, `TypeError`, `KeyError` or
+    json: str
+    names: dict[str, str]  # of its control tokens → those that they have here
+    found: bool  # whether each is found wherever it stands: not in the normalised text, nor alone between words
+    added: list[str]  # all added tokens, by their names in the file
+
+
+def prepared(model_json: str, named: Collection[str], *, renamed: bool = True) -> Prepared:
+    """Control tokens are the added tokens that are special or `named`. `ValueError`, `TypeError`, `KeyError` or
     `AttributeError` if the JSON is no tokenizer's.
     """
     data: dict[str, Any] = json.loads(model_json)
@@ -123,12 +131,18 @@ def prepared(model_json: str, named: Collection[str]) -> tuple[str, dict[str, st
         if key in model:
             model[key] = None
     names: dict[str, str] = {}
+    added: list[str] = []
+    found = True
     for token in data.get("added_tokens") or ():
+        added.append(token["content"])
         token["special"] = token["special"] or token["content"] in named
         if token["special"] and token["content"] != _unknown(model):
-            names[token["content"]] = token["content"] = _UNSPELLED + token["content"]
-    _rename(model, names)
-    return json.dumps(data), names
+            found &= not (token.get("single_word") or (token.get("normalized") and data.get("normalizer")))
+            names[token["content"]] = UNSPELLED + token["content"] if renamed else token["content"]
+            token["content"] = names[token["content"]]
+    if renamed:
+        _rename(model, names)
+    return Prepared(json.dumps(data), names, found, added)
 
 
 def _unknown(model: dict[str, Any]) -> str | None:
@@ -168,6 +182,10 @@ class Tokenizer(ABC):
     @abstractmethod
     def id_of(self, role: str, name: str) -> int | None:
         """The token `name`; None for `none`. `UsageError` names the nearest one that there is."""
+
+    def spelled(self, text: str) -> str | None:  # noqa: ARG002
+        """A control token that a text spells."""
+        return None
 
     @abstractmethod
     def encode_plain(self, texts: Sequence[str]) -> Documents:
@@ -278,9 +296,13 @@ class ModelTokenizer(Tokenizer):
         from tokenizers import Tokenizer as Model  # noqa: PLC0415
 
         named = {name for name in (plan.eos, plan.bos, plan.pad) if name is not None and name != NONE}
-        changed, new_names = prepared(model_json, named)
-        self._model: Model = Model.from_str(changed)
         self._as_text = plan.control_tokens != "tokens"
+        found = prepared(model_json, named, renamed=self._as_text)
+        new_names, self.added = found.names, found.added
+        self._model: Model = Model.from_str(found.json)
+        self.by_own_names = self._as_text and not found.found
+        """Whether the control tokens of a rendered text are found as the file finds them by their own names alone."""
+        self._own_json = prepared(model_json, named, renamed=False).json if self.by_own_names else ""
         self._model.encode_special_tokens = self._as_text
         self.control_tokens = new_names
         """Control tokens by their names in the file → the names that the model knows here, which no text spells."""
@@ -302,8 +324,6 @@ class ModelTokenizer(Tokenizer):
     def encode_plain(self, texts: Sequence[str]) -> Documents:
         lengths: list[int] = []
         parts = [np.empty(0, np.int32)]
-        if not self._as_text:
-            texts = [self._controls.sub(lambda found: self.control_tokens[found[0]], text) for text in texts]
         for batch in _batches(texts):
             try:
                 encodings = self._model.encode_batch_fast(batch, add_special_tokens=False)
@@ -321,7 +341,6 @@ class ModelTokenizer(Tokenizer):
         return self._names.id_of(role, name)
 
     def spelled(self, text: str) -> str | None:
-        """A control token that a text spells."""
         found = self._controls.search(text)
         return None if found is None else found[0]
 
@@ -337,28 +356,56 @@ class ModelTokenizer(Tokenizer):
             + (advice if missing else "")
         )
 
-    def encode_rendered(self, text: str, spans: Iterable[tuple[int, int]]) -> tuple[Ids, Mask]:
-        """The ids of a text that may name `control_tokens`, and 1 for those with a character in one of the spans."""
-        self._model.encode_special_tokens = False
+    @cached_property
+    def _own_model(self) -> Model:
+        from tokenizers import Tokenizer as Model  # noqa: PLC0415
+
+        return Model.from_str(self._own_json)
+
+    def encode_rendered(
+        self, text: str, spans: Iterable[tuple[int, int]], *, own: bool = False
+    ) -> tuple[Ids, list[tuple[int, int]]]:
+        """The ids of a text that may name `control_tokens`, and for each span of characters that of its tokens. `own`: by
+        their names in the file.
+        """
+        model = self._own_model if own else self._model
+        model.encode_special_tokens = False
         try:
-            found = self._model.encode(text, add_special_tokens=False)
+            found = model.encode(text, add_special_tokens=False)
         except BaseException as error:
             if not is_of_record(error):
                 raise
             raise _refused(error) from error
         finally:
             self._model.encode_special_tokens = self._as_text
-        mask = np.zeros(len(found), np.uint8)
-        for begin, end in spans:
-            first, last = found.char_to_token(begin), found.char_to_token(end - 1) if end else None
-            if first is None or last is None:  # a character that is in no token, such as a space that is trimmed
-                begins, ends = np.array(found.offsets, np.int64).reshape(-1, 2).T
-                mask[(ends > begin) & (begins < end) & (ends > begins)] = 1
-                continue
-            while last + 1 < len(found) and found.token_to_chars(last + 1) == found.token_to_chars(last):
-                last += 1  # a character of several tokens
-            mask[first : last + 1] = 1
-        return np.array(found.ids, np.int32), mask
+        if self.by_own_names and not own:
+            self._refuse_unfound(text, found)
+        return np.array(found.ids, np.int32), [_tokens_of(found, *span) for span in spans]
+
+    def _refuse_unfound(self, text: str, encoding: Encoding) -> None:
+        """`UnfitRecordError` if a new name of a control token became anything but the token."""
+        named = re.compile("|".join(map(re.escape, longest_first(self.control_tokens.values()))))
+        for name in named.finditer(text):
+            place = encoding.char_to_token(name.start())
+            if place is None or encoding.ids[place] != self._model.token_to_id(name[0]):
+                raise UnfitRecordError(
+                    "a message spells a control token, which this tokenizer cannot tell from the template's; give tokenizer: "
+                    "{control_tokens: tokens}, or leave such messages out"
+                )
+
+
+def _tokens_of(encoding: Encoding, begin: int, end: int) -> tuple[int, int]:
+    """First and last + 1 of the tokens with a character in a span."""
+    if begin == end:
+        return 0, 0
+    first, last = encoding.char_to_token(begin), encoding.char_to_token(end - 1)
+    if first is None or last is None:  # a character that is in no token, such as a space that is trimmed
+        begins, ends = np.array(encoding.offsets, np.int64).reshape(-1, 2).T
+        inside = np.flatnonzero((ends > begin) & (begins < end) & (ends > begins))
+        return (int(inside[0]), int(inside[-1]) + 1) if len(inside) else (0, 0)
+    while last + 1 < len(encoding) and encoding.token_to_chars(last + 1) == encoding.token_to_chars(last):
+        last += 1  # a character of several tokens
+    return first, last + 1
 
 
 def longest_first(names: Iterable[str]) -> list[str]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _WATCH_S: Final = 1.0
 _PRODUCERS: Final = ["PRODUCER", "EPOCH", "STEPS", "STATE", "LAST ENTRY"]
-_SOURCES: Final = ["PRODUCER", "SOURCE", "TOKENS", "SHARE", "RECORDS", "SKIPPED", "EPOCH"]
+_SOURCES: Final = ["PRODUCER", "SOURCE", "TOKENS", "SHARE", "RECORDS", "SKIPPED", "DROPPED", "EPOCH"]
 
 Report = tuple[dict[str, object], list[str]]  # the document, and the same in lines for people
 
@@ -267,7 +267,7 @@ def plan_lines(producers: Mapping[str, Any]) -> Iterator[str]:
     for producer, each in sorted(producers.items()):
         sources = (each.get("plan") or {"sources": {}})["sources"]
         for name, source in sorted(sources.items(), key=lambda named: (-named[1]["tokens"], named[0])):
-            counts = [str(source[count]) for count in ("records", "skipped", "epoch")]
+            counts = [str(source[count]) for count in ("records", "skipped", "dropped", "epoch")]
             share = f"{source['share']:.2%}"
             rows.append([printable(producer), printable(name), str(source["tokens"]), share, *counts])
     if rows:
