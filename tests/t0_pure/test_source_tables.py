@@ -137,7 +137,7 @@ JSON = {
     "a bracket too many": (b'[{"text": "a"}]]', "Expecting value"),
     "cut behind a comma": (b'[{"text": "a"},\n', "it ends within an array"),
     "cut behind an object": (b'[{"text": "a"}', "it ends within an array"),
-    "a number at the end of a piece": (b'[{"text": "a"}, 12345, {"text": "b"}]', ["a", "b"]),
+    "a number at the end of a piece": (b'[{"text": "a"}, 1.5e-07, {"text": "b"}]', ["a", "b"]),
 }
 CSV = {
     "a quote within a field": (b'id,text\n1,5" pipe\n2,two\n', ['5" pipe', "two"]),

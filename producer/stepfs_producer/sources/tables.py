@@ -27,6 +27,7 @@ from stepfs_producer.sources.record import RECORD_BYTES_MAX, Bad, SourceSpec, Va
 Found = Iterator[tuple[int, Any]]
 _PIECE: Final = 1 << 20
 _BETWEEN: Final = re.compile(r"[ \t\r\n,]*")
+_DIGITS: Final = re.compile(r"[-+.0-9eE]*")
 _END: Final = "\ud800"  # which no decoded text has
 _META: Final = re.compile(r"__[^/]*__($|/)")  # as WebDataset knows members that are no samples
 _CACHE: Final = re.compile(
@@ -88,10 +89,10 @@ class JsonArray:
             piece = file.read(_PIECE)
             ended = not piece
             held += decode(piece, final=ended)
-            place = _behind_blanks(held, 0)
+            place = _behind(_BETWEEN, held, 0)
             while place < len(held):
                 if held[place] == ("]" if inside else "["):
-                    inside, place = not inside, _behind_blanks(held, place + 1)
+                    inside, place = not inside, _behind(_BETWEEN, held, place + 1)
                     continue
                 try:
                     value, end = decoder.raw_decode(held, place)
@@ -99,18 +100,18 @@ class JsonArray:
                     if ended or len(held) - place > RECORD_BYTES_MAX:
                         raise
                     break
-                if end == len(held) and not ended:
+                if not ended and _behind(_DIGITS, held, end) == len(held):
                     break  # of a number more may follow
                 yield next(numbers), value if isinstance(value, dict) else Bad("not a JSON object")
-                place = _behind_blanks(held, end)
+                place = _behind(_BETWEEN, held, end)
             held = held[place:]
         if inside:
             raise ValueError("it ends within an array")
 
 
-def _behind_blanks(text: str, place: int) -> int:
-    found = _BETWEEN.match(text, place)
-    assert found is not None
+def _behind(what: re.Pattern[str], text: str, place: int) -> int:
+    found = what.match(text, place)
+    assert found is not None, "nothing matches, too"
     return found.end()
 
 
