@@ -134,7 +134,7 @@ class Copy:
         """By the records that the replicator has just seen, and without an await since. Where another replica was begun in place
         of one that cannot go on, under its name, the lake's group is the new one's, whoever still looks after the old one.
         """
-        if place is not self.place or replica.log._stale:  # noqa: SLF001 - it slept in its look, which it will do again
+        if place is not self.place or replica.log._stale:
             return
         groups, hold, end = replica.log.control.groups, replica.hold, replica.log.state.next_step
         ledger = self.world.ledger
