@@ -74,6 +74,8 @@ FILES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "what begins with __": (shard(tar(*texts("__meta__/0.txt", "0.txt", "__index__", "__no/1.txt"))), ""),
     "no member": (shard(tar()), ""),
     "cut within a member": (shard(tar(("0.txt", b"t" * 2000), ("1.txt", b"t" * 2000))[:4000]), ""),
+    "cut behind a member": (shard(tar(*THREE)[:2048]), "it ends without the blocks that end a tar"),
+    "a damaged header": (shard(tar(*THREE)[:1024] + b"\xff" * 9 + tar(*THREE)[1033:]), "no member where one should begin: bad checksum"),
     "gzip": (shard(gzip.compress(tar(*THREE), mtime=0), "a.tar.gz"), ""),
     "gzip by another name": (shard(gzip.compress(tar(*THREE), mtime=0)), "a.tar is gzip; let its name end in .gz"),
 }  # fmt: skip

@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import json
+import random
 import shutil
 import tarfile
 from collections.abc import Callable
@@ -29,6 +30,19 @@ from stepfs_producer.sources.record import Kind, packed, unpacked
 BYTES = [text.encode() for text in TEXTS]
 OTHERS = Path(__file__).parent / "others"  # six rows each, of pandas 3.1, polars 2.1, DuckDB 2.0 and datasets 5.2
 PACKED = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}
+
+
+def tar_of(*members: tuple[str, bytes]) -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        for name, data in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return file.getvalue()
+
+
+TWO = tar_of(("0.txt", b"a"), ("1.txt", b"b"))
 
 
 OBJECTS = [{"text": text, "n": number} for number, text in enumerate(TEXTS)]
@@ -121,6 +135,9 @@ def test_a_row_that_does_not_fit_is_a_bad_record(form: str, name: str, data: byt
         ("arrow", "a.arrow", b"ARROW1\0\0" + bytes(100), "damaged Arrow"),
         ("arrow", "datasets.arrow", (OTHERS / "datasets.arrow").read_bytes()[:-300], "damaged Arrow"),
         ("arrow", "polars.arrow", (OTHERS / "polars.arrow").read_bytes()[:-300], "damaged Arrow"), ("webdataset", "a.tar", b"x" * 2000, "damaged tar"),
+        ("webdataset", "a.tar", TWO[:1024], r"damaged tar \(it ends without the blocks that end a tar\)"),
+        ("webdataset", "a.tar", TWO[:1100], r"damaged tar \(no member where one should begin: truncated header\)"),
+        ("webdataset", "a.tar", TWO[:1024] + b"\xff" * 40 + TWO[1064:], r"damaged tar \(no member where one should begin: bad checksum\)"),
     ],
 )  # fmt: skip
 def test_a_damaged_table_is_named(form: str, name: str, data: bytes, why: str, tmp_path: Path) -> None:
@@ -191,21 +208,13 @@ def test_a_name_that_is_there_twice_is_refused(tmp_path: Path) -> None:
         )
 
 
-def tar_of(path: Path, *members: tuple[str, bytes]) -> Path:
-    with tarfile.open(path, "w") as archive:
-        for name, data in members:
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            archive.addfile(member, io.BytesIO(data))
-    return path
-
-
 def test_members_of_a_sample_are_named_as_webdataset_names_them(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(tables, "RECORD_BYTES_MAX", 100)
-    path = tar_of(
-        tmp_path / "a.tar", ("0.TXT", b"zero"), ("__meta__/0.txt", b"no"), ("d/1.Txt", b"one"), ("d/1.N.CLS", b"1"),
+    path = tmp_path / "a.tar"
+    path.write_bytes(tar_of(
+        ("0.TXT", b"zero"), ("__meta__/0.txt", b"no"), ("d/1.Txt", b"one"), ("d/1.N.CLS", b"1"),
         ("2.txt", b"x"), ("2.TXT", b"y"), ("2.json", b"{}"), ("3.txt", b"x" * 60), ("3.bin", b"x" * 60), ("4.txt", b"four"),
-    )  # fmt: skip
+    ))  # fmt: skip
     (block,) = blocks(source(path, form="webdataset", text_field="txt", shuffle=False))
     assert values([block]) == [b"zero", b"one", b"four"]
     assert block.records.bad == {
@@ -296,6 +305,17 @@ def test_times_of_any_depth_are_those_of_the_file(name: str, tmp_path: Path) -> 
         parquet.write_table(table, tmp_path / "a.parquet")
         again = blocks(source(tmp_path, form="parquet", shuffle=False, whole_records=True))
         assert [unpacked(each) for each in values(again)] == found
+
+
+def test_the_readable_beginning_of_a_compressed_table_is_taken(tmp_path: Path) -> None:
+    noise = random.Random(1)
+    rows = [{"text": f"{number} {noise.randbytes(40).hex()}"} for number in range(3000)]
+    data = gzip.compress(json.dumps(rows).encode())
+    (tmp_path / "a.json.gz").write_bytes(data[: len(data) // 2])
+    spec = changed(source(tmp_path, form="json", shuffle=False), skip_damaged=True)
+    found = [one.decode() for one in values(blocks(spec))]
+    assert found == [row["text"] for row in rows[: len(found)]]
+    assert 1000 < len(found) < 1600
 
 
 JSON_TYPE = pa.json_(pa.string())

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from functools import lru_cache
 from itertools import chain, count
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, Self
 
 from stepfs.errors import AbsentError, CorruptError, MissingPackageError, StepfsError, UsageError
 from stepfs_producer.plan.sources import SourceFiles
@@ -85,8 +85,11 @@ class JsonArray:
     def records(self, file: BinaryIO, part: int) -> Found:  # noqa: ARG002
         decoder, held, numbers, ended, inside = json.JSONDecoder(), "", count(), False, False
         decode = codecs.getincrementaldecoder("utf-8-sig")().decode
+        read = getattr(
+            file, "read1", file.read
+        )  # what is there, so that nothing of it is lost where the rest is damaged
         while not ended:
-            piece = file.read(_PIECE)
+            piece = read(_PIECE)
             ended = not piece
             held += decode(piece, final=ended)
             place = _behind(_BETWEEN, held, 0)
@@ -115,6 +118,21 @@ def _behind(what: re.Pattern[str], text: str, place: int) -> int:
     return found.end()
 
 
+class _Member(tarfile.TarInfo):
+    """A member, of an archive that proves its end: `tarfile` takes what is none for the end, and so a cut shard for whole."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        if not buf:
+            raise ValueError("it ends without the blocks that end a tar")
+        try:
+            return super().frombuf(buf, encoding, errors)
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
+            raise
+        except tarfile.HeaderError as error:
+            raise ValueError(f"no member where one should begin: {error}") from error
+
+
 class WebDataset:
     """Samples of a tar: members that differ in what follows the first dot of their names, which names the field."""
 
@@ -123,7 +141,7 @@ class WebDataset:
     def records(self, file: BinaryIO, part: int) -> Found:  # noqa: ARG002
         key, begin, size = "", 0, 0
         sample: dict[str, Any] | Bad = {}
-        with tarfile.open(fileobj=file, mode="r|") as archive:
+        with tarfile.open(fileobj=file, mode="r|", tarinfo=_Member) as archive:
             for member in archive:
                 directory, _, name = member.name.rpartition("/")
                 stem, _, ending = name.partition(".")
