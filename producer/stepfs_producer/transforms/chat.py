@@ -121,7 +121,7 @@ class Chats:
 
     def rendered(self, talk: Sequence[Turn], given: Given, *, masked: bool = True) -> tuple[Ids, Mask]:
         """The ids of a conversation, and 1 for those that are learned; 0 for all, if not `masked`."""
-        text, spans = self._written(talk, given, masked=masked)
+        text, spans, _ = self._written(talk, given, masked=masked)
         ids, places = self._encoded(text, spans)
         return ids, _mask(len(ids), places)
 
@@ -129,8 +129,8 @@ class Chats:
         """The same, and tokens up to the beginning of each turn and to the end of the last; None: the template does not write
         them one by one.
         """
-        text, spans = self._written(talk, given)
-        turns = [self._template.pieces.get(turn, (0, 0)) for turn in range(len(talk))]
+        text, spans, pieces = self._written(talk, given)
+        turns = [pieces.get(turn, (0, 0)) for turn in range(len(talk))]
         ids, places = self._encoded(text, [*spans, *turns])
         begins = [first for first, last in places[len(spans) :] if last]
         mask = _mask(len(ids), places[: len(spans)])
@@ -146,29 +146,32 @@ class Chats:
             raise UnfitRecordError(f"a conversation of {len(text)} characters; this tokenizer takes fewer")
         return self._tokenizer.encode_rendered(text, spans, own=own)
 
-    def _written(self, talk: Sequence[Turn], given: Given, *, masked: bool = True) -> tuple[str, Spans]:
-        """The text of a conversation with marks, and the spans of characters that are learned."""
+    def _written(
+        self, talk: Sequence[Turn], given: Given, *, masked: bool = True
+    ) -> tuple[str, Spans, Mapping[int, tuple[int, int]]]:
+        """The text of a conversation with marks, the spans of characters that are learned, and where turns are written."""
         messages, learned = [self._joined(*one) for one in enumerate(talk)], [turn.learned for turn in talk]
         if self._as_text:
             messages, given = self._marked_as_text(messages), Given(*map(self._marked_as_text, given))
+        spans: Spans = []
+        pieces: Mapping[int, tuple[int, int]] = {}
         if masked:
-            text, spans = self._template.learned(messages, given, learned, blocks=self._chat.learn != "all")
+            text, spans, pieces = self._template.learned(messages, given, learned, blocks=self._chat.learn != "all")
         else:
-            text, spans = self._template.text_of(messages, given), []
-        if not (stop := self._chat.stop):
-            return text, spans
-        spans = [(begin, end + _size(text, end, stop)) for begin, end in spans]
-        if learned[-1] and not text.rstrip().endswith(stop):
-            text += stop[0]
-            spans.append((len(text) - len(stop[0]), len(text)))
-        return text, spans
+            text = self._template.text_of(messages, given)
+        if stop := self._chat.stop:
+            spans = [(begin, end + _size(text, end, stop)) for begin, end in spans]
+            if learned[-1] and not text.rstrip().endswith(stop):
+                text += stop[0]
+                spans.append((len(text) - len(stop[0]), len(text)))
+        return text, spans, pieces
 
     def ending(self) -> Ending | None:
         """How answers end, by the rendering of a short talk; None: the template refuses it."""
         ask, answer, more = _PROBES
         talk = [*self.messages_of(ask, "user"), *self.messages_of(answer, ANSWERS), *self.messages_of(more, "user")]
         try:
-            alone, spans = self._written(talk[:2], Given())
+            alone, spans, _ = self._written(talk[:2], Given())
             among = self._template.text_of([turn.message for turn in talk], Given())
         except UnfitRecordError:
             return None

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial, wraps
 from itertools import count, pairwise, takewhile
+from threading import Lock
 from typing import Any, Final, NamedTuple, NoReturn, cast
 
 import jinja2
@@ -124,8 +125,7 @@ class Rendering:
         self._variables = spec.chat.template or {}
         self._sandbox = _Sandbox(spec.chat.date)
         defined = {name for name, _ in spec.tokens} | self._variables.keys()
-        self.pieces: Mapping[int, tuple[int, int]] = {}
-        """Where the messages of the newest conversation are written, as far as one loop writes them."""
+        self._lock = Lock()  # threads of `check` share one, and a rendering is noted in one place
         self._closings = frozenset(("", *self._tokens.values()))  # some templates close a talk behind its last turn
         default, of_tools = spec.templates
         self._template = self._compiled(default, defined)
@@ -148,20 +148,21 @@ class Rendering:
 
     def learned(
         self, messages: list[Message], given: Given, learned: Sequence[bool], *, blocks: bool
-    ) -> tuple[str, Spans]:
-        """The text of a conversation, and the spans of characters that are learned: of its learned messages the
-        `{% generation %}` blocks (unless not `blocks`), or else all.
+    ) -> tuple[str, Spans, Mapping[int, tuple[int, int]]]:
+        """The text of a conversation, the spans of characters that are learned (of its learned messages the
+        `{% generation %}` blocks, unless not `blocks`, or else all), and where messages are written, if that is known.
         """
-        text = self._render(messages, given)
         turns = [turn for turn, is_learned in enumerate(learned) if is_learned]
-        found, self.pieces = self._sandbox.now.blocks, self._sandbox.now.pieces(turns)
-        if found and blocks:
-            return text, _of_learned(found, self.pieces, messages, learned)
-        if all(learned) and not blocks:
-            return text, [(0, len(text))]
-        beginning = lru_cache(_KEPT)(partial(self._beginning, messages, given))
-        talk = _Talk(text, messages, beginning, self._closings, self._added)
-        return text, talk.added_by(turns, self.pieces)
+        with self._lock:
+            text = self._render(messages, given)
+            found, pieces = self._sandbox.now.blocks, self._sandbox.now.pieces(turns)
+            if found and blocks:
+                return text, _of_learned(found, pieces, messages, learned), pieces
+            if all(learned) and not blocks:
+                return text, [(0, len(text))], pieces
+            beginning = lru_cache(_KEPT)(partial(self._beginning, messages, given))
+            talk = _Talk(text, messages, beginning, self._closings, self._added)
+            return text, talk.added_by(turns, pieces), pieces
 
     def _beginning(self, messages: list[Message], given: Given, count: int, *, generation: bool) -> str:
         return self._render(messages[:count], given, generation=generation)
@@ -171,13 +172,14 @@ class Rendering:
         """Whether it renders a content that is a list of parts; else it would write Python's form of the list."""
         part = {"type": "text", "text": _PROBE}
         try:
-            text = self._render([{"role": "user", "content": [part]}], Given())
+            text = self.text_of([{"role": "user", "content": [part]}], Given())
         except UnfitRecordError:
             return False
         return _PROBE in text and "'type'" not in text
 
     def text_of(self, messages: list[Message], given: Given) -> str:
-        return self._render(messages, given)
+        with self._lock:
+            return self._render(messages, given)
 
     def _render(self, messages: list[Message], given: Given, *, generation: bool = False) -> str:
         self._sandbox.now = _Rendered(numbers={id(message): number for number, message in enumerate(messages)})
