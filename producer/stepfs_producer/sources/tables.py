@@ -83,16 +83,17 @@ class JsonArray:
     suffixes = with_compressed(".json")
 
     def records(self, file: BinaryIO, part: int) -> Found:  # noqa: ARG002
-        decoder, held, numbers, ended, inside = json.JSONDecoder(), "", count(), False, False
+        decoder, held, numbers, ended, inside, enough = json.JSONDecoder(), "", count(), False, False, 0
         decode = codecs.getincrementaldecoder("utf-8-sig")().decode
-        read = getattr(
-            file, "read1", file.read
-        )  # what is there, so that nothing of it is lost where the rest is damaged
+        # What is there, so that nothing of it is lost where the rest is damaged.
+        read = getattr(file, "read1", file.read)
         while not ended:
             piece = read(_PIECE)
             ended = not piece
             held += decode(piece, final=ended)
-            place = _behind(_BETWEEN, held, 0)
+            if len(held) < enough and not ended:
+                continue
+            place, enough = _behind(_BETWEEN, held, 0), 0
             while place < len(held):
                 if held[place] == ("]" if inside else "["):
                     inside, place = not inside, _behind(_BETWEEN, held, place + 1)
@@ -102,6 +103,7 @@ class JsonArray:
                 except json.JSONDecodeError:
                     if ended or len(held) - place > RECORD_BYTES_MAX:
                         raise
+                    enough = 2 * (len(held) - place)  # a long value is looked at a few times only
                     break
                 if not ended and _behind(_DIGITS, held, end) == len(held):
                     break  # of a number more may follow
