@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from crc32c import crc32c
 from lakes import SLICES, commit, payloads, stepfs
 from payload_samples import npy
 
@@ -66,6 +67,34 @@ class TestVerify:
         ended = stepfs("verify", lake, "--json")
         assert ended.code == 5
         assert len(ended.document["errors"]) == 1
+
+    @pytest.mark.parametrize("damaged", [False, True], ids=["sound", "beside damage"])
+    @pytest.mark.parametrize("room", ["data/*", "log", "control"])
+    def test_what_a_later_version_wrote_is_no_damage_and_nothing_is_repaired(self, lake, room, damaged):
+        """Though something else is damaged: who cannot read all advises no cut."""
+        root = Path(lake.removeprefix("file://"))
+        if room == "control":
+            assert stepfs("checkpoint", lake, "--group", "run", 1, "--new-group").code == 0
+        of_format_2(max(root.glob(f"*/{room}/*")))
+        if damaged:
+            flip(min(root.glob("*/data/*/*")), 64)
+        before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+        for words in ([], ["--repair"]):
+            ended = stepfs("verify", lake, *words)
+            assert (ended.code, ended.out) == (4, "")
+            assert ended.err.endswith("upgrade stepfs\n")
+        assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
+
+
+def of_format_2(path: Path) -> None:
+    """Sound, but in another format: an envelope, or the header of a TGB."""
+    data = path.read_bytes()
+    is_tgb = data.startswith(b"stepfs-tgb\n")
+    head = data[:11] + b"\2" + data[12:60] if is_tgb else data[:7] + b"\2" + data[8:12]
+    rest = data[len(head) + 4 :]
+    covered = b"" if is_tgb else rest
+    path.chmod(0o644)
+    path.write_bytes(head + crc32c(covered, crc32c(head)).to_bytes(4, "little") + rest)
 
 
 def flip(path: Path, offset: int) -> None:
