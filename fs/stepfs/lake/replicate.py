@@ -456,8 +456,10 @@ class Replica:
         self._keep_at_s = trio.current_time() + _KEEP_S
         await self._refresh_home()
         await self._check_gap()
-        if not await self.log.confirm():  # this process slept while the replica was reclaimed: again, once it has read that
-            self._keep_at_s = trio.current_time()
+        if not await self.log.confirm():
+            self._keep_at_s = (
+                trio.current_time()
+            )  # it slept while the replica was reclaimed: again, once it has read that
             return
         end, live = self.log.state.next_step, self.home.first_live_step
         here = Group(self.log.control, HOME_GROUP)

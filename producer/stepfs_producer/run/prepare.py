@@ -221,7 +221,7 @@ def identity(spec: SourceSpec, transform: TransformSpec, tokenizer_digest: str, 
         "held_out": spec.held_out,
         "tokenizer": [_identity_of(transform.tokenizer.tokenizer), tokenizer_digest],
         "columns": [[name, _identity_of(column)] for name, column in transform.columns],
-        "chat": None if chat is None else [chat.templates.default, tokens, chat.tokens_max, chat.truncates],
+        "chat": None if chat is None else [chat.templates.default, tokens],
         "images": None if source.images is None else library(),
     }
     if revision > 1 and (source.is_of_chats or source.fim is not None):
