@@ -77,11 +77,11 @@ def records_of(history: list[Request]) -> list[ControlRecord]:
 def test_no_sequence_of_requests_gives_up_what_a_group_needs(history):
     before = NOTHING_YET
     for record in records_of(history):
-        assert all(group.need >= record.first_live_step for group in record.groups.values())
+        assert all(group.need >= record.first_live_step for group in record.holding.values())
         assert record.first_live_step >= before.first_live_step
         if record.first_live_step > before.first_live_step:
             assert before.groups == record.groups
-            assert record.first_live_step <= min(group.need for group in before.groups.values())
+            assert record.first_live_step <= before.need
         before = record
 
 

@@ -153,7 +153,7 @@ class TestStatus:
         document = stepfs("status", lake, "--json").document
         assert list(document) == [
             "schema", "lake_id", "slices", "grid", "ext", "replica_of", "head", "digest", "time", "first_step", "next_step",
-            "frontier", "sealed", "total_bytes", "total_records", "live_bytes", "producers", "groups", "nodes",
+            "frontier", "sealed", "total_bytes", "total_records", "live_bytes", "producers", "groups", "paces", "nodes",
             "origins", "problems",
         ]  # fmt: skip
         assert (document["schema"], document["slices"], document["ext"]) == (1, SLICES, ".safetensors")

@@ -55,7 +55,7 @@ FEATURES = {
         "mount:--ranks mount:--world mount:--mesh --slices init:--ranks --micro-batches --cp --rank --micro --beside",
         "names", "view/ranks.py format/mesh.py",
     ),
-    "groups": Feature("--group --checkpoint --keep --resumed --drop --new-group", "records names", "checkpoints/record.py"),
+    "groups": Feature("--group --checkpoint --keep --resumed --drop --new-group --pace", "records names", "checkpoints/record.py"),
     "watched": Feature("--checkpoint-dir --next-step", "records daemon", "checkpoints/watch.py checkpoints/formats.py"),
     "retire": Feature("--retire", "records daemon"),
     "reclaim": Feature(

@@ -184,9 +184,7 @@ def test_other_stages_are_accepted_and_a_begun_chat_is_not_cut_twice(plan: Path,
     [
         ({"chat: messages": "chat: {learn: all}"}, 0, "every token of the chats looked at is learned, the user's too"),
         (
-            {
-                "eos: <|im_end|>": "eos: <|im_end|>, chat_template: '{% for m in messages %}<|user|>{{ m.content }}{% endfor %}'"
-            },
+            {"chat_template: own.jinja": "chat_template: '{% for m in messages %}<|user|>{{ m.content }}{% endfor %}'"},
             0,
             "an answer ends with <|user|>, which is not learned, so a model learns no end of it; add stop: ['<|user|>'] to its chat",
         ),

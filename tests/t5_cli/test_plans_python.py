@@ -22,7 +22,7 @@ SCRIPT = """\
 from stepfs_producer import Jsonl, Mix, Output, Plan, Text
 plan = Plan(
     output=Output(ext=".npy", mesh="dp=2", sequence_length=128, micro_batch_tokens=512),
-    sources={"code": Jsonl("code/"), "prose": Text("prose.txt")},
+    sources={"code": Jsonl("code/"), "prose": Text("prose.txt", records="lines")},
     mix=[Mix(weights={"code": 30, "prose": 70})],
 )
 """
