@@ -184,8 +184,8 @@ class CheckpointHook:
         inside a shuffled order and `next_step` is beyond its first step: pass `ShuffledSteps.next_step`. A hook on a URL
         knows of none. Errors of earlier checkpoints, too: all that can be recorded is recorded first.
         """
-        if _rank() == 0 and not self._pace:
-            self._check(check_integer(next_step, "next_step"))
+        if _rank() == 0:  # a pace releases no step of an order
+            self._check(0 if self._pace else check_integer(next_step, "next_step"))
         self._add(next_step)
 
     def resumed(self, next_step: int) -> None:
@@ -358,9 +358,12 @@ class _Recorder:
         """One that cannot be made is left out: it must not take others with it."""
         while self._pending:
             one = self._pending[0]
-            control = await self._opened()
+            paces = "pace" in one.fate and self._control is not None
+            control = self._control if paces else await self._opened()
+            assert control is not None
             try:
-                await self._check_history(control)
+                if not paces:  # it releases nothing, and comes after each step
+                    await self._check_history(control)
                 committed = await self.committed(control, one.next_step, await self._known(one))
                 await record_checkpoint(control, committed, self.group, one.next_step, keep=self.keep, **one.fate)
             except StoreUnreachableError:

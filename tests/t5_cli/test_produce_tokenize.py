@@ -11,6 +11,7 @@ import torch
 from lakes import produce
 
 from stepfs import Lake, StepDataset
+from stepfs_producer.run import tokenize as tokenising
 
 tokenize = partial(produce, "tokenize")
 
@@ -93,7 +94,17 @@ def test_a_source_that_cannot_be_tokenised_leaves_nothing(plan, source, name, co
     assert sorted(plan.parent.rglob("*")) == before
 
 
-def test_files_that_are_there_are_kept(plan):
+def test_a_full_disk_is_said_at_once(plan, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("shutil.copyfileobj", full)
+    done = tokenize(plan, plan.parent / "ids", "--source", "words", "--workers", 1)
+    assert (done.returncode, "No space left on device; nothing of this was left there" in done.stderr) == (4, True)
+    assert not list(plan.parent.glob("*ids*"))
+
+
+def test_files_that_are_there_are_kept(plan, monkeypatch):
     (plan.parent / "ids.idx").write_text("of others")
     done = tokenize(plan, plan.parent / "ids", "--source", "words", "--workers", 1)
     assert (done.returncode, done.stderr) == (
@@ -101,5 +112,11 @@ def test_files_that_are_there_are_kept(plan):
         f"stepfs-produce: {plan.parent}/ids.idx exists; name another OUT, or remove it\n",
     )
     assert [path.name for path in plan.parent.glob("ids*")] == ["ids.idx"]
+    (plan.parent / "ids.idx").unlink()
+    monkeypatch.setattr(tokenising, "index_of", lambda *_: (plan.parent / "ids.bin").write_bytes(b"of others") and b"")
+    raced = tokenize(plan, plan.parent / "ids", "--source", "words", "--workers", 1)
+    assert (raced.returncode, "File exists" in raced.stderr) == (4, True), "two at once"
+    assert (plan.parent / "ids.bin").read_bytes() == b"of others"
+    assert [path.name for path in plan.parent.glob("*ids*")] == ["ids.bin"]
     nowhere = tokenize(plan, plan.parent / "none/ids", "--source", "words", "--workers", 1)
     assert (nowhere.returncode, "make it first" in nowhere.stderr) == (2, True)

@@ -112,15 +112,16 @@ async def tokenize_source(
                 async for task, part in done:
                     _add(total, part, spec, layout)
                     own = parts / f"{task.place.fragment:09d}"
-                    with own.open("rb") as made:
+                    with own.open("rb") as made, _writing(prefix.parent):
                         await trio.to_thread.run_sync(shutil.copyfileobj, made, joined, _COPIED_BYTES)
                     own.unlink()
                     show(task.next_fragment.fragment or layout.fragments_count, layout.fragments_count)
         lengths = np.concatenate([np.empty(0, np.int32), *total.lengths])
-        (parts / "index").write_bytes(index_of(lengths, kind))
-        joined.flush()
-        (parts / "data").rename(data)
-        (parts / "index").rename(index)
+        with _writing(prefix.parent):
+            (parts / "index").write_bytes(index_of(lengths, kind))
+            joined.flush()
+            data.hardlink_to(parts / "data")  # unlike a rename, it replaces no file of another command
+            index.hardlink_to(parts / "index")
     tokens = int(lengths.sum(dtype=np.int64))
     return Tokenisation(name, str(prefix), len(lengths), tokens, kind.itemsize, total.bad, total.first_bad)
 
@@ -138,7 +139,9 @@ def tokenized(spec: SourceSpec, transform: TransformSpec, task: BlockTask, kind:
             bad += [(int(number), int(offset), why) for number, offset, why in of_bad]
             lengths.append(made.lengths[made.lengths > 0].astype(np.int32))
             records += len(block.records)
-            file.write(made.ids.astype(kind).data)
+            with _writing(Path(path).parents[1]):
+                file.write(made.ids.astype(kind).data)
+                file.flush()
             if block.follows == task.next_fragment:
                 return _Part(np.concatenate(lengths), records, tuple(bad))
             task = replace(task, place=block.follows)
@@ -193,6 +196,16 @@ def _add(total: _Sum, part: _Part, spec: SourceSpec, layout: Layout) -> None:
             f"source {spec.name}: {total.bad} of {total.records} records cannot be decoded, the first {text}; repair the files, "
             "or allow more with on_error: {do: skip, at_most: …}"
         )
+
+
+@contextmanager
+def _writing(directory: Path) -> Iterator[None]:
+    """An error of the disk is none of a store's, which would be tried again."""
+    try:
+        yield
+    except OSError as error:
+        why = f"{error.strerror or error}; nothing of this was left there, make room or name another OUT"
+        raise RefusedError(f"{directory}: {why}") from error
 
 
 @contextmanager

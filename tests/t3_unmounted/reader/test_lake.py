@@ -35,6 +35,7 @@ from stepfs.lake.fork import Cut, fork
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
 from stepfs.reader.options import LakeOptions
+from stepfs.store.local.local_store import LocalStore
 from stepfs.store.opening import open_store
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
@@ -228,6 +229,38 @@ def test_state_and_checkpoints_of_a_training_loop(url):
         resumed = StreamState.of_lake(lake)
         resumed.load_state_dict(saved)
         assert next(lake.follow(resumed.next_step)) == 4 == lake.first_step
+
+
+def test_a_pace_costs_three_requests_and_no_checkpoint(url, monkeypatch):
+    asked: list[str] = []
+
+    def counted(name: str) -> None:
+        plain = getattr(LocalStore, name)
+
+        def call(self: LocalStore, key: str, *arguments: object, **options: object) -> object:
+            if threading.current_thread().name == "stepfs-checkpoints":
+                asked.append(f"{name} {key.partition('/')[2]}")
+            return plain(self, key, *arguments, **options)
+
+        monkeypatch.setattr(LocalStore, name, call)
+
+    for name in ("get", "create", "list"):
+        counted(name)
+    with Lake(url, group="train") as lake:
+        until(lambda: lake.next_step >= 4)
+        pace = CheckpointHook(lake, pace=True)
+        pace(1)
+        asked.clear()
+        pace(2)
+        assert len(asked) <= 3, asked
+        for wrong in (
+            lambda: pace.resumed(1),
+            lambda: pace.dropped(1),
+            lambda: CheckpointHook(lake, pace=True, keep=2),
+        ):
+            with pytest.raises(UsageError, match="pace"):
+                wrong()
+        assert lake.first_step == 0
 
 
 def test_closing_ends_who_waits_and_frees_thread_and_memory(still):
