@@ -17,7 +17,7 @@ from ledger import payload
 from process_store import ProcessStore
 from scenario import FollowerPlan, ProducerPlan
 
-from stepfs.errors import FencedError, SealedError, StepfsError, StoreUnreachableError
+from stepfs.errors import CorruptError, FencedError, SealedError, StepfsError, StoreUnreachableError
 from stepfs.follow.parts import GroupFollower
 from stepfs.format.ids import Epoch, Step
 from stepfs.format.tgb import TgbImage, build
@@ -96,6 +96,8 @@ class ProducerActor:
                 await room.acquire()
                 try:
                     ticket = await producer.reserve(position=number + 1, payload_bytes=100)
+                except CorruptError:  # of a look at the groups, which no `flush` repeats: this life ends, as that of an append
+                    raise
                 except StepfsError as error:
                     # `flush` raises it, too, unless it is of a look at the groups and nothing is pending.
                     self._given_up |= isinstance(error, StoreUnreachableError)
