@@ -23,7 +23,7 @@ from scenario import Life, ReplicaPlan
 from stepfs.data.slices import Slices
 from stepfs.errors import AbsentError, RefusedError, StoreUnreachableError
 from stepfs.format.commit import chain_digest, decode_commit
-from stepfs.format.control import decode_control
+from stepfs.format.control import GroupRecord, decode_control
 from stepfs.format.identity import HOME_GROUP
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.format.keys import LAKE, control_prefix, data_prefix, log_prefix, number_of
@@ -56,6 +56,12 @@ class Place:
         copy = store.beside(self.shared)
         copy.url = self.url
         return copy
+
+    def run(self) -> GroupRecord | None:
+        """The run's group, as the replica has it now."""
+        prefix = control_prefix(self.world.ledger.identity.lake_id)
+        newest = max((key for key in self.shared.objects if key.startswith(prefix)), default=None)
+        return None if newest is None else decode_control(self.shared.objects[newest], newest)[1].groups.get(RUN)
 
     def _require(self, holds: bool, what: str) -> None:
         self.world.ledger.require(holds, f"{self.url}: {what}")
@@ -132,9 +138,10 @@ class Copy:
 
     def check_hold(self, replica: Replica, place: Place) -> None:
         """By the records that the replicator has just seen, and without an await since. Where another replica was begun in place
-        of one that cannot go on, under its name, the lake's group is the new one's, whoever still looks after the old one.
+        of one that cannot go on, under its name, the lake's group is the new one's, whoever still looks after the old one. One
+        that slept in its look may have seen what another replicator has moved on from, and looks again.
         """
-        if place is not self.place or replica.log._stale:
+        if place is not self.place or replica.log._stale or replica.log.control.groups.get(RUN) != place.run():
             return
         groups, hold, end = replica.log.control.groups, replica.hold, replica.log.state.next_step
         ledger = self.world.ledger
