@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import io
 import tarfile
@@ -88,9 +89,10 @@ def test_samples_are_those_of_webdataset(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it leaves files open
 @pytest.mark.parametrize("name", CASES)
 def test_webdataset_answers_as_it_did(name: str, tmp_path: Path) -> None:
-    answer = asked(CASES[name], tmp_path / name)
+    with warnings.catch_warnings(action="ignore", category=ResourceWarning):
+        answer = asked(CASES[name], tmp_path / name)
+        gc.collect()  # it leaves a damaged shard open
     assert answer == kept(KEPT, name, tmp_path / "kept")
     compare(CASES[name], answer, tmp_path / name)
