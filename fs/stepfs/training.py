@@ -26,7 +26,15 @@ import trio
 from stepfs._internal.background import BackgroundLoop
 from stepfs._internal.control_files import read_control_file, read_status
 from stepfs.checkpoints.record import breaks_order, check_on_mount, record_checkpoint
-from stepfs.errors import AbsentError, OtherHistoryError, RefusedError, StepfsError, StoreUnreachableError, UsageError
+from stepfs.errors import (
+    AbsentError,
+    ClosedError,
+    OtherHistoryError,
+    RefusedError,
+    StepfsError,
+    StoreUnreachableError,
+    UsageError,
+)
 from stepfs.format.arguments import check_integer
 from stepfs.format.identity import check_group
 from stepfs.format.ids import INTEGER_MAX
@@ -112,7 +120,10 @@ class StreamState:
         if slices != self.slices:
             raise RefusedError(f"the checkpoint counted steps of {slices} slices, here a step has {self.slices}")
         behind = state.get("behind")
-        found = self._object_of(next_step - 1) if behind and self._object_of is not None else None
+        found = None
+        if behind and self._object_of is not None:
+            with suppress(ClosedError):  # a `Lake` that was closed meanwhile cannot tell, either
+                found = self._object_of(next_step - 1)
         if found not in (None, behind):  # None: reclaimed, so nobody can tell
             late = "" if found else ", or, from a replica that is behind, later"
             raise RefusedError(

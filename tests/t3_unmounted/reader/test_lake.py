@@ -225,6 +225,7 @@ def test_state_and_checkpoints_of_a_training_loop(url):
                 break
         until(lambda: lake.first_step == 4)
         saved = stream.state_dict()
+    stream.load_state_dict(saved)  # of a lake that is closed
     with Lake(url, group="train") as lake:
         resumed = StreamState.of_lake(lake)
         resumed.load_state_dict(saved)
