@@ -96,10 +96,8 @@ class ProducerActor:
                 await room.acquire()
                 try:
                     ticket = await producer.reserve(position=number + 1, payload_bytes=100)
-                except (
-                    CorruptError
-                ):  # of a look at the groups, which no `flush` repeats: this life ends, as that of an append
-                    raise
+                except CorruptError:
+                    raise  # of a look at the groups, which no `flush` repeats: this life ends, as that of an append
                 except StepfsError as error:
                     # `flush` raises it, too, unless it is of a look at the groups and nothing is pending.
                     self._given_up |= isinstance(error, StoreUnreachableError)

@@ -392,6 +392,7 @@ async def test_nobody_answers_for_a_replica_in_whose_place_another_one_was_begun
     await replica.log.confirm()
     copy = Copy(Stage(world.ledger, seed=0, total_steps=STEPS), ReplicaPlan("c", 1.0, 2, False, (), ()))
     former, copy.place = copy.place, Place(copy.world, copy.url)
+    copy.place.shared.objects.update(pair.place.objects)
     copy.check_hold(replica, former)
     assert not world.ledger.broken
     copy.check_hold(replica, copy.place)

@@ -56,7 +56,9 @@ def test_a_second_one_waits_for_the_first_and_finds_nothing_to_do(checkout: Path
     assert (first.wait(60), second.wait(60)) == (0, 0), outputs[0].read_text()
     assert outputs[1].read_text() == "setup: waiting for another one in this checkout\n"
     asked = calls.read_text().splitlines()
-    assert len(asked) == len(set(asked)) == 4
+    assert len(asked) == len(set(asked)) == 5
+    # A package whose source asks for another builder than .venv has: Python 3.11 brings setuptools 65, and pyfuse3 wants 78.
+    assert ["pyfuse3" in call for call in asked if "--no-build-isolation" not in call].count(True) == 1
 
 
 SOURCES, DOCUMENTS = "every source byte", "every document is there"
