@@ -22,7 +22,7 @@ from stepfs.torch import load
 
 expand: Final = compact_arrays.expand
 COLUMNS: Final = ("micro", "start", "tokens", "source", "epoch", "file", "offset", "first")
-PAIR: Final = len(COLUMNS)  # of plans with pairs, the side of one: 0 of none, 1 chosen, 2 rejected
+PAIR: Final = len(COLUMNS)  # of plans with pairs, the side of one: 0 of none, 1 chosen, 2 rejected; so are labels
 _MICRO, _START, _TOKENS, _SOURCE = range(4)
 _WITH_SPANS: Final = {".safetensors", ".pt", ".pth", ".tar"}
 _ONLY_ARRAY: Final = "array"  # the name of an array that has none: of an .npy file, or a bare tensor

@@ -1,4 +1,5 @@
-"""Records with what another program makes of them and what a plan makes: (ids, mask) of each document.
+"""Records with what another program makes of them and what a plan makes: (ids, mask) of each document, and of an answer with
+a label the side of a pair.
 
 What the other program answered is kept in `t0_pure/answers/NAME.json`, written by `python tests/t0_pure/test_against_NAME.py`, so
 that a push needs no more than that; each night it is asked again.
@@ -19,14 +20,13 @@ import numpy as np
 from tokenizers import AddedToken, Tokenizer
 
 from stepfs_producer.plan.model import parsed_plan
-from stepfs_producer.plan.order import record_key
 from stepfs_producer.plan.resolve import resolve
 from stepfs_producer.run.prepare import tokenizer_spec, transform_spec
+from stepfs_producer.run.workers import tasks
 from stepfs_producer.sources.record import Kind, Records
-from stepfs_producer.transforms.records import transform
 from stepfs_producer.transforms.tokenizer import pinned
 
-Documents = list[list[list[int]]]  # of each: ids and mask
+Documents = list[list[list[int]]]  # of each: ids, mask, side if it has a label
 DATA = Path(__file__).parents[1] / "t0_pure/answers"
 
 
@@ -74,13 +74,15 @@ def ours(case: Case, folder: Path) -> Documents:
     data = json.dumps(case.record).encode()
     zero = np.zeros(1, np.int64)
     records = Records(Kind.JSON, data, zero + len(data), zero, zero, zero > 0, {}, None)
-    made = transform(spec, records, [record_key(0, 0, "s", 0, 0)])
-    if made.bad:
-        raise ValueError(made.bad[0])
+    head, made = tasks.transform(spec, 0, 0, "s", records, 0, 1)
+    if head.bad:
+        raise ValueError(head.bad[0][2])
     mask = np.ones(len(made.ids), np.uint8) if made.mask is None else made.mask
-    cuts = np.cumsum(made.parts.get(0, (len(made.ids),)))[:-1]
+    cuts = np.cumsum(head.parts.get(0, (len(made.ids),)))[:-1]
+    side = [made.sides.tolist()] if made.sides is not None and not head.parts else []
     return [
-        [one.tolist(), two.tolist()] for one, two in zip(np.split(made.ids, cuts), np.split(mask, cuts), strict=True)
+        [one.tolist(), two.tolist(), *side]
+        for one, two in zip(np.split(made.ids, cuts), np.split(mask, cuts), strict=True)
     ]
 
 

@@ -65,7 +65,7 @@ def _that_day(monkeypatch: pytest.MonkeyPatch) -> None:
 def ours(model: str, template: str, record: Any, **spec: Any) -> tuple[list[int], list[int]]:
     spec = {"tools": "tools", "date": DAY, "tokens": NAMES} | spec
     tokenizer = tokenizer_spec(model, eos="</s>", control_tokens=spec.pop("control_tokens", "text"))
-    ids, mask, _ = Chats(chat_spec(template, **spec), tokenizer).encode(record)
+    ids, mask, *_ = Chats(chat_spec(template, **spec), tokenizer).encode(record)
     return ids.tolist(), mask.tolist()
 
 
@@ -415,7 +415,7 @@ def test_a_long_talk_is_rendered_a_few_times(long: str | None, model: str, monke
         ).encode({"messages": talk})
         for name, template in (("blocks", with_blocks), ("none", without_blocks))
     }
-    ids, mask, parts = alone["none"]
+    ids, mask, parts, _ = alone["none"]
     assert parts == alone["blocks"][2]
     assert ids.tolist() == alone["blocks"][0].tolist()
     assert mask.tolist() == alone["blocks"][1].tolist()
@@ -525,10 +525,10 @@ def test_a_chat_longer_than_a_row_is_cut_between_turns(
         spec = chat_spec(template, **more)
         return Chats(spec, tokenizer_spec(model, eos="</s>")).encode({"messages": [SYSTEM, *messages]})
 
-    whole, _, none = encoded(LONG_TALK)
+    whole, _, none, _ = encoded(LONG_TALK)
     assert none == ()
     most = len(encoded(LONG_TALK[: 2 * room])[0])
-    ids, mask, parts = encoded(LONG_TALK, long=long, tokens_max=most)
+    ids, mask, parts, _ = encoded(LONG_TALK, long=long, tokens_max=most)
     expected = [encoded(one)[:2] for one in kept]
     assert parts == tuple(len(one) for one, _ in expected)
     assert max(parts) <= most
@@ -624,6 +624,6 @@ def test_the_end_of_an_answer_is_told_and_may_be_added(
     assert chats.ending() == ending
     if learned is not None:
         messages = [USER, {"role": "assistant", "content": "over"}, USER, {"role": "assistant", "content": "out"}]
-        ids, mask, _ = chats.encode({"messages": messages})
+        ids, mask, *_ = chats.encode({"messages": messages})
         text = theirs.decode([one for one, is_in in zip(ids, mask, strict=True) if is_in])
         assert text == "".join(learned)

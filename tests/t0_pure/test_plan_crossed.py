@@ -74,7 +74,8 @@ def _in_stages(plan: Settings) -> None:
 
 FEATURES: dict[str, tuple[Callable[[Settings], None], str]] = {  # and what names it, where it is refused
     "chat": (_of_source(chat={}), "chat"),
-    "pair": (_of_source(pair={}), "pair"),
+    "pair": (_of_source(pair={"chosen": "better", "rejected": "worse"}), "pair"),
+    "label": (_of_source(pair={"label": "good", "completion": "better"}), "pair"),
     "fim": (_of_source(fim={"tokens": list(FIM), "rate": 1}), "fim"),
     "transform": (_of_source(transform="user_functions:crossed"), "transform"),
     "columns": (_with_columns, "columns"),
@@ -107,7 +108,7 @@ def record(n: int) -> Settings:
     return {
         "text": TEXTS[n],
         "messages": [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": f"{n} is it"}],
-        "prompt": f"{n}: ", "chosen": "yes", "rejected": "no", "ids": IDS[n], "mask": [one % 2 for one in IDS[n]],
+        "prompt": f"{n}: ", "better": "yes", "worse": "no", "good": n % 3 < 2, "ids": IDS[n], "mask": [one % 2 for one in IDS[n]],
     }  # fmt: skip
 
 
@@ -132,7 +133,7 @@ def write(directory: Path, kind: str) -> str:
     elif kind == "webdataset":
         with tarfile.open(directory / "a.tar", "w") as archive:
             for n, one in enumerate(records):
-                members = {name: value.encode() for name, value in one.items() if isinstance(value, str)}
+                members = {name: str(value).encode() for name, value in one.items() if isinstance(value, (str, bool))}
                 for name, data in {**members, "messages": json.dumps(one["messages"]).encode(), "png": png(n)}.items():
                     ending = {"messages": "messages.json", "text": "text", "png": "png"}.get(name, f"{name}.txt")
                     member = tarfile.TarInfo(f"{n:03}.{ending}")
@@ -215,13 +216,15 @@ def steps(settings: Settings) -> Iterator[tuple[StepPlan, list[bytes]]]:
 
 def contents(n: int, features: set[str], kind: str) -> list[str]:
     """The documents of a record, as text."""
-    if "chat" in features and "pair" not in features:
+    sides = features & {"pair", "label"}
+    if "chat" in features and not sides:
         return [f"<|im_start|>user\n{n}?<|im_end|>\n<|im_start|>assistant\n{n} is it<|im_end|>\n"]
-    if "pair" in features and "chat" in features:
+    answers = ("yes",) if "label" in features else ("yes", "no")
+    if sides and "chat" in features:
         begin = f"<|im_start|>user\n{n}: <|im_end|>\n<|im_start|>assistant\n"
-        return [f"{begin}{answer}<|im_end|>\n" for answer in ("yes", "no")]
-    if "pair" in features:
-        return [f"{n}: {answer}{END}" for answer in ("yes", "no")]
+        return [f"{begin}{answer}<|im_end|>\n" for answer in answers]
+    if sides:
+        return [f"{n}: {answer}{END}" for answer in answers]
     text = TEXTS[n].strip() if kind == "text" else TEXTS[n]
     return [(text.upper() if features & {"transform", "columns", "images"} else text) + END]
 
@@ -263,10 +266,13 @@ def prove(settings: Settings, features: set[str], kind: str) -> None:
             prove_labels(load(payload), features, kind, model)
     found: Counter[int] = Counter()
     for pieces in by_record(piece for payload in payloads for piece in pieces_of(ext, payload)).values():
-        assert all(piece.side for piece in pieces) == ("pair" in features)
+        sides = [piece.side for piece in pieces]
         ids = joined(pieces)
         assert ids is not None, "no token is there twice"
         n, expected = expected_of(ids, features, kind, model)
+        assert sides == (
+            [2 - record(n)["good"]] if "label" in features else [1, 2] if "pair" in features else [0] * len(sides)
+        )
         found[n] += 1
         if "truncate" not in features or len(expected) <= ROW:
             assert ids == expected or ("fim" in features and same(restored(ids, model), expected, model))
@@ -317,7 +323,7 @@ def prove_labels(arrays: dict[str, np.ndarray], features: set[str], kind: str, m
         ids, labels = arrays["input_ids"][micro][here].tolist(), arrays["labels"][micro][here].tolist()
         learned = [one for one in labels if one >= 0]
         own = ids if "labels: same" in features else ids[1:]
-        if features & {"chat", "pair"}:
+        if features & {"chat", "pair", "label"}:
             answers = model.decode(learned, skip_special_tokens=False)
             whole = [
                 f"{one}{end}"
@@ -364,7 +370,8 @@ def test_a_cell_works_or_is_refused_by_name(one: str, other: str, kind: str, pla
     for name in dict.fromkeys((one, other)):
         FEATURES[name][0](settings)
     if kind == "webdataset" and "pair" in settings["sources"]["a"]:
-        settings["sources"]["a"]["pair"] = {name: f"{name}.txt" for name in ("prompt", "chosen", "rejected")}
+        named = {"prompt": "prompt", **settings["sources"]["a"]["pair"]}
+        settings["sources"]["a"]["pair"] = {key: f"{name}.txt" for key, name in named.items()}
     if kind == "webdataset" and "chat" in settings["sources"]["a"] and "pair" not in settings["sources"]["a"]:
         settings["sources"]["a"]["chat"] = {"messages": "messages.json"}
     try:

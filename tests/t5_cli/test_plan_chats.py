@@ -13,6 +13,8 @@ from planned_lake import produce
 from safetensors.numpy import load
 from tokenizers import Tokenizer
 
+from spans_audit import Piece, pieces_of
+
 pytestmark = pytest.mark.timeout(600)  # a run takes seconds, and minutes beside many others
 
 PLAN = """\
@@ -119,6 +121,41 @@ until: {exhausted: all, last: pad}
     assert again.returncode == 0, again.stderr
     shown = produce("lineage", lake, "--step", 0, "--rank", 1, "--text", "--plan-dir", tmp_path, "--json")
     assert {one["problem"] for one in json.loads(shown.stdout)["spans"]} == {None}
+
+
+def test_an_answer_by_itself_keeps_its_label(tmp_path: Path) -> None:
+    records = [
+        {"asked": f"{number}?", "said": "yes" * (number % 29 + 1), "good": number % 3 == 0} for number in range(300)
+    ]
+    (tmp_path / "answers.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
+    (tmp_path / "plan.yaml").write_text("""\
+version: 1
+output: {mesh: "dp=2,tp=2", sequence_length: 80, micro_batches: 2, ext: .tar}
+pack: {align: mesh}
+sources:
+  answers: {format: jsonl, files: answers.jsonl, pair: {label: good, completion: said, prompt: asked}, epochs: 1}
+until: {exhausted: all, last: pad}
+""")
+    lake = f"file://{tmp_path}/lake"
+    done = produce("run", tmp_path / "plan.yaml", lake, "--json")
+    assert done.returncode == 0, done.stderr
+    made = [bytes(piece.ids[:-1]).decode() for piece in pieces(lake)]
+    texts = {one["asked"] + one["said"]: 1 if one["good"] else 2 for one in records}
+    fit = {text for text in texts if len(text) < 80}
+    assert sorted(made) == sorted(fit)
+    assert all(piece.side == texts[text] for piece, text in zip(pieces(lake), made, strict=True))
+    assert json.loads(done.stdout)["sources"]["answers"]["dropped"] == len(texts) - len(fit) > 0
+    shown = produce("lineage", lake, "--step", 0, "--text", "--plan-dir", tmp_path, "--json")
+    spans = json.loads(shown.stdout)["spans"]
+    assert {one["problem"] for one in spans} == {None}
+    where = ("--source", "answers", "--file", spans[0]["file"], "--record", spans[0]["record"], "--plan-dir", tmp_path)
+    assert [one["step"] for one in json.loads(produce("find", lake, *where, "--json").stdout)["found"]] == [0]
+    again = produce("replay", lake, "--steps", "0:3", "--plan-dir", tmp_path, "--workers", 1)
+    assert again.returncode == 0, again.stderr
+
+
+def pieces(lake: str) -> list[Piece]:
+    return [piece for _, files in committed(lake) for file in files for piece in pieces_of(".tar", file)]
 
 
 @pytest.mark.parametrize("long", ["truncate", "split"])

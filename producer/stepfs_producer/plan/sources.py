@@ -274,7 +274,7 @@ class Chat(Part):
 
 
 class Pair(Part):
-    """Preference pairs in records: two documents that stay together. With `chat`, rendered by its template."""
+    """Preference pairs in records: two documents that stay together; one of an answer with a label. `chat` renders them."""
 
     short: ClassVar[str | None] = "chosen"
     example: ClassVar[str] = "{prompt: prompt, chosen: chosen, rejected: rejected}"
@@ -285,6 +285,25 @@ class Pair(Part):
     """Field of the answer to be preferred: a text, or messages."""
     rejected: Annotated[str, _FIELD] = "rejected"
     """Field of the other one."""
+    label: Annotated[str, _FIELD] | None = None
+    """Of answers without another one, as KTO has them: field of true for those to be preferred, and false."""
+    completion: Annotated[str, _FIELD] | None = None
+    """Field of such an answer; by default `completion`."""
+
+    def own_problems(self) -> list[Problem]:
+        if self.label is None and self.completion is not None:
+            return [Problem(("completion",), "completion is an answer with a label; add label: label", of_key=True)]
+        beside = [name for name in ("chosen", "rejected") if self.label is not None and name in self.given]
+        return [Problem((name,), f"give one of label and {name}", of_key=True) for name in beside]
+
+    @property
+    def asks_in(self) -> str | None:
+        """The field of the prompt that a record must have."""
+        return "prompt" if self.prompt is None and self.label is not None else self.prompt
+
+    @property
+    def answers_in(self) -> tuple[str, ...]:
+        return (self.chosen, self.rejected) if self.label is None else (self.completion or "completion",)
 
 
 def _fim_tokens(value: object) -> tuple[str, ...]:
@@ -501,9 +520,9 @@ class WithChats(SourceFiles, init=False):
         """The fields that its chats and pairs need; None: any, for without a name a prompt may be absent."""
         named: tuple[str | None, ...] = ()
         if self.pair is not None:
-            if self.pair.prompt is None:
+            if self.pair.asks_in is None:
                 return None
-            named = (self.pair.prompt, self.pair.chosen, self.pair.rejected)
+            named = (self.pair.asks_in, *self.pair.answers_in, self.pair.label)
         elif self.chat is not None:
             named = (*self.chat.prompt, self.chat.completion) if self.chat.prompt else (self.chat.messages,)
         beside = () if self.chat is None else (self.chat.system, self.chat.tools)

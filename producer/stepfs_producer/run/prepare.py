@@ -267,7 +267,7 @@ def _rules(plan: Plan, listings: Mapping[str, str], identity_of: Mapping[str, st
                 # Chats are cut by turns before the planner sees them; what is still too long is dropped.
                 Long.DROP if source.is_of_chats else source.long,
                 source.on_error.budget,
-                pairs=source.pair is not None,
+                pairs=source.pair is not None and source.pair.label is None,
                 former=former[name],
             )
             for name, source in plan.sources.items()

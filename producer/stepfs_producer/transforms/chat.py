@@ -20,7 +20,7 @@ import numpy as np
 from stepfs.errors import UsageError
 from stepfs_producer.plan.arrays import Ids, Mask
 from stepfs_producer.plan.sources import VARIABLES, Chat
-from stepfs_producer.transforms.documents import ChatSpec, Encoded, TokenizerSpec, UnfitRecordError, field_at
+from stepfs_producer.transforms.documents import ChatSpec, Encoded, TokenizerSpec, UnfitRecordError, field_at, truth_of
 from stepfs_producer.transforms.template import ANSWERS, MARK, Given, Message, Rendering, Spans
 from stepfs_producer.transforms.tokenizer import UNSPELLED, ModelTokenizer, load_tokenizer, longest_first
 
@@ -32,10 +32,6 @@ _RESERVED: Final = frozenset(("messages", "tools", "documents", "add_generation_
 _SAYS_WHETHER: Final = ("train", "weight", "training", "trainable", "loss", "loss_mask", "masked")
 _SAYS_NOT: Final = "masked"
 _OF_PARTS: Final = ("train_detail", "training_detail", "loss_scale")  # of characters of a message, or no yes and no
-_WORDS: Final = {
-    "true": True, "yes": True, "1": True, "1.0": True, "": None,
-    "false": False, "no": False, "0": False, "0.0": False, "none": None, "null": None,
-}  # fmt: skip
 _SURELY: Final = 64  # tokens more than a row has, by a guess: such a part need not be rendered
 _PROBES: Final = ("stepfs asks", "stepfs answers", "stepfs goes on")
 
@@ -85,14 +81,14 @@ class Chats:
         if not mask.any():
             raise UnfitRecordError(f"no learned token; the roles are {_roles(talk)}, and learn is {self._chat.learn}")
         if self._spec.tokens_max is None or len(ids) <= self._spec.tokens_max:
-            return ids, mask, ()
+            return Encoded(ids, mask)
         cut = _Cut(talk, given, self, self._spec.tokens_max, (ids, mask), sizes)
         if self._spec.truncates:
             kept = cut.longest(0, 0, [place + 1 for place, turn in enumerate(talk) if turn.learned])[1]
             if kept is None:
-                return ids, mask, ()
+                return Encoded(ids, mask)
             size = len(kept[0])
-            return np.append(kept[0], ids[size:]), np.append(kept[1], mask[size:]), (size,)
+            return Encoded(np.append(kept[0], ids[size:]), np.append(kept[1], mask[size:]), (size,))
         return cut.split()
 
     def given_of(self, record: Mapping[str, Any]) -> Given:
@@ -257,7 +253,7 @@ class _Cut:
                 (kept if found[1].any() else lost).append(found)
             begin = end
         ids, masks = zip(*kept, *lost, strict=True)
-        return np.concatenate(ids), np.concatenate(masks), tuple(len(one) for one, _ in kept)
+        return Encoded(np.concatenate(ids), np.concatenate(masks), tuple(len(one) for one, _ in kept))
 
     def longest(self, head: int, begin: int, ends: Sequence[int]) -> tuple[int, tuple[Ids, Mask] | None]:
         """The last of `ends` up to which turns from `begin` on fit behind the first `head`, with their ids; the first end and
@@ -346,15 +342,12 @@ def _turn(number: int, message: object, chat: Chat) -> Turn:
 
 def _says_yes(number: int, name: str, value: object) -> bool:
     """Whether a message is learned, by this field of it."""
-    says = _WORDS.get(value.strip().lower(), _WORDS) if isinstance(value, str) else value
-    if says is None:
-        return True
-    if says not in (0, 1):
-        raise UnfitRecordError(
-            f"message {number} has {name}: {value!r}, which is neither true nor false; write one of them, or name the field that "
-            "says what is learned by chat: {train: FIELD}"
-        )
-    return bool(says) != (name == _SAYS_NOT)
+    try:
+        says = truth_of(value)
+    except ValueError as error:
+        more = "or name the field that says what is learned by chat: {train: FIELD}"
+        raise UnfitRecordError(f"message {number} has {name}: {error}, {more}") from error
+    return says is None or says != (name == _SAYS_NOT)
 
 
 def _answered(record: Mapping[str, Any], chat: Chat) -> list[Turn]:

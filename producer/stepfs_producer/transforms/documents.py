@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -17,8 +17,11 @@ from stepfs_producer.plan.arrays import Ids, Integers, Mask
 from stepfs_producer.plan.sources import Chat, SourceFiles, Tokenizer
 from stepfs_producer.transforms.model_folder import Templates
 
-Encoded = tuple[Ids, Mask, tuple[int, ...]]  # and the tokens of its parts: see `Tokenised`
 BAD: Final = -1  # as a length: the record could not be decoded
+_WORDS: Final = {
+    "true": True, "yes": True, "1": True, "1.0": True, "": None,
+    "false": False, "no": False, "0": False, "0.0": False, "none": None, "null": None,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +65,29 @@ class UnfitRecordError(Exception):
     """The content of this record gives no sample; the message has the reason."""
 
 
+class Encoded(NamedTuple):
+    """The tokens of a whole record."""
+
+    ids: Ids
+    mask: Mask
+    parts: tuple[int, ...] = ()  # see `Tokenised`
+    rejected: bool = False  # an answer by itself, of which the record says that it is a bad one
+
+
 def field_at(record: Mapping[str, Any], name: str) -> Any:
     """The field of that name; of a name with dots, such as data.messages, the field within a field. None: there is none."""
     found: Any = record
     for part in (name,) if name in record else name.split("."):
         found = found.get(part) if isinstance(found, Mapping) else None
     return found
+
+
+def truth_of(value: object) -> bool | None:
+    """Whether a field says yes, also by a word; None: it says nothing. `ValueError`: something else."""
+    says = _WORDS.get(value.strip().lower(), value) if isinstance(value, str) else value
+    if says is None or says in (0, 1):
+        return says if says is None else bool(says)
+    raise ValueError(f"{value!r}, which is neither true nor false; write one of them")
 
 
 def without_nulls(value: Any) -> Any:
@@ -132,4 +152,5 @@ class Tokenised:
     columns: Columns | None = None  # of the records; None: of a source that gives none
     parts: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """Record → tokens of its parts, of records that have several documents, or tokens behind them that are lost."""
+    rejected: tuple[int, ...] = ()  # records: see `Encoded`
     left: int = 0  # documents that `fim` would rearrange, were they not longer than a row

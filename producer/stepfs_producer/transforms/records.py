@@ -82,6 +82,7 @@ class _Work:
         self._encode = encoder_of(spec, tokenizer)
         self._fim = None if source.fim is None else FimTransform(source.fim, tokenizer, spec.tokens_max)
         self._parts: dict[int, tuple[int, ...]] = {}
+        self._rejected: list[int] = []
         self._texts: dict[int, str] = {}
         self._ids: dict[int, tuple[Ids, Mask | None]] = {}
         self._columns: dict[int, Mapping[str, NDArray[Any]]] = {}
@@ -98,10 +99,12 @@ class _Work:
         begin = self._ends[index - 1] if index else 0
         value = self._read(index, bytes(self._records.data[begin : self._ends[index]]))
         if self._encode is not None:
-            ids, mask, parts = self._encode(value)
-            self._ids[index] = ids, mask
-            if parts:
-                self._parts[index] = parts
+            found = self._encode(value)
+            self._ids[index] = found.ids, found.mask
+            if found.parts:
+                self._parts[index] = found.parts
+            if found.rejected:
+                self._rejected.append(index)
             return
         if self._call is not None:
             made = self._call(value, key, self._tokenizer.vocabulary, self._spec.columns)
@@ -115,11 +118,11 @@ class _Work:
                 return
         if isinstance(value, str):
             text = self._short(value)
-            found = None if self._fim is None else self._fim.of_text(text, key)
-            if found is None:
+            moved = None if self._fim is None else self._fim.of_text(text, key)
+            if moved is None:
                 self._texts[index] = text
             else:
-                self._ids[index] = found, None
+                self._ids[index] = moved, None
         elif isinstance(value, np.ndarray):
             self._take_ids(index, key, value, self._mask_of(index))
         else:
@@ -149,7 +152,8 @@ class _Work:
         mask = None if closed.mask is None or closed.mask.all() else closed.mask
         left = 0 if self._fim is None else self._fim.left
         bad = dict(sorted(self.bad.items()))
-        return Tokenised(lengths, closed.ids, mask, bad, self._beside(lengths), self._parts, left)
+        beside, rejected = self._beside(lengths), tuple(self._rejected)
+        return Tokenised(lengths, closed.ids, mask, bad, beside, self._parts, rejected, left)
 
     def _beside(self, lengths: Integers) -> Columns | None:
         """The columns of the samples; a record that is none has no row."""

@@ -44,6 +44,8 @@ def _plain(value: object) -> Any:
                     found[key.spelled] = NONE if one is None else _plain(one)
             if {"tokens_field", "chat", "pair"} & found.keys() and "text_field" in found:
                 del found["text_field"]  # one or the other
+            if "label" in found:
+                del found["chosen"], found["rejected"]
             return found
         case Mapping():
             return {name: _plain(one) for name, one in value.items()}

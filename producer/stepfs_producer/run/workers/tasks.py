@@ -69,8 +69,10 @@ def transform(
     begins = np.concatenate([[0], np.cumsum(np.maximum(made.lengths, 0))])
     edges = [begins[record] + edge for record, parts in made.parts.items() for edge in accumulate(parts)]
     cuts = np.array(edges, np.int64) if edges else None
-    pairs = spec.source.pair is not None
-    group = SampleGroup(begins, made.ids, made.mask, records.files, records.offsets, made.columns, cuts, pairs)
+    sides = None if spec.source.pair is None else np.ones(len(records), np.int64)
+    if sides is not None:
+        sides[list(made.rejected)] = 2
+    group = SampleGroup(begins, made.ids, made.mask, records.files, records.offsets, made.columns, cuts, sides)
     columns = None if made.columns is None else made.columns.counts
     learned = len(made.ids) if made.mask is None else int(made.mask.sum())
     return GroupHead(made.lengths, bad, columns, seconds, learned, made.parts), group
