@@ -415,7 +415,7 @@ def test_a_long_talk_is_rendered_a_few_times(long: str | None, model: str, monke
         ).encode({"messages": talk})
         for name, template in (("blocks", with_blocks), ("none", without_blocks))
     }
-    ids, mask, parts, _ = alone["none"]
+    ids, mask, parts, *_ = alone["none"]
     assert parts == alone["blocks"][2]
     assert ids.tolist() == alone["blocks"][0].tolist()
     assert mask.tolist() == alone["blocks"][1].tolist()
@@ -525,10 +525,10 @@ def test_a_chat_longer_than_a_row_is_cut_between_turns(
         spec = chat_spec(template, **more)
         return Chats(spec, tokenizer_spec(model, eos="</s>")).encode({"messages": [SYSTEM, *messages]})
 
-    whole, _, none, _ = encoded(LONG_TALK)
+    whole, _, none, *_ = encoded(LONG_TALK)
     assert none == ()
     most = len(encoded(LONG_TALK[: 2 * room])[0])
-    ids, mask, parts, _ = encoded(LONG_TALK, long=long, tokens_max=most)
+    ids, mask, parts, *_ = encoded(LONG_TALK, long=long, tokens_max=most)
     expected = [encoded(one)[:2] for one in kept]
     assert parts == tuple(len(one) for one, _ in expected)
     assert max(parts) <= most

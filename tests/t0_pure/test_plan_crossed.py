@@ -8,6 +8,7 @@ import csv
 import io
 import itertools
 import json
+import re
 import tarfile
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -43,6 +44,11 @@ TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+PAD = "<|image_pad|>"
+OF_PARTS = TEMPLATE.replace(
+    "{{ m.content }}", "{% for p in m.content %}{{ '<|image_pad|>' if p.type == 'image' else p.text }}{% endfor %}"
+)
+WITH_BYTES = ("parquet", "arrow", "webdataset")
 TEXTS = [f"{n} " + "over and " * (3 * n % 17) for n in range(RECORDS)]
 IDS = [list(range(_FIRST + n, _FIRST + 3 * n + 2)) for n in range(RECORDS)]
 KINDS = ("jsonl", "json", "csv", "parquet", "arrow", "webdataset", "text", "megatron")
@@ -66,6 +72,13 @@ def _with_images(plan: Settings) -> None:
     plan["sources"]["a"]["images"] = {"fields": "png"}
 
 
+def _showing(plan: Settings) -> None:
+    plan["sources"]["a"] |= {"chat": {"messages": "shown"}, "images": {"fields": "png"}}
+    columns = {"pixels": {"dtype": "uint8", "shape": [588]}, "grid": {"dtype": "int32", "shape": [3]}}
+    plan["output"]["columns"] = {**plan["output"].get("columns", {}), **columns}
+    plan["tokenizer"]["chat_template"] = OF_PARTS
+
+
 def _in_stages(plan: Settings) -> None:
     del plan["output"]["sequence_length"]
     plan["output"]["micro_batch_tokens"] = ROW
@@ -74,6 +87,7 @@ def _in_stages(plan: Settings) -> None:
 
 FEATURES: dict[str, tuple[Callable[[Settings], None], str]] = {  # and what names it, where it is refused
     "chat": (_of_source(chat={}), "chat"),
+    "shown": (_showing, "images|chat"),
     "pair": (_of_source(pair={"chosen": "better", "rejected": "worse"}), "pair"),
     "label": (_of_source(pair={"label": "good", "completion": "better"}), "pair"),
     "fim": (_of_source(fim={"tokens": list(FIM), "rate": 1}), "fim"),
@@ -100,12 +114,14 @@ CUTTING = {"stages", "its own length", "concat", "truncate"}
 
 def png(n: int) -> bytes:
     file = io.BytesIO()
-    Pillow.new("RGB", (28, 28), (n, n, n)).save(file, "PNG")
+    Pillow.new("RGB", (28 + 28 * (n % 2), 28), (n, n, n)).save(file, "PNG")
     return file.getvalue()
 
 
-def record(n: int) -> Settings:
+def record(n: int, kind: str = "jsonl") -> Settings:
+    asks = [{"type": "image"}] * (kind in WITH_BYTES) + [{"type": "text", "text": f"{n}?"}]
     return {
+        "shown": [{"role": "user", "content": asks}, {"role": "assistant", "content": [{"type": "text", "text": f"{n} is it"}]}],
         "text": TEXTS[n],
         "messages": [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": f"{n} is it"}],
         "prompt": f"{n}: ", "better": "yes", "worse": "no", "good": n % 3 < 2, "ids": IDS[n], "mask": [one % 2 for one in IDS[n]],
@@ -114,7 +130,7 @@ def record(n: int) -> Settings:
 
 def write(directory: Path, kind: str) -> str:
     """The files of a kind, and the entry that names them."""
-    records, path = [record(n) for n in range(RECORDS)], directory / f"a.{kind}"
+    records, path = [record(n, kind) for n in range(RECORDS)], directory / f"a.{kind}"
     if kind == "jsonl":
         path.write_text("".join(json.dumps(one) + "\n" for one in records))
     elif kind == "json":
@@ -134,8 +150,9 @@ def write(directory: Path, kind: str) -> str:
         with tarfile.open(directory / "a.tar", "w") as archive:
             for n, one in enumerate(records):
                 members = {name: str(value).encode() for name, value in one.items() if isinstance(value, (str, bool))}
-                for name, data in {**members, "messages": json.dumps(one["messages"]).encode(), "png": png(n)}.items():
-                    ending = {"messages": "messages.json", "text": "text", "png": "png"}.get(name, f"{name}.txt")
+                talks = {f"{name}.json": json.dumps(one[name]).encode() for name in ("messages", "shown")}
+                for name, data in {**members, **talks, "png": png(n)}.items():
+                    ending = name if name in {*talks, "text", "png"} else f"{name}.txt"
                     member = tarfile.TarInfo(f"{n:03}.{ending}")
                     member.size = len(data)
                     archive.addfile(member, io.BytesIO(data))
@@ -155,7 +172,7 @@ def plans(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Settings]:
     """A plan of each kind."""
     directory = tmp_path_factory.mktemp("crossed")
     model = Tokenizer.from_str(model_files.gpt2())
-    model.add_special_tokens([AddedToken(one) for one in (*FIM, "<|im_start|>", "<|im_end|>")])
+    model.add_special_tokens([AddedToken(one) for one in (*FIM, "<|im_start|>", "<|im_end|>", PAD)])
     model.save(str(directory / "tokenizer.json"))
     (directory / "chat_template.jinja").write_text(TEMPLATE)
     tokenizer = {"kind": "huggingface", "file": str(directory / "tokenizer.json"), "eos": END}
@@ -217,8 +234,9 @@ def steps(settings: Settings) -> Iterator[tuple[StepPlan, list[bytes]]]:
 def contents(n: int, features: set[str], kind: str) -> list[str]:
     """The documents of a record, as text."""
     sides = features & {"pair", "label"}
-    if "chat" in features and not sides:
-        return [f"<|im_start|>user\n{n}?<|im_end|>\n<|im_start|>assistant\n{n} is it<|im_end|>\n"]
+    if features & {"chat", "shown"} and not sides:
+        shown = PAD * (1 + n % 2) if "shown" in features and kind in WITH_BYTES else ""
+        return [f"<|im_start|>user\n{shown}{n}?<|im_end|>\n<|im_start|>assistant\n{n} is it<|im_end|>\n"]
     answers = ("yes",) if "label" in features else ("yes", "no")
     if sides and "chat" in features:
         begin = f"<|im_start|>user\n{n}: <|im_end|>\n<|im_start|>assistant\n"
@@ -306,7 +324,7 @@ def expected_of(ids: list[int], features: set[str], kind: str, model: Tokenizer)
         n = inside[0] - _FIRST
         return n, [*IDS[n], model.token_to_id(END) or 0]
     text = model.decode(restored(ids, model), skip_special_tokens=False)
-    n = int("".join(itertools.takewhile(str.isdigit, text.removeprefix("<|im_start|>user\n"))))
+    n = int("".join(itertools.takewhile(str.isdigit, text.replace(PAD, "").removeprefix("<|im_start|>user\n"))))
     return n, [one for part in contents(n, features, kind) for one in encoded(part, model)]
 
 
@@ -323,7 +341,7 @@ def prove_labels(arrays: dict[str, np.ndarray], features: set[str], kind: str, m
         ids, labels = arrays["input_ids"][micro][here].tolist(), arrays["labels"][micro][here].tolist()
         learned = [one for one in labels if one >= 0]
         own = ids if "labels: same" in features else ids[1:]
-        if features & {"chat", "pair", "label"}:
+        if features & {"chat", "shown", "pair", "label"}:
             answers = model.decode(learned, skip_special_tokens=False)
             whole = [
                 f"{one}{end}"
@@ -340,6 +358,11 @@ def prove_labels(arrays: dict[str, np.ndarray], features: set[str], kind: str, m
             )
         else:
             assert labels[: len(own)] == own
+        if "shown" in features:
+            number, rows = int(answers.split()[0]), int(arrays["pixels_counts"][row])
+            assert rows == 4 * ids.count(model.token_to_id(PAD)) == (4 + 4 * (number % 2)) * (kind in WITH_BYTES)
+            assert (arrays["pixels"][at : at + rows] == number).all()
+            at += rows
         if "columns" in features:
             rows = int(arrays["numbers_counts"][row])
             of_ids = "masks" in features or kind == "megatron"
@@ -373,9 +396,10 @@ def test_a_cell_works_or_is_refused_by_name(one: str, other: str, kind: str, pla
         named = {"prompt": "prompt", **settings["sources"]["a"]["pair"]}
         settings["sources"]["a"]["pair"] = {key: f"{name}.txt" for key, name in named.items()}
     if kind == "webdataset" and "chat" in settings["sources"]["a"] and "pair" not in settings["sources"]["a"]:
-        settings["sources"]["a"]["chat"] = {"messages": "messages.json"}
+        name = settings["sources"]["a"]["chat"].get("messages", "messages")
+        settings["sources"]["a"]["chat"] = {"messages": f"{name}.json"}
     try:
         prove(settings, {one, other}, kind)
     except StepfsError as error:
-        if FEATURES[one][1] not in str(error) and FEATURES[other][1] not in str(error):
+        if not re.search(f"{FEATURES[one][1]}|{FEATURES[other][1]}", str(error)):
             pytest.fail(f"refused, and neither is named: {error}")

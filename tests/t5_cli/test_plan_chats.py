@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import chat_templates
 import model_files
+import pyarrow as pa
 import pytest
 from committed import committed
+from PIL import Image
 from planned_lake import produce
+from pyarrow import parquet
 from safetensors.numpy import load
 from tokenizers import Tokenizer
 
@@ -156,6 +160,65 @@ until: {exhausted: all, last: pad}
 
 def pieces(lake: str) -> list[Piece]:
     return [piece for _, files in committed(lake) for file in files for piece in pieces_of(".tar", file)]
+
+
+@pytest.mark.nightly
+def test_images_of_chats_go_with_their_documents(tmp_path: Path) -> None:
+    """A row of Parquet as datasets stores it: parts of messages, and a list of {bytes, path}."""
+    model = Tokenizer.from_str(model_files.gpt2())
+    model.add_special_tokens([*chat_templates.CONTROLS, "<|image_pad|>"])
+    model.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "chat_template.jinja").write_text(
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% for p in m.content %}"
+        "{{ '<|image_pad|>' if p.type == 'image' else p.text }}{% endfor %}<|im_end|>\n{% endfor %}"
+    )
+
+    def png(number: int) -> bytes:
+        file = io.BytesIO()
+        Image.new("RGB", (28 * (1 + number % 3), 28), (number, 0, 0)).save(file, "PNG")
+        return file.getvalue()
+
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "image", "text": None}] * (number % 4) + [{"type": "text", "text": "?"}]},
+                {"role": "assistant", "content": [{"type": "text", "text": "!"}]},
+            ],
+            "images": [{"bytes": png(number), "path": None}] * (number % 4),
+        }
+        for number in range(60)
+    ]  # fmt: skip
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    (tmp_path / "plan.yaml").write_text("""\
+version: 1
+output:
+  mesh: "dp=2"
+  sequence_length: 64
+  columns: {pixels: {dtype: uint8, shape: [588], file: own}, grid: {dtype: int32, shape: [3]}}
+tokenizer: {kind: huggingface, file: tokenizer.json, eos: <|im_end|>}
+sources: {shown: {format: parquet, files: a.parquet, chat: messages, images: images, epochs: 1}}
+until: {exhausted: all, last: pad}
+""")
+    checked = produce("check", tmp_path / "plan.yaml")
+    assert checked.returncode == 0, checked.stderr
+    lake, token = f"file://{tmp_path}/lake", model.token_to_id("<|image_pad|>")
+    done = produce("run", tmp_path / "plan.yaml", lake, "--workers", 2)
+    assert done.returncode == 0, done.stderr
+    found = []
+    for _, files in committed(lake):
+        for file, beside in zip(files[::2], files[1::2], strict=True):
+            arrays, pixels, at = load(file), load(beside)["pixels"], 0
+            for span, count in zip(arrays["spans"].tolist(), arrays["pixels_counts"].tolist(), strict=True):
+                ids = arrays["input_ids"][span[0]][span[1] : span[1] + span[2]]
+                assert count == 4 * (ids == token).sum()
+                assert (pixels[at : at + count].reshape(-1, 3) == (span[6], 0, 0)).all(), "of that row"
+                assert count == 4 * (1 + span[6] % 3) * (span[6] % 4)
+                at += count
+                found.append(span[6])
+            assert at == len(pixels)
+    assert sorted(found) == list(range(60))
+    shown = produce("lineage", lake, "--step", 0, "--text", "--plan-dir", tmp_path, "--json")
+    assert {one["problem"] for one in json.loads(shown.stdout)["spans"]} == {None}
 
 
 @pytest.mark.parametrize("long", ["truncate", "split"])

@@ -65,7 +65,7 @@ from stepfs_producer.sources.reading import block_crc32c, read_block
 from stepfs_producer.sources.record import BlockAddress, BlockTask, SourceSpec
 from stepfs_producer.transforms.documents import ChatSpec, TokenizerSpec, TransformSpec
 from stepfs_producer.transforms.images import MODULES, library
-from stepfs_producer.transforms.model_folder import special_tokens, templates_of
+from stepfs_producer.transforms.model_folder import require_image_rule, special_tokens, templates_of
 from stepfs_producer.transforms.records import open_transform
 from stepfs_producer.transforms.tokenizer import load_tokenizer, pinned
 from stepfs_producer.transforms.user_function import function_of
@@ -153,16 +153,19 @@ def column_specs(plan: Plan) -> tuple[ColumnSpec, ...]:
 
 
 def transform_spec(plan: Plan, name: str, tokenizer: TokenizerSpec, *, directory: str) -> TransformSpec:
-    """How the records of a source become samples. `plan`: resolved. Only a function gives columns.
+    """How the records of a source become samples. `plan`: resolved.
 
     `UsageError`, `AbsentError` for a chat template that cannot be read.
     """
     source = plan.sources[name]
-    columns = () if source.transform is None else column_specs(plan)
+    columns = column_specs(plan) if source.gives_columns else ()
     shortest = _shortest(plan, name)
     if source.chat is None:
         return TransformSpec(source, tokenizer, columns, tokens_max=shortest)
     chat = _chat_spec(source.chat, tokenizer, directory)
+    if source.images is not None:
+        require_image_rule(tokenizer.tokenizer, source.images)
+        chat = replace(chat, images=source.images)
     if source.pair is None and source.long is not Long.DROP:
         chat = replace(chat, tokens_max=shortest, truncates=source.long is Long.TRUNCATE)
     return TransformSpec(source, tokenizer, columns, chat, shortest)

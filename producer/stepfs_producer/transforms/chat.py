@@ -21,6 +21,7 @@ from stepfs.errors import UsageError
 from stepfs_producer.plan.arrays import Ids, Mask
 from stepfs_producer.plan.sources import VARIABLES, Chat
 from stepfs_producer.transforms.documents import ChatSpec, Encoded, TokenizerSpec, UnfitRecordError, field_at, truth_of
+from stepfs_producer.transforms.images import Image, columns_of
 from stepfs_producer.transforms.template import ANSWERS, MARK, Given, Message, Rendering, Spans
 from stepfs_producer.transforms.tokenizer import UNSPELLED, ModelTokenizer, load_tokenizer, longest_first
 
@@ -32,6 +33,7 @@ _RESERVED: Final = frozenset(("messages", "tools", "documents", "add_generation_
 _SAYS_WHETHER: Final = ("train", "weight", "training", "trainable", "loss", "loss_mask", "masked")
 _SAYS_NOT: Final = "masked"
 _OF_PARTS: Final = ("train_detail", "training_detail", "loss_scale")  # of characters of a message, or no yes and no
+_MEDIA: Final = ("image", "image_url", "input_image", "video", "video_url", "audio", "audio_url", "input_audio")
 _SURELY: Final = 64  # tokens more than a row has, by a guess: such a part need not be rendered
 _PROBES: Final = ("stepfs asks", "stepfs answers", "stepfs goes on")
 
@@ -61,10 +63,12 @@ class Chats:
         self._template = Rendering(spec, found.added)
         self._as_text = tokenizer.tokenizer.control_tokens != "tokens"
         self._marked = re.compile("|".join(map(re.escape, [MARK, *longest_first(found.control_tokens)])))
-        for name in spec.chat.stop or ():
-            found.id_of("stop", name)
+        self._image = None if spec.images is None else spec.images.placeholder
+        named = [("image", self._image)] if self._image else []
+        for role, name in [*named, *(("stop", one) for one in spec.chat.stop or ())]:
+            found.id_of(role, name)
             if name not in found.control_tokens:
-                raise UsageError(f"the stop token {name!r} is no control token of {tokenizer.file}; name one that is")
+                raise UsageError(f"the {role} token {name!r} is no control token of {tokenizer.file}; name one that is")
 
     def encode(self, record: object) -> Encoded:
         """Its token ids, 1 for those that are learned, and how it is cut if it is too long for a row.
@@ -81,7 +85,7 @@ class Chats:
         if not mask.any():
             raise UnfitRecordError(f"no learned token; the roles are {_roles(talk)}, and learn is {self._chat.learn}")
         if self._spec.tokens_max is None or len(ids) <= self._spec.tokens_max:
-            return Encoded(ids, mask)
+            return Encoded(ids, mask, columns=columns_of(self._images_of(record)))
         cut = _Cut(talk, given, self, self._spec.tokens_max, (ids, mask), sizes)
         if self._spec.truncates:
             kept = cut.longest(0, 0, [place + 1 for place, turn in enumerate(talk) if turn.learned])[1]
@@ -103,7 +107,15 @@ class Chats:
             what = "no object" if not isinstance(variables, Mapping) else f"{min(taken)!r}"
             raise UnfitRecordError(f"{what} in the field {VARIABLES!r}; it holds the template's own variables by name")
         known = {name: value for name, value in variables.items() if value is not None}
-        return Given([_parsed(one) for one in tools] if tools else None, known)
+        merged = 1 if self._spec.images is None else self._spec.images.merge**2
+        images = tuple(len(one.pixels) // merged for one in self._images_of(record))
+        return Given([_parsed(one) for one in tools] if tools else None, known, images)
+
+    def _images_of(self, record: Mapping[str, Any]) -> list[Image]:
+        found: list[Image] = []
+        for value in [] if self._spec.images is None else map(record.get, self._spec.images.fields):
+            found += value if isinstance(value, list) else [] if value is None else [value]
+        return found
 
     def system_of(self, record: Mapping[str, Any]) -> list[Turn]:
         text = field_at(record, self._chat.system) if self._chat.system else None
@@ -118,7 +130,7 @@ class Chats:
     def rendered(self, talk: Sequence[Turn], given: Given, *, masked: bool = True) -> tuple[Ids, Mask]:
         """The ids of a conversation, and 1 for those that are learned; 0 for all, if not `masked`."""
         text, spans, _ = self._written(talk, given, masked=masked)
-        ids, places = self._encoded(text, spans)
+        ids, places = self._encoded(text, spans, given.images)
         return ids, _mask(len(ids), places)
 
     def sized(self, talk: Sequence[Turn], given: Given) -> tuple[Ids, Mask, list[int] | None]:
@@ -127,17 +139,24 @@ class Chats:
         """
         text, spans, pieces = self._written(talk, given)
         turns = [pieces.get(turn, (0, 0)) for turn in range(len(talk))]
-        ids, places = self._encoded(text, [*spans, *turns])
+        ids, places = self._encoded(text, [*spans, *turns], given.images)
         begins = [first for first, last in places[len(spans) :] if last]
         mask = _mask(len(ids), places[: len(spans)])
+        if self._image is not None:
+            mask[ids == self._tokenizer.id_of("image", self._image)] = 0
         return ids, mask, [*begins, len(ids)] if len(begins) == len(talk) else None
 
-    def _encoded(self, text: str, spans: Spans) -> tuple[Ids, list[tuple[int, int]]]:
+    def _encoded(self, text: str, spans: Spans, images: Sequence[int]) -> tuple[Ids, list[tuple[int, int]]]:
         if UNSPELLED in text.replace(MARK, ""):
             raise UnfitRecordError("a text with the name that only this program has for control tokens")
         own = self._tokenizer.by_own_names and MARK not in text
-        if not own:
-            text, spans = self._spelled(text, spans)
+        if self._image is not None and (shown := text.count(self._image)) != len(images):
+            raise UnfitRecordError(
+                f"the messages show {shown} images by {self._image}, and the record has {len(images)}; each stands in them as "
+                "a part {type: image}"
+            )
+        if not own or images:
+            text, spans = self._spelled(text, spans, own=own, images=images)
         if len(text.encode(errors="replace")) > self._tokenizer.text_bytes_max:
             raise UnfitRecordError(f"a conversation of {len(text)} characters; this tokenizer takes fewer")
         return self._tokenizer.encode_rendered(text, spans, own=own)
@@ -182,7 +201,16 @@ class Chats:
     def _joined(self, number: int, turn: Turn) -> Message:
         """The message with its parts as one text, unless the template takes parts."""
         content = turn.message.get("content")
-        if not isinstance(content, list) or self._template.takes_parts:
+        if not isinstance(content, list):
+            return turn.message
+        for medium in filter(None, map(_medium_of, content)):
+            if medium != "image" or self._image is None:
+                way = "name the field of the images by images: FIELD beside chat (Parquet, Arrow, WebDataset), or "
+                raise UnfitRecordError(
+                    f"message {number} has a part of type {medium}, which is no text; {way if medium == 'image' else ''}leave the "
+                    "part out"
+                )
+        if self._template.takes_parts:
             return turn.message
         texts: list[str] = []
         for one in content:
@@ -205,11 +233,16 @@ class Chats:
             return {key: self._marked_as_text(one) for key, one in value.items()}
         return [self._marked_as_text(one) for one in value] if isinstance(value, list) else value
 
-    def _spelled(self, text: str, spans: Spans) -> tuple[str, Spans]:
-        """The text without marks and with control tokens by the names that the tokenizer knows; spans follow."""
+    def _spelled(self, text: str, spans: Spans, *, own: bool, images: Sequence[int]) -> tuple[str, Spans]:
+        """The text without marks and with control tokens by the names that the tokenizer knows, images as often as they have
+        tokens; spans follow.
+        """
         pieces, places, shifts, last, shift = [], [0], [0], 0, 0
+        counts = iter(images)
         for found in self._marked.finditer(text):
-            name = self._tokenizer.control_tokens.get(found[0], "")
+            name = found[0] if own else self._tokenizer.control_tokens.get(found[0], "")
+            if found[0] == self._image:
+                name *= next(counts)
             pieces += [text[last : found.start()], name]
             last = found.end()
             shift += len(name) - len(found[0])
@@ -370,6 +403,13 @@ def _answered(record: Mapping[str, Any], chat: Chat) -> list[Turn]:
     if not isinstance(completion, str) or not completion:
         raise UnfitRecordError(f"no text in the field {chat.completion!r}")
     return [*found, Turn({"role": ANSWERS, "content": completion}, learned=True)]
+
+
+def _medium_of(part: object) -> str | None:
+    """What a part of a message shows beside text, by its type or, as templates look at it, by a key."""
+    if not isinstance(part, Mapping):
+        return None
+    return next((kind for kind in _MEDIA if part.get("type") == kind or part.get(kind) is not None), None)
 
 
 def _mask(size: int, places: Sequence[tuple[int, int]]) -> Mask:

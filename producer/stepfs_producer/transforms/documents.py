@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stepfs_producer.payloads.step import Columns, ColumnSpec
 from stepfs_producer.plan.arrays import Ids, Integers, Mask
-from stepfs_producer.plan.sources import Chat, SourceFiles, Tokenizer
+from stepfs_producer.plan.sources import Chat, Images, SourceFiles, Tokenizer
 from stepfs_producer.transforms.model_folder import Templates
 
 BAD: Final = -1  # as a length: the record could not be decoded
@@ -48,6 +49,7 @@ class ChatSpec:
     ] = ()  # bos_token, eos_token, …, as templates know them; None: there is none
     tokens_max: int | None = None  # of a part, if longer ones are cut at turns; None: a longer one is no sample
     truncates: bool = False  # what is behind the first part is lost
+    images: Images | None = None  # that its messages show
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,7 @@ class Encoded(NamedTuple):
     ids: Ids
     mask: Mask
     parts: tuple[int, ...] = ()  # see `Tokenised`
+    columns: Mapping[str, NDArray[Any]] = {}
     rejected: bool = False  # an answer by itself, of which the record says that it is a bad one
 
 

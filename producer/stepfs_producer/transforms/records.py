@@ -100,7 +100,7 @@ class _Work:
         value = self._read(index, bytes(self._records.data[begin : self._ends[index]]))
         if self._encode is not None:
             found = self._encode(value)
-            self._ids[index] = found.ids, found.mask
+            self._ids[index], self._columns[index] = found[:2], found.columns
             if found.parts:
                 self._parts[index] = found.parts
             if found.rejected:
@@ -199,9 +199,9 @@ class _Work:
         except (ValueError, RecursionError) as error:
             raise UnfitRecordError(f"not JSON ({error})") from error
         if self._encode is not None and self._spec.source.format in _PADDED:
-            return without_nulls(value)
+            value = without_nulls(value)
         images = self._spec.source.images
-        return value if images is None else with_images(value, images)
+        return value if images is None else with_images(value, images, of_chat=self._encode is not None)
 
     def _read_tokens(self, index: int, data: bytes) -> object:
         ids = checked_ids(np.frombuffer(data, "<i4"), self._tokenizer.vocabulary)

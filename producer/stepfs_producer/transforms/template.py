@@ -60,6 +60,7 @@ class Given(NamedTuple):
 
     tools: list[object] | None = None
     variables: Mapping[str, Any] = {}
+    images: tuple[int, ...] = ()  # tokens of each image that the messages show, which templates do not get
 
 
 @dataclass(slots=True)
