@@ -120,7 +120,8 @@ class Pairs:
         chats = self._chats
         before = chats.system_of(record) + (chats.messages_of(prompt, "user") if prompt else [])
         before, given = [turn._replace(learned=False) for turn in before], chats.given_of(record)
-        found = [chats.rendered([*before, *chats.messages_of(answer, "assistant")], given) for answer in answers]
+        talks = [[*before, *chats.messages_of(answer, "assistant")] for answer in answers]
+        found = [chats.rendered(*chats.prepared(talk, given)) for talk in talks]
         ids, masks = zip(*found, strict=True)
         return Encoded(np.concatenate(ids), np.concatenate(masks), tuple(map(len, ids)))
 
