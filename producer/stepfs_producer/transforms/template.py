@@ -56,7 +56,7 @@ _SAFE: Final[Mapping[type, frozenset[str]]] = {  # attributes that the sandbox w
 }
 _CHARACTERS_MAX: Final = 4 << 20
 _REASON_CHARACTERS: Final = 200
-_SHORT: Final = 4  # learned turns, each of which is looked at
+_SHORT: Final = 2  # learned turns, each of which is looked at
 _KEPT: Final = 4  # renderings of beginnings: neighbours share some
 _PROBE: Final = "stepfs"
 _NO_DATE: Final = "the template writes today's date; add date: 2026-01-01 to chat, so that each run writes the same"
