@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from importlib import import_module
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +24,7 @@ from tokenizers import Tokenizer
 
 from bench.machine import program
 from bench.machine import run as run_command
-from bench.report import Report, at_least, load, median
+from bench.report import Report, at_least, at_most, load, median
 from bench_plan.corpora import write_bpe
 from bench_plan.lengths import prose_texts
 from stepfs_producer.plan.sources import Chat
@@ -34,7 +35,7 @@ from stepfs_producer.transforms.model_folder import Templates
 
 WORKERS = 2
 LENGTH = 4096
-RENDERED, PLANNED = 0.8, 1.0
+RENDERED, PLANNED, CUT = 0.8, 1.0, 2.0
 _NAMES = {"bos_token": "<s>", "eos_token": "<|im_end|>"}
 _CONTROLS = (
     "<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>",
@@ -53,7 +54,11 @@ def run(report: Report, directory: Path, *, quick: bool) -> None:
     rounds = 1 if quick else 5
     for kind in ("chatml", "llama", "gemma", "qwen"):
         _render(report, directory, kind, talks[:300], rounds)
-    _plan(report, directory, len(talks), rounds)
+        _cut(report, directory, kind, [turn for talk in talks[:300] for turn in talk][:600], rounds)
+    if find_spec("trl") is None:
+        report.say("a plan against trl is left out; scripts/setup --nightly brings that")
+    else:
+        _plan(report, directory, len(talks), rounds)
 
 
 def write(directory: Path, count: int) -> list[list[dict[str, str]]]:
@@ -81,17 +86,54 @@ def write(directory: Path, count: int) -> list[list[dict[str, str]]]:
 
 
 def _render(report: Report, directory: Path, kind: str, talks: list[list[dict[str, str]]], rounds: int) -> None:
-    """Ids and masks of each talk by a template without blocks, against ids by `apply_chat_template`, in turns."""
-    template = without_blocks(kind)
-    theirs = import_module("transformers").AutoTokenizer.from_pretrained(str(directory))
-    spec = ChatSpec(Chat(date="2026-01-01"), Templates(template), tuple(_NAMES.items()))
-    file = PlanTokenizer(kind="huggingface", file=str(directory / "tokenizer.json"), eos="<|im_end|>")
-    ours = Chats(spec, TokenizerSpec(file))
+    """Ids and masks of each talk by a template without blocks, against ids by one `apply_chat_template`, and against those
+    that would tell the masks: one more for each answer, of the turns before it. In turns.
+    """
+    template, ours, theirs = _both(directory, kind)
     sides: dict[str, Callable[[Any], Any]] = {
         "ours": lambda talk: ours.encode({"messages": talk}).ids,
         "theirs": lambda talk: theirs.apply_chat_template(talk, chat_template=template, return_dict=True)["input_ids"],
+        "masks": lambda talk: [
+            theirs.apply_chat_template(talk[:turn], chat_template=template, add_generation_prompt=turn < len(talk))
+            for turn in (*range(1, len(talk), 2), len(talk))
+        ],
     }
     assert kind == "llama" or sides["ours"](talks[0]).tolist() == sides["theirs"](talks[0]), "llama writes the day"
+    used = _in_turns(sides, talks, rounds)
+    report.figures.setdefault("chats", {})[kind] = {"cpu_s": used, "talks": len(talks), "load": load()}
+    rate = {side: len(talks) / median(seconds) for side, seconds in used.items()}
+    what = f"talks rendered, with masks, {kind} without blocks, per CPU-s"
+    for side, against in (("theirs", "apply_chat_template, without masks"), ("masks", "one for each answer, and one")):
+        ratio = median([their / our for our, their in zip(used["ours"], used[side], strict=True)])
+        report.add(at_least(RENDERED, what, f"{rate['ours']:.0f}", f"{against} {rate[side]:.0f}", ratio))
+
+
+def _cut(report: Report, directory: Path, kind: str, talk: list[dict[str, str]], rounds: int) -> None:
+    """A talk of many turns by `long: split`, against one `apply_chat_template` of the whole."""
+    template, ours, theirs = _both(directory, kind, LENGTH)
+    sides: dict[str, Callable[[Any], Any]] = {
+        "ours": lambda talk: ours.encode({"messages": talk}),
+        "theirs": lambda talk: theirs.apply_chat_template(talk, chat_template=template, return_dict=True),
+    }
+    parts = sides["ours"](talk).parts
+    used = _in_turns(sides, [talk], rounds)
+    report.figures["chats"][f"{kind}, cut"] = {"cpu_s": used, "parts": parts, "load": load()}
+    ms = {side: 1000 * median(seconds) for side, seconds in used.items()}
+    ratio = median([our / their for our, their in zip(used["ours"], used["theirs"], strict=True)])
+    what = f"a talk of {len(talk)} turns in {len(parts)} parts, {kind} without blocks, CPU"
+    report.add(at_most(CUT, what, f"{ms['ours']:.0f} ms", f"apply_chat_template, whole, {ms['theirs']:.0f} ms", ratio))
+
+
+def _both(directory: Path, kind: str, tokens_max: int | None = None) -> tuple[str, Chats, Any]:
+    template = without_blocks(kind)
+    spec = ChatSpec(Chat(date="2026-01-01"), Templates(template), tuple(_NAMES.items()), tokens_max)
+    file = PlanTokenizer(kind="huggingface", file=str(directory / "tokenizer.json"), eos="<|im_end|>")
+    theirs = import_module("transformers").AutoTokenizer.from_pretrained(str(directory))
+    return template, Chats(spec, TokenizerSpec(file)), theirs
+
+
+def _in_turns(sides: dict[str, Callable[[Any], Any]], talks: list[Any], rounds: int) -> dict[str, list[float]]:
+    """CPU seconds of each side, round by round."""
     used: dict[str, list[float]] = {side: [] for side in sides}
     for number in range(rounds):
         for side in sorted(sides, reverse=bool(number % 2)):
@@ -99,12 +141,7 @@ def _render(report: Report, directory: Path, kind: str, talks: list[list[dict[st
             for talk in talks:
                 sides[side](talk)
             used[side].append(time.process_time() - began)
-    report.figures.setdefault("chats", {})[kind] = {"cpu_s": used, "talks": len(talks), "load": load()}
-    rate = {side: len(talks) / median(seconds) for side, seconds in used.items()}
-    ratios = [their / our for our, their in zip(used["ours"], used["theirs"], strict=True)]
-    what = f"talks rendered, with masks, {kind} without blocks, per CPU-s"
-    against = f"apply_chat_template without masks {rate['theirs']:.0f}"
-    report.add(at_least(RENDERED, what, f"{rate['ours']:.0f}", against, median(ratios)))
+    return used
 
 
 def _plan(report: Report, directory: Path, count: int, rounds: int) -> None:
