@@ -18,6 +18,7 @@ from stepfs._internal.background import BackgroundLoop, generation
 from stepfs.data.announced_orders import Hint, ShuffledOrder
 from stepfs.errors import ClosedError, NoSuchStepError, StepfsError, UsageError, WrongTypeError
 from stepfs.format.arguments import check_integer
+from stepfs.format.codec import Value, unpack
 from stepfs.format.grid import Grid
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.format.snapshot import LogState
@@ -104,6 +105,11 @@ class LakeStep(int):
         `deadline_s`.
         """
         return self._lake.read(self, *place) if isinstance(place, tuple) else self._lake.read(self, place)
+
+    @property
+    def note(self) -> Value:
+        """What the producer said of this step (`append(…, note=…)`), or None. It reads no data; `ReclaimedError` as above."""
+        return self._lake.note(self)
 
     def __len__(self) -> NoReturn:
         raise WrongTypeError(
@@ -297,6 +303,12 @@ class Lake:
         if not log.first_live_step <= number < log.state.next_step:
             return None if number < log.first_live_step else ""
         return self._call(lambda parts: parts.log.entry(number)).tgb.key
+
+    def note(self, step: int) -> Value:
+        """The value of `lake[step].note`."""
+        number = _numbered(step)
+        note = self._call(lambda parts: parts.log.entry(number)).tgb.note
+        return unpack(note, f"note of step {number}") if note else None
 
     def counts(self) -> dict[str, int]:
         """The counters of this process's data layer (requests, bytes fetched …), as `data` of a mount's status."""
