@@ -41,6 +41,7 @@ _SHARDERS: Final = {  # class of the code that asks: what to do
 }
 _STRIDES_MIN: Final = 3  # of the job's size in a row: nobody reads so by chance
 _SAMPLERS_MAX: Final = 8
+_OF_ONE: Final = frozenset({"files", "near"})  # options of a lake that are not those of the lake beside it
 _told = False
 
 Decode = Callable[[memoryview], Any]
@@ -214,11 +215,11 @@ class StepDataset:
         beside: Lake | str | None = None,
         **options: Any,
     ) -> None:
-        """`lake`: a `Lake`, or a URL and its `options`, such as `mesh="dp=4,tp=2"`, which are those of `beside`, too; that is a
-        `Lake` where `lake` is one. `iterable`: that style also with
-        `stop`. `batch_size`: the loader's, if it has one and the dataset is iterable; without it batches would hold the steps
-        of one worker. `decode`: payload → item, in the worker; by default `torch.load`, `numpy.load`, safetensors' `load` by
-        the lake's extension, or `bytes`.
+        """`lake`: a `Lake`, or a URL and its `options`, such as `mesh="dp=4,tp=2"`; they are those of `beside`, too, but for
+        `files` and `near`, and it is a `Lake` where `lake` is one. `iterable`: that style also with `stop`. `batch_size`: the
+        loader's, if it has one and the dataset is iterable; without it batches would hold the steps of one worker. `decode`:
+        payload → item, in the worker; by default `torch.load`, `numpy.load`, safetensors' `load` by the lake's extension, or
+        `bytes`.
 
         `UsageError` for a rank or a range that the lake does not have.
         """
@@ -242,7 +243,8 @@ class StepDataset:
         if beside is not None:
             if isinstance(beside, Lake) != isinstance(lake, Lake):
                 raise UsageError("lake and beside: give two URLs, or two Lakes")
-            self._beside = Annotations(self.lake, self._opened(beside, options))
+            of_both = {name: value for name, value in options.items() if name not in _OF_ONE}
+            self._beside = Annotations(self.lake, self._opened(beside, of_both))
             self._decode_beside = decode or decoder(self._beside.lake.ext)
         self._sampler: Sampler | None = None
         self._place = (0, 1)  # (worker, workers) of the loader in this process
@@ -275,7 +277,8 @@ class StepDataset:
     def fetch_in_order_of(self, sampler: Sampler) -> None:
         """Fetch ahead in this order from now on, in place of an earlier sampler's."""
         self._sampler = sampler
-        self.lake.samplers.add(sampler)
+        for lake in self.lakes:
+            lake.samplers.add(sampler)
 
     def _enter(self) -> tuple[int, int]:
         """(this worker, number of workers) of the loader in this process; (0, 1) where there is none."""

@@ -12,7 +12,7 @@ from safetensors.numpy import save
 from shelf import lake_on_disk
 from torch.utils.data import DataLoader
 
-from stepfs import Lake, StepDataset
+from stepfs import CheckpointHook, Lake, ShuffledSteps, StepDataset
 from stepfs._internal.clock import SystemClock
 from stepfs.errors import NoSuchStepError, RefusedError, StepfsError, UsageError
 from stepfs.format.ids import Step
@@ -91,6 +91,20 @@ def test_both_come_in_one_batch_in_any_process(url, beside, iterable, workers):
     assert all(torch.equal(batch["teacher"], 3 * batch["input_ids"]) for batch in found)
     with Lake(beside) as lake:
         assert lake[2].note["model"] == "7b"
+
+
+def test_an_epoch_in_random_order_and_a_group_concern_both(url, beside):
+    dataset = StepDataset(url, beside=beside, rank=0, stop=STEPS, files=(), group="run", memory="128M")
+    sampler = ShuffledSteps(dataset, seed=3)
+    loader = DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=2, multiprocessing_context="spawn")
+    assert [int(batch["teacher"][0]) for batch in loader] == [300 * item for item in sampler]
+    sampler.set_epoch(1)
+    next(iter(sampler))
+    for lake in dataset.lakes:
+        assert lake.group == "run"
+        with pytest.raises(RefusedError, match="order"):
+            CheckpointHook(lake)(2)
+        lake.close()
 
 
 def test_a_teacher_that_began_late_has_numbers_of_its_own(tmp_path, url):
