@@ -312,6 +312,7 @@ class LocatedPlan:
     plan: Plan
     directory: str = ""  # that relative names of files are below
     held_out: bool = False  # produce the records that the plan holds out
+    file: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,7 +350,7 @@ def plan_file_at(path: Path) -> PlanFile:
 
 def plan_at(path: Path, *, held_out: bool = False) -> LocatedPlan:
     """The plan in a file; relative names in it are below the file's directory."""
-    return LocatedPlan(plan_file_at(path).plan, str(path.parent), held_out)
+    return LocatedPlan(plan_file_at(path).plan, str(path.parent), held_out, path)
 
 
 async def list_sources(place: LocatedPlan) -> dict[str, Listing]:
