@@ -16,13 +16,11 @@ from prime_rl.transports.rollouts.types import MicroBatch
 from stepfs import CheckpointHook, Lake
 from stepfs_producer import Producer
 
-AHEAD = 2  # steps that the orchestrator may be ahead of the trainer
-
 
 class LakeSender(MicroBatchSender):
     def __init__(self, url, data_world_size, current_step=0):
         super().__init__(url, data_world_size)
-        self.producer = Producer(url, producer_id="orchestrator", max_lead=AHEAD).__enter__()
+        self.producer = Producer(url, producer_id="orchestrator", max_lead=2).__enter__()
         self.current_step = current_step
 
     async def send(self, micro_batch_grid):
@@ -54,31 +52,18 @@ class LakeReceiver(MicroBatchReceiver):
             self.pace(self.current_step)
         return found
 
-    def close(self):
-        self.lake.close()
-
 
 async def orchestrate(url, ranks, steps):
     sender = LakeSender(url, ranks)
+    of_each = {"loss_mask": True, "advantages": 0.5, "position_ids": 0, "inference_logprobs": -1.0, "temperatures": 1.0}
+    values = {name: [value] * 8 for name, value in of_each.items()} | {"sequence_lengths": [8], "seq_lens": [8]}
     for step in range(steps):
-        values = {
-            "input_ids": [step] * 8,
-            "loss_mask": [True] * 8,
-            "advantages": [0.5] * 8,
-            "position_ids": list(range(8)),
-        }
-        values |= {
-            "inference_logprobs": [-1.0] * 8,
-            "temperatures": [1.0] * 8,
-            "sequence_lengths": [8],
-            "seq_lens": [8],
-        }
-        batch = MicroBatch(**values, env_names=["math"])
+        batch = MicroBatch(**values, input_ids=[step] * 8, env_names=["math"])
         await sender.send([[batch, batch] for _ in range(ranks)])
     sender.close()
 
 
-what, url, number, steps = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+what, url, number, steps = *sys.argv[1:3], *map(int, sys.argv[3:])
 if what == "send":
     asyncio.run(orchestrate(url, number, steps))
 else:
