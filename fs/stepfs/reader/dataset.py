@@ -19,7 +19,7 @@ from stepfs.data.announced_orders import ShuffledOrder, ShuffleHint, StridedOrde
 from stepfs.errors import NoSuchStepError, RefusedError, UsageError
 from stepfs.format.arguments import check_integer
 from stepfs.format.ids import Step
-from stepfs.lake.origins import check_resumable
+from stepfs.lake.origins import STATE_VERSION, check_resumable, check_state_version
 from stepfs.reader.annotations import Annotations, joined
 from stepfs.reader.lake import Lake, Sampler
 from stepfs.torch import holds_micro_batches, micro_batches, need, need_torch
@@ -360,10 +360,12 @@ class _Pass:
         return item
 
     def state_dict(self) -> dict[str, Any]:
-        return {"lake_id": self._lake.lake_id, "next_step": self._order.step_at(self._place)}
+        step = self._order.step_at(self._place)
+        return {"version": STATE_VERSION, "lake_id": self._lake.lake_id, "next_step": step}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on at the state's step. `RefusedError` for the state of another lake, or of other turns of the workers."""
+        check_state_version(state)
         step = Step(check_integer(state.get("next_step"), "the state of a StepDataset: next_step"))
         check_resumable(state.get("lake_id"), step, self._lake.lake_id, self._lake.origin_cuts)
         order = self._order
