@@ -19,7 +19,7 @@ import stepfs_producer.transforms.records  # noqa: F401
 from stepfs.store.s3.clients import choose
 
 os.environ.pop("AWS_PROFILE", None)  # of the test that happens to be the first; each command has its own environment
-choose(None, None).session.create_client("s3", "us-east-1").close()  # botocore's description of S3 stays
+choose(None, None).session.client("s3", "us-east-1").close()  # botocore's description of S3 stays
 
 gc.collect()
 gc.freeze()  # what is forked need not look at it, nor copy it

@@ -170,10 +170,10 @@ def test_botocore_reads_such_names(configured):
 def test_a_second_session_parses_no_model_of_botocore_again(monkeypatch):
     """Each of a DataLoader's workers, forked from a process that had opened the lake, parsed them for its first read."""
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    choose(None, "s3://train/run").session.create_client("s3")
+    choose(None, "s3://train/run").session.client("s3")
     parsed = []
     monkeypatch.setattr(JSONFileLoader, "load_file", lambda _self, path: parsed.append(path))
-    choose(None, "s3://train/run").session.create_client("s3")
+    choose(None, "s3://train/run").session.client("s3")
     assert parsed == []
 
 

@@ -135,11 +135,11 @@ async def test_a_forked_process_is_refused_not_hung(direct):
     assert os.waitstatus_to_exitcode(status[1]) == 42
 
 
-async def test_opening_sends_nothing_and_imports_botocore_late(seaweed):
+async def test_opening_sends_nothing_and_imports_boto3_late(seaweed):
     program = (
         "import sys, stepfs.store.opening as o; o.open_store('file:///nowhere'); "
-        "assert 'botocore' not in sys.modules; "
-        "o.open_store('s3://no-such-bucket/x'); assert 'botocore' in sys.modules"
+        "assert 'boto3' not in sys.modules and 'botocore' not in sys.modules; "
+        "o.open_store('s3://no-such-bucket/x'); assert 'boto3' in sys.modules"
     )
     environment = {**os.environ, "AWS_ENDPOINT_URL_S3": "http://127.0.0.1:1"}
     done = await trio.run_process([sys.executable, "-c", program], env=environment, stderr=subprocess.STDOUT)

@@ -1,7 +1,7 @@
 """The table of `stepfs` commands: a command is one module of `commands`, with a function of its name, and one line below.
 
 Only the command that was asked for is imported, and it imports the library inside its functions: `stepfs --help` and
-shell completion load neither botocore nor pyfuse3 nor trio, and `stepfs ls` does not pay for `stepfs fork`. The help is plain
+shell completion load neither boto3 nor pyfuse3 nor trio, and `stepfs ls` does not pay for `stepfs fork`. The help is plain
 text instead of typer's boxes: it works in a pipe, and rich loads only when a command draws.
 """
 

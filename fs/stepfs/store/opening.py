@@ -60,7 +60,7 @@ def open_store(
         raise UsageError(f"{url!r}: {bucket!r} is not a {words.container} name; write {words.form}")
     prefix = _checked(prefix.strip("/"))
     if scheme == "s3":
-        from stepfs.store.s3.s3_store import S3Store  # noqa: PLC0415 (botocore is heavy; only S3 lakes pay for it)
+        from stepfs.store.s3.s3_store import S3Store  # noqa: PLC0415 (boto3 is heavy; only S3 lakes pay for it)
 
         return S3Store(
             bucket,

@@ -1,4 +1,4 @@
-"""The settings of users for their stores: names and advice, without botocore or obstore, for every room that speaks of them."""
+"""The settings of users for their stores: names and advice, without boto3 or obstore, for every room that speaks of them."""
 
 from dataclasses import dataclass, replace
 from typing import Final

@@ -1,5 +1,4 @@
-"""botocore's clients of S3, made of the user's profile, and the credentials of a role. boto3, for which they are typed, would
-add what nobody calls here.
+"""boto3's clients of S3, made of the user's profile, and the credentials of a role.
 
 `commit` and `delete` send exactly once; `data` retries what may be sent twice, and `direct` reads plain ranges beside it.
 """
@@ -16,9 +15,11 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from ssl import SSLContext
-from typing import TYPE_CHECKING, Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import urlsplit
 
+import botocore.session
+from boto3.session import Session
 from botocore.awsrequest import AWSHTTPConnectionPool, AWSHTTPSConnectionPool, AWSResponse
 from botocore.compat import HTTPHeaders
 from botocore.config import Config
@@ -27,7 +28,6 @@ from botocore.credentials import RefreshableCredentials
 from botocore.exceptions import BotoCoreError, CredentialRetrievalError, NoCredentialsError
 from botocore.httpsession import create_urllib3_context, get_cert_path
 from botocore.loaders import Loader, create_loader
-from botocore.session import Session
 
 from stepfs.errors import RefusedError, UsageError
 from stepfs.store.s3.direct import CONNECT_S, IDLE_S, DirectReads
@@ -72,15 +72,15 @@ def credentials_of(session: Session, again: Callable[[], Session]) -> Any:
     """The session's credentials; `NoCredentialsError` if there are none, or none yet: then the next try needs a new session,
     because this one has asked. `again` makes one.
     """
-    name = session.profile or ""
-    pid, held = _held.get(name, (os.getpid(), None))
+    core: Any = session._session  # noqa: SLF001 - boto3 passes only a part of it on
+    pid, held = _held.get(session.profile_name, (os.getpid(), None))
     if held is not None and pid != os.getpid() and not held.refresh_needed():  # else it would take a lock of the parent
-        vars(session)["_credentials"] = _copied(held, again)  # no other way
-    found: Any = session.get_credentials()
+        core._credentials = _copied(held, again)  # noqa: SLF001 - no other way
+    found: Any = core.get_credentials()
     if found is None:
         raise NoCredentialsError
     if are_of_role(found):
-        _held[name] = os.getpid(), found
+        _held[session.profile_name] = os.getpid(), found
     return found
 
 
@@ -127,17 +127,21 @@ def choose(profile: str | None, url: str | None) -> Chosen:
     if named is None:
         return Chosen(usual)
     session = _session(named)
-    scoped = session.get_scoped_config()
-    endpoint = ConfiguredEndpointProvider(session.full_config, scoped, "s3", environ={}).provide()
+    core = session._session  # noqa: SLF001 - boto3 passes only a part of it on
+    scoped = core.get_scoped_config()
+    endpoint = ConfiguredEndpointProvider(core.full_config, scoped, "s3", environ={}).provide()
     return Chosen(session, named, endpoint, scoped.get("region"), scoped.get("ca_bundle"))
 
 
 def _session(profile: str | None) -> Session:
-    session = Session(profile=profile)
+    core = botocore.session.Session(profile=profile)
     if are_expected():
         for name, least in (("metadata_service_timeout", _TRY_S), ("metadata_service_num_attempts", _TRIES)):
-            session.set_config_variable(name, max(least, session.get_config_variable(name)))
-    session.register_component("data_loader", _loader(session.get_config_variable("data_path")))
+            core.set_config_variable(name, max(least, core.get_config_variable(name)))
+    loader = _loader(core.get_config_variable("data_path"))
+    core.register_component("data_loader", loader)
+    session = Session(botocore_session=core)
+    loader.search_paths[:] = dict.fromkeys(loader.search_paths)  # each session adds boto3's own
     return session
 
 
@@ -276,9 +280,9 @@ class Clients:
                 ignore_configured_endpoint_urls=chosen.profile is not None,  # type: ignore[call-arg]
                 s3={"addressing_style": style, "payload_signing_enabled": signs_body},
             )
-            region = chosen.region or session.get_config_variable("region") or "us-east-1"
+            region = chosen.region or session.region_name or "us-east-1"
             try:
-                made: Any = session.create_client(
+                return session.client(
                     "s3", endpoint_url=given, region_name=region, config=config, verify=chosen.ca_bundle
                 )
             except ValueError as error:  # botocore raises this for anything but a URL, and for what is no region's name
@@ -287,7 +291,6 @@ class Clients:
                         f"region {region!r}: set AWS_REGION to a region's name, such as eu-west-1"
                     ) from error
                 raise UsageError(f"endpoint {named!r}: write a URL such as https://host:port") from error
-            return cast("S3Client", made)
 
         client = make("path" if named else "auto")
         if not named and not is_aws(client.meta.endpoint_url):  # an endpoint from a configuration file
@@ -299,7 +302,7 @@ class Clients:
         if self._direct is None:
             self._direct = DirectReads(
                 self._credentials,
-                cache(partial(_tls, chosen.ca_bundle or session.get_config_variable("ca_bundle"))),
+                cache(partial(_tls, chosen.ca_bundle or session._session.get_config_variable("ca_bundle"))),  # noqa: SLF001 - no other way
                 self.data_timeout_s,
                 self.on_request,
                 self.on_throttled,
@@ -309,7 +312,7 @@ class Clients:
         client.meta.events.register("before-send.s3", self._before_send)
         client.meta.events.register("after-call.s3", self._after_call)
         client.meta.events.register("needs-retry.s3", self._after_attempt)
-        # botocore asks for the region of a redirected bucket, and of that question's redirection, and so on.
+        # boto3 asks for the region of a redirected bucket, and of that question's redirection, and so on.
         client.meta.events.register("before-call.s3.HeadBucket", lambda **_: _NO_REGION)
         return client
 
