@@ -177,6 +177,21 @@ def test_a_second_session_parses_no_model_of_botocore_again(monkeypatch):
     assert parsed == []
 
 
+async def test_all_clients_of_a_store_share_what_one_session_has_read(seaweed, s3_url, monkeypatch):
+    """Files and rules take 7 ms for each session."""
+    made = []
+    monkeypatch.setattr(clients, "choose", lambda *asked: made.append(choose(*asked)) or made[-1])
+    store = open_s3(s3_url)
+    assert await store.get("a") is None
+    assert await store.create("a", b"1") is Put.CREATED
+    await store.delete(["a"])
+    assert len(made) == 1
+    await store.aclose()
+    assert await store.get("a") is None  # later, settings are read again
+    assert len(made) == 2
+    await store.aclose()
+
+
 ROLE = "/latest/meta-data/iam/security-credentials/"
 
 

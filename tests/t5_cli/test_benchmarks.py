@@ -136,6 +136,12 @@ def test_bench_read_prints_and_keeps_its_rows(tmp_path):
 
 
 @pytest.mark.nightly
+def test_bench_read_counts_what_a_link_gives(tmp_path):
+    document, _ = bench("bench_read", "--only", "link", out=tmp_path)
+    assert len([row for row in document["rows"] if "20 ms, 200 MB/s" in row["what"]]) == 3
+
+
+@pytest.mark.nightly
 def test_bench_train_says_the_share_of_time_that_a_trainer_waits(tmp_path):
     document, printed = bench("bench_train", out=tmp_path)
     assert [len(found["waits"]) for found in document["figures"].values()] == [24]

@@ -75,7 +75,9 @@ def test_a_source_that_left_and_came_back_goes_on_where_it_was(plan: Path, file_
     assert run(plan, file_url, "--limit-steps", 6).returncode == 0
     left = position(file_url).sources["code"]
     plan.write_text(WITHOUT_CODE)
-    assert run(plan, file_url, "--limit-steps", 9, "--accept-changes").returncode == 0
+    changed = run(plan, file_url, "--limit-steps", 9, "--accept-changes")
+    assert changed.returncode == 0
+    assert "the changed plan makes the steps from 6 on\n" in changed.stderr
     dormant = position(file_url).sources["code"]
     assert (dormant.epoch, dormant.taken, dormant.into, dormant.tokens) == (
         (left.epoch, left.taken, left.into, left.tokens)

@@ -19,7 +19,8 @@ _NEARLY: Final = re.compile(r"(file|s3|gs|az)(?::/*|//+)([^/].*)", re.IGNORECASE
 _ACCOUNT: Final = re.compile(r"[a-z0-9]{3,24}")
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _OF_GOOGLE: Final = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
-_PART: Final = re.compile(r"[A-Za-z0-9_=+~\x80-\U0010ffff-][A-Za-z0-9_=+~\x80-\U0010ffff. -]*(?<! )")  # of a prefix
+# Of a prefix. A class that ends at \U0010ffff would take 7 ms to compile, a tenth of a short command.
+_PART: Final = re.compile(r"(?:[A-Za-z0-9_=+~-]|[^\x00-\x7f])(?:[A-Za-z0-9_=+~. -]|[^\x00-\x7f])*(?<! )")
 _SERVERS: Final = {"s3": (S3, _BUCKET), "gs": (GOOGLE, _OF_GOOGLE), "az": (AZURE, _BUCKET)}
 
 

@@ -18,7 +18,7 @@ import trio
 from stepfs.errors import AbsentError, CorruptError, MissingPackageError, RefusedError, UsageError
 from stepfs.format.grid import Grid
 from stepfs.format.identity import LakeIdentity
-from stepfs.format.ids import POSITION_BYTES_MAX
+from stepfs.format.ids import POSITION_BYTES_MAX, Epoch
 from stepfs.format.keys import plan_key
 from stepfs.format.planned import Listing
 from stepfs.lake.identity import check_writable
@@ -41,13 +41,13 @@ from stepfs_producer.plan.file.yaml_file import PlanFile, read_plan
 from stepfs_producer.plan.mix import MixEntry, MixSchedule, Stages, normalise
 from stepfs_producer.plan.model import Plan
 from stepfs_producer.plan.part import Part, keys_of
-from stepfs_producer.plan.planner import Planner
+from stepfs_producer.plan.planner import REVISION, Planner
 from stepfs_producer.plan.resolve import resolve
 from stepfs_producer.plan.rules import Exhausted, Rules, SourceRule
 from stepfs_producer.plan.sources import Chat, Long
 from stepfs_producer.plan.step import SourceState, State, position_bytes_max, read_position
 from stepfs_producer.plan.values import parse_shard
-from stepfs_producer.run.lake import committed_positions, keep, keep_listing
+from stepfs_producer.run.lake import committed_positions, keep, keep_listing, kept_libraries, libraries
 from stepfs_producer.run.load import LoadedSource
 from stepfs_producer.run.options import RunOptions
 from stepfs_producer.sources.listing import (
@@ -64,7 +64,7 @@ from stepfs_producer.sources.listing import (
 from stepfs_producer.sources.reading import block_crc32c, read_block
 from stepfs_producer.sources.record import BlockAddress, BlockTask, SourceSpec
 from stepfs_producer.transforms.documents import ChatSpec, TokenizerSpec, TransformSpec
-from stepfs_producer.transforms.images import MODULES, library
+from stepfs_producer.transforms.images import MODULES, need_pillow
 from stepfs_producer.transforms.model_folder import require_image_rule, special_tokens, templates_of
 from stepfs_producer.transforms.records import open_transform
 from stepfs_producer.transforms.tokenizer import load_tokenizer, pinned
@@ -216,6 +216,8 @@ def identity(spec: SourceSpec, transform: TransformSpec, tokenizer_digest: str, 
     chats are cut, as documents are.
     """
     source, chat = spec.source, transform.chat
+    if source.images is not None:
+        need_pillow()
     tokens = [] if chat is None else [one for one in chat.tokens if one[1] is not None]
     known = {
         "rule": RULE,
@@ -225,7 +227,6 @@ def identity(spec: SourceSpec, transform: TransformSpec, tokenizer_digest: str, 
         "tokenizer": [_identity_of(transform.tokenizer.tokenizer), tokenizer_digest],
         "columns": [[name, _identity_of(column)] for name, column in transform.columns],
         "chat": None if chat is None else [chat.templates.default, tokens],
-        "images": None if source.images is None else library(),
     }
     if revision > 1 and (source.is_of_chats or source.fim is not None):
         known["revision"] = [revision, chat and chat.templates.of_tools, source.fim and transform.tokens_max]
@@ -315,6 +316,7 @@ class LocatedPlan:
     plan: Plan
     directory: str = ""  # that relative names of files are below
     held_out: bool = False  # produce the records that the plan holds out
+    file: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,7 +354,7 @@ def plan_file_at(path: Path) -> PlanFile:
 
 def plan_at(path: Path, *, held_out: bool = False) -> LocatedPlan:
     """The plan in a file; relative names in it are below the file's directory."""
-    return LocatedPlan(plan_file_at(path).plan, str(path.parent), held_out)
+    return LocatedPlan(plan_file_at(path).plan, str(path.parent), held_out, path)
 
 
 async def list_sources(place: LocatedPlan) -> dict[str, Listing]:
@@ -629,7 +631,38 @@ async def refuse_unfit(
         _refuse_other_arrays(settings, place.plan, f"{store.url}: producer {producer_id}", options)
         if mine is None and options.fixed_shape:
             await _refuse_repeats(store, identity.lake_id, producer_id, _shards(settings, state), prepared)
+    if options.producer_id in begun:
+        state, epoch = begun[options.producer_id][0], log.state.producers[options.producer_id].epoch
+        _refuse_other_versions(
+            state, await _decoder_then(store, identity, state, epoch, prepared, options), options, say
+        )
     return mine, log.state.sealed
+
+
+async def _decoder_then(
+    store: Store, identity: LakeIdentity, state: State, epoch: Epoch, prepared: PreparedPlan, options: RunOptions
+) -> str | None:
+    """The version of Pillow that has decoded this producer's images; None if it has none, or nobody knows."""
+    if all(one.spec.source.images is None for one in prepared.sources):
+        return None
+    kept = await kept_libraries(store, identity.lake_id, state.plan, options.producer_id, epoch)
+    return kept.get("pillow")
+
+
+def _refuse_other_versions(state: State, decoder: str | None, options: RunOptions, say: Callable[[str], None]) -> None:
+    """`RefusedError` where the same plan would make other steps from here on than another version of the planner, or of the
+    library that decodes images, would; unless that is accepted.
+    """
+    here = libraries()["pillow"] if decoder else None
+    changes = [f"the planner is revision {REVISION}, and was {state.revision}"] if state.revision != REVISION else []
+    changes += [f"images are decoded by pillow {here}, and were by {decoder}"] if decoder != here else []
+    if changes:
+        line = f"since step {state.step} {' and '.join(changes)}"
+        if not options.accept_changes:
+            raise RefusedError(
+                f"{line}: steps may differ from those of before; add --accept-changes to go on with that"
+            )
+        say(f"warning: {line}")
 
 
 async def _kept_settings(store: Store, identity: LakeIdentity, digest: str) -> dict[str, Any]:

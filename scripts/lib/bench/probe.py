@@ -1,8 +1,8 @@
 """One fresh reader process: reads files one way, several times each, and prints how long every pass took as JSON.
 
 The order comes as JSON in the only argument: `kind`, `paths` (side → path, read in this order) and `passes`; or, for
-kind 'boto3' and 'http', `bucket`, `keys`, `bytes` and `threads`. Modules, buffers and connections are made before the
-clock starts.
+kind 'boto3' and 'http', `bucket`, `keys`, `bytes`, `threads` and, for boto3, `endpoint_url`. Modules, buffers and
+connections are made before the clock starts.
 """
 
 from __future__ import annotations
@@ -115,7 +115,9 @@ def boto3(order: dict[str, object]) -> dict[str, object]:
     from botocore.config import Config  # noqa: PLC0415
 
     threads = int(str(order["threads"]))
-    client = sdk.client("s3", config=Config(max_pool_connections=threads, s3={"addressing_style": "path"}))
+    config = Config(max_pool_connections=threads, s3={"addressing_style": "path"})
+    endpoint = str(order["endpoint_url"]) if "endpoint_url" in order else None
+    client = sdk.client("s3", endpoint_url=endpoint, config=config)
     bucket, size = str(order["bucket"]), int(str(order["bytes"]))
     buffer = memoryview(bytearray(b"\1" * size))
 

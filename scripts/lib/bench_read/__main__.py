@@ -19,6 +19,7 @@ from bench_read.rows.cpu import cpu
 from bench_read.rows.large_files import Large
 from bench_read.rows.larger_than_memory import large as beyond
 from bench_read.rows.latency import latency
+from bench_read.rows.link import link
 from bench_read.rows.long_lake import long_lake
 from bench_read.rows.random_order import random_order
 from bench_read.rows.small_files import Small
@@ -35,6 +36,7 @@ STAGES = {
     "small": "thousands of small files through a DataLoader, beside peers",
     "readers": "8 ranks × 4 workers",
     "random": "steps in random order, beside plain ranged GETs",
+    "link": "behind 20 ms and 200 MB/s, 5 ms and 1 GB/s: first step, cold, random, beside boto3 (only with --only link)",
     "large": "one slice larger than the memory budget; the daemon's CPU by thread",
     "latency": "commit → readable",
     "long": "10⁶ steps (only with --long or --only long)",
@@ -76,7 +78,7 @@ def parse() -> argparse.Namespace:
 def main() -> str | None:
     options = parse()
     failed: list[str] = []
-    asked = {"long": options.long is not None, "soak": options.soak is not None}
+    asked = {"link": False, "long": options.long is not None, "soak": options.soak is not None}
     wanted = options.only or [name for name in STAGES if asked.get(name, True)]
     plan = Plan.quick() if options.quick else Plan()
     plan = replace(plan, urgent=options.urgent, rounds=options.rounds or plan.rounds)
@@ -113,6 +115,7 @@ def _stages(bed: Bed, options: argparse.Namespace) -> dict[str, Callable[[], Non
         "small": small.first_reads,
         "readers": small.many_readers,
         "random": lambda: random_order(bed),
+        "link": lambda: link(bed),
         "large": lambda: beyond(bed),
         "latency": lambda: latency(bed),
         "long": lambda: long_lake(bed, options.long or None),

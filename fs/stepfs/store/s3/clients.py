@@ -250,12 +250,15 @@ class Clients:
             return self._made[role]
 
     def _make(self, attempts: int, threads: int, timeout_s: float) -> S3Client:
-        try:
-            chosen = self.chosen = choose(self.profile, self.url)
-        except BotoCoreError as error:  # AWS_PROFILE names no profile, a configuration file does not parse
-            raise UsageError(f"the AWS settings are wrong: {error}") from error
+        if self._made and self.chosen is not None:  # its session has credentials, and has read what all clients read
+            chosen = self.chosen
+        else:
+            try:
+                chosen = self.chosen = choose(self.profile, self.url)
+            except BotoCoreError as error:  # AWS_PROFILE names no profile, a configuration file does not parse
+                raise UsageError(f"the AWS settings are wrong: {error}") from error
+            self._credentials = credentials_of(chosen.session, lambda: choose(self.profile, self.url).session)
         session, scoped = chosen.session, chosen.endpoint_url
-        self._credentials = credentials_of(session, lambda: choose(self.profile, self.url).session)
         given = scoped or self.endpoint_url if self.of_origin else self.endpoint_url or scoped
         signs_body = attempts == 1  # uploads use the CRC32C that the server verifies: SHA-256 costs more
         usual = None if chosen.profile else next(filter(None, map(os.environ.get, S3_ENDPOINTS)), None)

@@ -10,6 +10,8 @@ import os
 import random
 import subprocess
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
 
 import servers
 import trio
@@ -29,19 +31,35 @@ DELAY_S = 0.02
 Ranges = list[tuple[str, int, int]]
 
 
-def random_order(bed: Bed) -> None:
-    """Two rows."""
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """A lake of small slices, where each lies, and how many are read."""
+
+    url: str
+    ranges: Ranges
+    count: int
+
+
+@cache
+def samples(bed: Bed) -> Samples:
     quick = bed.plan.rounds < 3
     steps, count, size = (600, 100, 4 << 10) if quick else (3000, 800, 64 << 10)
     bed.report.say(f"making {steps} steps of {size >> 10} KiB slices")
     url = bed.lake("random", SLICES, _bodies(steps, size))
-    ranges = trio.run(_ranges, url)
-    _compare(bed, url, bed.server.endpoint_url, ranges, "on loopback", 0.75, count)
+    return Samples(url, trio.run(_ranges, url), count)
+
+
+def random_order(bed: Bed) -> None:
+    """Two rows."""
+    made = samples(bed)
+    compare(bed, made, bed.server.endpoint_url, "on loopback", 0.75)
     with slowed(bed.server.endpoint_url, 1e9, DELAY_S) as store:
-        _compare(bed, url, store.url, ranges, "behind 20 ms", 1.0, count)
+        compare(bed, made, store.url, "behind 20 ms", 1.0)
 
 
-def _compare(bed: Bed, url: str, endpoint: str, ranges: Ranges, where: str, bound: float, count: int) -> None:
+def compare(bed: Bed, made: Samples, endpoint: str, where: str, bound: float) -> None:
+    """Samples a second by the mount and by ranged GETs, and what was fetched for them."""
+    url, ranges, count = made.url, made.ranges, made.count
     rates: dict[str, list[float]] = {"mount": [], "boto3": []}
     shares, cpu_ms = [], []
     for number in range(min(bed.plan.rounds, 3)):
