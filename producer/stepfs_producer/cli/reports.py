@@ -24,6 +24,7 @@ from stepfs.cli.failure import announce, is_a_log, say
 from stepfs.cli.target import opened_lineage
 from stepfs.errors import AbsentError, StepfsError
 from stepfs.format.ids import JSON_SCHEMA, POSITION_BYTES_MAX
+from stepfs.format.planned import counts_shown
 from stepfs.store.api import StoreOptions
 from stepfs_producer.engine.worker import find_modules_in
 from stepfs_producer.plan.file.digest import plan_digest
@@ -286,6 +287,7 @@ class _Report:
             else round(facts.document_tokens, 1),
             "learned": None if facts is None or facts.learned is None else round(facts.learned, 6),
             "dropped": None if facts is None else facts.dropped,
+            "plain": None if facts is None else facts.left,
             "epochs": None if declared is None else float(declared),
             "epochs_needed": None if needed is None else round(float(needed), 6),
         }
@@ -441,6 +443,7 @@ def _run_line(result: RunResult) -> str:
         + (f", {one['learned']:.1%} of it learned" if one["learned"] not in {None, 1} else "")
         + (f" ({one['skipped']} records skipped)" if one["skipped"] else "")
         + (f" ({one['dropped']} longer than a row dropped)" if one["dropped"] else "")
+        + (f" ({one['plain']} longer than a row left without fim)" if one["plain"] else "")
         for name, one in totals.sources().items()
     )
     bottleneck = "" if result.bottleneck is None else f"bottleneck: {printable(str(result.bottleneck))}; "
@@ -552,7 +555,8 @@ def _page(done: SimulationResult) -> Iterator[str]:
     yield f"documents  {measures['cut_documents']} cut, {measures['lost_tokens']} tokens lost by truncate or drop"
     yield f"planning   {measures['planning_ms']:.1f} ms a step"
     yield ""
-    header = ["SOURCE", "SHARE", "WANTED", "TOKENS", "LEARNED", "RECORDS", "SKIPPED", "DROPPED", "EPOCH"]
+    counted = counts_shown(totals.sources().values())
+    header = ["SOURCE", "SHARE", "WANTED", "TOKENS", "LEARNED", *map(str.upper, counted)]
     rows = [
         [
             printable(name),
@@ -560,7 +564,7 @@ def _page(done: SimulationResult) -> Iterator[str]:
             f"{one['wanted']:.3%}",
             str(one["tokens"]),
             "-" if one["learned"] is None else f"{one['learned']:.1%}",
-            *(str(one[key]) for key in ("records", "skipped", "dropped", "epoch")),
+            *(str(one[key]) for key in counted),
         ]
         for name, one in totals.sources().items()
     ]

@@ -19,7 +19,8 @@ from stepfs_producer.plan.spans import Span
 VERSION: Final = 1
 _INTEGER_BYTES_MAX: Final = 9
 _CRC_BYTES_MAX: Final = 5
-_INTEGERS: Final = 12
+_INTEGERS: Final = 13
+_LATER: Final = 2  # of them, which positions of earlier versions lack
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +41,16 @@ class SourceState:
     tokens: int = 0
     begun: int = 0  # CRC-32C of the block of which records are taken; 0: of none
     dropped: int = 0  # records that are longer than a row, and no document
+    plain: int = 0  # records that `fim` left as they are, because they are longer than a row; stored if there are any
 
     @property
     def cursor(self) -> tuple[int, ...]:
         return (self.epoch, self.fragment, self.block, self.taken, self.into)
+
+    @property
+    def stored(self) -> list[str | int]:
+        fields = list(astuple(self))
+        return fields if self.plain else fields[:-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +79,7 @@ class State:
             "step": self.step,
             "tokenizer": self.tokenizer,
             "held_out": self.held_out,
-            "sources": {name: list(astuple(self.sources[name])) for name in sorted(self.sources)},
+            "sources": {name: self.sources[name].stored for name in sorted(self.sources)},
         }
 
 
@@ -94,7 +101,7 @@ def read_position(value: object) -> State:
 
 
 def _source_state(identity: object, listing: object, *numbers: Any) -> SourceState:
-    if len(numbers) not in (_INTEGERS - 1, _INTEGERS):  # without `dropped`, of plans that began before it was counted
+    if not _INTEGERS - _LATER <= len(numbers) <= _INTEGERS:
         raise ValueError(f"{len(numbers)} numbers of a source")
     return SourceState(str(identity), str(listing), *map(int, numbers))
 

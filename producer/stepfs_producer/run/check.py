@@ -244,7 +244,7 @@ class _Counts(NamedTuple):
             tokens if made.mask is None else int(made.mask.sum()),
             int((lengths > 0).sum()) + parts,
             len(dropped),
-            made.left,
+            len(made.plain),
         )
         return _Counts(*map(sum, zip(self, here, strict=True)))
 

@@ -93,6 +93,7 @@ class PlanTotals:
                 "records": after.records - (before.records if before else 0),
                 "skipped": after.skipped - (before.skipped if before else 0),
                 "dropped": after.dropped - (before.dropped if before else 0) + self.dropped.get(name, 0),
+                "plain": after.plain - (before.plain if before else 0),
                 "learned": round(learned / loaded, 6) if loaded else None,
                 "epoch": after.epoch,
             }

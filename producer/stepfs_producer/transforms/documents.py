@@ -132,4 +132,4 @@ class Tokenised:
     columns: Columns | None = None  # of the records; None: of a source that gives none
     parts: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """Record → tokens of its parts, of records that have several documents, or tokens behind them that are lost."""
-    left: int = 0  # documents that `fim` would rearrange, were they not longer than a row
+    plain: tuple[int, ...] = ()  # records that `fim` would rearrange, were they not longer than a row
