@@ -109,11 +109,8 @@ def compile_plan(
         )
     tokenizer = tokenizer_spec(plan, directory=directory)
     transforms = {name: transform_spec(plan, name, tokenizer, directory=directory) for name in plan.sources}
-    identity_of, former = (
-        {name: identity(specs[name], one, tokenizer_digest, revision=revision) for name, one in transforms.items()}
-        for revision in (_REVISION, _REVISION - 1)
-    )
-    rules = replace(_rules(plan, listings, identity_of, former), tokenizer=tokenizer_digest, held_out=held_out)
+    identity_of = {name: identity(specs[name], one, tokenizer_digest) for name, one in transforms.items()}
+    rules = replace(_rules(plan, listings, identity_of), tokenizer=tokenizer_digest, held_out=held_out)
     return CompiledPlan(rules, specs, transforms)
 
 
@@ -205,7 +202,7 @@ def tokenizer_spec(plan: Plan, *, directory: str = "") -> TokenizerSpec:
     return TokenizerSpec(found if found.file is None else found.changed(file=_below(directory, found.file)))
 
 
-def identity(spec: SourceSpec, transform: TransformSpec, tokenizer_digest: str, *, revision: int = _REVISION) -> str:
+def identity(spec: SourceSpec, transform: TransformSpec, tokenizer_digest: str) -> str:
     """16 hexadecimal digits: a cursor means something only while they stay.
 
     `tokenizer_digest`: of the content of the tokenizer's file. The source's files are not part of it, because the digest
@@ -224,8 +221,8 @@ def identity(spec: SourceSpec, transform: TransformSpec, tokenizer_digest: str, 
         "chat": None if chat is None else [chat.templates.default, tokens],
         "images": None if source.images is None else library(),
     }
-    if revision > 1 and (source.is_of_chats or source.fim is not None):
-        known["revision"] = [revision, chat and chat.templates.of_tools, source.fim and transform.tokens_max]
+    if source.is_of_chats or source.fim is not None:
+        known["revision"] = [_REVISION, chat and chat.templates.of_tools, source.fim and transform.tokens_max]
     text = json.dumps(known, ensure_ascii=False, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=8, person=b"stepfs-source").hexdigest()
 
@@ -257,7 +254,7 @@ def schedule_of(plan: Plan) -> MixSchedule:
     )
 
 
-def _rules(plan: Plan, listings: Mapping[str, str], identity_of: Mapping[str, str], former: Mapping[str, str]) -> Rules:
+def _rules(plan: Plan, listings: Mapping[str, str], identity_of: Mapping[str, str]) -> Rules:
     return Rules(
         digest=plan_digest(plan),
         sources={
@@ -268,7 +265,6 @@ def _rules(plan: Plan, listings: Mapping[str, str], identity_of: Mapping[str, st
                 Long.DROP if source.is_of_chats else source.long,
                 source.on_error.budget,
                 pairs=source.pair is not None,
-                former=former[name],
             )
             for name, source in plan.sources.items()
         },
@@ -424,12 +420,16 @@ async def fit_plan(
     known = {} if state is None else state.sources
     frozen: dict[str, Listing] = {}
     cursors: dict[str, tuple[int, ...]] = {}
-    prepared = replace(prepared, rules=_revised(prepared, state, accept=accept_changes, say=say))
+    then = None if state is None else await _plan_then(store, identity, state.plan)
+    if state is not None and then is not None:
+        prepared = replace(prepared, rules=_revised(prepared, state, then, place.plan, accept=accept_changes, say=say))
     for one in prepared.sources:
         name, now = one.spec.name, one.layout.listing
         if name in known and known[name].listing != now.digest:
-            then = await _listing_then(store, identity, name, known[name].listing)
-            frozen[name], cursor = _fit_listing(one.spec, then, now, known[name].cursor, accept=accept_changes, say=say)
+            before = await _listing_then(store, identity, name, known[name].listing)
+            frozen[name], cursor = _fit_listing(
+                one.spec, before, now, known[name].cursor, accept=accept_changes, say=say
+            )
             if cursor is not None:
                 cursors[name] = cursor
     found = await trio.to_thread.run_sync(with_listings, prepared, frozen, cursors, abandon_on_cancel=True)
@@ -441,8 +441,7 @@ async def fit_plan(
             raise RefusedError(f"{what}; {ADVICE}")
         say(f"warning: {what}; the rest of the block is left out")
     found = with_listings(found, {}, {name: (*task.next_fragment, 0, 0) for name, task in edited.items()})
-    former = None if state is None else await _plan_then(store, identity, state.plan)
-    recut = await trio.to_thread.run_sync(_recut, found, known, former, place.plan, abandon_on_cancel=True)
+    recut = await trio.to_thread.run_sync(_recut, found, known, then, place.plan, abandon_on_cancel=True)
     for name in recut:
         say(f"warning: source {name}: the rest of the record that was begun is left out: it is cut otherwise now")
     found = with_listings(found, {}, recut)
@@ -450,22 +449,39 @@ async def fit_plan(
     return found
 
 
-def _revised(prepared: PreparedPlan, state: State | None, *, accept: bool, say: Callable[[str], None]) -> Rules:
-    """The rules, with sources accepted of which another version of this program has taken samples that it made otherwise."""
+def _revised(
+    prepared: PreparedPlan, state: State, then: Plan, now: Plan, *, accept: bool, say: Callable[[str], None]
+) -> Rules:
+    """The rules, with sources accepted whose records were made other samples, by the same plan: another version of this program
+    did so, or what it found beside the tokenizer changed. `then`: the plan of the steps so far.
+    """
     rules = dict(prepared.rules.sources)
     for one in prepared.sources:
         name, rule = one.spec.name, rules[one.spec.name]
-        was = None if state is None else state.sources.get(name)
-        if state is None or was is None or was.identity != rule.former or rule.former == rule.identity:
+        was = state.sources.get(name)
+        kind = next((kind for kind in _REVISED if getattr(one.spec.source, kind) is not None), None)
+        if was is None or was.identity == rule.identity or kind is None:
             continue
-        kind = next(kind for kind in _REVISED if getattr(one.spec.source, kind) is not None)
-        what = f"source {name}: since the version that made its steps so far, {kind} makes other samples ({_REVISED[kind]})"
+        if state.tokenizer != prepared.rules.tokenizer or _said_of(then, name) != _said_of(now, name):
+            continue  # another source, which is refused by its name
+        what = f"source {name}: {kind} makes other samples than in its steps so far, by another version of stepfs ({_REVISED[kind]})"
+        if one.transform.chat is not None:
+            what += ", or because the chat template or the special tokens beside the tokenizer changed"
         if not accept:
             raise RefusedError(f"{what}; add --accept-changes to go on with them from step {state.step} on")
         begins = " with the record that was begun" if was.into else ""
         say(f"warning: {what}; it goes on{begins}")
-        rules[name] = replace(rule, accepted=rule.former)
+        rules[name] = replace(rule, accepted=was.identity)
     return replace(prepared.rules, sources=rules)
+
+
+def _said_of(plan: Plan, name: str) -> object:
+    """What a plan says of the identity of a source; None if it has none of that name."""
+    plan = resolve(plan)
+    if name not in plan.sources:
+        return None
+    columns = [[name, _identity_of(column)] for name, column in column_specs(plan)]
+    return _identity_of(plan.sources[name]), plan.seed, _identity_of(plan.tokenizer), columns
 
 
 async def _listing_then(store: Store, identity: LakeIdentity, name: str, digest: str) -> Listing:
@@ -763,13 +779,11 @@ async def looked_up(place: LocatedPlan) -> PreparedPlan:
 async def _refuse_changes(store: Store, identity: LakeIdentity, plan: Plan, state: State, *, accepted: bool) -> None:
     if accepted or plan_digest(plan) == state.plan:
         return
-    text = await kept_plan(store, identity.lake_id, state.plan)
-    try:
-        changes = differences(json.loads(text or ""), normalised(plan))
-        if not changes:
-            return
-    except (ValueError, RecursionError):
-        changes = ["the plan of the steps so far is not in the lake, or damaged, so the changes cannot be shown"]
+    then = await _plan_then(store, identity, state.plan)  # with the defaults of keys that it did not know yet
+    before = await _kept_settings(store, identity, state.plan) if then is None else normalised(then)
+    changes = ["the plan of the steps so far is not in the lake, or damaged, so the changes cannot be shown"]
+    if before and not (changes := differences(before, normalised(plan))):
+        return
     raise PlanChangedError(
         f"the plan changed since step {state.step}:\n  "
         + "\n  ".join(changes)
