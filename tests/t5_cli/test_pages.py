@@ -198,6 +198,7 @@ PRINTED = {
         r"talks +jsonl .*≈ \d\d\.\d%",
         r"\d steps in .*, (?s:.*)input_ids +int64",
         r"labels +int64",
+        r"64 conversations, of which is learned: \['\d+<\|im_end\|>\\n', ",
     ],
     "From a data set of Hugging Face": [
         r"answers +arrow",

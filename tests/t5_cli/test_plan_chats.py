@@ -80,6 +80,23 @@ def test_each_answer_is_learned_and_nothing_else(plan: Path, tmp_path: Path) -> 
     assert {one["problem"] for one in json.loads(shown.stdout)["spans"]} == {None}, "also from another directory"
 
 
+@pytest.mark.parametrize("deep", [[], ["--deep"]])
+def test_check_says_where_records_have_tools_that_the_plan_does_not_name(
+    plan: Path, tmp_path: Path, deep: list[str]
+) -> None:
+    """trl takes a field `tools` by itself."""
+    note = "source talks: its records have tools, which templates do not get; chat: {tools: tools} names their field"
+    assert note not in produce("check", plan, *deep).stdout
+    lines = (tmp_path / "messages.jsonl").read_text()
+    (tmp_path / "messages.jsonl").write_text(lines.replace("}]}\n", '}], "tools": []}\n'))
+    assert note not in produce("check", plan, *deep).stdout
+    tools = json.dumps([{"type": "function", "function": {"name": "f"}}])
+    (tmp_path / "messages.jsonl").write_text(lines.replace("}]}\n", f'}}], "tools": {tools}}}\n'))
+    assert note in produce("check", plan, *deep).stdout
+    plan.write_text(plan.read_text().replace("chat: messages", "chat: {tools: tools}"))
+    assert note not in produce("check", plan, *deep).stdout
+
+
 def test_documents_that_fim_leaves_are_counted_wherever_a_run_stops(plan: Path, tmp_path: Path) -> None:
     """Known by the tokens of their parts that are in no document of the lake."""
     model, row, lengths = Tokenizer.from_str(model_files.gpt2()), 64, [7 * number for number in range(1, 20)]

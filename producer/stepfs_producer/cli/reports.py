@@ -238,6 +238,8 @@ class _Report:
         source = self.plan.sources[name]
         if source.chat is not None and facts.learned == 1:
             yield "every token of the chats looked at is learned, the user's too; is that what chat.learn says?"
+        if facts.tools:
+            yield "its records have tools, which templates do not get; chat: {tools: tools} names their field"
         if facts.ending is not None and not facts.ending.learned:
             yield _unlearned_end(facts.ending.token)
         if facts.dropped:
