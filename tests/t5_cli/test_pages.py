@@ -205,6 +205,13 @@ PRINTED = {
         r"\d steps in .*, all committed",
         r"    It is \d+\.",
     ],
+    "An author asks to be left out": [
+        r"EPOCH +STEP +RANK(?s:.*)\n0 +3 +0 +0 ",
+        "created lake",
+        "1 of 20 records looked at are excluded",
+        r"40 steps in .*\(1 excluded\)(?s:.*)no step holds it",
+        "20 steps of plan made again in .*: all the same",
+    ],
     "One lake, two stores": [
         "step-000000008",
         r"created lake \w+ at file://\S+/new, a fork of file://\S+/copy at step 9, with 9 steps",

@@ -22,7 +22,7 @@ _VERSION: Final = 1
 
 _POSITION_VERSION: Final = 1
 _FIELDS: Final = 14
-_LISTING, _EPOCH, _RECORDS, _SKIPPED, _TOKENS, _DROPPED, _PLAIN = 1, 2, 8, 9, 11, 13, 14
+_LISTING, _EPOCH, _RECORDS, _SKIPPED, _TOKENS, _DROPPED, _PLAIN, _EXCLUDED = 1, 2, 8, 9, 11, 13, 14, 15
 _DIGEST: Final = re.compile(r"[0-9a-f]{32}")
 
 
@@ -126,7 +126,7 @@ def _unpacked(shard: bytes) -> dict[str, Any]:
 
 def counts_shown(sources: Collection[Mapping[str, Any]]) -> list[str]:
     """The counts of sources that a table for people has; some only where a source has any."""
-    seldom = [name for name in ("plain",) if any(one.get(name) for one in sources)]
+    seldom = [name for name in ("plain", "excluded") if any(one.get(name) for one in sources)]
     return ["records", "skipped", "dropped", *seldom, "epoch"]
 
 
@@ -142,6 +142,7 @@ class SourceStanding:
     skipped: int
     dropped: int
     plain: int  # documents that `fim` left as they are
+    excluded: int  # records that the plan leaves out
     epoch: int
 
 
@@ -168,6 +169,7 @@ class PlanStanding:
                     "skipped": source.skipped,
                     "dropped": source.dropped,
                     "plain": source.plain,
+                    "excluded": source.excluded,
                     "epoch": source.epoch,
                 }
                 for name, source in sorted(self.sources.items())
@@ -203,12 +205,15 @@ def _source(fields: Value) -> SourceStanding | None:
         return None
     tokens, records, skipped, epoch = (_count(fields[place]) for place in (_TOKENS, _RECORDS, _SKIPPED, _EPOCH))
     # Not counted when the plan began.
-    dropped, plain = (_count(fields[place]) if len(fields) > place else 0 for place in (_DROPPED, _PLAIN))
-    if tokens is None or records is None or skipped is None or dropped is None or plain is None or epoch is None:
+    later = [_count(fields[place]) if len(fields) > place else 0 for place in (_DROPPED, _PLAIN, _EXCLUDED)]
+    dropped, plain, excluded = later
+    if tokens is None or records is None or skipped is None or epoch is None:
+        return None
+    if dropped is None or plain is None or excluded is None:
         return None
     listing = fields[_LISTING]
     known = isinstance(listing, str) and _DIGEST.fullmatch(listing) is not None
-    return SourceStanding(str(listing) if known else "", tokens, records, skipped, dropped, plain, epoch)
+    return SourceStanding(str(listing) if known else "", tokens, records, skipped, dropped, plain, excluded, epoch)
 
 
 def _count(value: Value) -> int | None:

@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from fractions import Fraction
@@ -36,6 +37,7 @@ from stepfs_producer.plan.parts import Stage
 from stepfs_producer.plan.resolve import resolve
 from stepfs_producer.plan.rules import Exhausted
 from stepfs_producer.plan.sources import Text
+from stepfs_producer.plan.values import Document
 from stepfs_producer.run.check import (
     Inspection,
     PlanEstimate,
@@ -107,7 +109,7 @@ def check_plan(
         lake = {"url": options.lake, "exists": is_there}
     plan = resolve(file.plan)
     facts = found.facts if sources else None
-    report = _Report(plan, estimate_plan(plan), facts, lake, found.tokenizer, found.other_ids)
+    report = _Report(plan, estimate_plan(plan), facts, lake, found.tokenizer, found.other_ids, found.unmet)
     return json.dumps(report.as_document(), ensure_ascii=False) if as_json else "\n".join(report.lines())
 
 
@@ -127,6 +129,7 @@ class _Report:
     lake: Mapping[str, Any] | None  # None: no lake was named
     tokenizer: str = ""
     other_ids: str | None = None
+    unmet: AbstractSet[Document] = frozenset()
 
     def as_document(self) -> dict[str, Any]:
         output = self.plan.output
@@ -200,6 +203,10 @@ class _Report:
     def warnings(self) -> Iterator[str]:
         if self.other_ids is not None:
             yield f"tokenizer: {self.other_ids}"
+        if self.unmet:
+            first = min(self.unmet, key=str)
+            shown = first if isinstance(first, str) else f"{first[0]}, {first[1]} at {first[2]}"
+            yield f"exclude: {len(self.unmet)} of {len(self.plan.exclude)} documents match nothing ({shown})"
         for name, facts in (self.facts or {}).items():
             yield from (f"source {name}: {what}" for what in self._of_records(name, facts))
             yield from (f"source {name}: {what}" for what in self._of_documents(name, facts))
@@ -223,6 +230,8 @@ class _Report:
             )
         if facts.unread:
             yield f"nothing of {facts.unread[0]} can be read" + _and_more(len(facts.unread) - 1)
+        if facts.excluded:
+            yield f"{facts.excluded} of {facts.sampled} records looked at are excluded"
         if facts.spelled is not None:
             taken = self.plan.tokenizer.control_tokens or "text"
             other = "tokens takes it for the token" if taken == "text" else "text takes it for characters"
@@ -290,6 +299,7 @@ class _Report:
             "learned": None if facts is None or facts.learned is None else round(facts.learned, 6),
             "dropped": None if facts is None else facts.dropped,
             "plain": None if facts is None else facts.left,
+            "excluded": None if facts is None else facts.excluded,
             "epochs": None if declared is None else float(declared),
             "epochs_needed": None if needed is None else round(float(needed), 6),
         }
@@ -424,6 +434,9 @@ def run_and_report(place: LocatedPlan, options: RunOptions, *, as_json: bool = F
             return stopping.exit_code
     for line in result.totals.bad_lines():
         _warn(f"skipped: {line}")
+    met = any(one["excluded"] for one in result.totals.sources().values())
+    if place.plan.exclude and not met and not any(one.excluded for one in result.totals.state.sources.values()):
+        _warn(f"exclude: none of its {len(place.plan.exclude)} documents was met in {result.totals.state.step} steps")
     typer.echo(json.dumps(result.document()) if as_json else _run_line(result))
     return stopping.exit_code if result.ending is EndReason.STOPPED else 0
 
@@ -445,6 +458,7 @@ def _run_line(result: RunResult) -> str:
         + (f", {one['learned']:.1%} of it learned" if one["learned"] not in {None, 1} else "")
         + (f" ({one['skipped']} records skipped)" if one["skipped"] else "")
         + (f" ({one['dropped']} longer than a row dropped)" if one["dropped"] else "")
+        + (f" ({one['excluded']} excluded)" if one["excluded"] else "")
         + (f" ({one['plain']} longer than a row left without fim)" if one["plain"] else "")
         for name, one in totals.sources().items()
     )

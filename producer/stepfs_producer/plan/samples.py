@@ -21,6 +21,7 @@ from stepfs_producer.plan.step import SourceState
 
 BAD: Final = -1  # in place of tokens: the record could not be decoded
 APART: Final = -1  # in place of a place in the record: the sample is a document, though others of the record are, too
+EXCLUDED: Final = -2  # the same: the plan leaves the record out
 SKIPS_MIN: Final = 10  # bad records that a budget always allows
 
 
@@ -33,7 +34,7 @@ class Piece:
     block: int
     records: int  # in the whole block
     first: int  # which record of the block `tokens[0]` is
-    tokens: Integers  # per record; 0: dropped by its transform, BAD: could not be decoded
+    tokens: Integers  # per record; 0: dropped by its transform, BAD, or EXCLUDED
     follows: tuple[int, int, int]  # epoch, fragment and block after this block
     rows: Integers | None = None  # [records, columns]; None: no record has any
     parts: Mapping[int, Sequence[int]] = field(
@@ -67,6 +68,7 @@ class Samples:
     lost: Integers  # per record: tokens that truncating or dropping loses
     refused_from: int | None  # the sample before which the budget of bad records is exceeded
     dropped: NDArray[np.bool_]  # per record: it is longer than a row, and no sample
+    excluded: NDArray[np.bool_]  # per record: the plan leaves it out
     plain: NDArray[np.bool_]  # per record: `fim` left it as it is
     rows: Integers | None = None  # per record: rows of its columns. A record with any is one sample
     document: Integers | None = None
@@ -101,6 +103,7 @@ class Samples:
             records=was.records + record + whole,
             skipped=was.skipped + int(self.bad[:record].sum()),
             dropped=was.dropped + int(self.dropped[:record].sum()),
+            excluded=was.excluded + int(self.excluded[:record].sum()),
             plain=was.plain + int(self.plain[: record + whole].sum()),
             run=0,  # bad records behind the last sample are crossed by the next draw, and counted then
             tokens=was.tokens + int(self.tokens[:index].sum()) + given,
@@ -142,7 +145,7 @@ def samples_after(
     bad = tokens == BAD
     rest = np.maximum(tokens, 0)
     begun = 0
-    if state.into and len(rest):
+    if state.into and len(rest) and tokens[0] != EXCLUDED:  # one that is excluded now is left where it was begun
         begun = state.into
         if rest[0] <= begun:
             raise ValueError(f"source {name}: its next record has {rest[0]} tokens, {begun} of them taken")
@@ -192,6 +195,7 @@ def samples_after(
         lost,
         _refused_from(state, bad, skips, record),
         (parts == 0) & (tokens > 0),
+        tokens == EXCLUDED,
         plain,
         rows,
         document,

@@ -50,6 +50,7 @@ from stepfs_producer.plan.values import parse_shard
 from stepfs_producer.run.lake import committed_positions, keep, keep_listing
 from stepfs_producer.run.load import LoadedSource
 from stepfs_producer.run.options import RunOptions
+from stepfs_producer.sources.holdout import with_documents
 from stepfs_producer.sources.listing import (
     RULE,
     Layout,
@@ -191,6 +192,7 @@ def source_specs(plan: Plan, *, held_out: bool = False, directory: str = "") -> 
             source.changed(files=tuple(_below(directory, file) for file in source.files)),
             plan.seed,
             held_out,
+            exclude=tuple(one for one in plan.exclude if isinstance(one, str) or one[0] == name),
         )
         for name, source in resolve(plan).sources.items()
     }
@@ -336,11 +338,12 @@ class PreparedPlan:
 def plan_file_at(path: Path) -> PlanFile:
     """The plan in a file. `PlanError` has a line for every mistake; `AbsentError`, `RefusedError`: it cannot be read."""
     try:
-        return read_plan(path.read_bytes(), str(path))
+        found = read_plan(path.read_bytes(), str(path))
     except FileNotFoundError as error:
         raise AbsentError(f"{path}: no such file; name the YAML file of a plan") from error
     except OSError as error:
         raise RefusedError(f"{path}: {error.strerror}; name a readable YAML file") from error
+    return replace(found, plan=with_documents(found.plan, str(path.parent)))
 
 
 def plan_at(path: Path, *, held_out: bool = False) -> LocatedPlan:
@@ -384,7 +387,7 @@ def prepare_plan(place: LocatedPlan, listings: Mapping[str, Listing]) -> Prepare
     )
     for transform in found.transforms.values():
         open_transform(replace(transform, tokenizer=spec), tokenizer)  # a token that is not there is no record's fault
-    _refuse_large_position(Planner(found.rules).begin(), found.rules)
+    _refuse_large_position(Planner(found.rules).begin(), place.plan)
     sources = tuple(
         LoadedSource(
             found.specs[name],
@@ -445,7 +448,7 @@ async def fit_plan(
     for name in recut:
         say(f"warning: source {name}: the rest of the record that was begun is left out: it is cut otherwise now")
     found = with_listings(found, {}, recut)
-    _refuse_large_position(Planner(found.rules).begin(state), found.rules)
+    _refuse_large_position(Planner(found.rules).begin(state), place.plan)
     return found
 
 
@@ -757,11 +760,12 @@ def _way_to(grid: Grid, planned: Grid) -> str:
     return ", or set " + ", ".join([*mesh, *([f"output.{files}"] if grid.micro != planned.micro else [])])
 
 
-def _refuse_large_position(state: State, rules: Rules) -> None:
+def _refuse_large_position(state: State, plan: Plan) -> None:
     """Hazard P9: a position that outgrows a commit would end the run months from now."""
-    bytes_max = position_bytes_max(state, growing=rules.sources.keys())
+    counting = [name for name, source in plan.sources.items() if plan.exclude or source.fim is not None]
+    bytes_max = position_bytes_max(state, growing=plan.sources.keys(), counting=counting)
     if bytes_max > POSITION_BYTES_MAX:
-        former = len(state.sources) - len(rules.sources)
+        former = len(state.sources) - len(plan.sources)
         raise UsageError(
             f"the position of {len(state.sources)} sources"
             + (f", {former} of them no longer in the plan," if former else "")

@@ -17,6 +17,7 @@ from stepfs_producer.plan.order import record_key
 from stepfs_producer.sources.record import Kind, Records, unpacked
 from stepfs_producer.transforms.documents import (
     BAD,
+    EXCLUDED,
     Documents,
     Encoded,
     Tokenised,
@@ -153,6 +154,7 @@ class _Work:
             closed = documents.closed(self._tokenizer.bos, self._tokenizer.eos)
         lengths = closed.lengths
         lengths[list(self.bad)] = BAD
+        lengths[list(self._records.excluded)] = EXCLUDED
         mask = None if closed.mask is None or closed.mask.all() else closed.mask
         left = tuple(index for index in self._plain if index not in self.bad)
         bad = dict(sorted(self.bad.items()))
