@@ -95,7 +95,7 @@ def check_plan(
     path: Path, options: RunOptions | None, *, held_out: bool, sources: bool, deep: bool, as_json: bool
 ) -> str:
     """The report. Exits with the mistakes on stderr if there are any. `options`: of a run, to compare its lake, too."""
-    file = plan_file_at(path)
+    file = plan_file_at(path, sources=sources)
     if sources:
         find_modules_in(str(path.parent))
     directory = str(path.parent)

@@ -51,6 +51,7 @@ from stepfs_producer.run.lake import committed_positions, keep, keep_listing
 from stepfs_producer.run.load import LoadedSource
 from stepfs_producer.run.options import RunOptions
 from stepfs_producer.sources.holdout import with_documents
+from stepfs_producer.sources.hub import advice_on, with_commits
 from stepfs_producer.sources.listing import (
     RULE,
     Layout,
@@ -335,7 +336,7 @@ class PreparedPlan:
         return modules_of(one.transform for one in self.sources)
 
 
-def plan_file_at(path: Path) -> PlanFile:
+def plan_file_at(path: Path, *, sources: bool = True) -> PlanFile:
     """The plan in a file. `PlanError` has a line for every mistake; `AbsentError`, `RefusedError`: it cannot be read."""
     try:
         found = read_plan(path.read_bytes(), str(path))
@@ -343,7 +344,7 @@ def plan_file_at(path: Path) -> PlanFile:
         raise AbsentError(f"{path}: no such file; name the YAML file of a plan") from error
     except OSError as error:
         raise RefusedError(f"{path}: {error.strerror}; name a readable YAML file") from error
-    return replace(found, plan=with_documents(found.plan, str(path.parent)))
+    return replace(found, plan=with_documents(with_commits(found.plan) if sources else found.plan, str(path.parent)))
 
 
 def plan_at(path: Path, *, held_out: bool = False) -> LocatedPlan:
@@ -430,9 +431,9 @@ async def fit_plan(
         name, now = one.spec.name, one.layout.listing
         if name in known and known[name].listing != now.digest:
             before = await _listing_then(store, identity, name, known[name].listing)
-            frozen[name], cursor = _fit_listing(
-                one.spec, before, now, known[name].cursor, accept=accept_changes, say=say
-            )
+            if not accept_changes:
+                located(before, now, name, advice=advice_on(then, name))
+            frozen[name], cursor = _fit_listing(one.spec, before, now, known[name].cursor, say=say)
             if cursor is not None:
                 cursors[name] = cursor
     found = await trio.to_thread.run_sync(with_listings, prepared, frozen, cursors, abandon_on_cancel=True)
@@ -498,10 +499,10 @@ async def _listing_then(store: Store, identity: LakeIdentity, name: str, digest:
 
 
 def _fit_listing(
-    spec: SourceSpec, then: Listing, now: Listing, cursor: tuple[int, ...], *, accept: bool, say: Callable[[str], None]
+    spec: SourceSpec, then: Listing, now: Listing, cursor: tuple[int, ...], *, say: Callable[[str], None]
 ) -> tuple[Listing, tuple[int, ...] | None]:
-    """The listing of before with the files of now, and where to go on in it, if files that changed are accepted."""
-    fitted, lines = accepted(then, now) if accept else (located(then, now, spec.name), [])
+    """The listing of before with the files of now, which are accepted, and where to go on in it if some changed."""
+    fitted, lines = accepted(then, now)
     more = added(then, now)
     if more:
         say(
