@@ -23,6 +23,8 @@ from stepfs.torch import load
 expand: Final = compact_arrays.expand
 COLUMNS: Final = ("micro", "start", "tokens", "source", "epoch", "file", "offset", "first")
 PAIR: Final = len(COLUMNS)  # of plans with pairs, the side of one: 0 of none, 1 chosen, 2 rejected
+LAYOUT: Final = 1  # of plans' files: what arrays and columns mean; those that are added behind them change no number
+SPAN_COLUMNS: Final = (*COLUMNS, "pair")
 _MICRO, _START, _TOKENS, _SOURCE = range(4)
 _WITH_SPANS: Final = {".safetensors", ".pt", ".pth", ".tar"}
 _ONLY_ARRAY: Final = "array"  # the name of an array that has none: of an .npy file, or a bare tensor
@@ -207,9 +209,23 @@ def _spans_of_arrays(ext: str, payload: Buffer) -> Spans:
     arrays = {array.name: array for array in contents.arrays}
     if not {"spans", "input_ids"} <= set(arrays):
         raise NoSpansError("has no spans")
-    names: Any = contents.facts.get("sources", [])
-    sources = tuple(map(str, json.loads(names) if isinstance(names, str) else names))
-    return Spans(sources, _integers(arrays["spans"]).astype(np.int64), _integers(arrays["input_ids"]))
+    facts: dict[str, Any] = {
+        name: json.loads(fact) if isinstance(fact, str) else fact
+        for name, fact in contents.facts.items()
+        if name in {"layout", "sources", "span_columns"}
+    }
+    table = _known(_integers(arrays["spans"]).astype(np.int64), facts, SPAN_COLUMNS)
+    return Spans(tuple(map(str, facts.get("sources", []))), table, _integers(arrays["input_ids"]))
+
+
+def _known(table: Integers, facts: Mapping[str, Any], columns: tuple[str, ...]) -> Integers:
+    """The columns of spans that are known here, whatever a later version has put behind them."""
+    if int(facts.get("layout", LAYOUT)) > LAYOUT:
+        raise UnreadablePayloadError(f"is of layout {facts['layout']}, and this stepfs reads {LAYOUT}; upgrade stepfs")
+    if table.ndim != 2:
+        raise ValueError(f"{table.ndim} dimensions")
+    named = list(facts.get("span_columns", columns[: table.shape[1]]))
+    return table[:, [named.index(name) for name in columns if name in named]]
 
 
 def _integers(array: Array) -> NDArray[Any]:
@@ -222,7 +238,7 @@ def _spans_of_tar(payload: Buffer) -> Spans:
     """A sample per micro-batch, in order."""
     rows: list[list[int]] = []
     ids: list[NDArray[Any]] = []
-    sources: tuple[str, ...] = ()
+    facts: dict[str, Any] = {}
     with tarfile.open(fileobj=io.BytesIO(payload), mode="r:") as archive:
         for member in archive:
             file = archive.extractfile(member)
@@ -232,11 +248,13 @@ def _spans_of_tar(payload: Buffer) -> Spans:
                 ids.append(_integers(_of_npy(file.read())))
             elif member.name.endswith(".json"):
                 facts = json.load(file)
-                sources = tuple(map(str, facts["sources"]))
-                rows += [[len(ids) - 1, *map(int, span)] for span in facts["spans"]]
-    if not sources:
+                if facts["spans"]:
+                    known = _known(np.array(facts["spans"], np.int64), facts, SPAN_COLUMNS[1:])
+                    rows += [[len(ids) - 1, *span] for span in known.tolist()]
+    if not facts.get("sources"):
         raise NoSpansError("has no spans")
-    return Spans(sources, np.array(rows, np.int64).reshape(-1, len(rows[0]) if rows else len(COLUMNS)), np.stack(ids))
+    table = np.array(rows, np.int64).reshape(-1, len(rows[0]) if rows else len(COLUMNS))
+    return Spans(tuple(map(str, facts["sources"])), table, np.stack(ids))
 
 
 def _check(spans: Spans) -> None:

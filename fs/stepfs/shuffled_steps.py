@@ -10,6 +10,7 @@ from stepfs.data.announced_orders import ShuffledOrder, ShuffleHint
 from stepfs.errors import AbsentError, RefusedError, StepfsError, UsageError, WrongTypeError
 from stepfs.format.arguments import check_integer
 from stepfs.format.ids import INTEGER_MAX, Step
+from stepfs.lake.origins import STATE_VERSION, check_state_version
 from stepfs.reader.dataset import StepDataset, warn_if_sharded
 from stepfs.reader.lake import Lake
 from stepfs.view.mounted import View
@@ -112,10 +113,12 @@ class ShuffledSteps:
         """The arguments that determine the order, for a checkpoint. The trainer itself knows the consumed number, and so
         does torchdata's `StatefulDataLoader`, which keeps this together with the state of the iterator.
         """
-        return {"seed": self._seed, "first": self._first, "stop": self._stop, "epoch": self._epoch}
+        order = {"seed": self._seed, "first": self._first, "stop": self._stop, "epoch": self._epoch}
+        return {"version": STATE_VERSION, **order}
 
     def load_state_dict(self, state: Mapping[str, int], *, position: int = 0) -> None:
         """Resume in the epoch of `state`, behind `position` consumed steps. `RefusedError` for another order."""
+        check_state_version(state)
         expected = {"seed": self._seed, "first": self._first, "stop": self._stop}
         if any(state.get(name) != value for name, value in expected.items()):
             raise RefusedError(f"the checkpoint was trained in the order of {dict(state)}, this is {expected}")

@@ -41,7 +41,7 @@ from stepfs.format.ids import INTEGER_MAX
 from stepfs.lake.control import Control
 from stepfs.lake.identity import check_identity, open_lake
 from stepfs.lake.log.reader import LogReader
-from stepfs.lake.origins import check_resumable
+from stepfs.lake.origins import STATE_VERSION, check_resumable, check_state_version
 from stepfs.reader.lake import Lake
 from stepfs.store.api import Store
 from stepfs.store.opening import open_store
@@ -106,12 +106,14 @@ class StreamState:
         if self._object_of is not None and next_step > 0:
             with suppress(StepfsError):  # a checkpoint does not fail for that
                 behind = self._object_of(next_step - 1) or None
-        return {"lake_id": self.lake_id, "next_step": next_step, "slices": self.slices, "behind": behind}
+        state = {"lake_id": self.lake_id, "next_step": next_step, "slices": self.slices, "behind": behind}
+        return {"version": STATE_VERSION, **state}
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Resume. `RefusedError` for the state of another lake, unless this one was forked from it and has all its steps
         up to there, of another number of slices per step, or of steps that the lake has lost, or does not have yet.
         """
+        check_state_version(state)
         lake_id, next_step, slices = (state.get(name) for name in ("lake_id", "next_step", "slices"))
         next_step = check_integer(next_step, "not the state of a stepfs stream: next_step")
         if not 0 <= next_step <= INTEGER_MAX:

@@ -33,14 +33,15 @@ def collect(url, directory, steps):
             seeds = range(PROMPTS * step, PROMPTS * (step + 1))
             groups = list(workers.map(lambda seed, now=newest: generate(now["weights"], seed), seeds))
             payload = io.BytesIO()
-            torch.save({"policy": newest["stream"].get("next_step", 0), "groups": groups}, payload)
-            producer.append([payload.getvalue()], position=step + 1)  # waits while it is `AHEAD` of the trainer
+            torch.save(groups, payload)
+            note = {"policy": newest["stream"].get("next_step", 0)}
+            producer.append(
+                [payload.getvalue()], position=step + 1, note=note
+            )  # waits while it is `AHEAD` of the trainer
 
 
-def learn(weights, batch, step):
-    if step - batch["policy"] > TOO_OLD:
-        return weights
-    for group in batch["groups"]:
+def learn(weights, groups):
+    for group in groups:
         for tokens, advantage in zip(group["tokens"], group["rewards"] - group["rewards"].mean(), strict=True):
             weights = weights.index_add(0, tokens, torch.full(tokens.shape, 1e-2) * advantage)
     return weights
@@ -56,8 +57,9 @@ def train(url, directory, steps, *, records):
         pace = CheckpointHook(lake, pace=True) if records else lambda _: None
         while stream.next_step < steps:
             pace(stream.next_step)
-            batch = torch.load(io.BytesIO(lake.read(stream.next_step, 0, waits=True)))
-            weights = learn(weights, batch, stream.next_step)
+            groups = torch.load(io.BytesIO(lake.read(stream.next_step, 0, waits=True)))
+            if stream.next_step - lake.note(stream.next_step)["policy"] <= TOO_OLD:
+                weights = learn(weights, groups)
             stream.next_step += 1
             if stream.next_step % KEEP_EVERY == 0 or stream.next_step == steps:
                 torch.save({"weights": weights, "stream": stream.state_dict()}, directory / "new.pt")

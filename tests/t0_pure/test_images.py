@@ -11,7 +11,6 @@ import zlib
 
 import msgpack
 import numpy as np
-import PIL
 import pytest
 from declared import column_spec, tokenizer_spec, transform_spec
 from hypothesis import given
@@ -23,7 +22,7 @@ from transformed import made, records_of
 from stepfs_producer.plan.sources import Images
 from stepfs_producer.sources.record import Bad, Kind, packed, unpacked
 from stepfs_producer.transforms.documents import UnfitRecordError
-from stepfs_producer.transforms.images import library, size_of, with_images
+from stepfs_producer.transforms.images import size_of, with_images
 
 SPEC = Images(fields=("jpg",))
 SMALL = Images(fields=("jpg",), patch=2, merge=2)
@@ -220,10 +219,6 @@ def test_the_same_image_gives_the_same_patches_in_another_process() -> None:
     )
     other = subprocess.run([sys.executable, "-c", program], input=data, capture_output=True, check=True)
     assert other.stdout == decoded(data).pixels.tobytes()
-
-
-def test_the_library_is_named_with_its_version() -> None:
-    assert library().startswith(f"pillow-{PIL.__version__}, jpeg-")
 
 
 def test_an_object_is_json_unless_it_holds_bytes() -> None:

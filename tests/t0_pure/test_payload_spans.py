@@ -49,12 +49,12 @@ def test_a_payload_without_spans_is_said_to_have_none(ext, payload) -> None:
         read_spans(ext, payload)
 
 
-def planned(table: object, ids: object = None, sources: object = '["a"]') -> bytes:
+def planned(table: object, ids: object = None, sources: object = '["a"]', **facts: str) -> bytes:
     given = np.zeros((1, 8), np.int64) if ids is None else np.asarray(ids)
     plain = safetensors(input_ids=given, spans=np.asarray(table))
     size = int.from_bytes(plain[:8], "little")
     header = json.loads(plain[8 : 8 + size])
-    return framed({"__metadata__": {"sources": sources}, **header}, plain[8 + size :])
+    return framed({"__metadata__": {"sources": sources, **facts}, **header}, plain[8 + size :])
 
 
 GOOD = [0, 0, 8, 0, 0, 0, 0, 0]
@@ -73,6 +73,15 @@ def test_spans_that_do_not_fit_are_damage(payload) -> None:
     with pytest.raises(UnreadablePayloadError) as caught:
         read_spans(".safetensors", payload)
     assert not isinstance(caught.value, NoSpansError)
+
+
+def test_columns_of_a_later_version_are_left_out_and_its_layout_is_refused() -> None:
+    later = planned([[*GOOD, 7, 1]], span_columns=json.dumps([*COLUMNS, "tag", "pair"]), layout="1", kept="as it is")
+    assert read_spans(".safetensors", later).table.tolist() == [[*GOOD, 1]]
+    with pytest.raises(UnreadablePayloadError, match="is of layout 2, and this stepfs reads 1; upgrade stepfs"):
+        read_spans(".safetensors", planned([GOOD], layout="2"))
+    with pytest.raises(UnreadablePayloadError, match="spans"):
+        read_spans(".safetensors", planned([GOOD], span_columns="7"))
 
 
 @pytest.mark.parametrize("ext", FORMATS)

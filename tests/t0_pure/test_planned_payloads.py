@@ -27,6 +27,7 @@ from hypothesis import strategies as st
 from step_tasks import EXAMPLE, Part, task_of, tasks
 
 from stepfs.errors import UsageError, WrongTypeError
+from stepfs.payload import SPAN_COLUMNS
 from stepfs.torch import micro_batches
 from stepfs_producer.payloads.files import NO_DOCUMENT, RankArrays, construct, rank_arrays
 from stepfs_producer.payloads.step import NO_TOKEN, PayloadSpec
@@ -153,7 +154,8 @@ def test_tar(tmp_path: Path) -> None:
             for name in PLANNED[:4]:
                 assert sample[f"{name}.npy"].tolist() == getattr(arrays, name)[micro].tolist()
             spans = [row[1:] for row in arrays.spans.tolist() if row[0] == micro]
-            assert sample["json"] == {"spans": spans, "sources": ["code", "prosé"]}
+            named = {"layout": 1, "span_columns": list(SPAN_COLUMNS[1 : arrays.spans.shape[1]])}
+            assert sample["json"] == {"spans": spans, "sources": ["code", "prosé"], **named}
 
 
 @pytest.mark.parametrize(("vocabulary", "dtype"), [(258, "<u2"), (1 << 16, "<u2"), ((1 << 16) + 1, "<u4")])
@@ -377,8 +379,8 @@ def test_default_plans_write_the_bytes_that_they_always_wrote():
         ext: hashlib.sha256(b"".join(made(ext)[0])).hexdigest()[:16] for ext in (".safetensors", ".npy", ".tar", ".bin")
     }
     assert digests == {
-        ".safetensors": "b82dd600628186f4",
+        ".safetensors": "efcd4181c51151a5",
         ".npy": "d5528fe19dc18298",
-        ".tar": "804947b8912eecea",
+        ".tar": "48a5620854380465",
         ".bin": "a1c089c046f95c34",
     }

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
 from stepfs import StreamState
-from stepfs.errors import AbsentError, RefusedError, UsageError
+from stepfs.errors import AbsentError, NewerFormatError, RefusedError, UsageError
 from stepfs.format.commit import Origin
 from stepfs.format.ids import Step
 from stepfs.format.snapshot import genesis
@@ -97,7 +97,7 @@ def test_equal_values_are_equal_bytes_whichever_objects_they_are():
 
 
 def state(**changes: object) -> dict[str, object]:
-    return {"lake_id": "a" * 32, "next_step": 42, "slices": 8, "behind": None, **changes}
+    return {"version": 1, "lake_id": "a" * 32, "next_step": 42, "slices": 8, "behind": None, **changes}
 
 
 def test_dump_is_a_pt_file_that_torch_maps(tmp_path):
@@ -123,6 +123,7 @@ def test_state_goes_through_a_checkpoint(tmp_path):
     [
         (state(lake_id="b" * 32), RefusedError, "mount that lake"),
         (state(slices=16), RefusedError, "16 slices"),
+        (state(version=2), NewerFormatError, "of version 2, this stepfs reads 1; upgrade stepfs"),
         (state(next_step=-1), UsageError, "next_step"),
         (state(next_step=True), UsageError, "next_step"),
         (state(next_step=1.0), UsageError, "next_step"),

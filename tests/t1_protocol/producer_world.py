@@ -83,7 +83,7 @@ def simulate(scenario: Callable[[World], Awaitable[T]], *, seed: int = 0) -> T:
 
 def caught() -> pytest.RaisesExc[BaseException]:
     """A mutant shows itself to the ledger, to the writer's own assertions, or to the rules of `apply`."""
-    return pytest.raises((AssertionError, StepfsError))
+    return pytest.raises((AssertionError, StepfsError, pytest.fail.Exception))
 
 
 async def reclaim_below(world: World, step: int) -> None:

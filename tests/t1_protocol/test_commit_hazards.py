@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import trio
@@ -32,7 +33,7 @@ from producer_world import SLICES, World, append, caught, feed, reclaim_below, s
 from scenarios import scenario
 from small_world import grow, small
 
-from stepfs.errors import RefusedError
+from stepfs.errors import FencedError, RefusedError
 from stepfs.format import snapshot as snapshot_format
 from stepfs.format.ids import Epoch
 from stepfs.format.keys import LAKE, component
@@ -41,6 +42,7 @@ from stepfs.lake.identity import create_lake
 from stepfs.lake.log import snapshots as log_snapshots
 from stepfs.lake.log.reader import LogReader
 from stepfs.store.api import Put, Store
+from stepfs_producer import AsyncProducer
 from stepfs_producer.commit import loop as commit_loop
 from stepfs_producer.commit import producer as producer_room
 from stepfs_producer.commit.loop import IDENTITY_CHECK_S, CommitLoop, CommitStats
@@ -93,8 +95,68 @@ def test_hazard_01_slot_resurrection(faults: list[Fault]) -> None:
     simulate(lambda world: hazard_01(world, faults))
 
 
-@pytest.mark.parametrize("faults", [[], [LOST_RESPONSE]])
-def test_hazard_01_mutant_without_the_floor_check(faults, monkeypatch):
+async def filled_and_reclaimed(world: World, busy: AsyncProducer, first: int) -> None:
+    """Twenty commits by `busy`, of which few are left."""
+    for number in range(first, first + 20):
+        await append(busy, number)
+        await busy.flush()
+        if number == first + 9:
+            await reclaim_below(world, first + 5)
+    await reclaim_below(world, first + 15)
+
+
+async def a_neighbours_schedule(world: World, faults: Sequence[Fault]) -> None:
+    """SlateDB 352 and 1622: a writer stalls; its successor fences it, writes, and what would have stopped it is collected."""
+    store = Sleeper(world.shared, actor="stalled")
+
+    async def meanwhile() -> None:
+        async with world.producer("w") as successor:
+            await filled_and_reclaimed(world, successor, 1)
+        store.plan = Scripted([("create", "log/", fault) for fault in faults])
+
+    with pytest.raises(FencedError):
+        async with world.producer("w", store) as stalled:
+            await append(stalled, 0)
+            await stalled.flush()
+            store.meanwhile = meanwhile
+            await append(stalled, 1)  # acknowledged by nobody
+            await stalled.flush()
+    assert world.ledger.counts["zombie slots"] == 1, "it did take the slot of its successor's fence"
+    world.check(w=21)
+
+
+@pytest.mark.parametrize("faults", [[], [LOST_RESPONSE], [ERROR_500_APPLIED]])
+def test_a_stalled_writer_is_not_acknowledged_in_the_slot_of_its_fence(faults: list[Fault]) -> None:
+    simulate(lambda world: a_neighbours_schedule(world, faults))
+
+
+async def a_fence_in_a_collected_slot(world: World) -> None:
+    """SlateDB 1682: while a successor writes its fence, the writer that it fences fills that slot, and the slot is collected."""
+    store = Sleeper(world.shared, actor="successor")
+    with pytest.raises(FencedError):
+        async with world.producer("w") as fenced:
+            await append(fenced, 0)
+            await fenced.flush()
+            store.meanwhile = partial(filled_and_reclaimed, world, fenced, 1)
+            async with world.producer("w", store) as successor:
+                assert successor.next_seq == 21
+                await append(successor, 21)
+                await successor.flush()
+            await append(fenced, 21)
+            await fenced.flush()
+    assert world.ledger.counts["zombie slots"] == 1, "the fence did take a deleted slot"
+    world.check(w=22)
+
+
+def test_a_fence_in_a_collected_slot_is_written_again() -> None:
+    simulate(a_fence_in_a_collected_slot)
+
+
+SLOTS = [partial(hazard_01, faults=[]), partial(hazard_01, faults=[LOST_RESPONSE])]
+
+
+@pytest.mark.parametrize("schedule", [*SLOTS, partial(a_neighbours_schedule, faults=[]), a_fence_in_a_collected_slot])
+def test_hazard_01_mutant_without_the_floor_check(schedule, monkeypatch):
     async def trust(reader: LogReader, *, lenient: bool = False) -> bool:
         del lenient
         reader.state = reader.head
@@ -103,7 +165,7 @@ def test_hazard_01_mutant_without_the_floor_check(faults, monkeypatch):
     async def scenario(world: World) -> None:
         world.store("warm-up")
         monkeypatch.setattr(LogReader, "confirm", trust)
-        await hazard_01(world, faults)
+        await schedule(world)
 
     with caught():
         simulate(scenario)

@@ -46,7 +46,7 @@ from stepfs.format.commit import CommitKind, encode_commit
 from stepfs.format.control import RECORD_ID_BYTES, encode_control
 from stepfs.format.identity import LakeIdentity
 from stepfs.format.ids import SegmentIndex, Step, Version
-from stepfs.format.keys import control_prefix, log_prefix, numbered, snapshot_prefix
+from stepfs.format.keys import control_prefix, log_prefix, number_of, numbered, snapshot_prefix
 from stepfs.format.snapshot import LogState, decode_snapshot, encode_snapshot
 from stepfs.lake.control import Group
 from stepfs.lake.identity import create_lake
@@ -55,6 +55,7 @@ from stepfs.lake.log import snapshots as snapshots_room
 from stepfs.lake.log.append import ownerless, seal
 from stepfs.lake.log.reader import LogReader
 from stepfs.lake.log.snapshots import write_snapshot
+from stepfs.lake.reclaim.run import ensure_snapshots
 from stepfs.store.api import Put, Store
 from stepfs.view.tree import Tree, ViewOptions
 from stepfs_producer.commit import loop as commit_loop
@@ -254,6 +255,27 @@ def test_hazard_11_a_snapshot_writer_is_overtaken_at_any_await() -> None:
             world.ledger.check_entry("reader", await reader.entry(Step(step)))
 
     assert inside_everywhere(without_snapshots, writes_a_snapshot, move_on, still_opens) > 20
+
+
+@scenario(small, on=grow)
+async def test_who_slept_while_newer_snapshots_took_the_place_of_older_ones_has_nothing_to_write(world: World) -> None:
+    """Seed 9705670: the floor stood still, so the log has all versions from there on, and no snapshot below that state."""
+    store, prefix = process(world, "slept"), snapshot_prefix(world.identity.lake_id)
+    reader = await LogReader.open(store, world.identity)
+    async with world.producer("d") as producer:
+        for until in range(1, 17):
+            await feed(producer, until)
+            await producer.flush()
+    await clean(world)
+    version = reader.state.version
+    for number in range(version + 1):  # a writer that dies leaves out its snapshot
+        world.shared.remove(numbered(prefix, number))
+    listed = [number_of(prefix, entry.key) for entry in await store.list(prefix)]
+    assert 0 < world.ledger.floor_version <= version
+    await write_snapshot(store, world.identity, reader.state, reader.segments, reader.control)
+    await reader.control.refresh()
+    assert await ensure_snapshots(reader, version) == version
+    assert [number_of(prefix, entry.key) for entry in await store.list(prefix)] == listed
 
 
 def test_slices_of_promised_steps_stay_readable_through_any_reclaim() -> None:

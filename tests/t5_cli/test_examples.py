@@ -23,7 +23,7 @@ LINES_MAX = 80
 PROGRAMS = sorted(path for path in EXAMPLES.iterdir() if path.suffix in {".py", ".sh"})
 STEPS, SLICES = 12, 2
 CALM = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": ""}
-PUBLIC = {"stepfs", "stepfs_producer"}
+PUBLIC = {"stepfs", "stepfs.torch", "stepfs_producer"}
 # Their imports take 3 and 5 s of CPU: each program is forked from a process that has done them.
 LOADED = [
     "stepfs.training", "torch.distributed.checkpoint.state_dict", "torch.nn.parallel", "transformers.trainer",

@@ -13,6 +13,8 @@ from lakes import Ended, produce, stepfs
 from ray_nodes import RAY_PYTHON, cluster
 
 from spans_audit import by_record, joined, pieces_of
+from stepfs_producer.run.plan_changes import _edit
+from stepfs_producer.run.prepare import plan_at
 
 pytestmark = pytest.mark.timeout(300)
 DOCUMENTS = 120
@@ -126,6 +128,14 @@ def test_a_running_lake_leaves_them_out_from_the_next_step_on_and_is_made_again(
     assert produce(*command, record(n), "--json").document["found"][0]["step"] < 12, "those that had it are still found"
     later = [produce(*command, record(n)) for n in gone if ("web", record(n)) not in before]
     assert any("epoch 0 of plan: the plan excludes it" in one.stderr for one in later)
+
+
+def test_a_run_notices_that_its_file_names_others(plan: Path) -> None:
+    exclude(plan, by_key(5), by_hash(7))
+    place = plan_at(plan)
+    assert _edit(place, plan) == ""
+    exclude(plan, by_key(5), by_hash(7), by_hash(8))
+    assert "was edited: exclude: 2 documents → 3, 1 of them new; this run goes on" in _edit(place, plan)
 
 
 @pytest.mark.parametrize("stop", range(1, 9))

@@ -10,6 +10,8 @@ import pytest
 from hub_double import REPOSITORY, TOKEN, Hub, hub_double
 from lakes import produce
 
+from stepfs_producer.run.plan_changes import _edit
+from stepfs_producer.run.prepare import plan_at
 from stepfs_producer.sources.files import bucket_of
 
 PLAN = f"""\
@@ -70,6 +72,17 @@ def test_a_lake_is_of_the_commit_of_then(hub: Hub, tmp_path: Path, file_url: str
     ]
     assert {one.authorization for one in hub.asked("cdn")} == {None}
     assert len(hub.asked("cdn")) > 3
+
+
+def test_a_run_that_looks_at_its_plan_again_does_not_ask(hub: Hub, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(PLAN)
+    place = plan_at(plan)
+    asked = len(hub.requests)
+    assert _edit(place, plan) == ""
+    plan.write_text(PLAN + "seed: 7\n")
+    assert "was edited: seed: 0 → 7" in _edit(place, plan)
+    assert len(hub.requests) == asked
 
 
 def test_what_needs_no_source_asks_nobody(hub: Hub, tmp_path: Path) -> None:

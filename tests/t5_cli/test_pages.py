@@ -219,6 +219,8 @@ PRINTED = {
         r"step 7: \[\d+, 256\](?s:.*)\nstep 11: ",
     ],
     "Rollouts of asynchronous RL": ["group trainer is retired"],
+    "A validation lake, with a loss of each source": [r"sealed", r"({'long': \d\.\d+, 'short': \d\.\d+})\n\1"],
+    "Arrays of another model beside the batch": ["^11 True"],
     "Produce from a plan, A loss spike at step N": [
         "24 steps in .*, all committed",
         r"captions +webdataset",

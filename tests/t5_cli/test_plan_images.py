@@ -18,8 +18,10 @@ from committed import committed
 from forked import Forked
 from lakes import stepfs
 from PIL import Image
-from planned_lake import one_line, produce, replayed
+from planned_lake import one_line, produce
 from realmount import mounted, until
+
+from stepfs_producer.run.lake import libraries
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "scripts/examples/train_images.py"
 pytestmark = pytest.mark.timeout(600)  # a run takes seconds, and minutes beside many others
@@ -211,16 +213,23 @@ def test_a_bad_image_stops_the_plan_or_is_skipped_and_counted(tmp_path) -> None:
     assert done.document["sources"]["pictures"]["skipped"] == 1
 
 
-def test_another_column_or_version_of_pillow_is_another_source(original, monkeypatch) -> None:
+def test_another_version_of_pillow_or_of_the_planner_is_told_and_accepted(original, monkeypatch) -> None:
+    directory, _, _ = original
+    lake, then = f"file://{directory}/lake", version("pillow")
+    monkeypatch.setattr("stepfs_producer.run.prepare.libraries", lambda: {**libraries(), "pillow": "99"})
+    monkeypatch.setattr("stepfs_producer.run.prepare.REVISION", 7)
+    words = f"the planner is revision 7, and was 1 and images are decoded by pillow 99, and were by {then}"
+    for command in (produce("run", directory / "plan.yaml", lake), produce("check", directory / "plan.yaml", lake)):
+        one_line(command, 4, f"{words}: steps may differ from those of before; add --accept-changes to go on with that")
+    accepted = produce("check", directory / "plan.yaml", lake, "--accept-changes")
+    assert accepted.code == 0
+    assert words in accepted.err
+
+
+def test_another_column_is_another_source(original) -> None:
     directory, _, _ = original
     lake = f"file://{directory}/lake"
     words = "source pictures is not the one that this lake has taken samples of"
-    for room in ("prepare", "history.replay"):
-        monkeypatch.setattr(f"stepfs_producer.run.{room}.library", lambda: "pillow-99")
-    one_line(produce("run", directory / "plan.yaml", lake), 4, words)
-    pillow = f"its images are decoded by pillow-99 here, by another version then (pillow {version('pillow')})"
-    one_line(replayed(directory, steps="0:1"), 4, f"source pictures: {pillow}; install that one")
-    monkeypatch.undo()
     plan = directory / "other.yaml"
     plan.write_text(PLAN.replace("OWN", ", file: own").replace("images: jpg", "images: {fields: jpg, merge: 1}"))
     one_line(produce("run", plan, lake, "--accept-changes"), 4, words)

@@ -77,7 +77,9 @@ def test_a_source_that_left_and_came_back_goes_on_where_it_was(plan: Path, file_
     assert run(plan, file_url, "--limit-steps", 6).returncode == 0
     left = position(file_url).sources["code"]
     plan.write_text(WITHOUT_CODE)
-    assert run(plan, file_url, "--limit-steps", 9, "--accept-changes").returncode == 0
+    changed = run(plan, file_url, "--limit-steps", 9, "--accept-changes")
+    assert changed.returncode == 0
+    assert "the changed plan makes the steps from 6 on\n" in changed.stderr
     dormant = position(file_url).sources["code"]
     assert (dormant.epoch, dormant.taken, dormant.into, dormant.tokens) == (
         (left.epoch, left.taken, left.into, left.tokens)
@@ -151,7 +153,7 @@ def test_samples_that_another_version_made_otherwise_are_told_and_accepted(plan,
     (plan.parent / "pairs.jsonl").write_text("".join(json.dumps(one) + "\n" for one in pairs))
     plan.write_text(PLAN.replace("files: code/", "files: pairs.jsonl, pair: {}"))
     with monkeypatch.context() as before:
-        before.setattr(prepare, "_REVISION", 1)
+        before.setattr("stepfs_producer.run.identity._REVISION", 1)
         assert run(plan, file_url, "--limit-steps", 2).returncode == 0
     refused = run(plan, file_url, "--limit-steps", 4)
     assert refused.returncode == 4

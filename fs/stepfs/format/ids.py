@@ -22,6 +22,7 @@ RANKS_MAX: Final = (1 << 20) - 1  # of a trainer: a mount has no names for more
 SLICE_BYTES_MAX: Final = 1 << 40
 BLOCK_BYTES: Final = 8 << 20  # unit of verification and of parallel fetch inside a large slice
 POSITION_BYTES_MAX: Final = 64 << 10
+NOTE_BYTES_MAX: Final = 256  # of a step: every entry of the log may have one
 DESCRIPTOR_BYTES_MAX: Final = 416 << 10  # checksums of one step: SEGMENT_STEPS of them fit a snapshot
 SEGMENT_STEPS: Final = 512  # steps per index segment; also the usual distance of snapshots
 PRODUCERS_MAX: Final = 1 << 14  # ids that a lake may ever know: every snapshot contains them all

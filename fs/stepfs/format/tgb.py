@@ -5,7 +5,7 @@ Layout: FORMAT.md. The writer never joins payloads: the image is a list of buffe
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from operator import add
 from typing import Final
@@ -14,7 +14,7 @@ from crc32c import crc32c
 
 from stepfs.errors import CorruptError, NewerFormatError
 from stepfs.format.codec import FORMAT_VERSION, Fields, Kind, Later, Layout, decode, encode, signed, stored
-from stepfs.format.ids import BLOCK_BYTES, SLICE_BYTES_MAX, SLICES_MAX, Epoch, SliceIndex
+from stepfs.format.ids import BLOCK_BYTES, NOTE_BYTES_MAX, SLICE_BYTES_MAX, SLICES_MAX, Epoch, SliceIndex
 
 _SLICE: Final = struct.Struct("<QQII")
 SLICE_ENTRY_BYTES: Final = _SLICE.size
@@ -71,6 +71,7 @@ class Descriptor:
     seq: int
     packed_slices: bytes
     packed_blocks: bytes
+    note: bytes = b""  # msgpack of the producer's words about the step; b"" if it gave none
     later: Later = field(default=(), hash=False)
 
     @property
@@ -130,7 +131,7 @@ def check_packed(packed_slices: bytes, packed_blocks: bytes, *, size: int, what:
 
 _LAYOUT: Final = Layout(
     Descriptor,
-    _OF_ENTRY,
+    (*_OF_ENTRY, "note"),
     origin=stored("origin", Fields.integer, high=255),
     key=stored("key", Fields.text, bytes_max=_KEY_BYTES_MAX),
     size=stored("size", Fields.integer),
@@ -138,12 +139,19 @@ _LAYOUT: Final = Layout(
     packed_slices=stored("slices", Fields.binary),
     packed_blocks=stored("blocks", Fields.binary),
 )
-descriptor_body: Final = _LAYOUT.body  # the map stored in commits, snapshots and index segments
+
+
+def descriptor_body(tgb: Descriptor) -> dict[str, object]:
+    """The map stored in commits, snapshots and index segments."""
+    body = _LAYOUT.body(tgb)
+    return {**body, "note": tgb.note} if tgb.note else body
 
 
 def read_descriptor(fields: Fields) -> Descriptor:
     """Inverse of `descriptor_body`; `CorruptError` for anything out of bounds."""
     tgb = _LAYOUT.read(fields)
+    if "note" in fields:
+        tgb = replace(tgb, note=fields.binary("note", size_max=NOTE_BYTES_MAX))
     check_packed(tgb.packed_slices, tgb.packed_blocks, size=tgb.size, what=fields.what)
     return tgb
 

@@ -71,6 +71,7 @@ async def describe_step(store: Store, lake_id: str, state: LogState, entry: Step
             "object": tgb.key,
             "origin": state.origins[tgb.origin - 1].url if tgb.origin else None,
             "size": tgb.size,
+            "note": to_json(unpack(tgb.note, f"note of step {entry.step}")) if tgb.note else None,
             "slices": slices,
             "plan": None if standing is None else cast("Json", standing.document()),
             "position": to_json(unpack(packed, f"step {entry.step}")) if packed else None,

@@ -19,7 +19,8 @@ from stepfs.data.announced_orders import ShuffledOrder, ShuffleHint, StridedOrde
 from stepfs.errors import NoSuchStepError, RefusedError, UsageError
 from stepfs.format.arguments import check_integer
 from stepfs.format.ids import Step
-from stepfs.lake.origins import check_resumable
+from stepfs.lake.origins import STATE_VERSION, check_resumable, check_state_version
+from stepfs.reader.annotations import Annotations, joined
 from stepfs.reader.lake import Lake, Sampler
 from stepfs.torch import holds_micro_batches, micro_batches, need, need_torch
 from stepfs.view.names import STEP_MAX
@@ -40,6 +41,7 @@ _SHARDERS: Final = {  # class of the code that asks: what to do
 }
 _STRIDES_MIN: Final = 3  # of the job's size in a row: nobody reads so by chance
 _SAMPLERS_MAX: Final = 8
+_OF_ONE: Final = frozenset({"files", "near"})  # options of a lake that are not those of the lake beside it
 _told = False
 
 Decode = Callable[[memoryview], Any]
@@ -130,18 +132,22 @@ def _full(found: Any) -> Any:
     return expand(found) if is_compact(found) else found
 
 
-def regrouped(files: Sequence[Any], ranks: RankMap, rank: int) -> list[Any]:
-    """The micro-batches of a rank, from its decoded files; a file that is none of a plan counts as one.
+def _split(file: Any) -> list[Any]:
+    """The micro-batches of a decoded file; one that is none of a plan counts as one."""
+    return micro_batches(file) if holds_micro_batches(file) else [file]
+
+
+def regrouped(held: Sequence[list[Any]], ranks: RankMap, rank: int) -> list[Any]:
+    """The micro-batches of a rank, from those of its files.
 
     `UsageError` if the data ranks do not divide the micro-batches of the step.
     """
-    held = [micro_batches(file) if holds_micro_batches(file) else [file] for file in files]
     each = len(held[0])
     if any(len(file) != each for file in held):
         raise UsageError(f"files of {[len(file) for file in held]} micro-batches: those of a step have equally many")
     units, data = ranks.grid.units * each, ranks.data_ranks
     if units % data:
-        split = any(map(holds_micro_batches, files)) or ranks.grid.micro > 1
+        split = any(holds_micro_batches(part) for file in held for part in file) or ranks.grid.micro > 1
         whole = (
             "" if split else
             ". A file of this lake counts as one, because only .safetensors and .pt of plans are split here: produce those, or"
@@ -171,6 +177,9 @@ class StepDataset:
     Columns that a plan gave a file of their own (`file: own`) are joined in: an item is the same as without. A stage that needs
     none of them passes `files=()`, and none is fetched; `files="pixels"` reads that one alone. Files that are not decoded to
     mappings of arrays come as a dict, each by its name, the rank's as "".
+
+    With `beside`, the arrays of a second lake are joined in, whose step belongs to this one: `append(…, note=step.tie())`
+    says so, and a step that belongs to another one is refused.
 
     With `stop` it is map-style: item i is step `start + i`, for any sampler. Without, it is iterable: the steps in order, to
     the end of a sealed lake, for `DataLoader(dataset, batch_size=None)`. It waits for steps that are not committed yet, as
@@ -203,12 +212,14 @@ class StepDataset:
         iterable: bool | None = None,
         batch_size: int | None = None,
         decode: Decode | None = None,
+        beside: Lake | str | None = None,
         **options: Any,
     ) -> None:
-        """`lake`: a `Lake`, or a URL and its `options`, such as `mesh="dp=4,tp=2"`. `iterable`: that style also with
-        `stop`. `batch_size`: the loader's, if it has one and the dataset is iterable; without it batches would hold the steps
-        of one worker. `decode`: payload → item, in the worker; by default `torch.load`, `numpy.load`, safetensors' `load` by
-        the lake's extension, or `bytes`.
+        """`lake`: a `Lake`, or a URL and its `options`, such as `mesh="dp=4,tp=2"`; they are those of `beside`, too, but for
+        `files` and `near`, and it is a `Lake` where `lake` is one. `iterable`: that style also with `stop`. `batch_size`: the
+        loader's, if it has one and the dataset is iterable; without it batches would hold the steps of one worker. `decode`:
+        payload → item, in the worker; by default `torch.load`, `numpy.load`, safetensors' `load` by the lake's extension, or
+        `bytes`.
 
         `UsageError` for a rank or a range that the lake does not have.
         """
@@ -222,19 +233,39 @@ class StepDataset:
             raise UsageError(f"steps {start} to {stop}: start must not be beyond stop")
         if self._block < 1:
             raise UsageError(f"batch_size {batch_size}: give 1 or more, or None")
-        if isinstance(lake, Lake):
-            if options:
-                raise UsageError(f"{', '.join(options)}: these options belong to the Lake")
-            self.lake = lake
-        else:
-            self.lake = _SplitLake(lake, **({"ranks": self._rank} | options))
-            self.lake.rest()  # mostly it is workers that read
+        if isinstance(lake, Lake) and options:
+            raise UsageError(f"{', '.join(options)}: these options belong to the Lake")
+        self.lake = self._opened(lake, options)
         if not 0 <= self._rank < self.lake.world:
             raise UsageError(f"rank {rank}: this lake has ranks 0 to {self.lake.world - 1}")
         self._decode = decode or decoder(self.lake.ext)
+        self._beside: Annotations | None = None
+        if beside is not None:
+            if isinstance(beside, Lake) != isinstance(lake, Lake):
+                raise UsageError("lake and beside: give two URLs, or two Lakes")
+            of_both = {name: value for name, value in options.items() if name not in _OF_ONE}
+            self._beside = Annotations(self.lake, self._opened(beside, of_both))
+            self._decode_beside = decode or decoder(self._beside.lake.ext)
         self._sampler: Sampler | None = None
         self._place = (0, 1)  # (worker, workers) of the loader in this process
         self._generation = -1
+
+    @property
+    def lakes(self) -> list[Lake]:
+        """The lakes that it reads: each has a group of its own to be told of checkpoints."""
+        return [self.lake] if self._beside is None else [self.lake, self._beside.lake]
+
+    def _opened(self, lake: Lake | str, options: dict[str, Any]) -> Lake:
+        if isinstance(lake, Lake):
+            return lake
+        made = _SplitLake(lake, **({"ranks": self._rank} | options))
+        made.rest()  # mostly it is workers that read
+        return made
+
+    def _announce(self, hint: ShuffleHint) -> None:
+        self.lake.announce(hint)
+        if self._beside is not None:
+            self._beside.announce(hint)
 
     @property
     def steps(self) -> range:
@@ -246,7 +277,8 @@ class StepDataset:
     def fetch_in_order_of(self, sampler: Sampler) -> None:
         """Fetch ahead in this order from now on, in place of an earlier sampler's."""
         self._sampler = sampler
-        self.lake.samplers.add(sampler)
+        for lake in self.lakes:
+            lake.samplers.add(sampler)
 
     def _enter(self) -> tuple[int, int]:
         """(this worker, number of workers) of the loader in this process; (0, 1) where there is none."""
@@ -257,15 +289,20 @@ class StepDataset:
             self._place = (0, 1) if found is None else (found.id, found.num_workers)
             if found is not None:
                 trainer = multiprocessing.parent_process()
-                self.lake.as_worker(found.num_workers, owner=None if trainer is None else trainer.pid)
+                for lake in self.lakes:
+                    lake.as_worker(found.num_workers, owner=None if trainer is None else trainer.pid)
         return self._place
 
     def _read(self, step: int) -> Any:
         ranks = self.lake.rank_map
         files = [self._joined(step, number) for number in range(len(ranks.units_of(self._rank)))]
-        if self.lake.options.mesh is None and ranks.grid.micro == 1:
-            return files[0]
-        return regrouped(files, ranks, self._rank)
+        whole = self.lake.options.mesh is None and ranks.grid.micro == 1
+        held = [[file] if whole else _split(file) for file in files]
+        if self._beside is not None:
+            places = [(step, self._rank, number) for number in range(len(held))]
+            arrays = [self._beside.arrays_of(*place, decode=self._decode_beside) for place in places]
+            held = list(map(joined, held, arrays))
+        return held[0][0] if whole else regrouped(held, ranks, self._rank)
 
     def _joined(self, step: int, micro: int) -> Any:
         """One micro-batch, or a file of several: its files, decoded, as one."""
@@ -291,7 +328,7 @@ class _Stream(StepDataset):
         stop = STEP_MAX + 1 if self._stop is None else self._stop
         first = self._start + worker * self._block
         order = StridedOrder(Step(first), Step(stop), self._block, workers * self._block, next(_turns))
-        return _Pass(self.lake, order, self._read)
+        return _Pass(self.lake, order, self._read, self._announce)
 
 
 class _Pass:
@@ -299,8 +336,10 @@ class _Pass:
     `StatefulDataLoader`: a loader that goes on reads no step twice.
     """
 
-    def __init__(self, lake: Lake, order: StridedOrder, read: Callable[[int], Any]) -> None:
-        self._lake, self._order, self._read = lake, order, read
+    def __init__(
+        self, lake: Lake, order: StridedOrder, read: Callable[[int], Any], announce: Callable[[ShuffleHint], None]
+    ) -> None:
+        self._lake, self._order, self._read, self._announce = lake, order, read, announce
         self._place = 0
         self._told = False
 
@@ -313,7 +352,7 @@ class _Pass:
         step = self._order.step_at(self._place)
         if not self._told:
             self._told = True
-            self._lake.announce(ShuffleHint(self._order, self._place))
+            self._announce(ShuffleHint(self._order, self._place))
         if not self._lake.can_follow_to(step):
             raise StopIteration
         item = self._read(step)
@@ -321,10 +360,12 @@ class _Pass:
         return item
 
     def state_dict(self) -> dict[str, Any]:
-        return {"lake_id": self._lake.lake_id, "next_step": self._order.step_at(self._place)}
+        step = self._order.step_at(self._place)
+        return {"version": STATE_VERSION, "lake_id": self._lake.lake_id, "next_step": step}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on at the state's step. `RefusedError` for the state of another lake, or of other turns of the workers."""
+        check_state_version(state)
         step = Step(check_integer(state.get("next_step"), "the state of a StepDataset: next_step"))
         check_resumable(state.get("lake_id"), step, self._lake.lake_id, self._lake.origin_cuts)
         order = self._order
@@ -392,7 +433,7 @@ class _Items(StepDataset):
                 self._announced = True
                 begin, stop = Step(self._start + first), Step(self.steps.stop)
                 order = StridedOrder(begin, stop, count, workers * count, next(_turns))
-                self.lake.announce(ShuffleHint(order, 0))
+                self._announce(ShuffleHint(order, 0))
         else:
             self._announced = False
 
@@ -420,7 +461,7 @@ class _Items(StepDataset):
             return
         begins, goes_on = place == sampler.position + worker, self._drawn == (order, place)
         if begins or (goes_on and not self._announced):
-            self.lake.announce(ShuffleHint(*order.dealt(place, workers)))
+            self._announce(ShuffleHint(*order.dealt(place, workers)))
         self._announced = begins or goes_on
         self._drawn = order, place + workers * count
 

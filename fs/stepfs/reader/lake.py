@@ -6,6 +6,7 @@ or by spawn, it opens itself again when it is first used, and reads on in the lo
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
@@ -18,6 +19,7 @@ from stepfs._internal.background import BackgroundLoop, generation
 from stepfs.data.announced_orders import Hint, ShuffledOrder
 from stepfs.errors import ClosedError, NoSuchStepError, StepfsError, UsageError, WrongTypeError
 from stepfs.format.arguments import check_integer
+from stepfs.format.codec import Value, unpack
 from stepfs.format.grid import Grid
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.format.snapshot import LogState
@@ -29,6 +31,7 @@ from stepfs.view.ranks import RankMap
 
 T = TypeVar("T")
 _Loop = BackgroundLoop[ReaderParts]
+_TIE_BYTES: Final = 16
 _ENTRY_BYTES: Final = 400  # of a step in a pickle, beside its slices
 _PICKLED_BYTES_MAX: Final = 4 << 20  # of the log's tail, for each worker that is spawned; a longer one it reads itself
 _CLOSED: Final = "the lake is closed: open it again"
@@ -104,6 +107,15 @@ class LakeStep(int):
         `deadline_s`.
         """
         return self._lake.read(self, *place) if isinstance(place, tuple) else self._lake.read(self, place)
+
+    @property
+    def note(self) -> Any:
+        """What the producer said of this step (`append(…, note=…)`), or None. It reads no data; `ReclaimedError` as above."""
+        return self._lake.note(self)
+
+    def tie(self, **words: Value) -> dict[str, Value]:
+        """The note of a step in another lake that annotates this one (`StepDataset(…, beside=…)`), with other `words`."""
+        return {**words, **self._lake.tie(self)}
 
     def __len__(self) -> NoReturn:
         raise WrongTypeError(
@@ -297,6 +309,19 @@ class Lake:
         if not log.first_live_step <= number < log.state.next_step:
             return None if number < log.first_live_step else ""
         return self._call(lambda parts: parts.log.entry(number)).tgb.key
+
+    def note(self, step: int) -> Any:
+        """The value of `lake[step].note`."""
+        number = _numbered(step)
+        note = self._call(lambda parts: parts.log.entry(number)).tgb.note
+        return unpack(note, f"note of step {number}") if note else None
+
+    def tie(self, step: int) -> dict[str, Value]:
+        """The value of `lake[step].tie()`: the object of the step, by a digest of its name."""
+        key = self.object_of(step)
+        if not key:
+            raise NoSuchStepError(f"step {int(step)} is not in the lake: annotate one that can be read")
+        return {"step": int(step), "of": hashlib.blake2b(key.encode(), digest_size=_TIE_BYTES).digest()}
 
     def counts(self) -> dict[str, int]:
         """The counters of this process's data layer (requests, bytes fetched …), as `data` of a mount's status."""

@@ -42,6 +42,7 @@ from stepfs_producer.commit.uploads import (
     check_records,
     descriptor_of,
     freeze,
+    pack_note,
     pack_position,
     refuse_misfit,
     unpack_position,
@@ -296,13 +297,16 @@ class AsyncProducer(Readings):
                 with trio.CancelScope(shield=True):
                     await self._stack.aclose()
 
-    async def append(self, batch: Sequence[Payload], *, position: object, records: Sequence[int] | None = None) -> int:
+    async def append(
+        self, batch: Sequence[Payload], *, position: object, records: Sequence[int] | None = None, note: object = None
+    ) -> int:
         """Append one global step: one payload of bytes per slice. Returns its seq.
 
         `position`: where to resume after this batch, any msgpack value up to 64 KiB; committed with it. `records`: per
-        slice, for statistics. Waits only while too much is pending, never for a commit. If it is cancelled while it
-        waits, nothing was appended. Raises `UsageError` for a bad batch;
-        `FencedError`, `SealedError`, `StoreUnreachableError` and others once the producer has failed.
+        slice, for statistics. `note`: about the step, any msgpack value up to 256 bytes (the version of the weights that made
+        it); `lake[step].note` returns it without reading data. Waits only while too much is pending, never for a commit. If it
+        is cancelled while it waits, nothing was appended. Raises `UsageError` for a bad batch; `FencedError`, `SealedError`,
+        `StoreUnreachableError` and others once the producer has failed.
         """
         running = self._open()
         started, pending = running.started, running.pending
@@ -312,26 +316,28 @@ class AsyncProducer(Readings):
         if identity.check_payload and pending.next_seq == started.state.next_seq:
             check_kind(payloads, ext=identity.ext)  # once: the first batch of this incarnation
         counts = check_records(records, slices=grid.slices)
-        packed = pack_position(position)
+        packed, noted = pack_position(position), pack_note(note)
         async with self._append_order:  # before anything that waits, so seqs are in the order of the calls
             await self._wait_for_capacity(sum(map(len, payloads)))
             await trio.lowlevel.checkpoint_if_cancelled()
-            item = self._open().pending.add(payloads, counts, packed)
+            item = self._open().pending.add(payloads, counts, packed, noted)
             self._nursery.start_soon(self._guarded, self._upload, item)
             return item.seq
 
-    async def reserve(self, *, position: object, records: Sequence[int] | None = None, payload_bytes: int) -> Ticket:
+    async def reserve(
+        self, *, position: object, records: Sequence[int] | None = None, note: object = None, payload_bytes: int
+    ) -> Ticket:
         """Append one global step that is uploaded elsewhere: `settle` it once it is. Its seq is that of the call.
 
         `payload_bytes`: about how many, for back-pressure. Waits as `append` does. A ticket that is never settled holds back
         all that is appended after it until this incarnation ends; `flush` does not wait for it.
         """
         counts = check_records(records, slices=self._open().started.identity.grid.slices)
-        packed = pack_position(position)
+        packed, noted = pack_position(position), pack_note(note)
         async with self._append_order:
             await self._wait_for_capacity(payload_bytes, in_memory=False)
             await trio.lowlevel.checkpoint_if_cancelled()
-            return self._with_new_key(self._open().pending.reserve(payload_bytes, counts, packed))
+            return self._with_new_key(self._open().pending.reserve(payload_bytes, counts, packed, noted))
 
     def renew(self, ticket: Ticket) -> Ticket:
         """Another key for the same seq: for a second constructor, beside or in place of one that may be lost."""
@@ -516,12 +522,14 @@ class Producer(Readings):
         finally:
             self._loop.stop()
 
-    def append(self, batch: Sequence[Payload], *, position: object, records: Sequence[int] | None = None) -> int:
+    def append(
+        self, batch: Sequence[Payload], *, position: object, records: Sequence[int] | None = None, note: object = None
+    ) -> int:
         """Append one global step; see `AsyncProducer.append`. Blocks only while too much is pending.
 
         Ctrl-C ends the wait. `next_seq` then tells whether the batch was appended nevertheless, at the last moment.
         """
-        return self._call(partial(self._async.append, batch, position=position, records=records))
+        return self._call(partial(self._async.append, batch, position=position, records=records, note=note))
 
     def flush(self) -> None:
         """Return when everything appended before the call is durable, committed and visible to readers."""

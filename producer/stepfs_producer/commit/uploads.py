@@ -7,7 +7,7 @@ the rules of tickets.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import msgpack
@@ -16,7 +16,7 @@ from stepfs.errors import CorruptError, PayloadTypeError, UsageError
 from stepfs.format.codec import unpack
 from stepfs.format.grid import Grid
 from stepfs.format.identity import HEAD_BYTES, payload_problem
-from stepfs.format.ids import DESCRIPTOR_BYTES_MAX, POSITION_BYTES_MAX, RECORDS_MAX, SliceIndex
+from stepfs.format.ids import DESCRIPTOR_BYTES_MAX, NOTE_BYTES_MAX, POSITION_BYTES_MAX, RECORDS_MAX, SliceIndex
 from stepfs.format.tgb import ALIGNMENT_BYTES, Descriptor, SliceRef, TgbImage, check_packed, descriptor_bytes
 from stepfs_producer.commit.rebase import Durable
 
@@ -93,17 +93,26 @@ def check_records(records: Sequence[int] | None, *, slices: int) -> tuple[int, .
 
 def pack_position(position: object) -> bytes:
     """A position as stored: msgpack of at most 64 KiB that reads back."""
+    return _packed("position", position, POSITION_BYTES_MAX)
+
+
+def pack_note(note: object) -> bytes:
+    """A step's note as stored: msgpack of at most 256 bytes that reads back; b"" for None."""
+    return b"" if note is None else _packed("note", note, NOTE_BYTES_MAX)
+
+
+def _packed(name: str, value: object, bytes_max: int) -> bytes:
     try:
-        packed: bytes = msgpack.packb(position, use_bin_type=True)
-        if len(packed) <= POSITION_BYTES_MAX:
-            unpack(packed, "position")
+        packed: bytes = msgpack.packb(value, use_bin_type=True)
+        if len(packed) <= bytes_max:
+            unpack(packed, name)
     except (TypeError, ValueError, OverflowError, CorruptError) as error:
         raise UsageError(
-            f"position does not fit msgpack ({error}); use numbers, text, bytes, lists and dicts of them"
+            f"{name} does not fit msgpack ({error}); use numbers, text, bytes, lists and dicts of them"
         ) from error
-    if len(packed) > POSITION_BYTES_MAX:
+    if len(packed) > bytes_max:
         raise UsageError(
-            f"position takes {len(packed)} bytes as msgpack, at most {POSITION_BYTES_MAX} fit; store the rest elsewhere"
+            f"{name} takes {len(packed)} bytes as msgpack, at most {bytes_max} fit; store the rest elsewhere"
         )
     return packed
 
@@ -134,6 +143,7 @@ class Item:
     records: tuple[int, ...]
     position: bytes
     payload_bytes: int  # of a ticket: about so many, until it is settled
+    note: bytes = b""
     durable: Durable | None = None
     durable_s: float = 0.0
     keys: set[str] = field(default_factory=set)  # of a ticket: names that its object may have
@@ -203,14 +213,14 @@ class CommitWindow:
             or 2 * self._ready >= UNCOMMITTED_TGBS_MAX
         )
 
-    def add(self, payloads: tuple[bytes, ...], records: tuple[int, ...], position: bytes) -> Item:
+    def add(self, payloads: tuple[bytes, ...], records: tuple[int, ...], position: bytes, note: bytes = b"") -> Item:
         payload_bytes = sum(map(len, payloads))
         self.memory_bytes += payload_bytes
-        return self._added(Item(self.next_seq, payloads, records, position, payload_bytes))
+        return self._added(Item(self.next_seq, payloads, records, position, payload_bytes, note))
 
-    def reserve(self, payload_bytes: int, records: tuple[int, ...], position: bytes) -> Item:
+    def reserve(self, payload_bytes: int, records: tuple[int, ...], position: bytes, note: bytes = b"") -> Item:
         """Give an append its seq whose payloads are uploaded elsewhere."""
-        item = self._added(Item(self.next_seq, (), records, position, payload_bytes))
+        item = self._added(Item(self.next_seq, (), records, position, payload_bytes, note))
         self._unsettled[item.seq] = item
         return item
 
@@ -240,7 +250,7 @@ class CommitWindow:
             item.payload_bytes = tgb.payload_bytes
         else:
             self.memory_bytes -= item.payload_bytes
-        item.durable = Durable(tgb, item.position, item.payload_bytes, sum(item.records))
+        item.durable = Durable(replace(tgb, note=item.note), item.position, item.payload_bytes, sum(item.records))
         item.durable_s = now_s
         item.payloads = ()
         while self._ready < len(self._items) and self._items[self._ready].durable is not None:

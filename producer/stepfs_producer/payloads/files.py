@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepfs.errors import UsageError
+from stepfs.payload import LAYOUT, SPAN_COLUMNS
 from stepfs.torch import need_torch, torch_bytes
 from stepfs_producer.payloads.step import COUNTS, NO_TOKEN, Columns, ColumnSpec, PayloadSpec, StepTask
 from stepfs_producer.plan.arrays import IGNORED, Ids, Integers
@@ -202,7 +203,12 @@ def _of_tensors(
     rank: RankArrays,
     columns: Sequence[ColumnSpec],
 ) -> list[bytes]:
-    facts = {"sources": list(rank.sources), "sequence_length": rank.sequence_length}
+    facts = {
+        "layout": LAYOUT,
+        "sequence_length": rank.sequence_length,
+        "sources": list(rank.sources),
+        "span_columns": list(SPAN_COLUMNS[: rank.spans.shape[1]]),
+    }
     beside = [encode(own, facts) for own in _own_files(rank.columns, columns)]
     return [encode({**tensors(rank), **_inside(rank.columns, columns)}, facts), *beside]
 
@@ -253,8 +259,7 @@ def _own_files(given: Columns | None, columns: Sequence[ColumnSpec]) -> list[dic
 
 def _safetensors(found: Tensors, facts: Mapping[str, object]) -> bytes:
     tensors = sorted(found.items(), key=lambda item: (-item[1].itemsize, item[0]))
-    texts = {"sequence_length": str(facts["sequence_length"]), "sources": json.dumps(facts["sources"])}
-    header: dict[str, object] = {"__metadata__": texts}
+    header: dict[str, object] = {"__metadata__": {name: json.dumps(fact) for name, fact in facts.items()}}
     end = 0
     for name, array in tensors:
         begin, end = end, end + array.nbytes
@@ -296,7 +301,8 @@ def _webdataset(arrays: RankArrays, columns: Sequence[ColumnSpec]) -> list[bytes
             for place, tensors in ((archive, _inside(given, columns)), *beside_it):
                 for name, array in tensors.items():
                     _add(place, f"{key}.{name}.npy", _npy_bytes(array))
-            facts = {"spans": spans, "sources": arrays.sources}
+            columns_of = SPAN_COLUMNS[1 : arrays.spans.shape[1]]
+            facts = {"layout": LAYOUT, "spans": spans, "span_columns": columns_of, "sources": arrays.sources}
             _add(archive, f"{key}.json", json.dumps(facts).encode())
     return [buffer.getvalue() for buffer in buffers]
 

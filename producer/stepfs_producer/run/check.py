@@ -66,7 +66,7 @@ from stepfs_producer.sources.record import (
     unpacked,
 )
 from stepfs_producer.transforms.documents import EXCLUDED, Tokenised, TransformSpec
-from stepfs_producer.transforms.images import library
+from stepfs_producer.transforms.images import need_pillow
 from stepfs_producer.transforms.model_folder import other_ids
 from stepfs_producer.transforms.records import open_transform, timed_transform
 from stepfs_producer.transforms.tokenizer import TEXT_BYTES_MAX, ModelTokenizer, load_tokenizer, pinned
@@ -174,7 +174,7 @@ def inspect(plan: Plan, *, held_out: bool = False, directory: str = "", deep: bo
             place = (*where, "chat" if source.fim is None else "fim")
             sees = found.attempt(place, lambda: open_transform(work, opened)) is not None and sees
         if source.images is not None:
-            sees = found.attempt((*where, "images"), library) is not None and sees
+            sees = found.attempt((*where, "images"), need_pillow) is not None and sees
         listing = found.attempt((*where, "files"), lambda: list_corpus(spec))
         if listing is not None:
             found.listings[spec.name] = listing

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, NamedTuple
@@ -18,7 +16,7 @@ import trio
 from stepfs.errors import AbsentError, CorruptError, MissingPackageError, RefusedError, UsageError
 from stepfs.format.grid import Grid
 from stepfs.format.identity import LakeIdentity
-from stepfs.format.ids import POSITION_BYTES_MAX
+from stepfs.format.ids import POSITION_BYTES_MAX, Epoch
 from stepfs.format.keys import plan_key
 from stepfs.format.planned import Listing
 from stepfs.lake.identity import check_writable
@@ -40,20 +38,19 @@ from stepfs_producer.plan.file.digest import (
 from stepfs_producer.plan.file.yaml_file import PlanFile, read_plan
 from stepfs_producer.plan.mix import MixEntry, MixSchedule, Stages, normalise
 from stepfs_producer.plan.model import Plan
-from stepfs_producer.plan.part import Part, keys_of
-from stepfs_producer.plan.planner import Planner
+from stepfs_producer.plan.planner import REVISION, Planner
 from stepfs_producer.plan.resolve import resolve
 from stepfs_producer.plan.rules import Exhausted, Rules, SourceRule
 from stepfs_producer.plan.sources import Chat, Long
 from stepfs_producer.plan.step import SourceState, State, position_bytes_max, read_position
 from stepfs_producer.plan.values import parse_shard
-from stepfs_producer.run.lake import committed_positions, keep, keep_listing
+from stepfs_producer.run.identity import identity, revised
+from stepfs_producer.run.lake import committed_positions, keep, keep_listing, kept_libraries, libraries
 from stepfs_producer.run.load import LoadedSource
 from stepfs_producer.run.options import RunOptions
 from stepfs_producer.sources.holdout import with_documents
 from stepfs_producer.sources.hub import advice_on, with_commits
 from stepfs_producer.sources.listing import (
-    RULE,
     Layout,
     accepted,
     added,
@@ -66,7 +63,7 @@ from stepfs_producer.sources.listing import (
 from stepfs_producer.sources.reading import block_crc32c, read_block
 from stepfs_producer.sources.record import BlockAddress, BlockTask, SourceSpec
 from stepfs_producer.transforms.documents import ChatSpec, TokenizerSpec, TransformSpec
-from stepfs_producer.transforms.images import MODULES, library
+from stepfs_producer.transforms.images import MODULES
 from stepfs_producer.transforms.model_folder import special_tokens, templates_of
 from stepfs_producer.transforms.records import open_transform
 from stepfs_producer.transforms.tokenizer import load_tokenizer, pinned
@@ -74,12 +71,6 @@ from stepfs_producer.transforms.user_function import function_of
 
 _NAMED_MAX: Final = 5  # files in a line
 _LISTED_AT_ONCE: Final = 16
-_REVISION: Final = 2  # of chats, pairs and `fim`: changes whenever the same record would give other ids or another mask
-_REVISED: Final = {
-    "pair": "answers are tokenised with their prompt, null contents and the prompt's own turns are left out",
-    "chat": "null contents and excluded turns are not learned, nor those of a prompt beside its completion",
-    "fim": "documents longer than a row stay as they are",
-}
 
 
 class CompiledPlan(NamedTuple):
@@ -205,45 +196,6 @@ def tokenizer_spec(plan: Plan, *, directory: str = "") -> TokenizerSpec:
     return TokenizerSpec(found if found.file is None else found.changed(file=_below(directory, found.file)))
 
 
-def identity(spec: SourceSpec, transform: TransformSpec, tokenizer_digest: str) -> str:
-    """16 hexadecimal digits: a cursor means something only while they stay.
-
-    `tokenizer_digest`: of the content of the tokenizer's file. The source's files are not part of it, because the digest
-    of the listing stands beside it; nor is policy: epochs, weights, endpoint, profile, `long`, `on_error`, padding, and where
-    chats are cut, as documents are.
-    """
-    source, chat = spec.source, transform.chat
-    tokens = [] if chat is None else [one for one in chat.tokens if one[1] is not None]
-    known = {
-        "rule": RULE,
-        "source": _identity_of(source),
-        "seed": spec.seed,
-        "held_out": spec.held_out,
-        "tokenizer": [_identity_of(transform.tokenizer.tokenizer), tokenizer_digest],
-        "columns": [[name, _identity_of(column)] for name, column in transform.columns],
-        "chat": None if chat is None else [chat.templates.default, tokens],
-        "images": None if source.images is None else library(),
-    }
-    if source.is_of_chats or source.fim is not None:
-        known["revision"] = [_REVISION, chat and chat.templates.of_tools, source.fim and transform.tokens_max]
-    text = json.dumps(known, ensure_ascii=False, sort_keys=True)
-    return hashlib.blake2b(text.encode(), digest_size=8, person=b"stepfs-source").hexdigest()
-
-
-def _identity_of(value: object) -> Any:
-    """What a part says of records and samples, as JSON: without policy.
-
-    A key that is None is left out, and a later key that is its default: it changes nothing for those who do not use it.
-    """
-    if isinstance(value, Part):
-        named = {key.name: getattr(value, key.name) for key in keys_of(type(value)) if not key.policy}
-        later = {key.name for key in keys_of(type(value)) if key.later and named.get(key.name) == key.default()}
-        return {name: _identity_of(one) for name, one in named.items() if one is not None and name not in later}
-    if isinstance(value, tuple):
-        return [_identity_of(one) for one in value]
-    return str(value) if isinstance(value, Fraction) else value
-
-
 def schedule_of(plan: Plan) -> MixSchedule:
     """Shares of the sources by step, in order of names."""
     names = sorted(plan.sources)
@@ -311,6 +263,7 @@ class LocatedPlan:
     plan: Plan
     directory: str = ""  # that relative names of files are below
     held_out: bool = False  # produce the records that the plan holds out
+    file: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,7 +302,7 @@ def plan_file_at(path: Path, *, sources: bool = True) -> PlanFile:
 
 def plan_at(path: Path, *, held_out: bool = False) -> LocatedPlan:
     """The plan in a file; relative names in it are below the file's directory."""
-    return LocatedPlan(plan_file_at(path).plan, str(path.parent), held_out)
+    return LocatedPlan(plan_file_at(path).plan, str(path.parent), held_out, path)
 
 
 async def list_sources(place: LocatedPlan) -> dict[str, Listing]:
@@ -426,7 +379,8 @@ async def fit_plan(
     cursors: dict[str, tuple[int, ...]] = {}
     then = None if state is None else await _plan_then(store, identity, state.plan)
     if state is not None and then is not None:
-        prepared = replace(prepared, rules=_revised(prepared, state, then, place.plan, accept=accept_changes, say=say))
+        rules = revised(prepared.rules, prepared.sources, state, then, place.plan, accept=accept_changes, say=say)
+        prepared = replace(prepared, rules=rules)
     for one in prepared.sources:
         name, now = one.spec.name, one.layout.listing
         if name in known and known[name].listing != now.digest:
@@ -451,41 +405,6 @@ async def fit_plan(
     found = with_listings(found, {}, recut)
     _refuse_large_position(Planner(found.rules).begin(state), place.plan)
     return found
-
-
-def _revised(
-    prepared: PreparedPlan, state: State, then: Plan, now: Plan, *, accept: bool, say: Callable[[str], None]
-) -> Rules:
-    """The rules, with sources accepted whose records were made other samples, by the same plan: another version of this program
-    did so, or what it found beside the tokenizer changed. `then`: the plan of the steps so far.
-    """
-    rules = dict(prepared.rules.sources)
-    for one in prepared.sources:
-        name, rule = one.spec.name, rules[one.spec.name]
-        was = state.sources.get(name)
-        kind = next((kind for kind in _REVISED if getattr(one.spec.source, kind) is not None), None)
-        if was is None or was.identity == rule.identity or kind is None:
-            continue
-        if state.tokenizer != prepared.rules.tokenizer or _said_of(then, name) != _said_of(now, name):
-            continue  # another source, which is refused by its name
-        what = f"source {name}: {kind} makes other samples than in its steps so far, by another version of stepfs ({_REVISED[kind]})"
-        if one.transform.chat is not None:
-            what += ", or because the chat template or the special tokens beside the tokenizer changed"
-        if not accept:
-            raise RefusedError(f"{what}; add --accept-changes to go on with them from step {state.step} on")
-        begins = " with the record that was begun" if was.into else ""
-        say(f"warning: {what}; it goes on{begins}")
-        rules[name] = replace(rule, accepted=was.identity)
-    return replace(prepared.rules, sources=rules)
-
-
-def _said_of(plan: Plan, name: str) -> object:
-    """What a plan says of the identity of a source; None if it has none of that name."""
-    plan = resolve(plan)
-    if name not in plan.sources:
-        return None
-    columns = [[name, _identity_of(column)] for name, column in column_specs(plan)]
-    return _identity_of(plan.sources[name]), plan.seed, _identity_of(plan.tokenizer), columns
 
 
 async def _listing_then(store: Store, identity: LakeIdentity, name: str, digest: str) -> Listing:
@@ -646,7 +565,38 @@ async def refuse_unfit(
         _refuse_other_arrays(settings, place.plan, f"{store.url}: producer {producer_id}", options)
         if mine is None and options.fixed_shape:
             await _refuse_repeats(store, identity.lake_id, producer_id, _shards(settings, state), prepared)
+    if options.producer_id in begun:
+        state, epoch = begun[options.producer_id][0], log.state.producers[options.producer_id].epoch
+        _refuse_other_versions(
+            state, await _decoder_then(store, identity, state, epoch, prepared, options), options, say
+        )
     return mine, log.state.sealed
+
+
+async def _decoder_then(
+    store: Store, identity: LakeIdentity, state: State, epoch: Epoch, prepared: PreparedPlan, options: RunOptions
+) -> str | None:
+    """The version of Pillow that has decoded this producer's images; None if it has none, or nobody knows."""
+    if all(one.spec.source.images is None for one in prepared.sources):
+        return None
+    kept = await kept_libraries(store, identity.lake_id, state.plan, options.producer_id, epoch)
+    return kept.get("pillow")
+
+
+def _refuse_other_versions(state: State, decoder: str | None, options: RunOptions, say: Callable[[str], None]) -> None:
+    """`RefusedError` where the same plan would make other steps from here on than another version of the planner, or of the
+    library that decodes images, would; unless that is accepted.
+    """
+    here = libraries()["pillow"] if decoder else None
+    changes = [f"the planner is revision {REVISION}, and was {state.revision}"] if state.revision != REVISION else []
+    changes += [f"images are decoded by pillow {here}, and were by {decoder}"] if decoder != here else []
+    if changes:
+        line = f"since step {state.step} {' and '.join(changes)}"
+        if not options.accept_changes:
+            raise RefusedError(
+                f"{line}: steps may differ from those of before; add --accept-changes to go on with that"
+            )
+        say(f"warning: {line}")
 
 
 async def _kept_settings(store: Store, identity: LakeIdentity, digest: str) -> dict[str, Any]:

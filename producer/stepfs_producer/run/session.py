@@ -30,6 +30,7 @@ from stepfs_producer.backoff import Outage
 from stepfs_producer.commit.producer import GIVE_UP_AFTER_S, AsyncProducer
 from stepfs_producer.engine.api import Engine
 from stepfs_producer.payloads.files import encoder_for
+from stepfs_producer.plan.step import read_position
 from stepfs_producer.run.bottleneck import Bottleneck
 from stepfs_producer.run.lake import ensure_lake, keep_libraries, notice_silence, sealed_error
 from stepfs_producer.run.load import LoadedSource
@@ -37,6 +38,7 @@ from stepfs_producer.run.machines import as_nodes_see, node_check, open_engine
 from stepfs_producer.run.memory import Memory, memory_of
 from stepfs_producer.run.options import RunOptions
 from stepfs_producer.run.pipeline import EndReason, Pipeline, RunConfig, StepSink
+from stepfs_producer.run.plan_changes import say_edits, where_it_begins
 from stepfs_producer.run.prepare import (
     LocatedPlan,
     PreparedPlan,
@@ -194,6 +196,8 @@ class _RunSession:
             position, sealed = await look(prepared, say=self.say)
             fit = partial(fit_plan, store, identity, self.place, prepared, accept_changes=options.accept_changes)
             prepared = await fit(position, say=self.say)
+            if options.accept_changes and position is not None and read_position(position).plan != prepared.digest:
+                self.say(await where_it_begins(store, identity))
             await keep_plan(store, identity, self.place, prepared)
             await engine.admit(node_check(self._as_worked(prepared), identity, options))
             if sealed:
@@ -318,6 +322,7 @@ class _RunSession:
                 pipeline = Pipeline(config, engine, sink, callbacks_of(prepared, totals, show))
                 nursery.start_soon(notice_silence, store, lambda: totals.steps)
                 nursery.start_soon(self._lose_patience)
+                nursery.start_soon(say_edits, self.place, self.say)
                 if registry is not None:
                     info = {"lake": options.lake, "producer": options.producer_id, "plan": prepared.digest}
                     from stepfs_producer.run.metrics import PlanMetrics  # noqa: PLC0415

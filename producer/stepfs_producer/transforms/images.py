@@ -50,14 +50,11 @@ class Image:
     grid: NDArray[np.int32]  # [1, 3]: 1, rows of patches, patches of a row
 
 
-def library() -> str:
-    """The decoding library: part of the identity of a source with images. `MissingPackageError` without it."""
+def need_pillow() -> bool:
+    """True; `MissingPackageError` without the library that decodes."""
     if find_spec("PIL") is None:
         raise MissingPackageError("images need the package pillow: pip install 'stepfs[images]'")
-    import PIL  # noqa: PLC0415 (optional, and slow)
-    from PIL import features  # noqa: PLC0415
-
-    return f"pillow-{PIL.__version__}, jpeg-{features.version_codec('jpg')}"
+    return True
 
 
 def with_images(record: Mapping[str, Any], settings: Images) -> dict[str, Any]:

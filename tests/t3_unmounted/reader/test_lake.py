@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import json
 import pickle
 import shutil
 import signal
@@ -30,13 +31,16 @@ from stepfs.errors import (
     UsageError,
     WrongTypeError,
 )
-from stepfs.format.ids import Step
+from stepfs.format.ids import SEGMENT_STEPS, Step
 from stepfs.lake.fork import Cut, fork
 from stepfs.lake.identity import open_lake
 from stepfs.lake.log.reader import LogReader
+from stepfs.lake.replicate import Copier, Replica
+from stepfs.mount.status import describe_step
 from stepfs.reader.options import LakeOptions
 from stepfs.store.local.local_store import LocalStore
 from stepfs.store.opening import open_store
+from stepfs_producer import Producer
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
@@ -100,6 +104,40 @@ def test_a_near_place_without_the_lake_changes_nothing_and_the_lake_itself_is_no
     assert f"STEPFS_NEAR is {url}, the lake itself: it is not used here" in caplog.text
     with pytest.raises(UsageError, match="unknown scheme"):
         Lake(url, near="ftp://host/x")
+
+
+def test_a_note_stays_with_its_step_in_the_index_a_fork_and_a_copy(tmp_path):
+    url, child, copy = ((tmp_path / name).as_uri() for name in ("lake", "child", "copy"))
+    lake_on_disk(url)
+    with Producer(url, producer_id="collector") as producer:
+        for step in range(SEGMENT_STEPS + 2):
+            note = {"policy": step, "of": "x" * 100} if step % 2 else None
+            producer.append([b"a", b"b"], position=step, note=note)
+        producer.flush()
+        with pytest.raises(UsageError, match="note takes 303 bytes as msgpack, at most 256 fit"):
+            producer.append([b"a", b"b"], position=0, note="x" * 300)
+        with pytest.raises(UsageError, match="note does not fit msgpack"):
+            producer.append([b"a", b"b"], position=0, note=object())
+
+    async def work() -> None:
+        log = await LogReader.open(open_store(url), await open_lake(open_store(url)))
+        cut = Step(SEGMENT_STEPS + 1)
+        await fork(log, open_store(child), Cut(cut, cut, cut), SystemClock())
+        replica = await Replica.open(Copier(open_store(url), open_store(copy)), clock=SystemClock())
+        while await replica.round():
+            pass
+        entry = await log.entry(Step(1))
+        described = json.loads(await describe_step(log.store, log.identity.lake_id, log.state, entry))
+        assert described["note"] == {"policy": 1, "of": "x" * 100}
+
+    trio.run(work)
+    for place in (url, child, copy):
+        with Lake(place) as lake:
+            for step in (1, SEGMENT_STEPS - 1):
+                assert lake[step].note == {"policy": step, "of": "x" * 100}
+            assert lake[0].note is lake[SEGMENT_STEPS].note is None
+    with Lake(copy) as lake:
+        assert lake[SEGMENT_STEPS + 1].note == {"policy": SEGMENT_STEPS + 1, "of": "x" * 100}
 
 
 def test_what_is_not_there_says_so(still):

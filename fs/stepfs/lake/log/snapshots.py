@@ -68,7 +68,6 @@ async def newest_snapshot(
     identity: LakeIdentity,
     control: Control,
     *,
-    at_most: Version | None = None,
     passed_over: PassedOver | None = None,
     lenient: bool = False,
     beside: Beside | None = None,
@@ -79,9 +78,7 @@ async def newest_snapshot(
     """
     passed_over = passed_over or PassedOver()
     while True:
-        async with aclosing(
-            confirmed_snapshots(store, identity, at_most=at_most, passed_over=passed_over, beside=beside)
-        ) as states:
+        async with aclosing(confirmed_snapshots(store, identity, passed_over=passed_over, beside=beside)) as states:
             async for state in states:
                 control.hint = max(control.hint, state.control)
                 return state
@@ -219,9 +216,9 @@ async def write_snapshot(
 async def _write_snapshot(
     store: Store, identity: LakeIdentity, state: LogState, segments: Segments, control: Control
 ) -> None:
-    base = await newest_snapshot(store, identity, control, at_most=state.version)
-    if base.version == state.version:
-        return
+    base = await newest_snapshot(store, identity, control)
+    if base.version >= state.version:
+        return  # whoever slept until then may find none of its own time
     live = max(base.sealed_segments, control.first_live_step // SEGMENT_STEPS)  # the base may be an old one
     wanted = range(live, state.sealed_segments)
     found = {SegmentIndex(index): segments.get(SegmentIndex(index)) for index in wanted}

@@ -318,7 +318,7 @@ async def ensure_snapshots(reader: LogReader, lowest: Version, *, dry_run: bool 
 async def _confirmed(reader: LogReader) -> list[Version]:
     """Versions of the newest confirmed snapshots, newest first, at most `_KEPT`."""
     found: list[Version] = []
-    async with aclosing(confirmed_snapshots(reader.store, reader.identity, at_most=reader.state.version)) as states:
+    async with aclosing(confirmed_snapshots(reader.store, reader.identity)) as states:
         async for state in states:
             found.append(state.version)
             if len(found) == _KEPT:

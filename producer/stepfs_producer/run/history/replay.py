@@ -34,13 +34,11 @@ from stepfs_producer.run.history.kept_plans import plan_of, require_files
 from stepfs_producer.run.history.positions import CommitBehind, Positions
 from stepfs_producer.run.history.texts import RESTORE
 from stepfs_producer.run.lake import frozen_listing, kept_libraries, libraries
-from stepfs_producer.run.load import LoadedSource
 from stepfs_producer.run.pipeline import StepSink, conduct_here
 from stepfs_producer.run.prepare import LocatedPlan, PreparedPlan, list_sources, prepare_plan, with_listings
 from stepfs_producer.run.results import PlanTotals, Progress, callbacks_of, show_nothing
 from stepfs_producer.run.workers.tasks import MadeStep, return_step
 from stepfs_producer.sources.listing import continued_at, located
-from stepfs_producer.transforms.images import library
 
 _SHOWN_MAX: Final = 100  # differences in words; all are counted
 
@@ -403,18 +401,13 @@ class _Run:
         for source in prepared.sources:
             name = source.spec.name
             if prepared.rules.sources[name].identity != sources[name].identity:
-                raise RefusedError(f"source {name}: {await self._other_decoder(stretch, source)}")
+                raise RefusedError(f"source {name}: {await self._other_stepfs(stretch)}")
         return prepared
 
-    async def _other_decoder(self, stretch: _Stretch, source: LoadedSource) -> str:
+    async def _other_stepfs(self, stretch: _Stretch) -> str:
         """Why a source is another one under the same plan and tokenizer."""
         libraries = await self._libraries(stretch, stretch.commits[0].epoch)
-        if source.spec.source.images is None:
-            return f"another stepfs made these steps ({libraries.get('stepfs', 'unknown')}); install that one"
-        return (
-            f"its images are decoded by {library()} here, by another version then (pillow "
-            f"{libraries.get('pillow', 'unknown')}); install that one"
-        )
+        return f"another stepfs made these steps ({libraries.get('stepfs', 'unknown')}); install that one"
 
     async def _libraries(self, stretch: _Stretch, epoch: Epoch) -> Mapping[str, str | None]:
         store, producer_id = self._log.store, self._positions.producer_id
