@@ -112,7 +112,7 @@ def _ordered(spec: SourceSpec, task: BlockTask, stored: Sequence[Raw]) -> Record
     dropped = np.zeros(count, bool)
     bad: dict[int, str] = {}
     excluded: dict[int, Document] = {}
-    names = {fragment.file: fragment.ref.name for fragment in task.fragments}
+    exclude, names = spec.exclude, {fragment.file: fragment.ref.name for fragment in task.fragments}
     data: list[bytes] = []
     masks: list[bytes | None] = []
     order = record_order(task.key, count, shuffle=spec.source.shuffle is not None)
@@ -129,10 +129,9 @@ def _ordered(spec: SourceSpec, task: BlockTask, stored: Sequence[Raw]) -> Record
             bad[at] = value.reason
             value = b""
         elif not dropped[at]:
-            document = document_of(spec, names[raw.file], raw.offset, value) if spec.exclude else None
-            if document is not None:
+            if exclude and (document := document_of(spec, names[raw.file], raw.offset, value)) is not None:
                 excluded[at] = document
-            if document is not None or not is_of_this_run(spec, value):
+            if at in excluded or not is_of_this_run(spec, value):
                 dropped[at], value = True, b""
         ids, mask = value if isinstance(value, Tokens) else (value, None)
         data.append(ids)
