@@ -19,6 +19,7 @@ from stepfs_producer.transforms.model_folder import Templates
 
 Encoded = tuple[Ids, Mask, tuple[int, ...]]  # and the tokens of its parts: see `Tokenised`
 BAD: Final = -1  # as a length: the record could not be decoded
+EXCLUDED: Final = -2  # the same: the plan leaves it out
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +126,11 @@ def documents_of(pieces: Sequence[Ids], masks: Sequence[Mask | None]) -> Documen
 class Tokenised:
     """The samples of consecutive records of a block, in block order."""
 
-    lengths: Integers  # per record: tokens, EOS and BOS included; 0: no sample, BAD: undecodable
+    lengths: Integers  # per record: tokens, EOS and BOS included; 0: no sample, BAD, or EXCLUDED
     ids: Ids  # of all records, end to end
     mask: Mask | None = None  # per id: 0 where the loss ignores it; None: nowhere
     bad: Mapping[int, str] = field(default_factory=dict)  # record → why
     columns: Columns | None = None  # of the records; None: of a source that gives none
     parts: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """Record → tokens of its parts, of records that have several documents, or tokens behind them that are lost."""
-    left: int = 0  # documents that `fim` would rearrange, were they not longer than a row
+    plain: tuple[int, ...] = ()  # records that `fim` would rearrange, were they not longer than a row
