@@ -222,7 +222,7 @@ def test_no_pair_is_parted_or_cut(pairs: list[tuple[int, int]], ranks: int, micr
         assert plan.costs.tolist() == costs.tolist(), "the balance is of the documents"
     assert sorted(found) == [number for number, one in enumerate(pairs) if sum(one) <= 64]
     assert isinstance(plan, End)
-    assert state.sources["pairs"].dropped + plan.dropped["pairs"] == len(pairs) - len(found), (
+    assert state.sources["pairs"].dropped + plan.behind["pairs"][0] == len(pairs) - len(found), (
         "told, also of the last ones"
     )
 

@@ -33,10 +33,11 @@ from stepfs_producer.plan.step import End, StepPlan
 from stepfs_producer.run.load import LoadedSource, SampleBuffer, SampleChunk, spans_of
 from stepfs_producer.run.prepare import LocatedPlan, prepare_plan, source_specs
 from stepfs_producer.run.workers import tasks
-from stepfs_producer.sources.listing import list_corpus
+from stepfs_producer.sources.listing import Layout, list_corpus
 from stepfs_producer.sources.record import BlockAddress
 
 Settings = dict[str, Any]
+EXCLUDED = {3, 8}
 RECORDS, ROW, _FIRST = 12, 128, 20  # ids of records begin with their numbers, from there on
 FIM = ("<fim_prefix>", "<fim_middle>", "<fim_suffix>")
 END = "<|endoftext|>"
@@ -79,6 +80,21 @@ def _showing(plan: Settings) -> None:
     plan["tokenizer"]["chat_template"] = OF_PARTS
 
 
+def _excluding(plan: Settings) -> None:
+    source = {key: value for key, value in plan["sources"]["a"].items() if key in {"format", "files", "records"}}
+    [spec] = source_specs(
+        parsed_plan({"output": {"mesh": "dp=1", "sequence_length": 8}, "sources": {"a": {**source, "shuffle": "none"}}})
+    ).values()
+    listing = list_corpus(spec)
+    task = Layout(spec, listing).task(BlockAddress(0, 0, 0))
+    assert task is not None
+    offsets = tasks.read(spec, task)[1].offsets.tolist()
+    while len(offsets) < RECORDS:
+        task = Layout(spec, listing).task(task.next_fragment)
+        offsets += tasks.read(spec, task)[1].offsets.tolist()
+    plan["exclude"] = [["a", listing.files[0].name, offsets[n]] for n in EXCLUDED]
+
+
 def _in_stages(plan: Settings) -> None:
     del plan["output"]["sequence_length"]
     plan["output"]["micro_batch_tokens"] = ROW
@@ -108,6 +124,7 @@ FEATURES: dict[str, tuple[Callable[[Settings], None], str]] = {  # and what name
     "two epochs": (_of_source(epochs=2), "epochs"),
     "two loads": (lambda plan: plan.update(balance={"loads": ["tokens", "numbers"]}), "load"),
     "as stored": (_of_source(shuffle="none"), "shuffle"),
+    "exclude": (_excluding, "exclude"),
 }
 CUTTING = {"stages", "its own length", "concat", "truncate"}
 
@@ -297,6 +314,8 @@ def prove(settings: Settings, features: set[str], kind: str) -> None:
         else:
             assert ids == expected[: len(ids)]
             assert len(ids) in {ROW // 2, ROW} or "concat" in features
+    out = EXCLUDED if "exclude" in features else set()
+    assert not out & found.keys()
     times = 2 if "two epochs" in features else 1
     if features & {"holdout", "shard"}:
         assert set(found.values()) <= {times}
@@ -304,7 +323,7 @@ def prove(settings: Settings, features: set[str], kind: str) -> None:
     else:
         assert set(found.values()) == {times}
         row = ROW // 2 if features & CUTTING else ROW
-        missing = {n for n in range(RECORDS) if n not in found}
+        missing = {n for n in range(RECORDS) if n not in found} - out
         assert all(n % 3 and len(encoded(TEXTS[n].upper(), model)) >= row for n in missing), (
             "rows keep a document whole, or drop it"
         )

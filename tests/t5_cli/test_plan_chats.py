@@ -8,9 +8,11 @@ from pathlib import Path
 
 import chat_templates
 import model_files
+import numpy as np
 import pyarrow as pa
 import pytest
 from committed import committed
+from lakes import stepfs
 from PIL import Image
 from planned_lake import produce
 from pyarrow import parquet
@@ -82,6 +84,51 @@ def test_each_answer_is_learned_and_nothing_else(plan: Path, tmp_path: Path) -> 
     assert 0.3 < totals["sources"]["talks"]["learned"] < 0.4
     shown = produce("lineage", lake, "--step", 0, "--text", "--plan-dir", tmp_path, "--json")
     assert {one["problem"] for one in json.loads(shown.stdout)["spans"]} == {None}, "also from another directory"
+
+
+@pytest.mark.parametrize("deep", [[], ["--deep"]])
+def test_check_says_where_records_have_tools_that_the_plan_does_not_name(
+    plan: Path, tmp_path: Path, deep: list[str]
+) -> None:
+    """trl takes a field `tools` by itself."""
+    note = "source talks: its records have tools, which templates do not get; chat: {tools: tools} names their field"
+    assert note not in produce("check", plan, *deep).stdout
+    lines = (tmp_path / "messages.jsonl").read_text()
+    (tmp_path / "messages.jsonl").write_text(lines.replace("}]}\n", '}], "tools": []}\n'))
+    assert note not in produce("check", plan, *deep).stdout
+    tools = json.dumps([{"type": "function", "function": {"name": "f"}}])
+    (tmp_path / "messages.jsonl").write_text(lines.replace("}]}\n", f'}}], "tools": {tools}}}\n'))
+    assert note in produce("check", plan, *deep).stdout
+    plan.write_text(plan.read_text().replace("chat: messages", "chat: {tools: tools}"))
+    assert note not in produce("check", plan, *deep).stdout
+
+
+def test_documents_that_fim_leaves_are_counted_wherever_a_run_stops(plan: Path, tmp_path: Path) -> None:
+    """Known by the tokens of their parts that are in no document of the lake."""
+    model, row, lengths = Tokenizer.from_str(model_files.gpt2()), 64, [7 * number for number in range(1, 20)]
+    model.add_special_tokens(["<pre>", "<mid>", "<suf>"])
+    model.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "code.jsonl").write_text("".join(json.dumps({"text": "x" * length}) + "\n" for length in lengths))
+    source = "format: jsonl, files: code.jsonl, epochs: 1, fim: {tokens: [<pre>, <mid>, <suf>], rate: 1}"
+    plan.write_text(
+        PLAN.replace("format: jsonl, files: messages.jsonl, chat: messages, epochs: 1", source).replace("128", str(row))
+    )
+    plain = sum(length + 3 > row for length in lengths)
+    note = f"{plain} of {len(lengths)} documents looked at are longer than a row, and stay as they are, without fim"
+    assert note in produce("check", plan).stdout
+    assert json.loads(produce("check", plan, "--json").stdout)["sources"]["talks"]["plain"] == plain
+    lake, counted = f"file://{tmp_path}/lake", 0
+    for limit in (2, 1, 100):
+        done = produce("run", plan, lake, "--limit-steps", limit, "--json")
+        assert done.returncode == 0, done.stderr
+        counted += json.loads(done.stdout)["sources"]["talks"]["plain"]
+    assert f"{plain} longer than a row left without fim" in produce("run", plan, f"{lake}-whole").stdout
+    ids = np.concatenate([load(file)["input_ids"].ravel() for _, files in committed(lake) for file in files])
+    assert counted == plain == len(lengths) - int((ids == model.token_to_id("<pre>")).sum())
+    shown = stepfs("status", lake, "--json")
+    assert [one["plan"]["sources"]["talks"]["plain"] for one in json.loads(shown.stdout)["producers"].values()] == [
+        plain
+    ]
 
 
 PAIRS = 1500  # 29 × 31 pairs of lengths, each at least once

@@ -383,7 +383,7 @@ class SourceFiles(Defaults):
     places: ClassVar[frozenset[str]] = frozenset({"files", "endpoint_url", "profile"})  # where it lies, not what it is
 
     files: Annotated[tuple[str, ...], file_names(), POLICY]
-    """Files, directories and globs; s3://, gs:// and az:// URLs of them."""
+    """Files, directories and globs; s3://, gs:// and az:// URLs of them, and hf://datasets/OWNER/NAME@REVISION/ of the Hub."""
     shard: Annotated[Shard, Parsed(parse_shard, {"type": "string"})] | None = None
     """i/n: the i-th of n parts, counted from 0, into which a hash of their bytes deals the records."""
     sequence_length: Annotated[Length | None, POLICY] = None

@@ -19,6 +19,7 @@ from stepfs_producer.plan.sources import Chat, Images, SourceFiles, Tokenizer
 from stepfs_producer.transforms.model_folder import Templates
 
 BAD: Final = -1  # as a length: the record could not be decoded
+EXCLUDED: Final = -2  # the same: the plan leaves it out
 _WORDS: Final = {
     "true": True, "yes": True, "1": True, "1.0": True, "": None,
     "false": False, "no": False, "0": False, "0.0": False, "none": None, "null": None,
@@ -148,7 +149,7 @@ def documents_of(pieces: Sequence[Ids], masks: Sequence[Mask | None]) -> Documen
 class Tokenised:
     """The samples of consecutive records of a block, in block order."""
 
-    lengths: Integers  # per record: tokens, EOS and BOS included; 0: no sample, BAD: undecodable
+    lengths: Integers  # per record: tokens, EOS and BOS included; 0: no sample, BAD, or EXCLUDED
     ids: Ids  # of all records, end to end
     mask: Mask | None = None  # per id: 0 where the loss ignores it; None: nowhere
     bad: Mapping[int, str] = field(default_factory=dict)  # record → why
@@ -156,4 +157,4 @@ class Tokenised:
     parts: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """Record → tokens of its parts, of records that have several documents, or tokens behind them that are lost."""
     rejected: tuple[int, ...] = ()  # records: see `Encoded`
-    left: int = 0  # documents that `fim` would rearrange, were they not longer than a row
+    plain: tuple[int, ...] = ()  # records that `fim` would rearrange, were they not longer than a row

@@ -17,6 +17,7 @@ from stepfs_producer.plan.order import record_key
 from stepfs_producer.sources.record import Kind, Records, unpacked
 from stepfs_producer.transforms.documents import (
     BAD,
+    EXCLUDED,
     Documents,
     Encoded,
     Tokenised,
@@ -83,6 +84,7 @@ class _Work:
         self._fim = None if source.fim is None else FimTransform(source.fim, tokenizer, spec.tokens_max)
         self._parts: dict[int, tuple[int, ...]] = {}
         self._rejected: list[int] = []
+        self._plain: list[int] = []
         self._texts: dict[int, str] = {}
         self._ids: dict[int, tuple[Ids, Mask | None]] = {}
         self._columns: dict[int, Mapping[str, NDArray[Any]]] = {}
@@ -96,6 +98,12 @@ class _Work:
 
     def take(self, index: int, key: bytes) -> None:
         """`UnfitRecordError` if the content of the record gives no sample."""
+        left = 0 if self._fim is None else self._fim.left
+        self._take(index, key)
+        if self._fim is not None and self._fim.left > left:
+            self._plain.append(index)
+
+    def _take(self, index: int, key: bytes) -> None:
         begin = self._ends[index - 1] if index else 0
         value = self._read(index, bytes(self._records.data[begin : self._ends[index]]))
         if self._encode is not None:
@@ -149,8 +157,9 @@ class _Work:
             closed = documents.closed(self._tokenizer.bos, self._tokenizer.eos)
         lengths = closed.lengths
         lengths[list(self.bad)] = BAD
+        lengths[list(self._records.excluded)] = EXCLUDED
         mask = None if closed.mask is None or closed.mask.all() else closed.mask
-        left = 0 if self._fim is None else self._fim.left
+        left = tuple(index for index in self._plain if index not in self.bad)
         bad = dict(sorted(self.bad.items()))
         beside, rejected = self._beside(lengths), tuple(self._rejected)
         return Tokenised(lengths, closed.ids, mask, bad, beside, self._parts, rejected, left)
