@@ -93,13 +93,15 @@ class Damage:
     def excuses(self, error: StepfsError) -> bool:
         """`CorruptError` while a commit or a segment is rotten, or while no sound snapshot is left.
 
-        A reclaimer that needs a newer snapshot than the sound one may say so, and delete nothing.
+        A reclaimer that needs a newer snapshot than the sound one may say so, and delete nothing; a replica that begins with
+        the rotten one names it.
         """
         if not isinstance(error, CorruptError):
             return False
         if trio.current_time() <= self._excused_until_s:
             return True
-        return bool(self._rotten) and ("nothing was deleted" in str(error) or not self._sound_snapshots())
+        says = "nothing was deleted" in str(error) or any(key in str(error) for key in self._rotten)
+        return bool(self._rotten) and (says or not self._sound_snapshots())
 
 
 def _flipped(body: bytes, rng: random.Random) -> bytes:

@@ -51,6 +51,7 @@ COMMIT = Commit(
 EPOCH = replace(
     COMMIT, version=Version(6), kind=CommitKind.EPOCH, epoch=Epoch(2), incarnation=b"m" * 16, position=b"",
     first_step=Step(8), tgbs=(), time_ms=1_700_000_000_001, total_bytes=13, total_records=3, control=0, retired=True,
+    writer="stepfs 0",
 )  # fmt: skip
 ORIGIN = Origin("s3://b/parent", "f" * 32, Step(4), Step(6), Step(9))
 ORIGIN_COMMIT = Commit(
@@ -81,7 +82,7 @@ SEGMENT = Segment(SegmentIndex(1), b"s" * 8, tuple(entry(SEGMENT_STEPS + n) for 
 STATE = LogState(
     lake_id=LAKE, slices=2, version=Version(5), digest=b"d" * 32, next_step=Step(2 * SEGMENT_STEPS + 1),
     time_ms=1_700_000_000_000, total_bytes=13, total_records=3, control=3, sealed=False,
-    producers={"p": ProducerState("p", Epoch(1), b"n" * 16, 8, b"\x07", False, Version(5), 1_700_000_000_000)},
+    producers={"p": ProducerState("p", Epoch(1), b"n" * 16, 8, b"\x07", False, Version(5), 1_700_000_000_000, "stepfs 0")},
     origins=(ORIGIN,), first_segment=SegmentIndex(1), segment_refs=pack_ref(SEGMENT),
     tail=(entry(2 * SEGMENT_STEPS),),
 )  # fmt: skip
@@ -115,10 +116,10 @@ PATCH.undo()
 GOLDEN: dict[str, str] = {
     "lake": "31db0b90972932cf77b9ee5c991f010ca337cb064df618509354f8cc2efebb91",
     "data commit": "0ad8688a3285df12d56069549b238495f30c5e0c2abbf43a34cce5e6c1d1fc0c",
-    "epoch commit": "057167033dce16759a5d12aa834da8e4036685eaa91676e6b6a12f45e19d010b",
+    "epoch commit": "4264cc7124fa6e1e9df9293f50d3b7e0a1dfef9e5473d95eaf72afa5536afa00",
     "origin commit": "35f28c5db9d1c68954eb2795def6cf542e99dff506589de8e2ba4bbe0a3677c1",
     "control": "c81cca6816d5d717440d6337569bdea8d11b8bfb026ffe992146383bd2c75e54",
-    "snapshot": "c718ad0fb428c9c8d16c0879628a910d374f997a5f8709884aca6b80c5652993",
+    "snapshot": "613c1551e3424df1f57afdeefc4bc6e3d78047f38015bdbb8d61aad1f31efed9",
     "segment": "a1d2325ff8a8199d68e1d792d962eb053133d76937a6ea6a91fa45317a2cf5b1",
     "node": "883ea2555b618b3485201841f66750c090f6d9c470c8ae56566082e6077e9178",
     "tgb": "014d933c6ba5f9552cf7a6201aae9c10be2e89ddad940ef20f9871ce1fe21440",

@@ -536,6 +536,34 @@ async def test_an_archive_of_a_lake_without_groups_lets_it_keep_everything(world
     assert report.first_live_step == 0
 
 
+@pytest.mark.logs("is unreadable, using an older one")
+def test_a_snapshot_that_rots_while_a_replica_begins_is_not_believed() -> None:
+    """Seed 9800094: it was sound when the data that it names was copied, and rotten when it was copied itself."""
+
+    async def one(at: int, world: World) -> bool:
+        pair = Pair(world)
+        copier = pair.copier("it")
+        prefix = snapshot_prefix(world.identity.lake_id)
+        key = max(key for key in world.shared.objects if key.startswith(prefix))
+        sound = world.shared.objects[key]
+
+        async def rots() -> None:
+            flipped(world, key)
+
+        copier.home.inside[at] = rots
+        with suppress(CorruptError):
+            await copied(copier)
+        world.shared.put(key, sound)
+        await pair.replicated("restored")
+        await pair.equals_home()
+        return not copier.home.inside
+
+    reached = 0
+    while small(partial(one, 1 + 3 * reached), on=reclaimed, seed=reached):
+        reached += 1
+    assert reached > 8
+
+
 @scenario(small, on=grow)
 async def test_a_damaged_object_ends_it_behind_all_that_came_before(world: World) -> None:
     pair = Pair(world)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from stepfs.errors import CorruptError, NewerFormatError
-from stepfs.format.codec import Fields, Kind, Later, Layout, Stored, decode, encode, readable, signed, stored
+from stepfs.format.codec import Fields, Kind, Later, Layout, Stored, decode, encode, readable, stored
 from stepfs.format.ids import POSITION_BYTES_MAX, Epoch, Step, Version
 from stepfs.format.tgb import Descriptor, descriptor_body, read_descriptor
 
@@ -77,6 +77,7 @@ class Commit:
     control: int = 0  # a control record that exists, as its writer knew: where a cold start begins to look
     retired: bool = False  # EPOCH only: this incarnation retires
     origin: Origin | None = None  # ORIGIN only
+    writer: str = ""  # EPOCH only: the program of this incarnation
     carried: tuple[bytes, ...] = ()  # see `stepfs.lake.log.carriers`: a hint
 
     @property
@@ -143,8 +144,8 @@ def encode_commit(commit: Commit) -> bytes:
         body["origin"] = ORIGIN.body(commit.origin)
     if commit.carried:
         body["carried"] = list(commit.carried)
-    if commit.kind is CommitKind.EPOCH:
-        body = signed(body)
+    if commit.writer:
+        body["writer"] = commit.writer
     return readable(Kind.COMMIT, encode(Kind.COMMIT, body), commit, decode_commit)
 
 
@@ -156,6 +157,8 @@ def decode_commit(data: bytes, what: str) -> Commit:
         raise CorruptError(f"{what}: a {commit.kind} commit with {len(commit.tgbs)} TGBs")
     if commit.kind is CommitKind.ORIGIN:
         commit = replace(commit, origin=ORIGIN.read(fields.map("origin")))
+    if "writer" in fields:
+        commit = replace(commit, writer=fields.text("writer"))
     if "carried" in fields:
         commit = replace(commit, carried=fields.hints("carried", items_max=CARRIED_MAX))
     return commit

@@ -62,6 +62,7 @@ class ProducerState:
     retired: bool
     version: ids.Version  # of its newest commit
     time_ms: int
+    writer: str = ""  # the program of the newest incarnation
     later: Later = field(default=(), hash=False)
 
 
@@ -175,6 +176,7 @@ _PRODUCER: Final = Layout(
     retired=stored("retired", Fields.boolean),
     version=stored("version", Fields.integer),
     time_ms=stored("time", Fields.integer),
+    writer=stored("writer", Fields.text),
 )
 _STATE: Final = Layout(
     LogState,

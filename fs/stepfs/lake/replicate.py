@@ -37,7 +37,7 @@ from stepfs.format.commit import Commit, CommitKind, decode_commit
 from stepfs.format.control import RECORD_ID_BYTES, ControlRecord, GroupRecord, encode_control
 from stepfs.format.identity import HOME_GROUP, REPLICA_GROUP, LakeIdentity, encode_lake
 from stepfs.format.ids import FIRST_STEP, SEGMENT_STEPS, SegmentIndex, Step, Version
-from stepfs.format.snapshot import LogState, Segment, StepEntry
+from stepfs.format.snapshot import LogState, Segment, StepEntry, decode_snapshot
 from stepfs.format.tgb import Descriptor
 from stepfs.lake.concurrency import pages
 from stepfs.lake.control import Control, Group
@@ -613,6 +613,10 @@ async def _copy_base(home: Store, store: Store, lake_id: str, version: Version) 
             f"{store.url}: a replica was begun here at version {version}, which {home.url} has reclaimed since: delete what is"
             " here, or name another place"
         )
+    try:
+        decode_commit(body, log_key), decode_snapshot(snapshot, key)  # it would be the replica's only one
+    except CorruptError as error:
+        raise CorruptError(f"{home.url}: {error}; put that object back, then {_AGAIN}") from error
     await create_own(store, log_key, body, _AGAIN)
     await create_own(store, key, snapshot, _AGAIN)
 

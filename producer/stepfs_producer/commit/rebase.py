@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from stepfs.errors import CorruptError, RefusedError
+from stepfs.format.codec import WRITER
 from stepfs.format.commit import COMMIT_TGBS_MAX, Commit, CommitKind
 from stepfs.format.ids import POSITION_BYTES_MAX, PRODUCERS_MAX, TOTAL_MAX, Epoch, Version
 from stepfs.format.snapshot import LogState, ProducerState
@@ -201,6 +202,7 @@ def _epoch_commit(head: LogState, producer_id: str, incarnation: bytes, stamp: S
         total_records=head.total_records,
         control=stamp.control,
         retired=retired,
+        writer=WRITER,
     )
 
 

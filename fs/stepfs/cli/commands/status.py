@@ -141,6 +141,7 @@ def _producers(state: LogState) -> dict[str, Any]:
     return {
         producer.producer_id: {
             "epoch": producer.epoch,
+            "writer": producer.writer,
             "next_seq": producer.next_seq,
             "version": producer.version,
             "time": producer.time_ms / 1000,

@@ -15,6 +15,7 @@ import trio
 from stepfs._internal import entropy
 from stepfs._internal.clock import Clock
 from stepfs.errors import AbsentError, CorruptError, RefusedError
+from stepfs.format.codec import WRITER
 from stepfs.format.commit import COMMIT_ID_BYTES, Commit, CommitKind
 from stepfs.format.ids import Epoch, Version
 from stepfs.format.keys import log_prefix, numbered
@@ -143,6 +144,7 @@ async def retire_producer(reader: LogReader, producer_id: str, clock: Clock) -> 
             next_seq=known.next_seq,
             position=known.position,
             retired=True,
+            writer=WRITER,
         )
 
     fresh = await _append(reader, make, f"the retirement of {producer_id!r}")

@@ -164,7 +164,8 @@ def _check_producer(state: LogState, commit: Commit) -> ProducerState | None:
     seqs = [tgb.seq for tgb in commit.tgbs]
     if seqs != list(range(next_seq, next_seq + len(seqs))) or commit.next_seq != next_seq + len(seqs):
         raise ChainError(f"{what}: seq {seqs[:3]}… does not continue {next_seq}")
-    return replace(producer_after(commit), later=known.later if known else ())
+    later, writer = (known.later, known.writer) if known else ((), "")
+    return replace(producer_after(commit), later=later, writer=commit.writer or writer)
 
 
 def producer_after(commit: Commit) -> ProducerState:
