@@ -58,7 +58,7 @@ def place_of(path: str, options: StoreOptions, micro: int | None, token: int | N
 def lineage_report(asked: LineageQuery, texts_below: str | None, *, as_json: bool) -> tuple[str, str | None]:
     """The text, and why no record could be shown, where none of them could be."""
     shown = interruption.run(_shown, asked, texts_below)
-    return _document(asked.lake, shown) if as_json else "\n".join(_lines(shown)), _no_text_at_all(shown)
+    return _document(asked.lake, shown) if as_json else "\n".join(_lines(asked.lake, shown)), _no_text_at_all(shown)
 
 
 async def _shown(asked: LineageQuery, texts_below: str | None) -> Shown:
@@ -95,7 +95,7 @@ def _sources(shown: Shown) -> dict[str, Any]:
     return found
 
 
-def _lines(shown: Shown) -> Iterator[str]:
+def _lines(lake: str, shown: Shown) -> Iterator[str]:
     plan = "" if shown.plan is None else f", plan {shown.plan}"
     yield printable(f"step {shown.entry.step} by {shown.entry.producer_id}{plan}")
     for name, one in _sources(shown).items():
@@ -113,6 +113,8 @@ def _lines(shown: Shown) -> Iterator[str]:
         else:
             yield from (f"    {printable(line)}" for line in span.text.splitlines())
         yield ""
+    rank = "" if not shown.spans else f" --rank {shown.spans[0].rank}"
+    yield printable(f"as tokens, with what is learned: stepfs-produce view {lake} --step {shown.entry.step}{rank}")
 
 
 def _no_text_at_all(shown: Shown) -> str | None:

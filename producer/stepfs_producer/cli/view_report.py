@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -225,7 +225,7 @@ def _heading(one: Document) -> str:
         return f"document at {one.start}: {_count(one)}"
     side = "" if one.side is None else f" {one.side.upper()}"
     first = f", from its token {one.first} on" if one.first and one.side is None else ""
-    return printable(f"{one.source}{side}  {one.file} at {one.record}{first}: {_count(one)}")
+    return printable(f"{one.source}{side}  record {one.record} of {one.file}{first}: {_count(one)}")
 
 
 def _count(one: Document) -> str:
@@ -245,5 +245,17 @@ def _summary(seen: Seen) -> Iterator[str]:
         source = None if seen.words.plan is None else seen.words.plan.sources.get(name)
         if name and not one["learned"]:
             yield printable(f"note: source {name}: nothing of what is shown is learned")
-        elif source is not None and source.is_of_chats and one["learned"] >= one["tokens"] - one["documents"]:
-            yield printable(f"note: source {name}: all is learned, the user's words too")
+        elif source is not None and source.is_of_chats:
+            if one["learned"] >= one["tokens"] - one["documents"]:
+                yield printable(f"note: source {name}: all is learned, the user's words too")
+            ends = {end for row in seen.rows for each in row.of(name).documents for end in _unlearned_ends(each)}
+            for end in sorted(ends):
+                yield printable(
+                    f"note: source {name}: {end} behind an answer is not learned, so a model learns no end of it"
+                )
+
+
+def _unlearned_ends(document: Document) -> Iterator[str]:
+    for answer, end in pairwise(document.parts):
+        if answer.learned and answer.kind == "text" and (answer.text or "").strip() and not end.learned:
+            yield from [end.text or ""] if end.kind == "token" else []
