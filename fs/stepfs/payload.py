@@ -22,7 +22,7 @@ from stepfs.torch import load
 
 expand: Final = compact_arrays.expand
 COLUMNS: Final = ("micro", "start", "tokens", "source", "epoch", "file", "offset", "first")
-PAIR: Final = len(COLUMNS)  # of plans with pairs, the side of one: 0 of none, 1 chosen, 2 rejected
+PAIR: Final = len(COLUMNS)  # of plans with pairs, the side of one: 0 of none, 1 chosen, 2 rejected; so are labels
 LAYOUT: Final = 1  # of plans' files: what arrays and columns mean; those that are added behind them change no number
 SPAN_COLUMNS: Final = (*COLUMNS, "pair")
 _MICRO, _START, _TOKENS, _SOURCE = range(4)

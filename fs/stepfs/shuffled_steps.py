@@ -8,9 +8,8 @@ from typing import Final
 from stepfs.announce import announce_shuffle
 from stepfs.data.announced_orders import ShuffledOrder, ShuffleHint
 from stepfs.errors import AbsentError, RefusedError, StepfsError, UsageError, WrongTypeError
-from stepfs.format.arguments import check_integer
+from stepfs.format.arguments import STATE_VERSION, check_integer, check_state_version
 from stepfs.format.ids import INTEGER_MAX, Step
-from stepfs.lake.origins import STATE_VERSION, check_state_version
 from stepfs.reader.dataset import StepDataset, warn_if_sharded
 from stepfs.reader.lake import Lake
 from stepfs.view.mounted import View

@@ -35,13 +35,13 @@ from stepfs.errors import (
     StoreUnreachableError,
     UsageError,
 )
-from stepfs.format.arguments import check_integer
+from stepfs.format.arguments import STATE_VERSION, check_integer, check_state_version
 from stepfs.format.identity import check_group
 from stepfs.format.ids import INTEGER_MAX
 from stepfs.lake.control import Control
 from stepfs.lake.identity import check_identity, open_lake
 from stepfs.lake.log.reader import LogReader
-from stepfs.lake.origins import STATE_VERSION, check_resumable, check_state_version
+from stepfs.lake.origins import check_resumable
 from stepfs.reader.lake import Lake
 from stepfs.store.api import Store
 from stepfs.store.opening import open_store

@@ -42,6 +42,8 @@ with plan_packages():
     from stepfs_producer.run.options import RunOptions, keywords_of
     from stepfs_producer.run.prepare import LocatedPlan
     from stepfs_producer.run.session import Stopping, run_plan
+    from stepfs_producer.sources.holdout import with_documents
+    from stepfs_producer.sources.hub import with_commits
 
 _T = TypeVar("_T")
 
@@ -70,7 +72,7 @@ class Plan(model.Plan):
         stopping = Stopping(_say)
         in_main = threading.current_thread() is threading.main_thread()
         with stopping if in_main else nullcontext():
-            place = LocatedPlan(self, held_out=holdout)
+            place = LocatedPlan(with_documents(with_commits(self), ""), held_out=holdout)
             try:
                 result = _finished(partial(run_plan, place, chosen, stopping, say=_say))
             except KeyboardInterrupt:
@@ -90,7 +92,7 @@ class Plan(model.Plan):
         _refuse_import_by_worker("simulate")
         if steps < 1:
             raise UsageError(f"steps={steps}: use at least 1")
-        place = LocatedPlan(self, held_out=holdout)
+        place = LocatedPlan(with_documents(with_commits(self), ""), held_out=holdout)
         return _finished(partial(simulate_plan, place, steps, workers, say=_say)).document()
 
 

@@ -1,4 +1,5 @@
-"""Records with what another program makes of them and what a plan makes: (ids, mask) of each document.
+"""Records with what another program makes of them and what a plan makes: (ids, mask) of each document, of an answer with a
+label the side of a pair, and of images their grids and a checksum of their pixels.
 
 What the other program answered is kept in `t0_pure/answers/NAME.json`, written by `python tests/t0_pure/test_against_NAME.py`, so
 that a push needs no more than that; each night it is asked again.
@@ -6,8 +7,10 @@ that a push needs no more than that; each night it is asked again.
 
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Callable, Mapping
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,17 +19,19 @@ from typing import Any
 import chat_templates
 import model_files
 import numpy as np
+from PIL import Image as Pillow
 from tokenizers import AddedToken, Tokenizer
 
 from stepfs_producer.plan.model import parsed_plan
-from stepfs_producer.plan.order import record_key
 from stepfs_producer.plan.resolve import resolve
 from stepfs_producer.run.prepare import tokenizer_spec, transform_spec
-from stepfs_producer.sources.record import Kind, Records
-from stepfs_producer.transforms.records import transform
+from stepfs_producer.run.workers import tasks
+from stepfs_producer.sources.record import Kind, Records, packed
 from stepfs_producer.transforms.tokenizer import pinned
 
-Documents = list[list[list[int]]]  # of each: ids and mask
+Documents = list[list[list[int]]]  # of each: ids, mask, and what else it has
+VISION = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>")
+COLUMNS = {"pixels": {"dtype": "uint8", "shape": [588]}, "grid": {"dtype": "int32", "shape": [3]}}
 DATA = Path(__file__).parents[1] / "t0_pure/answers"
 
 
@@ -41,6 +46,7 @@ class Case:
     flags: Mapping[str, bool] = field(default_factory=dict)  # of its control tokens
     tokenizer: Mapping[str, Any] = field(default_factory=dict)  # of the plan
     theirs: Mapping[str, Any] = field(default_factory=dict)  # of the call of the other program
+    images: Sequence[tuple[int, int]] = ()  # sizes of those in the record's field `images`
 
 
 def written(case: Case, folder: Path) -> Path:
@@ -51,6 +57,7 @@ def written(case: Case, folder: Path) -> Path:
     ]
     model.add_special_tokens(controls)
     model.add_tokens([AddedToken(name, normalized=False) for name in ("<think>", "</think>")])
+    model.add_special_tokens([AddedToken(name, normalized=False) for name in VISION if case.images])
     model.save(str(folder / "tokenizer.json"))
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>", **case.config}
     config = {"chat_template": case.template, **{key: one for key, one in config.items() if one != "absent"}}
@@ -65,23 +72,42 @@ def ours(case: Case, folder: Path) -> Documents:
     written(case, folder)
     plan = resolve(
         parsed_plan({
-            "output": {"mesh": "dp=1", "sequence_length": 4096},
+            "output": {"mesh": "dp=1", "sequence_length": 4096, **({"columns": COLUMNS} if "images" in case.source else {})},
             "tokenizer": {"kind": "huggingface", "file": "tokenizer.json", "eos": "</s>", **case.tokenizer},
-            "sources": {"s": {"format": "jsonl", "files": "x", **case.source}},
+            "sources": {"s": {"format": "parquet" if case.images else "jsonl", "files": "x", **case.source}},
         })
     )  # fmt: skip
     spec = transform_spec(plan, "s", pinned(tokenizer_spec(plan, directory=str(folder))), directory=str(folder))
-    data = json.dumps(case.record).encode()
+    record = dict(case.record) | ({"images": [png_of(one) for one in pictures(case)]} if case.images else {})
+    data = packed(record)
+    assert isinstance(data, bytes)
     zero = np.zeros(1, np.int64)
-    records = Records(Kind.JSON, data, zero + len(data), zero, zero, zero > 0, {}, None)
-    made = transform(spec, records, [record_key(0, 0, "s", 0, 0)])
-    if made.bad:
-        raise ValueError(made.bad[0])
+    records = Records(Kind.FIELDS, data, zero + len(data), zero, zero, zero > 0, {}, None)
+    head, made = tasks.transform(spec, 0, 0, "s", records, 0, 1)
+    if head.bad:
+        raise ValueError(head.bad[0][2])
     mask = np.ones(len(made.ids), np.uint8) if made.mask is None else made.mask
-    cuts = np.cumsum(made.parts.get(0, (len(made.ids),)))[:-1]
+    cuts = np.cumsum(head.parts.get(0, (len(made.ids),)))[:-1]
+    more = [made.sides.tolist()] if made.sides is not None and not head.parts else []
+    if made.columns is not None:
+        grid, pixels = made.columns.rows
+        more += [grid.ravel().tolist(), [zlib.crc32(pixels.tobytes())]]
     return [
-        [one.tolist(), two.tolist()] for one, two in zip(np.split(made.ids, cuts), np.split(mask, cuts), strict=True)
+        [one.tolist(), two.tolist(), *more]
+        for one, two in zip(np.split(made.ids, cuts), np.split(mask, cuts), strict=True)
     ]
+
+
+def pictures(case: Case) -> list[Pillow.Image]:
+    draw = np.random.default_rng(len(case.images))
+    coarse = [draw.integers(0, 256, (7, 5, 3), np.uint8) for _ in case.images]
+    return [Pillow.fromarray(one).resize(size) for one, size in zip(coarse, case.images, strict=True)]
+
+
+def png_of(image: Pillow.Image) -> bytes:
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()
 
 
 def kept(name: str) -> dict[str, Documents]:

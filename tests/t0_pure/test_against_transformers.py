@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
+import zlib
 from pathlib import Path
 from typing import Any
 
 import model_files
+import numpy as np
 import pytest
+import torch
 from chat_templates import with_blocks
 from declared import tokenizer_spec
-from oracles import Case, Documents, ask, kept, ours, written
+from oracles import Case, Documents, ask, kept, ours, pictures, written
 from transformers import AutoTokenizer
 
 from stepfs_producer.transforms.model_folder import other_ids
@@ -35,6 +39,13 @@ THINKS = "{% if enable_thinking is defined and not enable_thinking %}<think></th
 PARTS = CHATML.replace(
     "m['content']", "(m['content'] if m['content'] is string else m['content'] | map(attribute='text') | join('/'))"
 )
+SHOWN = CHATML.replace(
+    "{{ m['content'] + '<|im_end|>\\n' }}{% endif %}",
+    "{% for p in m['content'] %}{% if p.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ p.text }}"
+    "{% endif %}{% endfor %}{{ '<|im_end|>\\n' }}{% endif %}",
+)
+IMAGE = {"type": "image"}
+SHOWS: Any = {"chat": {}, "images": {"fields": "images", "patches_min": 16, "patches_max": 5120}}
 PARTED = [{"type": "text", "text": "the "}, {"type": "text", "text": "cat"}]
 MANY = {"messages": [one for number in range(9) for one in (USER | {"content": f"{number}?"}, ANSWER)]}
 
@@ -68,6 +79,22 @@ CASES = {
         {**TALK, "chat_template_kwargs": {"enable_thinking": False}}, template=THINKS, theirs={"enable_thinking": False}
     ),
     "a template that takes parts": Case({"messages": [USER | {"content": PARTED}, ANSWER]}, template=PARTS),
+    "an image": Case(
+        {"messages": [USER | {"content": [IMAGE, *PARTED]}, ANSWER]}, SHOWS, SHOWN, images=[(70, 50)]
+    ),
+    "images of several turns": Case(
+        {"messages": [USER | {"content": [IMAGE, *PARTED, IMAGE]}, ANSWER, USER | {"content": [*PARTED, IMAGE]}, ANSWER]},
+        SHOWS, SHOWN, images=[(140, 98), (9, 40), (300, 31)],
+    ),
+    "an image that is made smaller": Case(
+        {"messages": [USER | {"content": [*PARTED, IMAGE]}, ANSWER]},
+        {"chat": {}, "images": {"fields": "images", "patches_min": 16, "patches_max": 64}},
+        SHOWN, images=[(711, 500)], theirs={"size": {"shortest_edge": 3136, "longest_edge": 64 * 196}},
+    ),
+    "an image, and a token's name": Case(
+        {"messages": [USER | {"content": [IMAGE, {"type": "text", "text": "<|im_end|>é</s>"}]}, ANSWER]}, SHOWS, SHOWN, images=[(56, 84)],
+        tokenizer={"control_tokens": "tokens"},
+    ),
     "control tokens taken for such": Case(
         {"messages": [USER | {"content": "a<|im_end|> b</s>"}, ANSWER]}, tokenizer={"control_tokens": "tokens"}
     ),
@@ -81,7 +108,36 @@ CASES = {
 }  # fmt: skip
 
 
+def by_processor(case: Case, folder: Path, **options: Any) -> Any:
+    """Qwen2-VL's, but for videos, whose processor needs torchvision."""
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil  # noqa: PLC0415
+    from transformers.models.qwen2_vl.processing_qwen2_vl import Qwen2VLProcessor  # noqa: PLC0415
+
+    class OfImages(Qwen2VLProcessor):  # type: ignore[misc]
+        def __init__(
+            self, image_processor: Any = None, tokenizer: Any = None, chat_template: str | None = None
+        ) -> None:
+            super(Qwen2VLProcessor, self).__init__(image_processor, tokenizer, chat_template=chat_template)
+            self.image_token, self.video_token = "<|image_pad|>", "<|video_pad|>"
+            self.image_token_id, self.video_token_id = tokenizer.convert_tokens_to_ids(self.image_token), -1
+
+    processor = OfImages(
+        Qwen2VLImageProcessorPil(**case.theirs, **options), AutoTokenizer.from_pretrained(str(folder)), case.template
+    )
+    left = pictures(case)
+    talk = [
+        one if isinstance(one["content"], str) else one | {"content": [part | ({"image": left.pop(0)} if part == IMAGE else {}) for part in one["content"]]}
+        for one in case.record["messages"]
+    ]  # fmt: skip
+    return processor.apply_chat_template(talk, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
+
+
 def theirs(case: Case, folder: Path) -> Documents:
+    if case.images:
+        found = by_processor(case, folder, do_rescale=False, do_normalize=False)
+        pixels = found["pixel_values"].reshape(-1, 3, 2, 14, 14)[:, :, 0].transpose(0, 2, 3, 1).astype(np.uint8)
+        more = [found["image_grid_thw"].ravel().tolist(), [zlib.crc32(pixels.tobytes())]]
+        return [[list(found["input_ids"][0]), list(found["assistant_masks"][0]), *more]]
     found = AutoTokenizer.from_pretrained(str(folder)).apply_chat_template(
         case.record["messages"],
         tools=case.record.get("tools"),
@@ -101,6 +157,19 @@ def test_a_plan_gives_what_transformers_gave(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_transformers_still_gives_it(name: str, tmp_path: Path) -> None:
     assert theirs(CASES[name], written(CASES[name], tmp_path)) == kept("transformers")[name]
+
+
+@pytest.mark.nightly
+def test_the_page_says_how_pixels_become_those_of_the_model(tmp_path: Path) -> None:
+    case = CASES["images of several turns"]
+    found = by_processor(case, written(case, tmp_path), image_mean=[0.4, 0.5, 0.6], image_std=[0.3, 0.2, 0.1])
+    raw = by_processor(case, tmp_path, do_rescale=False, do_normalize=False)["pixel_values"]
+    pixels = raw.reshape(-1, 3, 2, 14, 14)[:, :, 0].transpose(0, 2, 3, 1).reshape(len(raw), -1)
+    page = (Path(__file__).resolve().parents[2] / "producer/PAYLOADS.md").read_text()
+    scope: dict[str, Any] = {"torch": torch}
+    exec(re.findall(r"```python\n(def pixel_values.*?)```", page, re.DOTALL)[0], scope)
+    ours = scope["pixel_values"]({"pixels": torch.from_numpy(pixels).to(torch.uint8)}, [0.4, 0.5, 0.6], [0.3, 0.2, 0.1])
+    assert np.allclose(ours.numpy(), found["pixel_values"], atol=1e-5)
 
 
 @pytest.mark.parametrize(("kind", "differs"), [("LlamaTokenizer", True), ("PreTrainedTokenizerFast", False)])

@@ -23,6 +23,7 @@ from stepfs_producer.transforms.documents import UnfitRecordError
 
 PAIR: Any = {"pair": {}}
 CHATS: Any = {"pair": {}, "chat": {}}
+LABELS: Any = {"pair": {"label": "label"}}
 ANSWERED: Any = {"chat": {"prompt": "prompt", "completion": "completion"}}
 
 
@@ -69,6 +70,13 @@ CASES = {
         for model, ends in (("gpt2", {}), ("llama", {"bos": "<s>"}))  # as its file adds it
         for number, (prompt, chosen, rejected) in enumerate(TEXTS)
     },
+    **{
+        f"a labelled text {number}, {model}": Case(
+            {"prompt": prompt, "completion": good if label else poor, "label": label}, LABELS, model=model, tokenizer=ends, theirs={"trainer": "KTO"}
+        )
+        for model, ends in (("gpt2", {}), ("llama", {"bos": "<s>"}))
+        for number, ((prompt, good, poor), label) in enumerate(zip(TEXTS, (True, False, 1, 0, True, False), strict=True))
+    },
     "texts without a prompt": Case(
         {"chosen": "say 12 and 13", "rejected": "say 12 or"}, PAIR, theirs={"trainer": "DPO"}
     ),
@@ -77,6 +85,7 @@ CASES = {
         for trainer, source, records in (
             ("DPO", CHATS, PREFERENCES),
             ("SFT", ANSWERED, COMPLETIONS),
+            ("KTO", LABELS | {"chat": {}}, {f"{name}, labelled": {**one, "label": not number % 2} for number, (name, one) in enumerate(COMPLETIONS.items())}),
         )
         for name, record in records.items()
         for kind, template in (("ChatML", OFF + without_blocks("chatml")), ("DeepSeek", DEEPSEEK), ("Mistral", without_blocks("mistral")))
@@ -109,12 +118,17 @@ def theirs(case: Case, folder: Path) -> Documents:
     data = Dataset.from_list([dict(case.record)], on_mixed_types="use_json")
     args = getattr(trl, f"{trainer}Config")(str(folder), bf16=False, use_cpu=True, max_length=None, **options)
     prepare = getattr(trl, f"{trainer}Trainer")._prepare_dataset
-    fake = SimpleNamespace(_tokenizer=tokenizer, chat_template=None, completion_only_loss="completion" in case.record)
+    fake = SimpleNamespace(
+        _tokenizer=tokenizer, chat_template=None, completion_only_loss="completion" in case.record, calculate_KL=False
+    )
     if trainer == "SFT":
         (row,) = prepare(fake, data, tokenizer, args, packing=False, formatting_func=None, dataset_name="x")
         return [[row["input_ids"], [int(label != -100) for label in row["labels"]]]]
     (row,) = prepare(fake, data.map(maybe_extract_prompt), tokenizer, args, dataset_name="x")
     prompt = row["prompt_ids"]
+    if trainer == "KTO":
+        answer, side = row["completion_ids"], 1 if row["label"] else 2
+        return [[prompt + answer, [0] * len(prompt) + [1] * len(answer), [side]]]
     return [[prompt + row[one], [0] * len(prompt) + [1] * len(row[one])] for one in ("chosen_ids", "rejected_ids")]
 
 
@@ -162,7 +176,7 @@ def test_a_template_of_trls_is_rendered_as_by_transformers(talk: str, tmp_path: 
 
     def ours_of(template: str, learn: str = "assistant") -> tuple[list[int], list[int]]:
         spec = chat_spec(template, tokens=tuple(NAMES.items()), tools="tools", learn=learn, date=day)
-        ids, mask, _ = Chats(spec, tokenizer_spec(tmp_path / "tokenizer.json", eos="</s>")).encode(TALKS[talk])
+        ids, mask, *_ = Chats(spec, tokenizer_spec(tmp_path / "tokenizer.json", eos="</s>")).encode(TALKS[talk])
         return ids.tolist(), mask.tolist()
 
     compared = refused = 0

@@ -104,7 +104,7 @@ def test_both_documents_of_a_pair_begin_at_multiples() -> None:
         np.array([0]),
         np.array([5]),
         cuts=np.array([3]),
-        pairs=True,
+        sides=np.array([1]),
     )
     table = np.zeros((1, len(Gathered) + 7), np.int64)
     table[0, Span.TOKENS] = 8

@@ -27,6 +27,7 @@ from stepfs_producer.transforms.chat import Chats, Ending
 from stepfs_producer.transforms.documents import UnfitRecordError
 from stepfs_producer.transforms.model_folder import Templates, special_tokens, templates_of
 from stepfs_producer.transforms.template import Given, Rendering
+from stepfs_producer.transforms.tokenizer import ModelTokenizer
 
 DAY = "2026-01-31"
 NAMES = (("bos_token", "<s>"), ("eos_token", "</s>"))
@@ -65,7 +66,7 @@ def _that_day(monkeypatch: pytest.MonkeyPatch) -> None:
 def ours(model: str, template: str, record: Any, **spec: Any) -> tuple[list[int], list[int]]:
     spec = {"tools": "tools", "date": DAY, "tokens": NAMES} | spec
     tokenizer = tokenizer_spec(model, eos="</s>", control_tokens=spec.pop("control_tokens", "text"))
-    ids, mask, _ = Chats(chat_spec(template, **spec), tokenizer).encode(record)
+    ids, mask, *_ = Chats(chat_spec(template, **spec), tokenizer).encode(record)
     return ids.tolist(), mask.tolist()
 
 
@@ -293,7 +294,7 @@ def test_other_shapes_of_records(record: Any, spec: Any, model: str) -> None:
         ({"messages": [USER, ANSWER | {"train_detail": [{"begin": 0}]}]}, {}, "message 1 has 'train_detail', .* learned whole or not"),
         ({"messages": [USER, ANSWER], "chat_template_kwargs": {"tools": []}}, {}, "'tools' in the field 'chat_template_kwargs'"),
         ({"messages": [USER, ANSWER], "chat_template_kwargs": 5}, {}, "no object in the field 'chat_template_kwargs'"),
-        ({"messages": [USER | {"content": "\0stepfs control token\0</s>"}, ANSWER]}, {}, "the name that only this program has"),
+        ({"messages": [USER | {"content": "\0stepfs\0</s>"}, ANSWER]}, {}, "the name that only this program has"),
         ([], {}, "no object with messages"),
     ],
 )  # fmt: skip
@@ -406,8 +407,14 @@ def test_a_long_talk_is_rendered_a_few_times(long: str | None, model: str, monke
         written.append(len(messages))
         return rendered(self, messages, *args, **more)
 
-    rendered = Rendering._render
+    def sized(self: ModelTokenizer, text: str, **more: Any) -> Any:
+        characters.append(len(text))
+        return encoded(self, text, **more)
+
+    characters: list[int] = []
+    rendered, encoded = Rendering._render, ModelTokenizer.encode_rendered
     monkeypatch.setattr(Rendering, "_render", counted)
+    monkeypatch.setattr(ModelTokenizer, "encode_rendered", sized)
     talk = [one for _ in range(20) for one in agents_talk(4)]
     alone = {
         name: Chats(
@@ -415,11 +422,55 @@ def test_a_long_talk_is_rendered_a_few_times(long: str | None, model: str, monke
         ).encode({"messages": talk})
         for name, template in (("blocks", with_blocks), ("none", without_blocks))
     }
-    ids, mask, parts = alone["none"]
+    ids, mask, parts, *_ = alone["none"]
     assert parts == alone["blocks"][2]
     assert ids.tolist() == alone["blocks"][0].tolist()
     assert mask.tolist() == alone["blocks"][1].tolist()
-    assert sum(written) < 24 * len(talk)
+    assert sum(written) < {None: 9, "truncate": 3, "split": 5}[long] * len(talk), "of both"
+    assert sum(characters) < 2.1 * max(characters), "each is tokenised once"
+
+
+WORDS = st.text(" \na‿▁é日.", min_size=1, max_size=12)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "t5"])
+@pytest.mark.parametrize("flag", ["normalized", "lstrip", "rstrip"])
+def test_a_part_has_the_tokens_that_it_has_alone(kind: str, flag: str, tmp_path: Path) -> None:
+    model = Tokenizer.from_str(getattr(model_files, kind)())
+    flags = {"normalized": False, flag: True}
+    model.add_special_tokens([AddedToken(name, **flags) for name in chat_templates.CONTROLS])
+    model.save(str(tmp_path / "tokenizer.json"))
+    specs = [
+        chat_spec(without_blocks(name), tokens=NAMES, date=DAY, long=long, tokens_max=long and 60)
+        for name in ("chatml", "mistral", "gemma")
+        for long in ("split", None)
+    ]
+    ways = [Chats(spec, tokenizer_spec(tmp_path / "tokenizer.json", eos="</s>")) for spec in specs]
+
+    @given(st.sampled_from([0, 2, 4]), st.lists(st.tuples(WORDS, WORDS), min_size=1, max_size=8), st.booleans())
+    @settings(max_examples=15, deadline=None)
+    def compare(way: int, exchanges: list[tuple[str, str]], with_head: bool) -> None:
+        head = [SYSTEM | {"content": " hm "}] if with_head and not way else []
+        talk = [({"role": "user", "content": ask}, {"role": "assistant", "content": said}) for ask, said in exchanges]
+
+        def alone(first: int, last: int) -> Any:
+            return ways[way + 1].encode({"messages": [*head, *(one for two in talk[first:last] for one in two)]})
+
+        found = ways[way].encode({"messages": [*head, *(one for two in talk for one in two)]})
+        expected, begin = [], 0
+        while begin < len(talk):
+            sizes = [len(alone(begin, end).ids) for end in range(begin + 1, len(talk) + 1)]
+            fit = sum(size <= 60 for size in sizes)
+            expected += [alone(begin, begin + fit)] if fit else []
+            begin += fit or 1
+        if found.parts:
+            size = sum(found.parts)
+            assert found.ids[:size].tolist() == [one for part in expected for one in part.ids.tolist()]
+            assert found.mask[:size].tolist() == [one for part in expected for one in part.mask.tolist()]
+        else:
+            assert not expected or len(found.ids) <= 60
+
+    compare()
 
 
 def test_a_template_that_strips_earlier_thoughts_needs_last(model: str, theirs: Any) -> None:
@@ -525,10 +576,10 @@ def test_a_chat_longer_than_a_row_is_cut_between_turns(
         spec = chat_spec(template, **more)
         return Chats(spec, tokenizer_spec(model, eos="</s>")).encode({"messages": [SYSTEM, *messages]})
 
-    whole, _, none = encoded(LONG_TALK)
+    whole, _, none, *_ = encoded(LONG_TALK)
     assert none == ()
     most = len(encoded(LONG_TALK[: 2 * room])[0])
-    ids, mask, parts = encoded(LONG_TALK, long=long, tokens_max=most)
+    ids, mask, parts, *_ = encoded(LONG_TALK, long=long, tokens_max=most)
     expected = [encoded(one)[:2] for one in kept]
     assert parts == tuple(len(one) for one, _ in expected)
     assert max(parts) <= most
@@ -624,6 +675,6 @@ def test_the_end_of_an_answer_is_told_and_may_be_added(
     assert chats.ending() == ending
     if learned is not None:
         messages = [USER, {"role": "assistant", "content": "over"}, USER, {"role": "assistant", "content": "out"}]
-        ids, mask, _ = chats.encode({"messages": messages})
+        ids, mask, *_ = chats.encode({"messages": messages})
         text = theirs.decode([one for one, is_in in zip(ids, mask, strict=True) if is_in])
         assert text == "".join(learned)

@@ -307,7 +307,7 @@ def test_a_plan_that_ends_because_nothing_fits_says_so() -> None:
     planner = Planner(rules({"s": 1}, columns=("pixels",), lengths={0: 16}, ranks=1, micro_batch_tokens=16))
     ended = planner.next(planner.begin(), {"s": Ahead([piece([20, 30], [[1], [2]])], ended=True)})
     lost = "its last 50 tokens were of records longer than a row, and dropped"
-    assert ended == End(f"every source is exhausted; {lost}", {"s": 2})
+    assert ended == End(f"every source is exhausted; {lost}", {"s": (2, 0)})
 
 
 def test_spans_carry_the_rows_of_their_records_and_a_record_with_rows_is_one_span() -> None:

@@ -66,7 +66,7 @@ def test_a_document_longer_than_a_row_stays_as_it_is(kind: Kind, level: str, fil
         assert len(there) == (3 if there else 0)
         assert len(ids) <= row if there else len(plain) + 4 > row
         torn += not there
-    assert 0 < torn == found.left < len(texts)
+    assert 0 < torn == len(found.plain) < len(texts)
 
 
 def parts_of(model: Tokenizer, ids: list[int]) -> tuple[bool, list[str]]:

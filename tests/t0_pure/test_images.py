@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+import json
 import random
+import re
 import subprocess
 import sys
 import warnings
 import zlib
+from dataclasses import replace
 
 import msgpack
 import numpy as np
@@ -15,14 +18,19 @@ import pytest
 from declared import column_spec, tokenizer_spec, transform_spec
 from hypothesis import given
 from hypothesis import strategies as st
+from oracles import COLUMNS as OF_PLAN
+from oracles import Case, ours
 from PIL import Image as Pillow
 from PIL import ImageOps
+from tokenizers import Tokenizer
 from transformed import made, records_of
 
+from stepfs.errors import UsageError
+from stepfs_producer.plan.model import parsed_plan
 from stepfs_producer.plan.sources import Images
 from stepfs_producer.sources.record import Bad, Kind, packed, unpacked
 from stepfs_producer.transforms.documents import UnfitRecordError
-from stepfs_producer.transforms.images import size_of, with_images
+from stepfs_producer.transforms.images import size_for_chats, size_of, with_images
 
 SPEC = Images(fields=("jpg",))
 SMALL = Images(fields=("jpg",), patch=2, merge=2)
@@ -231,3 +239,99 @@ def test_an_object_is_json_unless_it_holds_bytes() -> None:
     assert unpacked(packed({"a": 2**80, "b": b""})) == {"a": str(2**80), "b": b""}
     assert isinstance(packed({"a": "\ud800"}), Bad)
     assert msgpack.packb({str(number): b"" for number in range(70_000)})[:1] != b"{"
+
+
+SHOWS: dict[str, object] = {"chat": {}, "images": {"fields": "images"}}
+IMAGE, TEXT = {"type": "image"}, {"type": "text", "text": "what?"}
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}"
+    "{% if p.type == 'text' %}{{ p.text }}{% else %}<|vision_start|><|image_pad|><|vision_end|>{% endif %}{% endfor %}{% endif %}"
+    "<|im_end|>\n{% endfor %}"
+)
+
+
+def talk(*parts: object) -> dict[str, object]:
+    return {"messages": [{"role": "user", "content": list(parts)}, {"role": "assistant", "content": "this"}]}
+
+
+@pytest.mark.parametrize(
+    ("record", "source", "sizes", "message"),
+    [
+        (talk(IMAGE, TEXT), SHOWS, [(28, 28), (28, 28)], "show 1 images by <|image_pad|>, and the record has 2; each stands in them as"),
+        (talk(TEXT), SHOWS, [(28, 28)], "show 0 images by <|image_pad|>, and the record has 1"),
+        (talk(IMAGE, TEXT), {"chat": {}, "images": {"fields": "jpg"}}, [(28, 28)], "show 1 images by <|image_pad|>, and the record has 0"),
+        (talk(IMAGE, TEXT), {"chat": {}}, [(28, 28)], "message 0 has a part of type image, which is no text; name the field of the images"),
+        (talk({"image": "http://a"}), {"chat": {}}, [(28, 28)], "message 0 has a part of type image, which is no text"),
+        (talk({"type": "video"}), SHOWS, [(28, 28)], "message 0 has a part of type video, which is no text; leave the part out"),
+        (talk({"type": "image_url", "image_url": {"url": "a"}}), SHOWS, [(28, 28)], "has a part of type image_url, which is no text; leave"),
+        (talk(IMAGE), SHOWS, [(2010, 10)], "an image of 2010 × 10 pixels; the model's processor takes at most 200 : 1"),
+    ],
+)  # fmt: skip
+def test_images_that_a_chat_cannot_show_are_named(record, source, sizes, message, tmp_path) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        ours(Case(record, source, TEMPLATE, images=sizes), tmp_path)
+
+
+def test_a_message_that_spells_the_placeholder_shows_no_image(tmp_path) -> None:
+    record = talk({"type": "text", "text": "what is <|image_pad|>?"}, IMAGE)
+    [[ids, mask, grid, _]] = ours(Case(record, SHOWS, TEMPLATE, images=[(28, 56)]), tmp_path)
+    token = Tokenizer.from_file(str(tmp_path / "tokenizer.json")).token_to_id("<|image_pad|>")
+    assert (ids.count(token), grid) == (2, [1, 4, 2])
+    assert not any(is_learned for one, is_learned in zip(ids, mask, strict=True) if one == token)
+
+
+@pytest.mark.parametrize(
+    ("source", "columns", "message"),
+    [
+        (SHOWS, {}, "images of chats become columns; declare output: {columns: {pixels: {dtype: uint8, shape: [588]}}}"),
+        (SHOWS | {"images": {"fields": "a", "patch": 16}}, OF_PLAN, "declare output: {columns: {pixels: {dtype: uint8, shape: [768]}}}"),
+        (SHOWS | {"long": "split"}, OF_PLAN, "chats with images are whole; use drop"),
+        (SHOWS | {"pair": {}}, OF_PLAN, "give one of pair and images"),
+        (SHOWS | {"images": {"fields": "a", "patches_min": 9000}}, OF_PLAN, "more than the 4096 of patches_max"),
+        ({"transform": "a:b", "images": {"fields": "a", "patches_min": 9}}, OF_PLAN, "patches_min is of a chat's images; remove it"),
+        ({"images": {"fields": "a"}}, OF_PLAN, "add transform: module:function, or a chat that shows them"),
+    ],
+)  # fmt: skip
+def test_mistakes_of_a_plan(source, columns, message) -> None:
+    output = {"mesh": "dp=1", "sequence_length": 64, "columns": columns}
+    known = {"tokenizer": {"kind": "huggingface", "file": "tokenizer.json"}, "output": output}
+    with pytest.raises(UsageError, match=re.escape(message)):
+        parsed_plan(known | {"sources": {"a": {"format": "parquet", "files": "a", **source}}})
+
+
+QWEN2 = {"image_processor_type": "Qwen2VLImageProcessorFast", "patch_size": 14, "merge_size": 2, "min_pixels": 784}
+
+
+@pytest.mark.parametrize(
+    ("file", "config", "message"),
+    [
+        ("preprocessor_config.json", QWEN2 | {"patch_size": 16, "min_pixels": 1024}, "write images: {patch: 16, patches_min: 4}"),
+        ("processor_config.json", {"image_processor": QWEN2 | {"min_pixels": None, "size": {"shortest_edge": 3136}}}, "write images: {patches_min: 16}"),
+        ("preprocessor_config.json", {"image_processor_type": "Idefics3ImageProcessor"}, "are prepared by Idefics3ImageProcessor, and those of chats"),
+    ],
+)  # fmt: skip
+def test_a_model_with_another_rule_of_images_is_refused(file, config, message, tmp_path) -> None:
+    case = Case(talk(IMAGE), SHOWS, TEMPLATE, images=[(28, 28)], beside={file: json.dumps(config)})
+    with pytest.raises(UsageError, match=re.escape(message)):
+        ours(case, tmp_path)
+
+
+def test_the_rule_of_its_own_processor_is_taken(tmp_path) -> None:
+    images = {"fields": "images", "patches_min": 4}
+    case = Case(talk(IMAGE), {"chat": {}, "images": images}, TEMPLATE, images=[(28, 28)])
+    assert ours(replace(case, beside={"preprocessor_config.json": json.dumps(QWEN2)}), tmp_path)[0][2] == [1, 2, 2]
+
+
+@pytest.mark.nightly
+@given(st.integers(1, 3000), st.integers(1, 3000), st.integers(4, 64), st.integers(64, 4096))
+def test_sizes_are_those_of_the_processor(width, height, least, most) -> None:
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize  # noqa: PLC0415
+
+    spec = Images(fields=("jpg",), patches_min=least, patches_max=most)
+    try:
+        rows, columns = smart_resize(height, width, 28, least * 196, most * 196)
+    except ValueError:
+        with pytest.raises(UnfitRecordError, match="takes at most 200 : 1"):
+            size_for_chats(width, height, spec)
+    else:
+        assert size_for_chats(width, height, spec) == (columns, rows)

@@ -101,10 +101,10 @@ def test_a_control_token_is_found_as_its_file_says_and_its_inner_name_is_never_t
     assert isinstance(plain, model_tokenizer.ModelTokenizer)
     own = plain.by_own_names
     written = text if own else text.replace("<|x|>", plain.control_tokens["<|x|>"])
-    assert plain.encode_rendered(written, [], own=own)[0].tolist() == expected
+    assert plain.encode_rendered(written, own=own).ids.tolist() == expected
     if own:  # beside a message that spells one
         with suppress(UnfitRecordError):
-            ids, _ = plain.encode_rendered(text.replace("<|x|>", plain.control_tokens["<|x|>"]), [])
+            ids = plain.encode_rendered(text.replace("<|x|>", plain.control_tokens["<|x|>"])).ids
             assert ids.tolist().count(number) == text.count("<|x|>")
 
 

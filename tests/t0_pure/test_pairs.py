@@ -145,7 +145,19 @@ def test_answers_without_a_prompt_begin_alike(common: str, chosen: str, rejected
         ({"chosen": [ASK, GOOD], "rejected": "b"}, {}, True, "one answer is text and the other messages"),
         ({"prompt": [ASK], "chosen": [ASK], "rejected": [POOR]}, {}, True, "no learned token in 'chosen'"),
         ({"prompt": "\ud800", "chosen": "a", "rejected": "b"}, {}, False, "half a character"),
-        ([], {}, False, "no object with a chosen and a rejected answer"),
+        ([], {}, False, "no object with the fields 'chosen' and 'rejected'"),
+        ([], {"label": "good"}, False, "no object with the fields 'completion'"),
+        ({"prompt": "a", "completion": "b"}, {"label": "good"}, False, "no label in the field 'good'; it has 'prompt', 'completion'"),
+        ({"prompt": "a", "completion": "b", "good": None}, {"label": "good"}, False, "no label in the field 'good'"),
+        ({"prompt": "a", "completion": "b", "good": "well"}, {"label": "good"}, False, "good: 'well', which is neither true nor false; write one of them"),
+        ({"prompt": "a", "completion": "b", "good": 2}, {"label": "good"}, False, "good: 2, which is neither true nor false"),
+        ({"prompt": "a", "completion": "b", "good": [True]}, {"label": "good"}, False, "good: [True], which is neither true nor false"),
+        ({"completion": "b", "good": 1}, {"label": "good"}, False, "no answer or prompt in the field 'prompt'; it has 'completion', 'good'"),
+        ({"prompt": "a", "completion": "", "good": 1}, {"label": "good"}, False, "nothing in 'completion' behind the prompt"),
+        ({"prompt": "a", "text": "b", "good": 1}, {"label": "good"}, False, "no answer or prompt in the field 'completion'"),
+        ({"prompt": [ASK], "completion": [ASK], "good": 1}, {"label": "good"}, True, "no learned token in 'completion'"),
+        ({"prompt": [ASK], "completion": [GOOD], "good": 1}, {"label": "good"}, False, "messages in the field 'prompt'; add chat: {}"),
+        ({"prompt": "a", "chosen": "b", "rejected": "c", "good": 1}, {"label": "good"}, False, "two answers beside 'good'; a source of labels has one"),
     ],
 )  # fmt: skip
 def test_what_is_no_pair_is_named(record: Any, names: Any, chat: bool, message: str, model: str) -> None:
@@ -168,7 +180,7 @@ def test_no_pair_is_parted_or_cut(pairs: list[tuple[int, int]], ranks: int, micr
     cuts = begins[:-1] + [chosen for chosen, _ in pairs]
     numbers = np.arange(len(pairs), dtype=np.int64)
     ids = np.arange(begins[-1], dtype=np.int32)
-    group = SampleGroup(begins, ids, None, 0 * numbers, numbers, None, cuts, True)
+    group = SampleGroup(begins, ids, None, 0 * numbers, numbers, None, cuts, numbers * 0 + 1)
     planner = Planner(rules)
     state = planner.begin()
     spec = PayloadSpec(".safetensors", False, 0, 1 << 20, by_micro, pairs=True)
@@ -210,7 +222,7 @@ def test_no_pair_is_parted_or_cut(pairs: list[tuple[int, int]], ranks: int, micr
         assert plan.costs.tolist() == costs.tolist(), "the balance is of the documents"
     assert sorted(found) == [number for number, one in enumerate(pairs) if sum(one) <= 64]
     assert isinstance(plan, End)
-    assert state.sources["pairs"].dropped + plan.dropped["pairs"] == len(pairs) - len(found), (
+    assert state.sources["pairs"].dropped + plan.behind["pairs"][0] == len(pairs) - len(found), (
         "told, also of the last ones"
     )
 
@@ -265,7 +277,7 @@ def test_the_loss_of_the_page_is_that_of_each_pair_alone() -> None:
     cuts = begins[:-1] + [chosen for chosen, _ in pairs]
     ids = (np.arange(begins[-1]) % 11).astype(np.int32)
     mask = (np.arange(begins[-1]) % 3 > 0).astype(np.uint8)
-    group = SampleGroup(begins, ids, mask, 0 * lengths, np.arange(3), None, cuts, True)
+    group = SampleGroup(begins, ids, mask, 0 * lengths, np.arange(3), None, cuts, np.ones(3, np.int64))
     table = np.array(
         [[0, 0, 0, 0, 11, 0, 0, 0, 0, 0], [0, 0, 0, 11, 12, 0, 0, 0, 1, 0], [0, 0, 1, 0, 24, 0, 0, 0, 2, 0]]
     )
@@ -299,6 +311,25 @@ PLAN: dict[str, Any] = {"output": {"mesh": "dp=1", "sequence_length": 64}}
         ({"pair": {}, "long": "split"}, {}, "pairs longer than a row are dropped and counted; use drop"),
         ({"pair": {}, "text_field": "a"}, {}, "give one of pair and text_field"),
         ({"pair": {}, "chat": {"learn": "all"}}, {}, "the answers of a pair are learned; remove learn"),
+        ({"pair": {"label": "good", "rejected": "rejected"}}, {}, "give one of label and rejected"),
+        ({"pair": {"label": "good", "chosen": "a"}}, {}, "give one of label and chosen"),
+        ({"pair": {"completion": "a"}}, {}, "completion is an answer with a label; add label: label"),
+        (
+            {"pair": {"label": "good"}, "long": "truncate"},
+            {},
+            "pairs longer than a row are dropped and counted; use drop",
+        ),
+        ({"pair": {"label": "good"}, "fim": {"tokens": ["a", "b", "c"]}}, {}, "give one of pair and fim"),
+        (
+            {"pair": {"label": "good"}},
+            {"output": {"mesh": "dp=1", "sequence_length": 64, "ext": ".npy"}},
+            ".npy files have no spans, which say of which answer a document is",
+        ),
+        (
+            {"pair": {"label": "good"}},
+            {"output": {"mesh": "dp=1", "sequence_length": 64, "ext": ".bin"}},
+            ".bin files hold token ids alone",
+        ),
         ({"pair": {}}, {"pack": "concat"}, "concat cuts documents, and those of source 'a' are whole; use best_fit"),
         ({"fim": {"tokens": ["a", "b"]}}, {}, "are no three tokens; write [<fim_prefix>, <fim_middle>, <fim_suffix>]"),
         ({"fim": {"tokens": ["a", "b", "c"]}, "chat": {}}, {}, "give one of chat and fim"),
@@ -310,7 +341,8 @@ def test_mistakes_of_a_plan(source: Any, more: Any, message: str) -> None:
         parsed_plan(PLAN | known | more | {"sources": {"a": {"format": "jsonl", "files": "a.jsonl", **source}}})
 
 
-def test_a_kept_plan_with_pairs_is_read_again() -> None:
-    plan = parsed_plan(PLAN | {"sources": {"a": {"format": "jsonl", "files": "a.jsonl", "pair": {}}}})
+@pytest.mark.parametrize("pair", [{}, {"label": "good"}, {"label": "good", "completion": "said", "prompt": "asked"}])
+def test_a_kept_plan_with_pairs_is_read_again(pair: Any) -> None:
+    plan = parsed_plan(PLAN | {"sources": {"a": {"format": "jsonl", "files": "a.jsonl", "pair": pair}}})
     assert plan_digest(plan_of_text(plan_text(plan))) == plan_digest(plan)
     assert json.loads(plan_text(plan))["sources"]["a"]["long"] == "drop"

@@ -8,6 +8,7 @@ import csv
 import io
 import itertools
 import json
+import re
 import tarfile
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -32,10 +33,11 @@ from stepfs_producer.plan.step import End, StepPlan
 from stepfs_producer.run.load import LoadedSource, SampleBuffer, SampleChunk, spans_of
 from stepfs_producer.run.prepare import LocatedPlan, prepare_plan, source_specs
 from stepfs_producer.run.workers import tasks
-from stepfs_producer.sources.listing import list_corpus
+from stepfs_producer.sources.listing import Layout, list_corpus
 from stepfs_producer.sources.record import BlockAddress
 
 Settings = dict[str, Any]
+EXCLUDED = {3, 8}
 RECORDS, ROW, _FIRST = 12, 128, 20  # ids of records begin with their numbers, from there on
 FIM = ("<fim_prefix>", "<fim_middle>", "<fim_suffix>")
 END = "<|endoftext|>"
@@ -43,6 +45,11 @@ TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+PAD = "<|image_pad|>"
+OF_PARTS = TEMPLATE.replace(
+    "{{ m.content }}", "{% for p in m.content %}{{ '<|image_pad|>' if p.type == 'image' else p.text }}{% endfor %}"
+)
+WITH_BYTES = ("parquet", "arrow", "webdataset")
 TEXTS = [f"{n} " + "over and " * (3 * n % 17) for n in range(RECORDS)]
 IDS = [list(range(_FIRST + n, _FIRST + 3 * n + 2)) for n in range(RECORDS)]
 KINDS = ("jsonl", "json", "csv", "parquet", "arrow", "webdataset", "text", "megatron")
@@ -66,6 +73,28 @@ def _with_images(plan: Settings) -> None:
     plan["sources"]["a"]["images"] = {"fields": "png"}
 
 
+def _showing(plan: Settings) -> None:
+    plan["sources"]["a"] |= {"chat": {"messages": "shown"}, "images": {"fields": "png"}}
+    columns = {"pixels": {"dtype": "uint8", "shape": [588]}, "grid": {"dtype": "int32", "shape": [3]}}
+    plan["output"]["columns"] = {**plan["output"].get("columns", {}), **columns}
+    plan["tokenizer"]["chat_template"] = OF_PARTS
+
+
+def _excluding(plan: Settings) -> None:
+    source = {key: value for key, value in plan["sources"]["a"].items() if key in {"format", "files", "records"}}
+    [spec] = source_specs(
+        parsed_plan({"output": {"mesh": "dp=1", "sequence_length": 8}, "sources": {"a": {**source, "shuffle": "none"}}})
+    ).values()
+    listing = list_corpus(spec)
+    task = Layout(spec, listing).task(BlockAddress(0, 0, 0))
+    assert task is not None
+    offsets = tasks.read(spec, task)[1].offsets.tolist()
+    while len(offsets) < RECORDS:
+        task = Layout(spec, listing).task(task.next_fragment)
+        offsets += tasks.read(spec, task)[1].offsets.tolist()
+    plan["exclude"] = [["a", listing.files[0].name, offsets[n]] for n in EXCLUDED]
+
+
 def _in_stages(plan: Settings) -> None:
     del plan["output"]["sequence_length"]
     plan["output"]["micro_batch_tokens"] = ROW
@@ -74,7 +103,9 @@ def _in_stages(plan: Settings) -> None:
 
 FEATURES: dict[str, tuple[Callable[[Settings], None], str]] = {  # and what names it, where it is refused
     "chat": (_of_source(chat={}), "chat"),
-    "pair": (_of_source(pair={}), "pair"),
+    "shown": (_showing, "images|chat"),
+    "pair": (_of_source(pair={"chosen": "better", "rejected": "worse"}), "pair"),
+    "label": (_of_source(pair={"label": "good", "completion": "better"}), "pair"),
     "fim": (_of_source(fim={"tokens": list(FIM), "rate": 1}), "fim"),
     "transform": (_of_source(transform="user_functions:crossed"), "transform"),
     "columns": (_with_columns, "columns"),
@@ -93,27 +124,30 @@ FEATURES: dict[str, tuple[Callable[[Settings], None], str]] = {  # and what name
     "two epochs": (_of_source(epochs=2), "epochs"),
     "two loads": (lambda plan: plan.update(balance={"loads": ["tokens", "numbers"]}), "load"),
     "as stored": (_of_source(shuffle="none"), "shuffle"),
+    "exclude": (_excluding, "exclude"),
 }
 CUTTING = {"stages", "its own length", "concat", "truncate"}
 
 
 def png(n: int) -> bytes:
     file = io.BytesIO()
-    Pillow.new("RGB", (28, 28), (n, n, n)).save(file, "PNG")
+    Pillow.new("RGB", (28 + 28 * (n % 2), 28), (n, n, n)).save(file, "PNG")
     return file.getvalue()
 
 
-def record(n: int) -> Settings:
+def record(n: int, kind: str = "jsonl") -> Settings:
+    asks = [{"type": "image"}] * (kind in WITH_BYTES) + [{"type": "text", "text": f"{n}?"}]
     return {
+        "shown": [{"role": "user", "content": asks}, {"role": "assistant", "content": [{"type": "text", "text": f"{n} is it"}]}],
         "text": TEXTS[n],
         "messages": [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": f"{n} is it"}],
-        "prompt": f"{n}: ", "chosen": "yes", "rejected": "no", "ids": IDS[n], "mask": [one % 2 for one in IDS[n]],
+        "prompt": f"{n}: ", "better": "yes", "worse": "no", "good": n % 3 < 2, "ids": IDS[n], "mask": [one % 2 for one in IDS[n]],
     }  # fmt: skip
 
 
 def write(directory: Path, kind: str) -> str:
     """The files of a kind, and the entry that names them."""
-    records, path = [record(n) for n in range(RECORDS)], directory / f"a.{kind}"
+    records, path = [record(n, kind) for n in range(RECORDS)], directory / f"a.{kind}"
     if kind == "jsonl":
         path.write_text("".join(json.dumps(one) + "\n" for one in records))
     elif kind == "json":
@@ -132,9 +166,10 @@ def write(directory: Path, kind: str) -> str:
     elif kind == "webdataset":
         with tarfile.open(directory / "a.tar", "w") as archive:
             for n, one in enumerate(records):
-                members = {name: value.encode() for name, value in one.items() if isinstance(value, str)}
-                for name, data in {**members, "messages": json.dumps(one["messages"]).encode(), "png": png(n)}.items():
-                    ending = {"messages": "messages.json", "text": "text", "png": "png"}.get(name, f"{name}.txt")
+                members = {name: str(value).encode() for name, value in one.items() if isinstance(value, (str, bool))}
+                talks = {f"{name}.json": json.dumps(one[name]).encode() for name in ("messages", "shown")}
+                for name, data in {**members, **talks, "png": png(n)}.items():
+                    ending = name if name in {*talks, "text", "png"} else f"{name}.txt"
                     member = tarfile.TarInfo(f"{n:03}.{ending}")
                     member.size = len(data)
                     archive.addfile(member, io.BytesIO(data))
@@ -154,7 +189,7 @@ def plans(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Settings]:
     """A plan of each kind."""
     directory = tmp_path_factory.mktemp("crossed")
     model = Tokenizer.from_str(model_files.gpt2())
-    model.add_special_tokens([AddedToken(one) for one in (*FIM, "<|im_start|>", "<|im_end|>")])
+    model.add_special_tokens([AddedToken(one) for one in (*FIM, "<|im_start|>", "<|im_end|>", PAD)])
     model.save(str(directory / "tokenizer.json"))
     (directory / "chat_template.jinja").write_text(TEMPLATE)
     tokenizer = {"kind": "huggingface", "file": str(directory / "tokenizer.json"), "eos": END}
@@ -215,13 +250,16 @@ def steps(settings: Settings) -> Iterator[tuple[StepPlan, list[bytes]]]:
 
 def contents(n: int, features: set[str], kind: str) -> list[str]:
     """The documents of a record, as text."""
-    if "chat" in features and "pair" not in features:
-        return [f"<|im_start|>user\n{n}?<|im_end|>\n<|im_start|>assistant\n{n} is it<|im_end|>\n"]
-    if "pair" in features and "chat" in features:
+    sides = features & {"pair", "label"}
+    if features & {"chat", "shown"} and not sides:
+        shown = PAD * (1 + n % 2) if "shown" in features and kind in WITH_BYTES else ""
+        return [f"<|im_start|>user\n{shown}{n}?<|im_end|>\n<|im_start|>assistant\n{n} is it<|im_end|>\n"]
+    answers = ("yes",) if "label" in features else ("yes", "no")
+    if sides and "chat" in features:
         begin = f"<|im_start|>user\n{n}: <|im_end|>\n<|im_start|>assistant\n"
-        return [f"{begin}{answer}<|im_end|>\n" for answer in ("yes", "no")]
-    if "pair" in features:
-        return [f"{n}: {answer}{END}" for answer in ("yes", "no")]
+        return [f"{begin}{answer}<|im_end|>\n" for answer in answers]
+    if sides:
+        return [f"{n}: {answer}{END}" for answer in answers]
     text = TEXTS[n].strip() if kind == "text" else TEXTS[n]
     return [(text.upper() if features & {"transform", "columns", "images"} else text) + END]
 
@@ -263,16 +301,21 @@ def prove(settings: Settings, features: set[str], kind: str) -> None:
             prove_labels(load(payload), features, kind, model)
     found: Counter[int] = Counter()
     for pieces in by_record(piece for payload in payloads for piece in pieces_of(ext, payload)).values():
-        assert all(piece.side for piece in pieces) == ("pair" in features)
+        sides = [piece.side for piece in pieces]
         ids = joined(pieces)
         assert ids is not None, "no token is there twice"
         n, expected = expected_of(ids, features, kind, model)
+        assert sides == (
+            [2 - record(n)["good"]] if "label" in features else [1, 2] if "pair" in features else [0] * len(sides)
+        )
         found[n] += 1
         if "truncate" not in features or len(expected) <= ROW:
             assert ids == expected or ("fim" in features and same(restored(ids, model), expected, model))
         else:
             assert ids == expected[: len(ids)]
             assert len(ids) in {ROW // 2, ROW} or "concat" in features
+    out = EXCLUDED if "exclude" in features else set()
+    assert not out & found.keys()
     times = 2 if "two epochs" in features else 1
     if features & {"holdout", "shard"}:
         assert set(found.values()) <= {times}
@@ -280,7 +323,7 @@ def prove(settings: Settings, features: set[str], kind: str) -> None:
     else:
         assert set(found.values()) == {times}
         row = ROW // 2 if features & CUTTING else ROW
-        missing = {n for n in range(RECORDS) if n not in found}
+        missing = {n for n in range(RECORDS) if n not in found} - out
         assert all(n % 3 and len(encoded(TEXTS[n].upper(), model)) >= row for n in missing), (
             "rows keep a document whole, or drop it"
         )
@@ -300,7 +343,7 @@ def expected_of(ids: list[int], features: set[str], kind: str, model: Tokenizer)
         n = inside[0] - _FIRST
         return n, [*IDS[n], model.token_to_id(END) or 0]
     text = model.decode(restored(ids, model), skip_special_tokens=False)
-    n = int("".join(itertools.takewhile(str.isdigit, text.removeprefix("<|im_start|>user\n"))))
+    n = int("".join(itertools.takewhile(str.isdigit, text.replace(PAD, "").removeprefix("<|im_start|>user\n"))))
     return n, [one for part in contents(n, features, kind) for one in encoded(part, model)]
 
 
@@ -317,7 +360,7 @@ def prove_labels(arrays: dict[str, np.ndarray], features: set[str], kind: str, m
         ids, labels = arrays["input_ids"][micro][here].tolist(), arrays["labels"][micro][here].tolist()
         learned = [one for one in labels if one >= 0]
         own = ids if "labels: same" in features else ids[1:]
-        if features & {"chat", "pair"}:
+        if features & {"chat", "shown", "pair", "label"}:
             answers = model.decode(learned, skip_special_tokens=False)
             whole = [
                 f"{one}{end}"
@@ -334,6 +377,11 @@ def prove_labels(arrays: dict[str, np.ndarray], features: set[str], kind: str, m
             )
         else:
             assert labels[: len(own)] == own
+        if "shown" in features:
+            number, rows = int(answers.split()[0]), int(arrays["pixels_counts"][row])
+            assert rows == 4 * ids.count(model.token_to_id(PAD)) == (4 + 4 * (number % 2)) * (kind in WITH_BYTES)
+            assert (arrays["pixels"][at : at + rows] == number).all()
+            at += rows
         if "columns" in features:
             rows = int(arrays["numbers_counts"][row])
             of_ids = "masks" in features or kind == "megatron"
@@ -364,11 +412,13 @@ def test_a_cell_works_or_is_refused_by_name(one: str, other: str, kind: str, pla
     for name in dict.fromkeys((one, other)):
         FEATURES[name][0](settings)
     if kind == "webdataset" and "pair" in settings["sources"]["a"]:
-        settings["sources"]["a"]["pair"] = {name: f"{name}.txt" for name in ("prompt", "chosen", "rejected")}
+        named = {"prompt": "prompt", **settings["sources"]["a"]["pair"]}
+        settings["sources"]["a"]["pair"] = {key: f"{name}.txt" for key, name in named.items()}
     if kind == "webdataset" and "chat" in settings["sources"]["a"] and "pair" not in settings["sources"]["a"]:
-        settings["sources"]["a"]["chat"] = {"messages": "messages.json"}
+        name = settings["sources"]["a"]["chat"].get("messages", "messages")
+        settings["sources"]["a"]["chat"] = {"messages": f"{name}.json"}
     try:
         prove(settings, {one, other}, kind)
     except StepfsError as error:
-        if FEATURES[one][1] not in str(error) and FEATURES[other][1] not in str(error):
+        if not re.search(f"{FEATURES[one][1]}|{FEATURES[other][1]}", str(error)):
             pytest.fail(f"refused, and neither is named: {error}")

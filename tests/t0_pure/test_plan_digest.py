@@ -40,7 +40,8 @@ from stepfs_producer.plan.sources import (
     Text,
     Tokenizer,
 )
-from stepfs_producer.run.prepare import CompiledPlan, _identity_of, compile_plan, payload_spec
+from stepfs_producer.run.identity import _identity_of
+from stepfs_producer.run.prepare import CompiledPlan, compile_plan, payload_spec
 from stepfs_producer.sources.record import SourceSpec
 from stepfs_producer.transforms.documents import ChatSpec, TokenizerSpec
 

@@ -206,7 +206,7 @@ def test_a_plan_says_what_it_leaves_out_at_its_end() -> None:
 
 integers = st.integers(-(2**63), 2**63 - 1)
 states = st.dictionaries(
-    st.text(max_size=8), st.builds(SourceState, st.text(max_size=8), st.text(max_size=8), *[integers] * 11)
+    st.text(max_size=8), st.builds(SourceState, st.text(max_size=8), st.text(max_size=8), *[integers] * 14)
 )
 
 
@@ -235,11 +235,26 @@ def test_what_is_no_position_of_a_plan_is_refused(change: dict[str, object], adv
         read_position({**position, **change})
 
 
-def test_a_position_of_before_dropped_records_were_counted_is_read() -> None:
+@pytest.mark.parametrize(
+    ("numbers", "lacks"),
+    [(11, {"dropped": 0, "plain": 0, "excluded": 0}), (12, {"plain": 0, "excluded": 0}), (13, {"excluded": 0})],
+)
+def test_a_position_of_before_some_records_were_counted_is_read(numbers: int, lacks: dict[str, int]) -> None:
     position = STATE.position()
-    before = {**position, "sources": {name: one[:-1] for name, one in position["sources"].items()}}  # type: ignore[attr-defined]
-    assert read_position(before).sources["code"] == replace(CODE, dropped=0)
-    assert standing(msgpack.packb(before)).sources["code"].dropped == 0
+    before = {**position, "sources": {name: one[: 2 + numbers] for name, one in position["sources"].items()}}  # type: ignore[attr-defined]
+    assert read_position(before).sources["code"] == replace(CODE, **lacks)
+    assert {name: getattr(standing(msgpack.packb(before)).sources["code"], name) for name in lacks} == lacks
+
+
+def test_a_record_that_fim_left_is_counted_with_its_last_part() -> None:
+    piece = Piece(0, 0, 0, 9, 0, np.array([5, 100, 5, 80]), (0, 0, 1), plain=[1, 3])
+    found = samples_after(
+        "s", SourceState("", "", plain=7), Ahead((piece,)), sequence_length=64, long=Long.SPLIT, skips=None
+    )
+    assert [found.state_after(kept).plain for kept in range(7)] == [7, 7, 7, 8, 8, 8, 9]
+    begun = found.state_after(2)
+    rest = samples_after("s", begun, Ahead((piece,)), sequence_length=64, long=Long.SPLIT, skips=None)
+    assert [rest.state_after(kept).plain for kept in range(5)] == [7, 8, 8, 8, 9]
 
 
 def test_another_identity_is_refused_by_name() -> None:
@@ -328,7 +343,9 @@ def test_nothing_known_is_a_need_and_limits_are_ends() -> None:
         assert isinstance(Planner(short).next(plans[-1].after, {}), End)
 
 
-CODE = SourceState("i1", "l1", epoch=2, fragment=3, debt=-5, records=40, skipped=2, tokens=3000, dropped=9)
+CODE = SourceState(
+    "i1", "l1", epoch=2, fragment=3, debt=-5, records=40, skipped=2, tokens=3000, dropped=9, plain=4, excluded=6
+)
 PROSE = SourceState("i2", "l2", epoch=0, taken=7, debt=5, records=70, tokens=7000)
 STATE = State("0123abcd", 12, {"prose": PROSE, "code": CODE}, revision=3)
 
@@ -350,13 +367,31 @@ def test_it_says_what_each_source_has_given() -> None:
         "step": 12,
         "tokens": 10_000,
         "sources": {
-            "code": {"tokens": 3000, "share": 0.3, "records": 40, "skipped": 2, "dropped": 9, "epoch": 2},
-            "prose": {"tokens": 7000, "share": 0.7, "records": 70, "skipped": 0, "dropped": 0, "epoch": 0},
+            "code": {
+                "tokens": 3000,
+                "share": 0.3,
+                "records": 40,
+                "skipped": 2,
+                "dropped": 9,
+                "plain": 4,
+                "excluded": 6,
+                "epoch": 2,
+            },
+            "prose": {
+                "tokens": 7000,
+                "share": 0.7,
+                "records": 70,
+                "skipped": 0,
+                "dropped": 0,
+                "plain": 0,
+                "excluded": 0,
+                "epoch": 0,
+            },
         },
     }
 
 
-@pytest.mark.parametrize("field", ["tokens", "records", "skipped", "dropped", "epoch"])
+@pytest.mark.parametrize("field", ["tokens", "records", "skipped", "dropped", "plain", "excluded", "epoch"])
 def test_each_figure_is_the_one_that_the_planner_calls_so(field: str) -> None:
     for value in (1, 5, 1 << 62):
         source = dataclasses.replace(PROSE, **{field: value})
@@ -388,9 +423,9 @@ def test_people_see_a_row_for_each_source() -> None:
     producers = {"plan": {"plan": standing(stored()).document()}, "tok-0": {"plan": None}, "of an older daemon": {}}
     assert list(plan_lines(producers)) == [
         "",
-        "PRODUCER  SOURCE  TOKENS  SHARE   RECORDS  SKIPPED  DROPPED  EPOCH",
-        "plan      prose   7000    70.00%  70       0        0        0",
-        "plan      code    3000    30.00%  40       2        9        2",
+        "PRODUCER  SOURCE  TOKENS  SHARE   RECORDS  SKIPPED  DROPPED  PLAIN  EXCLUDED  EPOCH",
+        "plan      prose   7000    70.00%  70       0        0        0      0         0",
+        "plan      code    3000    30.00%  40       2        9        4      6         2",
     ]
     assert list(plan_lines({"tok-0": {"plan": None}})) == []
 
@@ -405,6 +440,8 @@ DECADES = {
     "records": 1 << 62,
     "skipped": 1 << 62,
     "dropped": 1 << 62,
+    "plain": 1 << 62,
+    "excluded": 1 << 62,
     "tokens": 1 << 62,
     "debt": -(1 << 62),
     "run": 1 << 31,
@@ -452,6 +489,6 @@ def after_decades(state: State) -> int:
 @pytest.mark.parametrize("count", [1, 20, 306])
 def test_a_position_is_refused_by_what_it_can_become(count: int) -> None:
     state = State("d" * 32, 0, {f"source-{n}": SourceState("i" * 16, "l" * 32) for n in range(count)})
-    assert after_decades(state) <= position_bytes_max(state)
+    assert after_decades(state) <= position_bytes_max(state, counting=state.sources)
     # P9: by what it is at the start, it would be let in.
     assert len(msgpack.packb(state.position())) < after_decades(state)

@@ -26,7 +26,7 @@ from stepfs.format.keys import plan_key, source_listing_key
 from stepfs.format.planned import CorpusFile, Listing, from_shards, shard_count
 from stepfs_producer.plan.sources import Shuffle
 from stepfs_producer.plan.values import Shard
-from stepfs_producer.run.prepare import identity
+from stepfs_producer.run.identity import identity
 from stepfs_producer.sources import files as opened
 from stepfs_producer.sources.find import _matches
 from stepfs_producer.sources.formats import lines_between, split_lines

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sourced import addresses, blocks, laid_out, source, values
 
 from stepfs.errors import CorruptError
-from stepfs_producer.run.prepare import identity
+from stepfs_producer.run.identity import identity
 from stepfs_producer.sources import formats as whole_files
 from stepfs_producer.sources.record import Line
 

@@ -112,9 +112,10 @@ def test_another_version_than_the_listed_one_is_refused(root: str, put: Put) -> 
         ("az://a@b/c", "credentials do not belong into a URL"),
         (
             "https://host/a.jsonl",
-            "sources are files, or lie at s3://, gs:// or az://; fetch it first: curl -O https://host",
+            "sources are files, or lie at s3://, gs://, az:// or hf://; fetch it first: curl -O https://host",
         ),
-        ("hf://datasets/a/b", "fetch it first: hf download datasets/a/b"),
+        ("hf://models/a/b", "'hf://models/a/b' names no data set of the Hub; write hf://datasets/OWNER/NAME@REVISION/"),
+        ("hf://datasets/a", "names no data set of the Hub; write hf://datasets/OWNER/NAME@REVISION/data/"),
     ],
 )
 def test_what_is_no_place_of_a_source_is_named(entry: str, message: str) -> None:

@@ -249,6 +249,15 @@ def test_a_source_of_which_no_record_can_be_decoded_is_refused(plan):
     assert "no field 'text'; it has 'id', 'txt'" in done.stderr
 
 
+def test_tokens_are_estimated_by_the_bytes_of_documents_and_not_by_their_number(plan):
+    """The largest files do not fit into what is looked at."""
+    for number in range(20):
+        (plan.parent / f"web/doc-{number}.txt").write_text("x" * (180_000 if number < 2 else 9_000))
+    plan.write_text(PLAN.replace("records: lines, files: notes.txt", "files: 'web/doc-*.txt'"))
+    tokens = [check(plan, *deep, "--json").document["sources"]["notes"]["tokens"] for deep in ([], ["--deep"])]
+    assert 0.98 < tokens[0] / tokens[1] < 1.02
+
+
 def test_compressed_files_have_an_unknown_number_of_tokens(plan):
     (plan.parent / "notes.txt.gz").write_bytes(gzip.compress(b"nine byte\n" * 100))
     plan.write_text(PLAN.replace("notes.txt", "notes.txt.gz"))

@@ -198,6 +198,7 @@ PRINTED = {
         r"talks +jsonl .*≈ \d\d\.\d%",
         r"\d steps in .*, (?s:.*)input_ids +int64",
         r"labels +int64",
+        r"64 conversations, of which is learned: \['\d+<\|im_end\|>\\n', ",
     ],
     "What the model reads": [
         r"lines  record \d+ of 0/lines.txt: \d+ tokens(?s:.*?)pairs REJECTED (?s:.*?)\? \[\[many⟨eos⟩\]\]",
@@ -210,6 +211,13 @@ PRINTED = {
         r"answers +arrow",
         r"\d steps in .*, all committed",
         r"    It is \d+\.",
+    ],
+    "An author asks to be left out": [
+        r"EPOCH +STEP +RANK(?s:.*)\n0 +3 +0 +0 ",
+        "created lake",
+        "1 of 20 records looked at are excluded",
+        r"40 steps in .*\(1 excluded\)(?s:.*)no step holds it",
+        "20 steps of plan made again in .*: all the same",
     ],
     "One lake, two stores": [
         "step-000000008",

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import chat_templates
 import model_files
+import numpy as np
+import pyarrow as pa
 import pytest
 from committed import committed
+from lakes import stepfs
+from PIL import Image
 from planned_lake import produce
+from pyarrow import parquet
 from safetensors.numpy import load
 from tokenizers import Tokenizer
+
+from spans_audit import Piece, pieces_of
 
 pytestmark = pytest.mark.timeout(600)  # a run takes seconds, and minutes beside many others
 
@@ -78,6 +86,51 @@ def test_each_answer_is_learned_and_nothing_else(plan: Path, tmp_path: Path) -> 
     assert {one["problem"] for one in json.loads(shown.stdout)["spans"]} == {None}, "also from another directory"
 
 
+@pytest.mark.parametrize("deep", [[], ["--deep"]])
+def test_check_says_where_records_have_tools_that_the_plan_does_not_name(
+    plan: Path, tmp_path: Path, deep: list[str]
+) -> None:
+    """trl takes a field `tools` by itself."""
+    note = "source talks: its records have tools, which templates do not get; chat: {tools: tools} names their field"
+    assert note not in produce("check", plan, *deep).stdout
+    lines = (tmp_path / "messages.jsonl").read_text()
+    (tmp_path / "messages.jsonl").write_text(lines.replace("}]}\n", '}], "tools": []}\n'))
+    assert note not in produce("check", plan, *deep).stdout
+    tools = json.dumps([{"type": "function", "function": {"name": "f"}}])
+    (tmp_path / "messages.jsonl").write_text(lines.replace("}]}\n", f'}}], "tools": {tools}}}\n'))
+    assert note in produce("check", plan, *deep).stdout
+    plan.write_text(plan.read_text().replace("chat: messages", "chat: {tools: tools}"))
+    assert note not in produce("check", plan, *deep).stdout
+
+
+def test_documents_that_fim_leaves_are_counted_wherever_a_run_stops(plan: Path, tmp_path: Path) -> None:
+    """Known by the tokens of their parts that are in no document of the lake."""
+    model, row, lengths = Tokenizer.from_str(model_files.gpt2()), 64, [7 * number for number in range(1, 20)]
+    model.add_special_tokens(["<pre>", "<mid>", "<suf>"])
+    model.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "code.jsonl").write_text("".join(json.dumps({"text": "x" * length}) + "\n" for length in lengths))
+    source = "format: jsonl, files: code.jsonl, epochs: 1, fim: {tokens: [<pre>, <mid>, <suf>], rate: 1}"
+    plan.write_text(
+        PLAN.replace("format: jsonl, files: messages.jsonl, chat: messages, epochs: 1", source).replace("128", str(row))
+    )
+    plain = sum(length + 3 > row for length in lengths)
+    note = f"{plain} of {len(lengths)} documents looked at are longer than a row, and stay as they are, without fim"
+    assert note in produce("check", plan).stdout
+    assert json.loads(produce("check", plan, "--json").stdout)["sources"]["talks"]["plain"] == plain
+    lake, counted = f"file://{tmp_path}/lake", 0
+    for limit in (2, 1, 100):
+        done = produce("run", plan, lake, "--limit-steps", limit, "--json")
+        assert done.returncode == 0, done.stderr
+        counted += json.loads(done.stdout)["sources"]["talks"]["plain"]
+    assert f"{plain} longer than a row left without fim" in produce("run", plan, f"{lake}-whole").stdout
+    ids = np.concatenate([load(file)["input_ids"].ravel() for _, files in committed(lake) for file in files])
+    assert counted == plain == len(lengths) - int((ids == model.token_to_id("<pre>")).sum())
+    shown = stepfs("status", lake, "--json")
+    assert [one["plan"]["sources"]["talks"]["plain"] for one in json.loads(shown.stdout)["producers"].values()] == [
+        plain
+    ]
+
+
 PAIRS = 1500  # 29 × 31 pairs of lengths, each at least once
 
 
@@ -118,6 +171,100 @@ until: {exhausted: all, last: pad}
     again = produce("replay", lake, "--steps", "0:3", "--plan-dir", tmp_path, "--workers", 1)
     assert again.returncode == 0, again.stderr
     shown = produce("lineage", lake, "--step", 0, "--rank", 1, "--text", "--plan-dir", tmp_path, "--json")
+    assert {one["problem"] for one in json.loads(shown.stdout)["spans"]} == {None}
+
+
+def test_an_answer_by_itself_keeps_its_label(tmp_path: Path) -> None:
+    records = [
+        {"asked": f"{number}?", "said": "yes" * (number % 29 + 1), "good": number % 3 == 0} for number in range(300)
+    ]
+    (tmp_path / "answers.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
+    (tmp_path / "plan.yaml").write_text("""\
+version: 1
+output: {mesh: "dp=2,tp=2", sequence_length: 80, micro_batches: 2, ext: .tar}
+pack: {align: mesh}
+sources:
+  answers: {format: jsonl, files: answers.jsonl, pair: {label: good, completion: said, prompt: asked}, epochs: 1}
+until: {exhausted: all, last: pad}
+""")
+    lake = f"file://{tmp_path}/lake"
+    done = produce("run", tmp_path / "plan.yaml", lake, "--json")
+    assert done.returncode == 0, done.stderr
+    made = [bytes(piece.ids[:-1]).decode() for piece in pieces(lake)]
+    texts = {one["asked"] + one["said"]: 1 if one["good"] else 2 for one in records}
+    fit = {text for text in texts if len(text) < 80}
+    assert sorted(made) == sorted(fit)
+    assert all(piece.side == texts[text] for piece, text in zip(pieces(lake), made, strict=True))
+    assert json.loads(done.stdout)["sources"]["answers"]["dropped"] == len(texts) - len(fit) > 0
+    shown = produce("lineage", lake, "--step", 0, "--text", "--plan-dir", tmp_path, "--json")
+    spans = json.loads(shown.stdout)["spans"]
+    assert {one["problem"] for one in spans} == {None}
+    where = ("--source", "answers", "--file", spans[0]["file"], "--record", spans[0]["record"], "--plan-dir", tmp_path)
+    assert [one["step"] for one in json.loads(produce("find", lake, *where, "--json").stdout)["found"]] == [0]
+    again = produce("replay", lake, "--steps", "0:3", "--plan-dir", tmp_path, "--workers", 1)
+    assert again.returncode == 0, again.stderr
+
+
+def pieces(lake: str) -> list[Piece]:
+    return [piece for _, files in committed(lake) for file in files for piece in pieces_of(".tar", file)]
+
+
+@pytest.mark.nightly
+def test_images_of_chats_go_with_their_documents(tmp_path: Path) -> None:
+    """A row of Parquet as datasets stores it: parts of messages, and a list of {bytes, path}."""
+    model = Tokenizer.from_str(model_files.gpt2())
+    model.add_special_tokens([*chat_templates.CONTROLS, "<|image_pad|>"])
+    model.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "chat_template.jinja").write_text(
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% for p in m.content %}"
+        "{{ '<|image_pad|>' if p.type == 'image' else p.text }}{% endfor %}<|im_end|>\n{% endfor %}"
+    )
+
+    def png(number: int) -> bytes:
+        file = io.BytesIO()
+        Image.new("RGB", (28 * (1 + number % 3), 28), (number, 0, 0)).save(file, "PNG")
+        return file.getvalue()
+
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "image", "text": None}] * (number % 4) + [{"type": "text", "text": "?"}]},
+                {"role": "assistant", "content": [{"type": "text", "text": "!"}]},
+            ],
+            "images": [{"bytes": png(number), "path": None}] * (number % 4),
+        }
+        for number in range(60)
+    ]  # fmt: skip
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    (tmp_path / "plan.yaml").write_text("""\
+version: 1
+output:
+  mesh: "dp=2"
+  sequence_length: 64
+  columns: {pixels: {dtype: uint8, shape: [588], file: own}, grid: {dtype: int32, shape: [3]}}
+tokenizer: {kind: huggingface, file: tokenizer.json, eos: <|im_end|>}
+sources: {shown: {format: parquet, files: a.parquet, chat: messages, images: images, epochs: 1}}
+until: {exhausted: all, last: pad}
+""")
+    checked = produce("check", tmp_path / "plan.yaml")
+    assert checked.returncode == 0, checked.stderr
+    lake, token = f"file://{tmp_path}/lake", model.token_to_id("<|image_pad|>")
+    done = produce("run", tmp_path / "plan.yaml", lake, "--workers", 2)
+    assert done.returncode == 0, done.stderr
+    found = []
+    for _, files in committed(lake):
+        for file, beside in zip(files[::2], files[1::2], strict=True):
+            arrays, pixels, at = load(file), load(beside)["pixels"], 0
+            for span, count in zip(arrays["spans"].tolist(), arrays["pixels_counts"].tolist(), strict=True):
+                ids = arrays["input_ids"][span[0]][span[1] : span[1] + span[2]]
+                assert count == 4 * (ids == token).sum()
+                assert (pixels[at : at + count].reshape(-1, 3) == (span[6], 0, 0)).all(), "of that row"
+                assert count == 4 * (1 + span[6] % 3) * (span[6] % 4)
+                at += count
+                found.append(span[6])
+            assert at == len(pixels)
+    assert sorted(found) == list(range(60))
+    shown = produce("lineage", lake, "--step", 0, "--text", "--plan-dir", tmp_path, "--json")
     assert {one["problem"] for one in json.loads(shown.stdout)["spans"]} == {None}
 
 

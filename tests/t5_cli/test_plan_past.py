@@ -163,7 +163,7 @@ def test_the_status_of_a_lake_agrees_with_the_run_that_filled_it(summary, file_u
     plan = producers.pop("plan")["plan"]
     assert [known["plan"] for known in producers.values()] == [None] * len(producers) != []
     assert (plan["digest"], plan["step"], plan["tokens"]) == (summary["plan"], 8, summary["total"]["tokens"])
-    same = ("tokens", "share", "records", "skipped", "dropped", "epoch")
+    same = ("tokens", "share", "records", "skipped", "dropped", "plain", "excluded", "epoch")
     assert plan["sources"] == {
         name: {field: source[field] for field in same} for name, source in summary["sources"].items()
     }

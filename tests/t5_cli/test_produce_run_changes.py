@@ -7,10 +7,12 @@ import json
 from collections import Counter
 from pathlib import Path
 
+import model_files
 import pytest
 import trio
 from committed import committed
 from lakes import Ended, produce, stepfs
+from tokenizers import Tokenizer
 
 from spans_audit import pieces_of
 from stepfs.lake.identity import open_lake
@@ -151,21 +153,55 @@ def test_samples_that_another_version_made_otherwise_are_told_and_accepted(plan,
     (plan.parent / "pairs.jsonl").write_text("".join(json.dumps(one) + "\n" for one in pairs))
     plan.write_text(PLAN.replace("files: code/", "files: pairs.jsonl, pair: {}"))
     with monkeypatch.context() as before:
-        before.setattr(prepare, "_REVISION", 1)
+        before.setattr("stepfs_producer.run.identity._REVISION", 1)
         assert run(plan, file_url, "--limit-steps", 2).returncode == 0
     refused = run(plan, file_url, "--limit-steps", 4)
     assert refused.returncode == 4
     assert (
-        "source code: since the version that made its steps so far, pair makes other samples (answers" in refused.stderr
+        "source code: pair makes other samples than in its steps so far, by another version of stepfs (answers"
+        in refused.stderr
     )
     assert refused.stderr.endswith("add --accept-changes to go on with them from step 2 on\n")
     accepted = run(plan, file_url, "--limit-steps", 4, "--accept-changes")
     assert accepted.returncode == 0, accepted.stderr
-    assert "warning: source code: since the version" in accepted.stderr
+    assert "warning: source code: pair makes other samples" in accepted.stderr
     assert run(plan, file_url, "--limit-steps", 6).returncode == 0, "once"
     read = tokens_read(file_url)
     pairs_read = [spans for (_, address), spans in read.items() if address[0] == "code"]
     assert {(len(spans), spans[0][0]) for spans in pairs_read} == {(2, 0)}
+
+
+@pytest.mark.parametrize("changed", ["found", "written", "template"])
+def test_what_stands_beside_a_tokenizer_may_change_where_that_is_accepted(plan, file_url, monkeypatch, changed) -> None:
+    """A version of before found fewer special tokens than this one does: no plan file could undo that."""
+    directory, model = plan.parent, Tokenizer.from_str(model_files.gpt2())
+    model.add_special_tokens(["<bos>"])
+    model.save(str(directory / "tokenizer.json"))
+    beside, template = directory / "special_tokens_map.json", directory / "chat_template.jinja"
+    beside.write_text(json.dumps({"bos_token": "<bos>"}))
+    template.write_text("{{ bos_token }}{% for turn in messages %}{{ turn.role }}: {{ turn.content }}\n{% endfor %}")
+    talk = {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "yes"}]}
+    (directory / "talks.jsonl").write_text(f"{json.dumps(talk)}\n" * 500)
+    tokenizer = "tokenizer: {kind: huggingface, file: tokenizer.json}\nsources:"
+    plan.write_text(PLAN.replace("sources:", tokenizer).replace("files: code/", "files: talks.jsonl, chat: messages"))
+    with monkeypatch.context() as before:
+        if changed == "found":
+            before.setattr(prepare, "special_tokens", lambda _: (("bos_token", ""),))
+        elif changed == "written":
+            beside.write_text(json.dumps({"bos_token": "<|endoftext|>"}))
+        assert run(plan, file_url, "--limit-steps", 2).returncode == 0
+    beside.write_text(json.dumps({"bos_token": "<bos>"}))
+    if changed == "template":
+        template.write_text(template.read_text().replace(": ", "> "))
+    refused = run(plan, file_url, "--limit-steps", 4)
+    assert (refused.returncode, refused.stderr.count("\n")) == (4, 1)
+    assert "because the chat template or the special tokens beside the tokenizer changed; add --acc" in refused.stderr
+    accepted = run(plan, file_url, "--limit-steps", 4, "--accept-changes")
+    assert accepted.returncode == 0, accepted.stderr
+    assert run(plan, file_url, "--limit-steps", 6).returncode == 0, "once"
+    plan.write_text(plan.read_text().replace("chat: messages", "chat: {messages: messages, learn: last}"))
+    other = run(plan, file_url, "--limit-steps", 8, "--accept-changes")
+    assert (other.returncode, "source code is not the one" in other.stderr) == (4, True), other.stderr
 
 
 def test_former_sources_count_for_what_a_position_can_become(plan: Path, file_url: str) -> None:

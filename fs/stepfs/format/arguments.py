@@ -5,12 +5,14 @@ Integers may be of any type with `__index__` (`numpy.int64`, a 0-dimensional ten
 
 import operator
 import re
+from collections.abc import Mapping
 from typing import Final, SupportsIndex, cast
 
-from stepfs.errors import UsageError, WrongTypeError
+from stepfs.errors import NewerFormatError, UsageError, WrongTypeError
 
 _SIZE: Final = re.compile(r"([0-9]{1,15})(?:\.([0-9]{1,3}))?([KMGT]?)(?:i?B)?", re.IGNORECASE)
 INTERVAL_S_MIN: Final = 0.001
+STATE_VERSION: Final = 1  # of what a trainer's checkpoint keeps
 _DURATION: Final = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)(ms|s|m|h|)")
 _SECONDS: Final = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 _SHIFTS: Final = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
@@ -64,3 +66,11 @@ def parse_interval(text: str) -> float:
     if interval_s < INTERVAL_S_MIN:
         raise UsageError(f"interval {text!r} is too short: use at least 1ms")
     return interval_s
+
+
+def check_state_version(state: Mapping[str, object]) -> None:
+    """`NewerFormatError` for a state in a checkpoint that a later version has written otherwise."""
+    if (version := state.get("version", STATE_VERSION)) != STATE_VERSION:
+        raise NewerFormatError(
+            f"the checkpoint's state is of version {version!r}, this stepfs reads {STATE_VERSION}; upgrade stepfs"
+        )

@@ -6,7 +6,7 @@ looks into a position.
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -22,7 +22,7 @@ _VERSION: Final = 1
 
 _POSITION_VERSION: Final = 1
 _FIELDS: Final = 14
-_LISTING, _EPOCH, _RECORDS, _SKIPPED, _TOKENS, _DROPPED = 1, 2, 8, 9, 11, 13
+_LISTING, _EPOCH, _RECORDS, _SKIPPED, _TOKENS, _DROPPED, _PLAIN, _EXCLUDED = 1, 2, 8, 9, 11, 13, 14, 15
 _DIGEST: Final = re.compile(r"[0-9a-f]{32}")
 
 
@@ -124,6 +124,12 @@ def _unpacked(shard: bytes) -> dict[str, Any]:
     return value
 
 
+def counts_shown(sources: Collection[Mapping[str, Any]]) -> list[str]:
+    """The counts of sources that a table for people has; some only where a source has any."""
+    seldom = [name for name in ("plain", "excluded") if any(one.get(name) for one in sources)]
+    return ["records", "skipped", "dropped", *seldom, "epoch"]
+
+
 @dataclass(frozen=True, slots=True)
 class SourceStanding:
     """One source, over all steps of the plan. `listing`: digest of its files, which does not change; "" if it is none.
@@ -135,6 +141,8 @@ class SourceStanding:
     records: int
     skipped: int
     dropped: int
+    plain: int  # documents that `fim` left as they are
+    excluded: int  # records that the plan leaves out
     epoch: int
 
 
@@ -161,6 +169,8 @@ class PlanStanding:
                     "records": source.records,
                     "skipped": source.skipped,
                     "dropped": source.dropped,
+                    "plain": source.plain,
+                    "excluded": source.excluded,
                     "epoch": source.epoch,
                 }
                 for name, source in sorted(self.sources.items())
@@ -195,12 +205,16 @@ def _source(fields: Value) -> SourceStanding | None:
     if not isinstance(fields, list) or len(fields) < _FIELDS - 1:  # a later version appends
         return None
     tokens, records, skipped, epoch = (_count(fields[place]) for place in (_TOKENS, _RECORDS, _SKIPPED, _EPOCH))
-    dropped = _count(fields[_DROPPED]) if len(fields) > _DROPPED else 0  # not counted when the plan began
-    if tokens is None or records is None or skipped is None or dropped is None or epoch is None:
+    # Not counted when the plan began.
+    later = [_count(fields[place]) if len(fields) > place else 0 for place in (_DROPPED, _PLAIN, _EXCLUDED)]
+    dropped, plain, excluded = later
+    if tokens is None or records is None or skipped is None or epoch is None:
+        return None
+    if dropped is None or plain is None or excluded is None:
         return None
     listing = fields[_LISTING]
     known = isinstance(listing, str) and _DIGEST.fullmatch(listing) is not None
-    return SourceStanding(str(listing) if known else "", tokens, records, skipped, dropped, epoch)
+    return SourceStanding(str(listing) if known else "", tokens, records, skipped, dropped, plain, excluded, epoch)
 
 
 def _count(value: Value) -> int | None:

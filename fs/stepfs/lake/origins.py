@@ -5,7 +5,7 @@ from typing import Final
 
 import trio
 
-from stepfs.errors import AbsentError, NewerFormatError, RefusedError, StepfsError
+from stepfs.errors import AbsentError, RefusedError, StepfsError
 from stepfs.format.commit import Origin
 from stepfs.format.ids import Step
 from stepfs.format.snapshot import LogState
@@ -13,7 +13,6 @@ from stepfs.format.tgb import Descriptor
 from stepfs.lake.identity import open_lake
 from stepfs.store.api import Store
 
-STATE_VERSION: Final = 1  # of what a trainer's checkpoint keeps
 _ANSWER_S: Final = 5.0
 
 Opener = Callable[[str], Store]  # URL → store; opening does no I/O
@@ -89,14 +88,6 @@ class OriginStores:
             if store is not self._own:
                 await store.aclose()
         self._others.clear()
-
-
-def check_state_version(state: Mapping[str, object]) -> None:
-    """`NewerFormatError` for a state in a checkpoint that a later version has written otherwise."""
-    if (version := state.get("version", STATE_VERSION)) != STATE_VERSION:
-        raise NewerFormatError(
-            f"the checkpoint's state is of version {version!r}, this stepfs reads {STATE_VERSION}; upgrade stepfs"
-        )
 
 
 def check_resumable(state_of: object, next_step: int, lake_id: str | None, origin_cuts: Mapping[str, int]) -> None:

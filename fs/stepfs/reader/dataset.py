@@ -17,9 +17,9 @@ from typing import Any, Final, Self, cast
 from stepfs._internal.background import generation
 from stepfs.data.announced_orders import ShuffledOrder, ShuffleHint, StridedOrder
 from stepfs.errors import NoSuchStepError, RefusedError, UsageError
-from stepfs.format.arguments import check_integer
+from stepfs.format.arguments import STATE_VERSION, check_integer, check_state_version
 from stepfs.format.ids import Step
-from stepfs.lake.origins import STATE_VERSION, check_resumable, check_state_version
+from stepfs.lake.origins import check_resumable
 from stepfs.reader.annotations import Annotations, joined
 from stepfs.reader.lake import Lake, Sampler
 from stepfs.torch import holds_micro_batches, micro_batches, need, need_torch

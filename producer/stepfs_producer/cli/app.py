@@ -340,6 +340,7 @@ def text(
     from stepfs_producer.cli.reports import run_and_report
     from stepfs_producer.cli.text_plan import parsed_shard, shape_of_lake, text_plan
     from stepfs_producer.run.prepare import LocatedPlan
+    from stepfs_producer.sources.hub import with_commits
 
     options = TextOptions(**values)
     index, count = parsed_shard(options.shard)
@@ -358,7 +359,7 @@ def text(
         fixed_shape=True,
         store_options=store_options,
     )
-    if code := run_and_report(LocatedPlan(plan), run_options):
+    if code := run_and_report(LocatedPlan(with_commits(plan)), run_options):
         raise typer.Exit(code)
 
 

@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from fractions import Fraction
@@ -24,6 +25,7 @@ from stepfs.cli.failure import announce, is_a_log, say
 from stepfs.cli.target import opened_lineage
 from stepfs.errors import AbsentError, StepfsError
 from stepfs.format.ids import JSON_SCHEMA, POSITION_BYTES_MAX
+from stepfs.format.planned import counts_shown
 from stepfs.store.api import StoreOptions
 from stepfs_producer.engine.worker import find_modules_in
 from stepfs_producer.plan.file.digest import plan_digest
@@ -35,6 +37,7 @@ from stepfs_producer.plan.parts import Stage
 from stepfs_producer.plan.resolve import resolve
 from stepfs_producer.plan.rules import Exhausted
 from stepfs_producer.plan.sources import Text
+from stepfs_producer.plan.values import Document
 from stepfs_producer.run.check import (
     Inspection,
     PlanEstimate,
@@ -92,7 +95,7 @@ def check_plan(
     path: Path, options: RunOptions | None, *, held_out: bool, sources: bool, deep: bool, as_json: bool
 ) -> str:
     """The report. Exits with the mistakes on stderr if there are any. `options`: of a run, to compare its lake, too."""
-    file = plan_file_at(path)
+    file = plan_file_at(path, sources=sources)
     if sources:
         find_modules_in(str(path.parent))
     directory = str(path.parent)
@@ -106,7 +109,7 @@ def check_plan(
         lake = {"url": options.lake, "exists": is_there}
     plan = resolve(file.plan)
     facts = found.facts if sources else None
-    report = _Report(plan, estimate_plan(plan), facts, lake, found.tokenizer, found.other_ids)
+    report = _Report(plan, estimate_plan(plan), facts, lake, found.tokenizer, found.other_ids, found.unmet)
     return json.dumps(report.as_document(), ensure_ascii=False) if as_json else "\n".join(report.lines())
 
 
@@ -126,6 +129,7 @@ class _Report:
     lake: Mapping[str, Any] | None  # None: no lake was named
     tokenizer: str = ""
     other_ids: str | None = None
+    unmet: AbstractSet[Document] = frozenset()
 
     def as_document(self) -> dict[str, Any]:
         output = self.plan.output
@@ -199,6 +203,10 @@ class _Report:
     def warnings(self) -> Iterator[str]:
         if self.other_ids is not None:
             yield f"tokenizer: {self.other_ids}"
+        if self.unmet:
+            first = min(self.unmet, key=str)
+            shown = first if isinstance(first, str) else f"{first[0]}, {first[1]} at {first[2]}"
+            yield f"exclude: {len(self.unmet)} of {len(self.plan.exclude)} documents match nothing ({shown})"
         for name, facts in (self.facts or {}).items():
             yield from (f"source {name}: {what}" for what in self._of_records(name, facts))
             yield from (f"source {name}: {what}" for what in self._of_documents(name, facts))
@@ -222,6 +230,8 @@ class _Report:
             )
         if facts.unread:
             yield f"nothing of {facts.unread[0]} can be read" + _and_more(len(facts.unread) - 1)
+        if facts.excluded:
+            yield f"{facts.excluded} of {facts.sampled} records looked at are excluded"
         if facts.spelled is not None:
             taken = self.plan.tokenizer.control_tokens or "text"
             other = "tokens takes it for the token" if taken == "text" else "text takes it for characters"
@@ -237,6 +247,8 @@ class _Report:
         source = self.plan.sources[name]
         if source.chat is not None and facts.learned == 1:
             yield "every token of the chats looked at is learned, the user's too; is that what chat.learn says?"
+        if facts.tools:
+            yield "its records have tools, which templates do not get; chat: {tools: tools} names their field"
         if facts.ending is not None and not facts.ending.learned:
             yield _unlearned_end(facts.ending.token)
         if facts.dropped:
@@ -286,6 +298,8 @@ class _Report:
             else round(facts.document_tokens, 1),
             "learned": None if facts is None or facts.learned is None else round(facts.learned, 6),
             "dropped": None if facts is None else facts.dropped,
+            "plain": None if facts is None else facts.left,
+            "excluded": None if facts is None else facts.excluded,
             "epochs": None if declared is None else float(declared),
             "epochs_needed": None if needed is None else round(float(needed), 6),
         }
@@ -420,6 +434,9 @@ def run_and_report(place: LocatedPlan, options: RunOptions, *, as_json: bool = F
             return stopping.exit_code
     for line in result.totals.bad_lines():
         _warn(f"skipped: {line}")
+    met = any(one["excluded"] for one in result.totals.sources().values())
+    if place.plan.exclude and not met and not any(one.excluded for one in result.totals.state.sources.values()):
+        _warn(f"exclude: none of its {len(place.plan.exclude)} documents was met in {result.totals.state.step} steps")
     typer.echo(json.dumps(result.document()) if as_json else _run_line(result))
     return stopping.exit_code if result.ending is EndReason.STOPPED else 0
 
@@ -441,6 +458,8 @@ def _run_line(result: RunResult) -> str:
         + (f", {one['learned']:.1%} of it learned" if one["learned"] not in {None, 1} else "")
         + (f" ({one['skipped']} records skipped)" if one["skipped"] else "")
         + (f" ({one['dropped']} longer than a row dropped)" if one["dropped"] else "")
+        + (f" ({one['excluded']} excluded)" if one["excluded"] else "")
+        + (f" ({one['plain']} longer than a row left without fim)" if one["plain"] else "")
         for name, one in totals.sources().items()
     )
     bottleneck = "" if result.bottleneck is None else f"bottleneck: {printable(str(result.bottleneck))}; "
@@ -552,7 +571,8 @@ def _page(done: SimulationResult) -> Iterator[str]:
     yield f"documents  {measures['cut_documents']} cut, {measures['lost_tokens']} tokens lost by truncate or drop"
     yield f"planning   {measures['planning_ms']:.1f} ms a step"
     yield ""
-    header = ["SOURCE", "SHARE", "WANTED", "TOKENS", "LEARNED", "RECORDS", "SKIPPED", "DROPPED", "EPOCH"]
+    counted = counts_shown(totals.sources().values())
+    header = ["SOURCE", "SHARE", "WANTED", "TOKENS", "LEARNED", *map(str.upper, counted)]
     rows = [
         [
             printable(name),
@@ -560,7 +580,7 @@ def _page(done: SimulationResult) -> Iterator[str]:
             f"{one['wanted']:.3%}",
             str(one["tokens"]),
             "-" if one["learned"] is None else f"{one['learned']:.1%}",
-            *(str(one[key]) for key in ("records", "skipped", "dropped", "epoch")),
+            *(str(one[key]) for key in counted),
         ]
         for name, one in totals.sources().items()
     ]

@@ -178,7 +178,7 @@ class SampleGroup:
     offsets: Integers
     columns: Columns | None = None  # of the records
     cuts: Integers | None = None  # where in `ids` another document of the same record begins, ascending
-    pairs: bool = False  # its records are two documents that stay together
+    sides: Integers | None = None  # per record: of its first document 1, chosen, or 2, rejected; None: of no pair
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +222,8 @@ def gathered(step: StepSpans, groups: Sequence[SampleGroup], *, pairs: bool = Fa
     for number, group in enumerate(groups):
         mine = order[bounds[number] : bounds[number + 1]]
         cuts.append(_gather_of(group, spans[mine], mine, ends[mine] - counts[mine], found))
-        of_pairs[mine] = group.pairs
+        if group.sides is not None:
+            of_pairs[mine] = group.sides[spans[mine, Gathered.RECORD]]
         if group.columns is not None:
             taken.append(ColumnRows(group.columns, spans[mine, Gathered.RECORD], mine))
     columns = gathered_columns(len(spans), taken)

@@ -32,7 +32,17 @@ from stepfs_producer.plan.parts import (
 from stepfs_producer.plan.rules import Exhausted
 from stepfs_producer.plan.sources import AnySource, Defaults, SourceFiles, Tokenizer
 from stepfs_producer.plan.step import SourceState, State, position_bytes_max
-from stepfs_producer.plan.values import NONE, Parsed, Problem, Where, nearest, whole
+from stepfs_producer.plan.values import (
+    DOCUMENTS,
+    NONE,
+    Document,
+    Parsed,
+    Problem,
+    Where,
+    documents,
+    nearest,
+    whole,
+)
 
 TOKENS_MAX: Final = 1 << 30  # of a step, and of the rows that all sources may owe
 IDENTITY_CHARACTERS: Final = 16
@@ -296,6 +306,8 @@ class Plan(Part):
     defaults: Defaults = Defaults()
     sources: dict[str, AnySource]
     """By name. The name is part of the order of a source."""
+    exclude: Annotated[str | tuple[Document, ...], Parsed(documents, DOCUMENTS)] = ()
+    """Documents that are left out: a file of {"source": …, "file": …, "record": …} or {"sha256": …} a line."""
     mix: Annotated[tuple[Mix, ...], Before(_entries, tuple[Mix, ...] | dict[str, Any])] = ()
     """Weights of tokens; by default the same for every source."""
     pack: Pack = Pack()

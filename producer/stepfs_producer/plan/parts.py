@@ -81,7 +81,7 @@ def problems_of_columns(columns: Mapping[str, Column], ext: str) -> Iterator[Pro
 def problems_of_use(fields: Mapping[str, Any], columns: Mapping[str, Column]) -> Iterator[Problem]:
     """Problems between the columns and the rest of a plan."""
     sources, pack, cost, balance = (fields.get(name) for name in ("sources", "pack", "cost", "balance"))
-    if columns and sources and not any(source.transform for source in sources.values()):
+    if columns and sources and not any(source.gives_columns for source in sources.values()):
         what = "no source has a transform that could give columns; add transform: module:function to one"
         yield Problem(("output", "columns"), what, of_key=True)
     if columns and pack is not None and pack.method is Packing.CONCAT:
@@ -106,6 +106,12 @@ def problems_of_files(output: Output, sources: Mapping[str, SourceFiles]) -> Ite
     for name, source in sources.items():
         if source.pair is not None and (what := lack(output.ext, PartOfFile.SPANS)):
             yield Problem(("sources", name, "pair"), what, of_key=True)
+        for column, need in source.image_columns.items():
+            given = output.columns.get(column)
+            if given is None or (given.dtype, given.shape) != (need.dtype, need.shape):
+                what = f"{{{column}: {{dtype: {need.dtype}, shape: {list(need.shape)}}}}}"
+                what = f"images of chats become columns; declare output: {{columns: {what}}}"
+                yield Problem(("sources", name, "images"), what, of_key=True)
         if output.columns and source.fim is not None and source.transform is not None:
             what = "fim rearranges tokens, and rows of columns would not follow them; remove fim, or the columns"
             yield Problem(("sources", name, "fim"), what, of_key=True)

@@ -87,7 +87,10 @@ class Planner:
         if not any(live):
             lost = sum(int(one.lost.sum()) for one in samples)
             why = f"; its last {lost} tokens were of records longer than a row, and dropped" if lost else ""
-            return End(f"every source is exhausted{why}", {one.name: int(one.dropped.sum()) for one in samples})
+            return End(
+                f"every source is exhausted{why}",
+                {one.name: (int(one.dropped.sum()), int(one.excluded.sum())) for one in samples},
+            )
         return self._plan(state, samples, *self._weights(state, shares, live), length)
 
     def _longest(self, step: int, name: str) -> int:

@@ -38,8 +38,9 @@ class SourceRule:
     long: Long = Long.SPLIT
     skips: SkipBudget | None = None  # None: the first bad record stops the plan
     pairs: bool = False  # two documents of a record are one sample
-    former: str = ""  # the identity, if an earlier version of this program had made the samples
-    accepted: str = ""  # the same, if that version's steps may go on with the samples of this one
+    accepted: str = (
+        ""  # the identity of other samples of the same records, if steps of them may go on with those of this one
+    )
     cursor: tuple[int, ...] | None = None  # where to go on, of files that changed and were accepted so
 
 

@@ -21,6 +21,7 @@ from stepfs_producer.plan.step import SourceState
 
 BAD: Final = -1  # in place of tokens: the record could not be decoded
 APART: Final = -1  # in place of a place in the record: the sample is a document, though others of the record are, too
+EXCLUDED: Final = -2  # the same: the plan leaves the record out
 SKIPS_MIN: Final = 10  # bad records that a budget always allows
 
 
@@ -33,13 +34,14 @@ class Piece:
     block: int
     records: int  # in the whole block
     first: int  # which record of the block `tokens[0]` is
-    tokens: Integers  # per record; 0: dropped by its transform, BAD: could not be decoded
+    tokens: Integers  # per record; 0: dropped by its transform, BAD, or EXCLUDED
     follows: tuple[int, int, int]  # epoch, fragment and block after this block
     rows: Integers | None = None  # [records, columns]; None: no record has any
     parts: Mapping[int, Sequence[int]] = field(
         default_factory=dict
     )  # record → tokens of its documents: samples that are no longer than a row, or those of a pair, which is one
     crc32c: int = 0  # of the whole block
+    plain: Sequence[int] = ()  # records that `fim` left as they are, because they are longer than a row
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,8 @@ class Samples:
     lost: Integers  # per record: tokens that truncating or dropping loses
     refused_from: int | None  # the sample before which the budget of bad records is exceeded
     dropped: NDArray[np.bool_]  # per record: it is longer than a row, and no sample
+    excluded: NDArray[np.bool_]  # per record: the plan leaves it out
+    plain: NDArray[np.bool_]  # per record: `fim` left it as it is
     rows: Integers | None = None  # per record: rows of its columns. A record with any is one sample
     document: Integers | None = None
     """Per record: APART if each of its samples is a document, else tokens before the second one of a pair, or 0."""
@@ -99,6 +103,8 @@ class Samples:
             records=was.records + record + whole,
             skipped=was.skipped + int(self.bad[:record].sum()),
             dropped=was.dropped + int(self.dropped[:record].sum()),
+            excluded=was.excluded + int(self.excluded[:record].sum()),
+            plain=was.plain + int(self.plain[: record + whole].sum()),
             run=0,  # bad records behind the last sample are crossed by the next draw, and counted then
             tokens=was.tokens + int(self.tokens[:index].sum()) + given,
         )
@@ -132,14 +138,14 @@ def samples_after(
     `ValueError` if the pieces do not begin at it or leave a gap; `RefusedError` for a source that would be read for ever,
     since none of its records fits.
     """
-    places, tokens, rows, fixed = _records(name, state, ahead.pieces)
+    places, tokens, rows, fixed, plain = _records(name, state, ahead.pieces)
     document = _documents(len(tokens), fixed, pairs=pairs)
     if pairs:
         fixed = {}
     bad = tokens == BAD
     rest = np.maximum(tokens, 0)
     begun = 0
-    if state.into and len(rest):
+    if state.into and len(rest) and tokens[0] != EXCLUDED:  # one that is excluded now is left where it was begun
         begun = state.into
         if rest[0] <= begun:
             raise ValueError(f"source {name}: its next record has {rest[0]} tokens, {begun} of them taken")
@@ -189,6 +195,8 @@ def samples_after(
         lost,
         _refused_from(state, bad, skips, record),
         (parts == 0) & (tokens > 0),
+        tokens == EXCLUDED,
+        plain,
         rows,
         document,
     )
@@ -196,13 +204,14 @@ def samples_after(
 
 def _records(
     name: str, state: SourceState, pieces: Sequence[Piece]
-) -> tuple[Integers, Integers, Integers | None, dict[int, list[int]]]:
-    """Places, tokens and rows of the records behind the cursor, and the samples of those that are so many."""
+) -> tuple[Integers, Integers, Integers | None, dict[int, list[int]], NDArray[np.bool_]]:
+    """Places, tokens and rows of the records behind the cursor, the samples of those that are so many, which ones are plain."""
     here = (state.epoch, state.fragment, state.block, state.taken)
     places: list[Integers] = []
     tokens: list[Integers] = []
     rows: list[Integers | None] = []
     parts: dict[int, list[int]] = {}
+    plain: list[int] = []
     known = 0
     for piece in pieces:
         block = (piece.epoch, piece.fragment, piece.block)
@@ -217,17 +226,20 @@ def _records(
         tokens.append(piece.tokens[behind:])
         rows.append(None if piece.rows is None else piece.rows[behind:])
         parts |= {known + at - behind: list(own) for at, own in piece.parts.items() if at >= behind}
+        plain += [known + at - behind for at in piece.plain if at >= behind]
         known += count
         after = here[3] + count
         here = (*piece.follows, 0) if after == piece.records else (*block, after)
     if not places:
-        return np.zeros((0, 9), np.int64), np.zeros(0, np.int64), None, {}
+        return np.zeros((0, 9), np.int64), np.zeros(0, np.int64), None, {}, np.zeros(0, np.bool_)
     taken = state.into
     while taken > 0 and parts.get(0):
         taken -= parts[0].pop(0)
     if taken and 0 in parts:
         raise ValueError(f"source {name}: {state.into} tokens of its next record end within a document")
-    return np.concatenate(places), np.concatenate(tokens).astype(np.int64), _joined(rows, tokens), parts
+    is_plain = np.zeros(known, np.bool_)
+    is_plain[plain] = True
+    return np.concatenate(places), np.concatenate(tokens).astype(np.int64), _joined(rows, tokens), parts, is_plain
 
 
 def _documents(records: int, fixed: Mapping[int, Sequence[int]], *, pairs: bool) -> Integers | None:

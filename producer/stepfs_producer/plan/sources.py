@@ -164,11 +164,27 @@ class Images(Part):
     """Larger images are made smaller, to at most so many patches."""
     background: Annotated[tuple[int, ...], Parsed(_color, A_LIST)] | None = None
     """Below what is transparent, as [red, green, blue] from 0 to 255; white by default."""
+    token: Annotated[str, text("token")] | None = None
+    """Of a chat: the token that its template writes for an image, by default <|image_pad|>; it stands for merged patches."""
+    patches_min: Annotated[int, whole(1, 1 << 16)] | None = None
+    """Of a chat: smaller images are made larger, to at least so many patches."""
 
     def own_problems(self) -> list[Problem]:
-        if self.patches_max >= self.merge**2:
-            return []
-        return [Problem(("patches_max",), f"less than the {self.merge**2} patches that are merged")]
+        if self.patches_max < self.merge**2:
+            return [Problem(("patches_max",), f"less than the {self.merge**2} patches that are merged")]
+        if self.patches_min is not None and self.patches_min > self.patches_max:
+            return [Problem(("patches_min",), f"more than the {self.patches_max} of patches_max")]
+        return []
+
+    @property
+    def placeholder(self) -> str:
+        return self.token or "<|image_pad|>"
+
+    @property
+    def columns(self) -> dict[str, Column]:
+        """What becomes of the images of a chat."""
+        pixels = (self.patch * self.patch * 3,)
+        return {"pixels": Column(dtype="uint8", shape=pixels), "grid": Column(dtype="int32", shape=(3,))}
 
 
 class Shuffle(Part):
@@ -274,7 +290,7 @@ class Chat(Part):
 
 
 class Pair(Part):
-    """Preference pairs in records: two documents that stay together. With `chat`, rendered by its template."""
+    """Preference pairs in records: two documents that stay together; one of an answer with a label. `chat` renders them."""
 
     short: ClassVar[str | None] = "chosen"
     example: ClassVar[str] = "{prompt: prompt, chosen: chosen, rejected: rejected}"
@@ -285,6 +301,25 @@ class Pair(Part):
     """Field of the answer to be preferred: a text, or messages."""
     rejected: Annotated[str, _FIELD] = "rejected"
     """Field of the other one."""
+    label: Annotated[str, _FIELD] | None = None
+    """Of answers without another one, as KTO has them: field of true for those to be preferred, and false."""
+    completion: Annotated[str, _FIELD] | None = None
+    """Field of such an answer; by default `completion`."""
+
+    def own_problems(self) -> list[Problem]:
+        if self.label is None and self.completion is not None:
+            return [Problem(("completion",), "completion is an answer with a label; add label: label", of_key=True)]
+        beside = [name for name in ("chosen", "rejected") if self.label is not None and name in self.given]
+        return [Problem((name,), f"give one of label and {name}", of_key=True) for name in beside]
+
+    @property
+    def asks_in(self) -> str | None:
+        """The field of the prompt that a record must have."""
+        return "prompt" if self.prompt is None and self.label is not None else self.prompt
+
+    @property
+    def answers_in(self) -> tuple[str, ...]:
+        return (self.chosen, self.rejected) if self.label is None else (self.completion or "completion",)
 
 
 def _fim_tokens(value: object) -> tuple[str, ...]:
@@ -348,7 +383,7 @@ class SourceFiles(Defaults):
     places: ClassVar[frozenset[str]] = frozenset({"files", "endpoint_url", "profile"})  # where it lies, not what it is
 
     files: Annotated[tuple[str, ...], file_names(), POLICY]
-    """Files, directories and globs; s3://, gs:// and az:// URLs of them."""
+    """Files, directories and globs; s3://, gs:// and az:// URLs of them, and hf://datasets/OWNER/NAME@REVISION/ of the Hub."""
     shard: Annotated[Shard, Parsed(parse_shard, {"type": "string"})] | None = None
     """i/n: the i-th of n parts, counted from 0, into which a hash of their bytes deals the records."""
     sequence_length: Annotated[Length | None, POLICY] = None
@@ -401,7 +436,16 @@ class SourceFiles(Defaults):
     @property
     def is_cut_by_turns(self) -> bool:
         """Whether it may be cut there."""
-        return self.chat is not None and self.pair is None and self.chat.learn != "last"
+        return self.chat is not None and self.pair is None and self.images is None and self.chat.learn != "last"
+
+    @property
+    def image_columns(self) -> Mapping[str, Column]:
+        """The columns that the images of its chats fill."""
+        return {} if self.chat is None or self.images is None else self.images.columns
+
+    @property
+    def gives_columns(self) -> bool:
+        return self.transform is not None or bool(self.image_columns)
 
     @property
     def takes_whole(self) -> bool:
@@ -453,13 +497,20 @@ class WithImages(SourceFiles, init=False):
     """Records whose fields may hold images."""
 
     images: Images | None = None
-    """Fields of encoded images, which the transform gets as patches."""
+    """Fields of encoded images, which the transform gets as patches; of a chat, those that its messages show."""
 
     def own_problems(self) -> list[Problem]:
         problems = super().own_problems()
-        if self.images is not None and self.transform is None:
-            what = "images need a transform to put them into a sample; add transform: module:function"
+        if self.images is None or self.is_of_chats:
+            return problems
+        if self.transform is None:
+            what = "images need a transform to put them into a sample; add transform: module:function, or a chat that shows them"
             problems.append(Problem(("images",), what))
+        problems += [
+            Problem(("images", name), f"{name} is of a chat's images; remove it", of_key=True)
+            for name in ("token", "patches_min")
+            if getattr(self.images, name) is not None
+        ]
         return problems
 
 
@@ -481,7 +532,7 @@ class WithChats(SourceFiles, init=False):
         problems += [
             Problem((name,), f"give one of {what} and {name}", of_key=True)
             for name in ("text_field", "tokens_field", "transform", "images", "fim")
-            if name in given and getattr(self, name) is not None
+            if name in given and getattr(self, name) is not None and (what, name) != ("chat", "images")
         ]
         if pair is not None and cut:
             what = "a pair is never cut: pairs longer than a row are dropped and counted; use drop"
@@ -492,8 +543,13 @@ class WithChats(SourceFiles, init=False):
                 for name in ("messages", "prompt", "completion", "learn")
                 if getattr(chat, name) != getattr(Chat, name)
             ]
-        elif chat is not None and chat.learn == "last" and cut:
-            problems.append(Problem(("long",), "only the last turn is learned, and cut chats lack it; use drop"))
+        elif cut and not self.is_cut_by_turns:
+            why = (
+                "only the last turn is learned, and cut chats lack it"
+                if self.images is None
+                else "chats with images are whole"
+            )
+            problems.append(Problem(("long",), f"{why}; use drop"))
         return problems
 
     @property
@@ -501,12 +557,16 @@ class WithChats(SourceFiles, init=False):
         """The fields that its chats and pairs need; None: any, for without a name a prompt may be absent."""
         named: tuple[str | None, ...] = ()
         if self.pair is not None:
-            if self.pair.prompt is None:
+            if self.pair.asks_in is None:
                 return None
-            named = (self.pair.prompt, self.pair.chosen, self.pair.rejected)
+            named = (self.pair.asks_in, *self.pair.answers_in, self.pair.label)
         elif self.chat is not None:
             named = (*self.chat.prompt, self.chat.completion) if self.chat.prompt else (self.chat.messages,)
-        beside = () if self.chat is None else (self.chat.system, self.chat.tools)
+        beside = (
+            ()
+            if self.chat is None
+            else (self.chat.system, self.chat.tools, *(self.images.fields if self.images else ()))
+        )
         return tuple(name for name in (*named, *beside) if name is not None)
 
 

@@ -19,7 +19,9 @@ from stepfs_producer.plan.spans import Span
 VERSION: Final = 1
 _INTEGER_BYTES_MAX: Final = 9
 _CRC_BYTES_MAX: Final = 5
-_INTEGERS: Final = 12
+_TEXTS: Final = 2
+_INTEGERS: Final = 14
+_LATER: Final = 3  # of them, which positions of earlier versions lack
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +42,17 @@ class SourceState:
     tokens: int = 0
     begun: int = 0  # CRC-32C of the block of which records are taken; 0: of none
     dropped: int = 0  # records that are longer than a row, and no document
+    plain: int = 0  # records that `fim` left as they are, because they are longer than a row; stored if there are any
+    excluded: int = 0  # records that the plan leaves out; stored if there are any
 
     @property
     def cursor(self) -> tuple[int, ...]:
         return (self.epoch, self.fragment, self.block, self.taken, self.into)
+
+    @property
+    def stored(self) -> list[str | int]:
+        fields = list(astuple(self))
+        return fields if self.excluded else fields[:-1] if self.plain else fields[:-2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +81,7 @@ class State:
             "step": self.step,
             "tokenizer": self.tokenizer,
             "held_out": self.held_out,
-            "sources": {name: list(astuple(self.sources[name])) for name in sorted(self.sources)},
+            "sources": {name: self.sources[name].stored for name in sorted(self.sources)},
         }
 
 
@@ -94,21 +103,24 @@ def read_position(value: object) -> State:
 
 
 def _source_state(identity: object, listing: object, *numbers: Any) -> SourceState:
-    if len(numbers) not in (_INTEGERS - 1, _INTEGERS):  # without `dropped`, of plans that began before it was counted
+    if not _INTEGERS - _LATER <= len(numbers) <= _INTEGERS:
         raise ValueError(f"{len(numbers)} numbers of a source")
     return SourceState(str(identity), str(listing), *map(int, numbers))
 
 
-def position_bytes_max(state: State, growing: Collection[str] | None = None) -> int:
-    """Bytes that the position can reach, however long the plan runs. Only `growing` sources change, all by default."""
+def position_bytes_max(state: State, growing: Collection[str] | None = None, counting: Collection[str] = ()) -> int:
+    """Bytes that the position can reach, however long the plan runs. Only `growing` sources change, all by default; `counting`:
+    sources of which records may be excluded, or left as they are by `fim`.
+    """
     texts = [text for name, source in state.sources.items() for text in (name, source.identity, source.listing)]
     frame: bytes = msgpack.packb({**state.position(), "sources": {}})
     integers = _INTEGER_BYTES_MAX  # of the step
     for name, source in state.sources.items():
         if growing is None or name in growing:
-            integers += (_INTEGERS - 1) * _INTEGER_BYTES_MAX + _CRC_BYTES_MAX
+            number_count = _INTEGERS if name in counting else len(source.stored) - _TEXTS
+            integers += (number_count - 1) * _INTEGER_BYTES_MAX + _CRC_BYTES_MAX
         else:
-            integers += sum(len(msgpack.packb(number)) for number in astuple(source)[-_INTEGERS:])
+            integers += sum(len(msgpack.packb(number)) for number in source.stored[_TEXTS:])
     return len(frame) + sum(len(msgpack.packb(text)) for text in texts) + integers + 3 * len(state.sources) + 5
 
 
@@ -158,4 +170,6 @@ class End:
     """The plan is complete before this step."""
 
     reason: str
-    dropped: Mapping[str, int] = field(default_factory=dict)  # records behind the last samples of sources that ended
+    behind: Mapping[str, tuple[int, int]] = field(
+        default_factory=dict
+    )  # records behind the last samples: dropped, excluded

@@ -20,14 +20,18 @@ from stepfs.format.arguments import parse_size
 
 Where = tuple[str | int, ...]  # keys and indices from the top of the plan
 
+Document = str | tuple[str, str, int]  # SHA-256 of its bytes; or source, file and record, as `lineage` has them
+
 NONE: Final = "none"
 _WHOLE: Final = re.compile(r"\d+(_\d+)*", re.ASCII)
 _DECIMAL: Final = re.compile(r"\d{1,18}(\.\d{0,18})?|\.\d{1,18}", re.ASCII)
 _SIZE: Final = re.compile(r"\d+(_\d+)*(\.\d{1,3})? ?[KMGTkmgt]?([iI]?[bB])?", re.ASCII)  # as `parse_size`, and `_`
 _CALL: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _ONE: Final = 10**18  # decimals have as many places at most
 _DIGITS_MAX: Final = 20
 _TEXT_MAX: Final = 4096
+DOCUMENTS: Final = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": ["array", "string"]}}]}
 A_LIST: Final = {"type": "array", "items": {"type": ["integer", "string"]}}  # in a schema
 
 Parse = Callable[[object], Any]
@@ -216,6 +220,27 @@ def file_names() -> Parsed:
 def names() -> Parsed:
     """One name or several."""
     return _several("name", "names nothing")
+
+
+def documents(value: object) -> str | tuple[Document, ...]:
+    """The name of a file that names documents, or these, in an order of their own."""
+    if not isinstance(value, list | tuple):
+        return str(text("file name").parse(value))
+    found = {_document(one) for one in value}
+    return tuple(sorted(found, key=lambda one: ("", "", 0, one) if isinstance(one, str) else (*one, "")))
+
+
+def _document(value: object) -> Document:
+    if isinstance(value, str) and _SHA256.fullmatch(value):
+        return value
+    if isinstance(value, list | tuple) and len(value) == 3:
+        source, file, record = value
+        number = _integer(record)
+        if isinstance(source, str) and isinstance(file, str) and number is not None and number >= 0:
+            return source, file, number
+    raise ValueError(
+        f"{shown(value)} names no document; write a SHA-256, or [source, file, record] as lineage shows them"
+    )
 
 
 def _several(what: str, none: str) -> Parsed:

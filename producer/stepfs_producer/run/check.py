@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import numpy as np
@@ -23,7 +26,7 @@ from stepfs_producer.plan.parts import Until
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.resolve import resolve
 from stepfs_producer.plan.sources import Long, OnError
-from stepfs_producer.plan.values import Problem, Where
+from stepfs_producer.plan.values import Document, Problem, Where
 from stepfs_producer.run.lake import sealed_error
 from stepfs_producer.run.options import RunOptions
 from stepfs_producer.run.pipeline import conduct_here
@@ -52,8 +55,17 @@ from stepfs_producer.sources.compressed import is_compressed
 from stepfs_producer.sources.formats import format_of
 from stepfs_producer.sources.listing import Layout, list_corpus
 from stepfs_producer.sources.reading import read_block
-from stepfs_producer.sources.record import RECORD_BYTES_MAX, BlockAddress, BlockTask, Kind, SourceSpec, Unit
-from stepfs_producer.transforms.documents import Tokenised, TransformSpec
+from stepfs_producer.sources.record import (
+    RECORD_BYTES_MAX,
+    BlockAddress,
+    BlockTask,
+    Kind,
+    Records,
+    SourceSpec,
+    Unit,
+    unpacked,
+)
+from stepfs_producer.transforms.documents import EXCLUDED, Tokenised, TransformSpec
 from stepfs_producer.transforms.images import need_pillow
 from stepfs_producer.transforms.model_folder import other_ids
 from stepfs_producer.transforms.records import open_transform, timed_transform
@@ -99,9 +111,12 @@ class SourceFacts:
     documents: int  # looked at
     document_tokens: float | None  # mean of them; None: there are none
     dropped: int  # records looked at that are longer than a row, and are no document
+    excluded: int  # records looked at that the plan leaves out
+    tools: bool  # whether a conversation looked at has tools, and the plan does not name their field
     left: int  # documents looked at that `fim` leaves as they are, because they are longer than a row
     ending: Ending | None  # of the answers of chats; None: of other sources, or not known
     texts: Sequence[str]  # beginnings of some records
+    met: AbstractSet[Document]  # that `exclude` names, of the records looked at
 
 
 @dataclass(slots=True)
@@ -113,6 +128,9 @@ class Inspection:
     findings: list[CheckProblem] = field(default_factory=list)
     tokenizer: str = ""  # its ends
     other_ids: str | None = None  # that transformers gives
+    unmet: set[Document] = field(
+        default_factory=set
+    )  # that `exclude` names: of no listed file; looked at deeply, no record
 
     def attempt(self, where: Where, look: Callable[[], T]) -> T | None:
         """The result of `look`; None if it raises: its error is a finding at `where`."""
@@ -167,10 +185,18 @@ def inspect(plan: Plan, *, held_out: bool = False, directory: str = "", deep: bo
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         list(pool.map(look, specs.values()))
+    found.unmet = _unmet(plan, found, deep=deep)
     if opened is not None:
         texts = [text for facts in found.facts.values() for text in facts.texts if not opened.spelled(text)]
         found.other_ids = other_ids(tokenizer.tokenizer, texts[:_TEXTS])
     return found
+
+
+def _unmet(plan: Plan, found: Inspection, *, deep: bool) -> set[Document]:
+    if deep:
+        return set(plan.exclude).difference(*(facts.met for facts in found.facts.values()))
+    listed = {(name, file.name) for name, listing in found.listings.items() for file in listing.files}
+    return {one for one in plan.exclude if not isinstance(one, str) and one[:2] not in listed}
 
 
 def _facts(spec: SourceSpec, listing: Listing, work: TransformSpec | None, sample_bytes: int | None) -> SourceFacts:
@@ -208,9 +234,12 @@ def _facts(spec: SourceSpec, listing: Listing, work: TransformSpec | None, sampl
         found.counts.documents,
         found.counts.tokens / found.counts.documents if found.counts.documents else None,
         found.counts.dropped,
+        found.counts.excluded,
+        found.tools,
         found.counts.left,
         None if work is None else _ending(work),
         found.texts,
+        found.met,
     )
 
 
@@ -230,6 +259,7 @@ class _Counts(NamedTuple):
     documents: int = 0
     dropped: int = 0
     left: int = 0
+    excluded: int = 0
 
     def plus(self, made: Tokenised, work: TransformSpec) -> _Counts:
         lengths = made.lengths
@@ -244,7 +274,8 @@ class _Counts(NamedTuple):
             tokens if made.mask is None else int(made.mask.sum()),
             int((lengths > 0).sum()) + parts,
             len(dropped),
-            made.left,
+            len(made.plain),
+            int((lengths == EXCLUDED).sum()),
         )
         return _Counts(*map(sum, zip(self, here, strict=True)))
 
@@ -260,6 +291,21 @@ class _Sample:
     spelled: str | None = None
     counts: _Counts = field(default_factory=_Counts)
     texts: Sequence[str] = ()
+    tools: bool = False  # that the plan does not name
+    met: AbstractSet[Document] = frozenset()
+
+
+def _has_tools(work: TransformSpec, records: Records) -> bool:
+    chat = work.source.chat
+    if chat is None or chat.tools is not None:
+        return False
+    read = json.loads if records.kind is Kind.JSON else unpacked
+    for begin, end in pairwise([0, *records.ends.tolist()]):
+        with suppress(ValueError, RecursionError):  # a bad record is counted as such
+            record = read(bytes(records.data[begin:end]))
+            if isinstance(record, dict) and record.get("tools") not in (None, "", "[]", []):
+                return True
+    return False
 
 
 def _page_bytes(listing: Listing) -> int:
@@ -285,16 +331,27 @@ def _sampled(spec: SourceSpec, listing: Listing, work: TransformSpec, sample_byt
             continue
         count = max(int(np.searchsorted(records.ends, sample_bytes, side="right")), 1)
         some = records.part(0, count)
+        share = int(some.ends[-1]) / int(records.ends[-1]) if some.ends[-1] else count / len(records)  # of the bytes
         made, _ = timed_transform(work, spec.seed, 0, spec.name, some)
         counts = _Counts().plus(made, work)
         tokens = counts.tokens
-        all_tokens = _estimate(layout, listing, task, tokens, count / len(records), len(records))
+        all_tokens = _estimate(layout, listing, task, tokens, share, len(records))
         of_byte = 0.0 if records.kind is Kind.TOKENS else tokens / max(int(some.ends[-1]), 1)
         tokenizer, spelled, texts = load_tokenizer(work.tokenizer), None, list[str]()
         if isinstance(tokenizer, ModelTokenizer) and records.kind is not Kind.TOKENS:
             spelled = tokenizer.spelled(bytes(some.data).decode(errors="replace"))
             texts = [bytes(some.data[begin : begin + _TEXT_BYTES]).decode(errors="ignore") for begin in (0, *some.ends)]
-        return _Sample(all_tokens, of_byte, count, made.bad, spelled, counts, texts[:_TEXTS])
+        return _Sample(
+            all_tokens,
+            of_byte,
+            count,
+            made.bad,
+            spelled,
+            counts,
+            texts[:_TEXTS],
+            _has_tools(work, some),
+            {*some.excluded.values()},
+        )
     return _Sample(tokens_of_byte=1.0)  # the records are longer than what is looked at: at most a token a byte
 
 
@@ -306,8 +363,9 @@ def _all(spec: SourceSpec, listing: Listing, work: TransformSpec) -> _Sample:
     """Every record of an epoch; bad ones by file and place. Of damaged files the readable beginnings."""
     whole = replace(spec, source=spec.source.changed(epochs=None, on_error=OnError(do="skip", file="skip")))
     layout, place = Layout(whole, listing), BlockAddress(0, 0, 0)
-    counts, records, size = _Counts(), 0, 0
+    counts, records, size, tools = _Counts(), 0, 0, False
     bad: dict[int, str] = {}
+    met: set[Document] = set()
     while not place.epoch and (task := layout.task(place)) is not None:
         block = read_block(whole, task)
         made, _ = timed_transform(work, spec.seed, 0, spec.name, block.records)
@@ -315,10 +373,12 @@ def _all(spec: SourceSpec, listing: Listing, work: TransformSpec) -> _Sample:
             name = listing.files[int(block.records.files[index])].name
             bad[records + index] = f"{name} at {block.records.offsets[index]}: {why}"
         counts, records = counts.plus(made, work), records + len(block.records)
+        met |= {*block.records.excluded.values()}
+        tools = tools or _has_tools(work, block.records)
         size += len(block.records.data) if block.records.kind is not Kind.TOKENS else 0
         place = block.follows
     tokens = counts.tokens
-    return _Sample(tokens or None, tokens / size if size else 0.0, records, bad, None, counts)
+    return _Sample(tokens or None, tokens / size if size else 0.0, records, bad, None, counts, tools=tools, met=met)
 
 
 def _tasks(layout: Layout) -> Iterator[BlockTask]:

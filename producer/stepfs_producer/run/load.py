@@ -51,6 +51,7 @@ class SampleChunk:
     columns: Integers | None = None  # [records, columns]: rows that each has beside its tokens
     parts: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # record → tokens of its documents
     crc32c: int = 0  # of the block
+    plain: tuple[int, ...] = ()  # records that `fim` left as they are
     begins: Integers = field(init=False)  # tokens before each record, and all of them
 
     def __post_init__(self) -> None:
@@ -78,7 +79,8 @@ class SampleChunk:
         rows = None if self.columns is None else self.columns[first:last]
         parts = {record - first: parts for record, parts in self.parts.items() if first <= record < last}
         whole = self.block_records, self.first + first
-        return Piece(*self.place, *whole, lengths, self.follows, rows, parts, self.crc32c)
+        plain = [record - first for record in self.plain if first <= record < last]
+        return Piece(*self.place, *whole, lengths, self.follows, rows, parts, self.crc32c, plain)
 
 
 class SampleBuffer:
@@ -350,6 +352,7 @@ class SourceLoader:
                 head.columns,
                 head.parts,
                 block.crc32c,
+                head.plain,
             )
         )
         self.added += 1

@@ -55,7 +55,7 @@ async def say_edits(place: LocatedPlan, say: Callable[[str], None]) -> None:
 def _edit(place: LocatedPlan, file: Path) -> str:
     goes_on = "this run goes on with the plan that it began"
     try:
-        changes = differences(normalised(place.plan), normalised(plan_file_at(file).plan))
+        changes = differences(normalised(place.plan), normalised(plan_file_at(file, sources=False).plan))
     except StepfsError as error:
         return f"was edited, and is no plan now: {' '.join(str(error).splitlines()[:2])}; {goes_on}"
     if not changes:

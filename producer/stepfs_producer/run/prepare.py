@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, NamedTuple
@@ -40,18 +38,19 @@ from stepfs_producer.plan.file.digest import (
 from stepfs_producer.plan.file.yaml_file import PlanFile, read_plan
 from stepfs_producer.plan.mix import MixEntry, MixSchedule, Stages, normalise
 from stepfs_producer.plan.model import Plan
-from stepfs_producer.plan.part import Part, keys_of
 from stepfs_producer.plan.planner import REVISION, Planner
 from stepfs_producer.plan.resolve import resolve
 from stepfs_producer.plan.rules import Exhausted, Rules, SourceRule
 from stepfs_producer.plan.sources import Chat, Long
 from stepfs_producer.plan.step import SourceState, State, position_bytes_max, read_position
 from stepfs_producer.plan.values import parse_shard
+from stepfs_producer.run.identity import identity, revised
 from stepfs_producer.run.lake import committed_positions, keep, keep_listing, kept_libraries, libraries
 from stepfs_producer.run.load import LoadedSource
 from stepfs_producer.run.options import RunOptions
+from stepfs_producer.sources.holdout import with_documents
+from stepfs_producer.sources.hub import advice_on, with_commits
 from stepfs_producer.sources.listing import (
-    RULE,
     Layout,
     accepted,
     added,
@@ -64,20 +63,14 @@ from stepfs_producer.sources.listing import (
 from stepfs_producer.sources.reading import block_crc32c, read_block
 from stepfs_producer.sources.record import BlockAddress, BlockTask, SourceSpec
 from stepfs_producer.transforms.documents import ChatSpec, TokenizerSpec, TransformSpec
-from stepfs_producer.transforms.images import MODULES, need_pillow
-from stepfs_producer.transforms.model_folder import special_tokens, templates_of
+from stepfs_producer.transforms.images import MODULES
+from stepfs_producer.transforms.model_folder import require_image_rule, special_tokens, templates_of
 from stepfs_producer.transforms.records import open_transform
 from stepfs_producer.transforms.tokenizer import load_tokenizer, pinned
 from stepfs_producer.transforms.user_function import function_of
 
 _NAMED_MAX: Final = 5  # files in a line
 _LISTED_AT_ONCE: Final = 16
-_REVISION: Final = 2  # of chats, pairs and `fim`: changes whenever the same record would give other ids or another mask
-_REVISED: Final = {
-    "pair": "answers are tokenised with their prompt, null contents and the prompt's own turns are left out",
-    "chat": "null contents and excluded turns are not learned, nor those of a prompt beside its completion",
-    "fim": "documents longer than a row stay as they are",
-}
 
 
 class CompiledPlan(NamedTuple):
@@ -109,11 +102,8 @@ def compile_plan(
         )
     tokenizer = tokenizer_spec(plan, directory=directory)
     transforms = {name: transform_spec(plan, name, tokenizer, directory=directory) for name in plan.sources}
-    identity_of, former = (
-        {name: identity(specs[name], one, tokenizer_digest, revision=revision) for name, one in transforms.items()}
-        for revision in (_REVISION, _REVISION - 1)
-    )
-    rules = replace(_rules(plan, listings, identity_of, former), tokenizer=tokenizer_digest, held_out=held_out)
+    identity_of = {name: identity(specs[name], one, tokenizer_digest) for name, one in transforms.items()}
+    rules = replace(_rules(plan, listings, identity_of), tokenizer=tokenizer_digest, held_out=held_out)
     return CompiledPlan(rules, specs, transforms)
 
 
@@ -153,16 +143,19 @@ def column_specs(plan: Plan) -> tuple[ColumnSpec, ...]:
 
 
 def transform_spec(plan: Plan, name: str, tokenizer: TokenizerSpec, *, directory: str) -> TransformSpec:
-    """How the records of a source become samples. `plan`: resolved. Only a function gives columns.
+    """How the records of a source become samples. `plan`: resolved.
 
     `UsageError`, `AbsentError` for a chat template that cannot be read.
     """
     source = plan.sources[name]
-    columns = () if source.transform is None else column_specs(plan)
+    columns = column_specs(plan) if source.gives_columns else ()
     shortest = _shortest(plan, name)
     if source.chat is None:
         return TransformSpec(source, tokenizer, columns, tokens_max=shortest)
     chat = _chat_spec(source.chat, tokenizer, directory)
+    if source.images is not None:
+        require_image_rule(tokenizer.tokenizer, source.images)
+        chat = replace(chat, images=source.images)
     if source.pair is None and source.long is not Long.DROP:
         chat = replace(chat, tokens_max=shortest, truncates=source.long is Long.TRUNCATE)
     return TransformSpec(source, tokenizer, columns, chat, shortest)
@@ -194,6 +187,7 @@ def source_specs(plan: Plan, *, held_out: bool = False, directory: str = "") -> 
             source.changed(files=tuple(_below(directory, file) for file in source.files)),
             plan.seed,
             held_out,
+            exclude=tuple(one for one in plan.exclude if isinstance(one, str) or one[0] == name),
         )
         for name, source in resolve(plan).sources.items()
     }
@@ -203,46 +197,6 @@ def tokenizer_spec(plan: Plan, *, directory: str = "") -> TokenizerSpec:
     """The tokenizer, not pinned to the content of its file."""
     found = plan.tokenizer
     return TokenizerSpec(found if found.file is None else found.changed(file=_below(directory, found.file)))
-
-
-def identity(spec: SourceSpec, transform: TransformSpec, tokenizer_digest: str, *, revision: int = _REVISION) -> str:
-    """16 hexadecimal digits: a cursor means something only while they stay.
-
-    `tokenizer_digest`: of the content of the tokenizer's file. The source's files are not part of it, because the digest
-    of the listing stands beside it; nor is policy: epochs, weights, endpoint, profile, `long`, `on_error`, padding, and where
-    chats are cut, as documents are.
-    """
-    source, chat = spec.source, transform.chat
-    if source.images is not None:
-        need_pillow()
-    tokens = [] if chat is None else [one for one in chat.tokens if one[1] is not None]
-    known = {
-        "rule": RULE,
-        "source": _identity_of(source),
-        "seed": spec.seed,
-        "held_out": spec.held_out,
-        "tokenizer": [_identity_of(transform.tokenizer.tokenizer), tokenizer_digest],
-        "columns": [[name, _identity_of(column)] for name, column in transform.columns],
-        "chat": None if chat is None else [chat.templates.default, tokens],
-    }
-    if revision > 1 and (source.is_of_chats or source.fim is not None):
-        known["revision"] = [revision, chat and chat.templates.of_tools, source.fim and transform.tokens_max]
-    text = json.dumps(known, ensure_ascii=False, sort_keys=True)
-    return hashlib.blake2b(text.encode(), digest_size=8, person=b"stepfs-source").hexdigest()
-
-
-def _identity_of(value: object) -> Any:
-    """What a part says of records and samples, as JSON: without policy.
-
-    A key that is None is left out, and a later key that is its default: it changes nothing for those who do not use it.
-    """
-    if isinstance(value, Part):
-        named = {key.name: getattr(value, key.name) for key in keys_of(type(value)) if not key.policy}
-        later = {key.name for key in keys_of(type(value)) if key.later and named.get(key.name) == key.default()}
-        return {name: _identity_of(one) for name, one in named.items() if one is not None and name not in later}
-    if isinstance(value, tuple):
-        return [_identity_of(one) for one in value]
-    return str(value) if isinstance(value, Fraction) else value
 
 
 def schedule_of(plan: Plan) -> MixSchedule:
@@ -258,7 +212,7 @@ def schedule_of(plan: Plan) -> MixSchedule:
     )
 
 
-def _rules(plan: Plan, listings: Mapping[str, str], identity_of: Mapping[str, str], former: Mapping[str, str]) -> Rules:
+def _rules(plan: Plan, listings: Mapping[str, str], identity_of: Mapping[str, str]) -> Rules:
     return Rules(
         digest=plan_digest(plan),
         sources={
@@ -268,8 +222,7 @@ def _rules(plan: Plan, listings: Mapping[str, str], identity_of: Mapping[str, st
                 # Chats are cut by turns before the planner sees them; what is still too long is dropped.
                 Long.DROP if source.is_of_chats else source.long,
                 source.on_error.budget,
-                pairs=source.pair is not None,
-                former=former[name],
+                pairs=source.pair is not None and source.pair.label is None,
             )
             for name, source in plan.sources.items()
         },
@@ -339,14 +292,15 @@ class PreparedPlan:
         return modules_of(one.transform for one in self.sources)
 
 
-def plan_file_at(path: Path) -> PlanFile:
+def plan_file_at(path: Path, *, sources: bool = True) -> PlanFile:
     """The plan in a file. `PlanError` has a line for every mistake; `AbsentError`, `RefusedError`: it cannot be read."""
     try:
-        return read_plan(path.read_bytes(), str(path))
+        found = read_plan(path.read_bytes(), str(path))
     except FileNotFoundError as error:
         raise AbsentError(f"{path}: no such file; name the YAML file of a plan") from error
     except OSError as error:
         raise RefusedError(f"{path}: {error.strerror}; name a readable YAML file") from error
+    return replace(found, plan=with_documents(with_commits(found.plan) if sources else found.plan, str(path.parent)))
 
 
 def plan_at(path: Path, *, held_out: bool = False) -> LocatedPlan:
@@ -390,7 +344,7 @@ def prepare_plan(place: LocatedPlan, listings: Mapping[str, Listing]) -> Prepare
     )
     for transform in found.transforms.values():
         open_transform(replace(transform, tokenizer=spec), tokenizer)  # a token that is not there is no record's fault
-    _refuse_large_position(Planner(found.rules).begin(), found.rules)
+    _refuse_large_position(Planner(found.rules).begin(), place.plan)
     sources = tuple(
         LoadedSource(
             found.specs[name],
@@ -426,12 +380,17 @@ async def fit_plan(
     known = {} if state is None else state.sources
     frozen: dict[str, Listing] = {}
     cursors: dict[str, tuple[int, ...]] = {}
-    prepared = replace(prepared, rules=_revised(prepared, state, accept=accept_changes, say=say))
+    then = None if state is None else await _plan_then(store, identity, state.plan)
+    if state is not None and then is not None:
+        rules = revised(prepared.rules, prepared.sources, state, then, place.plan, accept=accept_changes, say=say)
+        prepared = replace(prepared, rules=rules)
     for one in prepared.sources:
         name, now = one.spec.name, one.layout.listing
         if name in known and known[name].listing != now.digest:
-            then = await _listing_then(store, identity, name, known[name].listing)
-            frozen[name], cursor = _fit_listing(one.spec, then, now, known[name].cursor, accept=accept_changes, say=say)
+            before = await _listing_then(store, identity, name, known[name].listing)
+            if not accept_changes:
+                located(before, now, name, advice=advice_on(then, name))
+            frozen[name], cursor = _fit_listing(one.spec, before, now, known[name].cursor, say=say)
             if cursor is not None:
                 cursors[name] = cursor
     found = await trio.to_thread.run_sync(with_listings, prepared, frozen, cursors, abandon_on_cancel=True)
@@ -443,31 +402,12 @@ async def fit_plan(
             raise RefusedError(f"{what}; {ADVICE}")
         say(f"warning: {what}; the rest of the block is left out")
     found = with_listings(found, {}, {name: (*task.next_fragment, 0, 0) for name, task in edited.items()})
-    former = None if state is None else await _plan_then(store, identity, state.plan)
-    recut = await trio.to_thread.run_sync(_recut, found, known, former, place.plan, abandon_on_cancel=True)
+    recut = await trio.to_thread.run_sync(_recut, found, known, then, place.plan, abandon_on_cancel=True)
     for name in recut:
         say(f"warning: source {name}: the rest of the record that was begun is left out: it is cut otherwise now")
     found = with_listings(found, {}, recut)
-    _refuse_large_position(Planner(found.rules).begin(state), found.rules)
+    _refuse_large_position(Planner(found.rules).begin(state), place.plan)
     return found
-
-
-def _revised(prepared: PreparedPlan, state: State | None, *, accept: bool, say: Callable[[str], None]) -> Rules:
-    """The rules, with sources accepted of which another version of this program has taken samples that it made otherwise."""
-    rules = dict(prepared.rules.sources)
-    for one in prepared.sources:
-        name, rule = one.spec.name, rules[one.spec.name]
-        was = None if state is None else state.sources.get(name)
-        if state is None or was is None or was.identity != rule.former or rule.former == rule.identity:
-            continue
-        kind = next(kind for kind in _REVISED if getattr(one.spec.source, kind) is not None)
-        what = f"source {name}: since the version that made its steps so far, {kind} makes other samples ({_REVISED[kind]})"
-        if not accept:
-            raise RefusedError(f"{what}; add --accept-changes to go on with them from step {state.step} on")
-        begins = " with the record that was begun" if was.into else ""
-        say(f"warning: {what}; it goes on{begins}")
-        rules[name] = replace(rule, accepted=rule.former)
-    return replace(prepared.rules, sources=rules)
 
 
 async def _listing_then(store: Store, identity: LakeIdentity, name: str, digest: str) -> Listing:
@@ -481,10 +421,10 @@ async def _listing_then(store: Store, identity: LakeIdentity, name: str, digest:
 
 
 def _fit_listing(
-    spec: SourceSpec, then: Listing, now: Listing, cursor: tuple[int, ...], *, accept: bool, say: Callable[[str], None]
+    spec: SourceSpec, then: Listing, now: Listing, cursor: tuple[int, ...], *, say: Callable[[str], None]
 ) -> tuple[Listing, tuple[int, ...] | None]:
-    """The listing of before with the files of now, and where to go on in it, if files that changed are accepted."""
-    fitted, lines = accepted(then, now) if accept else (located(then, now, spec.name), [])
+    """The listing of before with the files of now, which are accepted, and where to go on in it if some changed."""
+    fitted, lines = accepted(then, now)
     more = added(then, now)
     if more:
         say(
@@ -774,11 +714,12 @@ def _way_to(grid: Grid, planned: Grid) -> str:
     return ", or set " + ", ".join([*mesh, *([f"output.{files}"] if grid.micro != planned.micro else [])])
 
 
-def _refuse_large_position(state: State, rules: Rules) -> None:
+def _refuse_large_position(state: State, plan: Plan) -> None:
     """Hazard P9: a position that outgrows a commit would end the run months from now."""
-    bytes_max = position_bytes_max(state, growing=rules.sources.keys())
+    counting = [name for name, source in plan.sources.items() if plan.exclude or source.fim is not None]
+    bytes_max = position_bytes_max(state, growing=plan.sources.keys(), counting=counting)
     if bytes_max > POSITION_BYTES_MAX:
-        former = len(state.sources) - len(rules.sources)
+        former = len(state.sources) - len(plan.sources)
         raise UsageError(
             f"the position of {len(state.sources)} sources"
             + (f", {former} of them no longer in the plan," if former else "")
@@ -796,13 +737,11 @@ async def looked_up(place: LocatedPlan) -> PreparedPlan:
 async def _refuse_changes(store: Store, identity: LakeIdentity, plan: Plan, state: State, *, accepted: bool) -> None:
     if accepted or plan_digest(plan) == state.plan:
         return
-    text = await kept_plan(store, identity.lake_id, state.plan)
-    try:
-        changes = differences(json.loads(text or ""), normalised(plan))
-        if not changes:
-            return
-    except (ValueError, RecursionError):
-        changes = ["the plan of the steps so far is not in the lake, or damaged, so the changes cannot be shown"]
+    then = await _plan_then(store, identity, state.plan)  # with the defaults of keys that it did not know yet
+    before = await _kept_settings(store, identity, state.plan) if then is None else normalised(then)
+    changes = ["the plan of the steps so far is not in the lake, or damaged, so the changes cannot be shown"]
+    if before and not (changes := differences(before, normalised(plan))):
+        return
     raise PlanChangedError(
         f"the plan changed since step {state.step}:\n  "
         + "\n  ".join(changes)

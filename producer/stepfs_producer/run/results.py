@@ -49,7 +49,9 @@ class PlanTotals:
     planning_s: float = 0.0
     wanted: dict[str, float] = field(default_factory=dict)  # tokens by schedule
     bad: list[BadRecord] = field(default_factory=list)
-    dropped: Mapping[str, int] = field(default_factory=dict)  # records behind the last samples
+    behind: Mapping[str, tuple[int, int]] = field(
+        default_factory=dict
+    )  # records behind the last samples: dropped, excluded
     loaded: dict[str, tuple[int, int]] = field(default_factory=dict)  # tokens by source, those that the loss looks at
     pace: Callable[[], str] = str  # for people: the bottleneck, and the steps that the slowest group still needs
 
@@ -84,6 +86,7 @@ class PlanTotals:
         """
         found = {}
         for name, after in sorted(self.state.sources.items()):
+            dropped, excluded = self.behind.get(name, (0, 0))
             before, (loaded, learned) = self.start.sources.get(name), self.loaded.get(name, (0, 0))
             tokens = after.tokens - (before.tokens if before else 0)
             found[name] = {
@@ -92,7 +95,9 @@ class PlanTotals:
                 "wanted": round(self.wanted.get(name, 0.0) / self.tokens, 6) if self.tokens else 0.0,
                 "records": after.records - (before.records if before else 0),
                 "skipped": after.skipped - (before.skipped if before else 0),
-                "dropped": after.dropped - (before.dropped if before else 0) + self.dropped.get(name, 0),
+                "dropped": after.dropped - (before.dropped if before else 0) + dropped,
+                "excluded": after.excluded - (before.excluded if before else 0) + excluded,
+                "plain": after.plain - (before.plain if before else 0),
                 "learned": round(learned / loaded, 6) if loaded else None,
                 "epoch": after.epoch,
             }
@@ -230,6 +235,6 @@ def callbacks_of(prepared: PreparedPlan, totals: PlanTotals, show: Show) -> RunC
         show(totals, held)
 
     def ended(end: End) -> None:
-        totals.dropped = end.dropped
+        totals.behind = end.behind
 
     return RunCallbacks(skipped, planned, totals.note_loaded, ended)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol
 
 from stepfs.errors import MissingPackageError, RefusedError, UsageError
 from stepfs.store.listed import ADVICE
+from stepfs_producer.sources.hub import SCHEME, HubDataset, parse_hub_url
 from stepfs_producer.sources.record import FileRef, Fragment, Kind, Raw, SourceSpec, Unit, Value
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ HEAD_BYTES: Final = 64 << 10
 _CHECKED_MAX: Final = 1 << 16
 _checked: OrderedDict[tuple[str, str], None] = OrderedDict()
 
-REMOTE: Final = ("s3://", "gs://", "az://")
+REMOTE: Final = ("s3://", "gs://", "az://", SCHEME)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +191,9 @@ def split_url(url: str) -> tuple[str, str]:
     """`s3://bucket`, `gs://bucket` or `az://account/container`, and the key below it. The key is taken as it stands: '+', '%'
     and spaces mean themselves.
     """
+    if url.startswith(SCHEME):
+        found = parse_hub_url(url)
+        return found.root, found.key
     scheme = url[:5]
     parts = url[5:].split("/", 2 if scheme == "az://" else 1)
     names, key = (parts[:2], parts[2:]) if scheme == "az://" else (parts[:1], parts[1:])
@@ -205,6 +209,8 @@ def split_url(url: str) -> tuple[str, str]:
 def bucket_of(root: str, endpoint_url: str | None, profile: str | None) -> Bucket:
     """The bucket's reader; one per process, because its connections are worth keeping."""
     scheme, _, name = root.partition("://")
+    if root.startswith(SCHEME):
+        return HubDataset(root)
     if scheme == "s3":
         from stepfs.store.s3.read_only import ReadOnlyBucket  # noqa: PLC0415
 

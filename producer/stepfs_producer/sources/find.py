@@ -79,9 +79,10 @@ def _local(entry: str, suffixes: Sequence[str]) -> Iterator[Found]:
 
 def _path_of(entry: str) -> str:
     scheme, _, rest = entry.partition("://")
-    if scheme in {"http", "https", "hf"}:
-        way = f"hf download {rest}" if scheme == "hf" else f"curl -O {entry}"
-        raise UsageError(f"{entry}: sources are files, or lie at s3://, gs:// or az://; fetch it first: {way}")
+    if scheme in {"http", "https"}:
+        raise UsageError(
+            f"{entry}: sources are files, or lie at s3://, gs://, az:// or hf://; fetch it first: curl -O {entry}"
+        )
     if scheme != "file" or not rest:
         return entry
     parts = urlsplit(entry)

@@ -349,4 +349,4 @@ class Layout:
 
 
 def _ref(file: CorpusFile) -> FileRef:
-    return FileRef(file.location, file.size, file.etag, file.head)
+    return FileRef(file.location, file.size, file.etag, file.head, file.name)

@@ -1,9 +1,9 @@
 """A block's task → its records in block order: the same for every process, at any time.
 
-A record that is not of this run keeps its place and has no bytes. Holdout and shard are decided by hashes of its bytes:
-duplicates are on one side, and the records of a file do not move when another file comes or goes. A fractional last epoch
-keeps a record by the hash of its place. A record outside of the epoch is not decoded, so it is not bad; a bad one is so on
-both sides of holdout, and in every shard.
+A record that is not of this run, or excluded, keeps its place and has no bytes. Holdout and shard are decided by hashes
+of its bytes: duplicates are on one side, and the records of a file do not move when another file comes or goes. A
+fractional last epoch keeps a record by the hash of its place. A record outside of the epoch is not decoded, so it is not
+bad; a bad one is so on both sides of holdout, and in every shard.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from crc32c import crc32c
 
 from stepfs.errors import CorruptError
 from stepfs_producer.plan.order import KEY_BYTES, record_key, record_order
+from stepfs_producer.plan.values import Document
 from stepfs_producer.sources.formats import format_of
-from stepfs_producer.sources.holdout import is_of_this_run
+from stepfs_producer.sources.holdout import document_of, is_of_this_run
 from stepfs_producer.sources.record import (
     RECORD_BYTES_MAX,
     Bad,
@@ -80,7 +81,7 @@ def _crc32c(stored: Sequence[Raw], cut: bool) -> int:
 
 def read_record(spec: SourceSpec, fragment: Fragment, offset: int) -> Records | None:
     """The record at `offset` of a fragment's file, by itself, of any run; None if none begins there."""
-    every = replace(spec, source=spec.source.changed(holdout=Fraction(0), shard=None))
+    every = replace(spec, source=spec.source.changed(holdout=Fraction(0), shard=None), exclude=())
     stored = format_of(spec).records(spec, fragment)
     found = [raw for raw in takewhile(lambda raw: raw.offset <= offset, stored) if raw.offset == offset]
     here = BlockAddress(0, 0, 0)
@@ -110,6 +111,8 @@ def _ordered(spec: SourceSpec, task: BlockTask, stored: Sequence[Raw]) -> Record
     count = len(stored)
     dropped = np.zeros(count, bool)
     bad: dict[int, str] = {}
+    excluded: dict[int, Document] = {}
+    exclude, names = spec.exclude, {fragment.file: fragment.ref.name for fragment in task.fragments}
     data: list[bytes] = []
     masks: list[bytes | None] = []
     order = record_order(task.key, count, shuffle=spec.source.shuffle is not None)
@@ -125,9 +128,11 @@ def _ordered(spec: SourceSpec, task: BlockTask, stored: Sequence[Raw]) -> Record
         if isinstance(value, Bad):
             bad[at] = value.reason
             value = b""
-        elif not dropped[at] and not is_of_this_run(spec, value):
-            dropped[at] = True
-            value = b""
+        elif not dropped[at]:
+            if exclude and (document := document_of(spec, names[raw.file], raw.offset, value)) is not None:
+                excluded[at] = document
+            if at in excluded or not is_of_this_run(spec, value):
+                dropped[at], value = True, b""
         ids, mask = value if isinstance(value, Tokens) else (value, None)
         data.append(ids)
         masks.append(mask)
@@ -142,6 +147,7 @@ def _ordered(spec: SourceSpec, task: BlockTask, stored: Sequence[Raw]) -> Record
         dropped,
         bad,
         _joined(data, masks) if kind is Kind.TOKENS else None,
+        excluded,
     )
 
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from stepfs_producer.plan.arrays import IGNORED, Integers
 from stepfs_producer.plan.sources import BLOCK_BYTES, SourceFiles, WithText
+from stepfs_producer.plan.values import Document
 
 _PICKLE_WITH_BUFFERS: Final = 5
 RECORD_BYTES_MAX: Final = 64 << 20
@@ -39,6 +40,7 @@ class SourceSpec:
     seed: int = 0
     held_out: bool = False  # produce the records that the plan holds out, and no others
     sample_bytes: int | None = None  # of a block, where a few records are looked at
+    exclude: tuple[Document, ...] = ()  # those of other sources are not among them
 
     @property
     def block_bytes(self) -> int:
@@ -79,6 +81,7 @@ class FileRef(NamedTuple):
     size: int
     etag: str
     head: str
+    name: str = ""  # in the listing
 
 
 class Fragment(NamedTuple):
@@ -127,6 +130,9 @@ class Records:
     dropped: NDArray[np.bool_]  # per record: not of this run (holdout, fractional epoch)
     bad: Mapping[int, str] = field(default_factory=dict)  # record → why it cannot be decoded; it has no bytes
     mask: bytes | memoryview | None = None  # of TOKENS: one byte per token, 0 where the loss ignores it
+    excluded: Mapping[int, Document] = field(
+        default_factory=dict
+    )  # record → what the plan calls it; it is dropped, too
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -136,7 +142,7 @@ class Records:
         beside = PickleBuffer if protocol.__index__() >= _PICKLE_WITH_BUFFERS else bytes
         mask = None if self.mask is None else beside(self.mask)
         fields = (self.kind, beside(self.data), self.ends, self.files, self.offsets, self.dropped)
-        return Records, (*fields, self.bad, mask)
+        return Records, (*fields, self.bad, mask, self.excluded)
 
     def part(self, first: int, last: int) -> Records:
         """Records first … last - 1."""
@@ -152,6 +158,7 @@ class Records:
             self.dropped[first:last],
             {index - first: why for index, why in self.bad.items() if first <= index < last},
             None if self.mask is None else bytes(self.mask[tokens]),
+            {index - first: one for index, one in self.excluded.items() if first <= index < last},
         )
 
 

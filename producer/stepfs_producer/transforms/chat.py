@@ -8,9 +8,10 @@ plan.
 from __future__ import annotations
 
 import json
+import math
 import re
 from bisect import bisect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
@@ -20,9 +21,10 @@ import numpy as np
 from stepfs.errors import UsageError
 from stepfs_producer.plan.arrays import Ids, Mask
 from stepfs_producer.plan.sources import VARIABLES, Chat
-from stepfs_producer.transforms.documents import ChatSpec, Encoded, TokenizerSpec, UnfitRecordError, field_at
-from stepfs_producer.transforms.template import ANSWERS, MARK, Given, Message, Rendering, Spans
-from stepfs_producer.transforms.tokenizer import UNSPELLED, ModelTokenizer, load_tokenizer, longest_first
+from stepfs_producer.transforms.documents import ChatSpec, Encoded, TokenizerSpec, UnfitRecordError, field_at, truth_of
+from stepfs_producer.transforms.images import Image, columns_of
+from stepfs_producer.transforms.template import ANSWERS, MARK, Given, Looked, Message, Rendering, Spans
+from stepfs_producer.transforms.tokenizer import UNSPELLED, ModelTokenizer, Tokens, load_tokenizer, longest_first
 
 ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
 _SYSTEM: Final = ("system", "developer")
@@ -32,11 +34,10 @@ _RESERVED: Final = frozenset(("messages", "tools", "documents", "add_generation_
 _SAYS_WHETHER: Final = ("train", "weight", "training", "trainable", "loss", "loss_mask", "masked")
 _SAYS_NOT: Final = "masked"
 _OF_PARTS: Final = ("train_detail", "training_detail", "loss_scale")  # of characters of a message, or no yes and no
-_WORDS: Final = {
-    "true": True, "yes": True, "1": True, "1.0": True, "": None,
-    "false": False, "no": False, "0": False, "0.0": False, "none": None, "null": None,
-}  # fmt: skip
+_MEDIA: Final = ("image", "image_url", "input_image", "video", "video_url", "audio", "audio_url", "input_audio")
 _SURELY: Final = 64  # tokens more than a row has, by a guess: such a part need not be rendered
+_ALIKE: Final = 8  # the same, where the guess was right for a part with one exchange less
+_CHARACTERS: Final = 5  # of a token: a text with more is likely longer than a row, and cut before it is looked at
 _PROBES: Final = ("stepfs asks", "stepfs answers", "stepfs goes on")
 
 
@@ -63,12 +64,15 @@ class Chats:
             raise UsageError("chats need a model's tokenizer; add tokenizer: {kind: huggingface, file: tokenizer.json}")
         self._spec, self._chat, self._tokenizer = spec, spec.chat, found
         self._template = Rendering(spec, found.added)
+        self._heads: dict[str, Tokens] = {}  # what stands before a part of a talk that is cut
         self._as_text = tokenizer.tokenizer.control_tokens != "tokens"
         self._marked = re.compile("|".join(map(re.escape, [MARK, *longest_first(found.control_tokens)])))
-        for name in spec.chat.stop or ():
-            found.id_of("stop", name)
+        self._image = None if spec.images is None else spec.images.placeholder
+        named = [("image", self._image)] if self._image else []
+        for role, name in [*named, *(("stop", one) for one in spec.chat.stop or ())]:
+            found.id_of(role, name)
             if name not in found.control_tokens:
-                raise UsageError(f"the stop token {name!r} is no control token of {tokenizer.file}; name one that is")
+                raise UsageError(f"the {role} token {name!r} is no control token of {tokenizer.file}; name one that is")
 
     def encode(self, record: object) -> Encoded:
         """Its token ids, 1 for those that are learned, and how it is cut if it is too long for a row.
@@ -81,19 +85,18 @@ class Chats:
         if self._chat.learn == "last":
             last = max((place for place, turn in enumerate(talk) if turn.learned), default=None)
             talk = [turn._replace(learned=place == last) for place, turn in enumerate(talk)]
-        ids, mask, sizes = self.sized(talk, given)
-        if not mask.any():
+        talk, given = self.prepared(talk, given)
+        room = self._spec.tokens_max
+        whole, mask, begins = self._sized(talk, given, math.inf if room is None else room * _CHARACTERS)
+        if room is not None and not mask.any() and len(mask) <= room:
+            whole, mask, begins = self._sized(talk, given)
+        found = Encoded(whole.ids, mask, columns=columns_of(self._images_of(record)))
+        if room is not None and len(mask) > room:
+            cut = _Cut(talk, given, self, room, whole, begins)
+            found = cut.truncated() if self._spec.truncates else cut.split()
+        if not found.mask.any():
             raise UnfitRecordError(f"no learned token; the roles are {_roles(talk)}, and learn is {self._chat.learn}")
-        if self._spec.tokens_max is None or len(ids) <= self._spec.tokens_max:
-            return ids, mask, ()
-        cut = _Cut(talk, given, self, self._spec.tokens_max, (ids, mask), sizes)
-        if self._spec.truncates:
-            kept = cut.longest(0, 0, [place + 1 for place, turn in enumerate(talk) if turn.learned])[1]
-            if kept is None:
-                return ids, mask, ()
-            size = len(kept[0])
-            return np.append(kept[0], ids[size:]), np.append(kept[1], mask[size:]), (size,)
-        return cut.split()
+        return found
 
     def given_of(self, record: Mapping[str, Any]) -> Given:
         """What the record gives the template beside its messages."""
@@ -107,7 +110,15 @@ class Chats:
             what = "no object" if not isinstance(variables, Mapping) else f"{min(taken)!r}"
             raise UnfitRecordError(f"{what} in the field {VARIABLES!r}; it holds the template's own variables by name")
         known = {name: value for name, value in variables.items() if value is not None}
-        return Given([_parsed(one) for one in tools] if tools else None, known)
+        merged = 1 if self._spec.images is None else self._spec.images.merge**2
+        images = tuple(len(one.pixels) // merged for one in self._images_of(record))
+        return Given([_parsed(one) for one in tools] if tools else None, known, images)
+
+    def _images_of(self, record: Mapping[str, Any]) -> list[Image]:
+        found: list[Image] = []
+        for value in [] if self._spec.images is None else map(record.get, self._spec.images.fields):
+            found += value if isinstance(value, list) else [] if value is None else [value]
+        return found
 
     def system_of(self, record: Mapping[str, Any]) -> list[Turn]:
         text = field_at(record, self._chat.system) if self._chat.system else None
@@ -119,44 +130,97 @@ class Chats:
             return _turns(value, self._chat)
         return [Turn({"role": role, "content": value}, role == ANSWERS or self._chat.learn == "all")]
 
-    def rendered(self, talk: Sequence[Turn], given: Given, *, masked: bool = True) -> tuple[Ids, Mask]:
-        """The ids of a conversation, and 1 for those that are learned; 0 for all, if not `masked`."""
-        text, spans, _ = self._written(talk, given, masked=masked)
-        ids, places = self._encoded(text, spans)
-        return ids, _mask(len(ids), places)
+    def prepared(self, talk: Sequence[Turn], given: Given) -> tuple[list[Turn], Given]:
+        """The same as a template gets it: with parts as one text, and marks in what is text."""
+        messages = [self._joined(*one) for one in enumerate(talk)]
+        if self._as_text:
+            messages, given = self._marked_as_text(messages), Given(*map(self._marked_as_text, given))
+        return [turn._replace(message=message) for turn, message in zip(talk, messages, strict=True)], given
 
-    def sized(self, talk: Sequence[Turn], given: Given) -> tuple[Ids, Mask, list[int] | None]:
-        """The same, and tokens up to the beginning of each turn and to the end of the last; None: the template does not write
-        them one by one.
+    def rendered(
+        self,
+        talk: Sequence[Turn],
+        given: Given,
+        *,
+        masked: bool = True,
+        looked: Looked | None = None,
+        known: Callable[[str], Tokens | None] | None = None,
+    ) -> tuple[Ids, Mask]:
+        """The ids of a conversation, which is `prepared`, and 1 for those that are learned; 0 for all, if not `masked`."""
+        text, spans, _ = self._written(talk, given, masked=masked, looked=looked)
+        tokens, spans = self._encoded(text, spans, given.images, known)
+        return tokens.ids, _mask(len(tokens.ids), tokens.places(spans))
+
+    def _sized(self, talk: Sequence[Turn], given: Given, most: float = math.inf) -> tuple[Tokens, Mask, Spans | None]:
+        """The same, and where each turn begins, and the last ends: the token, and the character; None: the template does not
+        write them one by one. The mask is 0 for all, if there are more than `most` characters.
         """
-        text, spans, pieces = self._written(talk, given)
+        text, spans, pieces = self._written(talk, given, most=most)
         turns = [pieces.get(turn, (0, 0)) for turn in range(len(talk))]
-        ids, places = self._encoded(text, [*spans, *turns])
-        begins = [first for first, last in places[len(spans) :] if last]
-        mask = _mask(len(ids), places[: len(spans)])
-        return ids, mask, [*begins, len(ids)] if len(begins) == len(talk) else None
+        tokens, moved = self._encoded(text, [*spans, *turns], given.images)
+        places = tokens.places(moved)
+        begins = [
+            (first, moved[len(spans) + turn][0]) for turn, (first, last) in enumerate(places[len(spans) :]) if last
+        ]
+        mask = _mask(len(tokens.ids), places[: len(spans)])
+        if self._image is not None:
+            mask[tokens.ids == self._tokenizer.id_of("image", self._image)] = 0
+        return tokens, mask, [*begins, (len(mask), len(tokens.text))] if len(begins) == len(talk) else None
 
-    def _encoded(self, text: str, spans: Spans) -> tuple[Ids, list[tuple[int, int]]]:
+    def _encoded(
+        self, text: str, spans: Spans, images: Sequence[int], known: Callable[[str], Tokens | None] | None = None
+    ) -> tuple[Tokens, Spans]:
+        """The tokens of a text with marks, of which some may be `known`, and the spans there."""
         if UNSPELLED in text.replace(MARK, ""):
             raise UnfitRecordError("a text with the name that only this program has for control tokens")
         own = self._tokenizer.by_own_names and MARK not in text
-        if not own:
-            text, spans = self._spelled(text, spans)
+        if self._image is not None and (shown := text.count(self._image)) != len(images):
+            raise UnfitRecordError(
+                f"the messages show {shown} images by {self._image}, and the record has {len(images)}; each stands in them as "
+                "a part {type: image}"
+            )
+        if not own or images:
+            text, spans = self._spelled(text, spans, own=own, images=images)
         if len(text.encode(errors="replace")) > self._tokenizer.text_bytes_max:
             raise UnfitRecordError(f"a conversation of {len(text)} characters; this tokenizer takes fewer")
-        return self._tokenizer.encode_rendered(text, spans, own=own)
+        return (known and known(text)) or self._tokenizer.encode_rendered(text, own=own), spans
+
+    def joined(self, head: str, whole: Tokens, begin: tuple[int, int], end: tuple[int, int]) -> Tokens | None:
+        """The tokens of a text that goes on behind `head` as `whole` does from `begin` to `end` (token and character). None:
+        they may be others, for one of the three does not part at a control token.
+        """
+        parts = self._tokenizer.parts_texts and all(
+            place == len(whole.text) or (whole.text.startswith(UNSPELLED, place) and whole.offsets[token, 0] == place)
+            for token, place in (begin, end)
+        )
+        if not parts:
+            return None
+        before, kept = self._heads.get(head), slice(begin[0], end[0])
+        if before is None:
+            before = self._tokenizer.encode_rendered(head)
+            self._heads = {head: before}  # of threads, too, which share this
+        offsets = np.concatenate([before.offsets, whole.offsets[kept] + len(head) - begin[1]])
+        text = head + whole.text[begin[1] : end[1]]
+        return Tokens(text, np.concatenate([before.ids, whole.ids[kept]]), offsets)
 
     def _written(
-        self, talk: Sequence[Turn], given: Given, *, masked: bool = True
+        self,
+        talk: Sequence[Turn],
+        given: Given,
+        *,
+        masked: bool = True,
+        looked: Looked | None = None,
+        most: float = math.inf,
     ) -> tuple[str, Spans, Mapping[int, tuple[int, int]]]:
         """The text of a conversation with marks, the spans of characters that are learned, and where turns are written."""
-        messages, learned = [self._joined(*one) for one in enumerate(talk)], [turn.learned for turn in talk]
-        if self._as_text:
-            messages, given = self._marked_as_text(messages), Given(*map(self._marked_as_text, given))
+        messages, learned = [turn.message for turn in talk], [turn.learned for turn in talk]
         spans: Spans = []
         pieces: Mapping[int, tuple[int, int]] = {}
         if masked:
-            text, spans, pieces = self._template.learned(messages, given, learned, blocks=self._chat.learn != "all")
+            blocks = self._chat.learn != "all"
+            text, spans, pieces = self._template.learned(
+                messages, given, learned, blocks=blocks, looked=looked, most=most
+            )
         else:
             text = self._template.text_of(messages, given)
         if stop := self._chat.stop:
@@ -186,7 +250,16 @@ class Chats:
     def _joined(self, number: int, turn: Turn) -> Message:
         """The message with its parts as one text, unless the template takes parts."""
         content = turn.message.get("content")
-        if not isinstance(content, list) or self._template.takes_parts:
+        if not isinstance(content, list):
+            return turn.message
+        for medium in filter(None, map(_medium_of, content)):
+            if medium != "image" or self._image is None:
+                way = "name the field of the images by images: FIELD beside chat (Parquet, Arrow, WebDataset), or "
+                raise UnfitRecordError(
+                    f"message {number} has a part of type {medium}, which is no text; {way if medium == 'image' else ''}leave the "
+                    "part out"
+                )
+        if self._template.takes_parts:
             return turn.message
         texts: list[str] = []
         for one in content:
@@ -209,11 +282,16 @@ class Chats:
             return {key: self._marked_as_text(one) for key, one in value.items()}
         return [self._marked_as_text(one) for one in value] if isinstance(value, list) else value
 
-    def _spelled(self, text: str, spans: Spans) -> tuple[str, Spans]:
-        """The text without marks and with control tokens by the names that the tokenizer knows; spans follow."""
+    def _spelled(self, text: str, spans: Spans, *, own: bool, images: Sequence[int]) -> tuple[str, Spans]:
+        """The text without marks and with control tokens by the names that the tokenizer knows, images as often as they have
+        tokens; spans follow.
+        """
         pieces, places, shifts, last, shift = [], [0], [0], 0, 0
+        counts = iter(images)
         for found in self._marked.finditer(text):
-            name = self._tokenizer.control_tokens.get(found[0], "")
+            name = found[0] if own else self._tokenizer.control_tokens.get(found[0], "")
+            if found[0] == self._image:
+                name *= next(counts)
             pieces += [text[last : found.start()], name]
             last = found.end()
             shift += len(name) - len(found[0])
@@ -232,13 +310,27 @@ class _Cut:
         given: Given,
         chats: Chats,
         tokens_max: int,
-        whole: tuple[Ids, Mask],
-        sizes: Sequence[int] | None,
+        whole: Tokens,
+        begins: Spans | None,
     ) -> None:
+        """`begins`: see `Chats._sized`."""
         self._talk, self._given, self._chats, self._tokens_max, self._whole = talk, given, chats, tokens_max, whole
+        self._begins, size = begins, len(whole.ids)
         # A good guess at the tokens of a part saves renderings.
-        self._sizes = sizes or [len(whole[0]) * turn // len(talk) for turn in range(len(talk) + 1)]
-        self._surely = _SURELY if sizes else len(whole[0])
+        self._sizes = [size * turn // len(talk) for turn in range(len(talk) + 1)]
+        if begins is not None:
+            self._sizes = [token for token, _ in begins]
+        self._surely = _SURELY if begins else size
+        self._looked = Looked()
+
+    def truncated(self) -> Encoded:
+        """The longest beginning that fits and ends with a learned turn, and the rest, which is lost; all, if none fits."""
+        kept = self.longest(0, 0, [place + 1 for place, turn in enumerate(self._talk) if turn.learned])[1]
+        if kept is None:
+            return Encoded(*self._chats.rendered(self._talk, self._given))
+        ids, mask = kept
+        lost = self._whole.ids[len(ids) :]
+        return Encoded(np.append(ids, lost), np.append(mask, np.zeros(len(lost), np.uint8)), (len(ids),))
 
     def split(self) -> Encoded:
         """Runs of whole exchanges, each behind the system's messages; those that fit nowhere stand last, and are lost."""
@@ -257,7 +349,7 @@ class _Cut:
                 (kept if found[1].any() else lost).append(found)
             begin = end
         ids, masks = zip(*kept, *lost, strict=True)
-        return np.concatenate(ids), np.concatenate(masks), tuple(len(one) for one, _ in kept)
+        return Encoded(np.concatenate(ids), np.concatenate(masks), tuple(len(one) for one, _ in kept))
 
     def longest(self, head: int, begin: int, ends: Sequence[int]) -> tuple[int, tuple[Ids, Mask] | None]:
         """The last of `ends` up to which turns from `begin` on fit behind the first `head`, with their ids; the first end and
@@ -273,7 +365,8 @@ class _Cut:
             if len(ids) <= self._tokens_max:
                 found |= {place: (ids, mask)} if guessed else {}
                 low = place + 1
-                if low < high and sizes[low] - sizes[place] + len(ids) > self._tokens_max + self._surely:
+                known = _ALIKE if sizes[place] == len(ids) else self._surely
+                if low < high and sizes[low] - sizes[place] + len(ids) > self._tokens_max + known:
                     break
                 place = low + min(stride, (high - low + 1) // 2) - 1
             else:
@@ -285,9 +378,17 @@ class _Cut:
         return ends[low - 1], found.get(low - 1) or self._rendered(head, begin, ends[low - 1])
 
     def _rendered(self, head: int, begin: int, end: int, *, masked: bool = True) -> tuple[Ids, Mask]:
-        if begin <= head and end == len(self._talk):
-            return self._whole
-        return self._chats.rendered([*self._talk[:head], *self._talk[begin:end]], self._given, masked=masked)
+        def known(text: str) -> Tokens | None:
+            """Those of the whole talk, if its text is there."""
+            if self._begins is None:
+                return None
+            first, last = self._begins[max(begin, head)], self._begins[end]
+            same = self._whole.text[first[1] : last[1]]
+            before = text[: len(text) - len(same)]
+            return self._chats.joined(before, self._whole, first, last) if text == before + same else None
+
+        talk = [*self._talk[:head], *self._talk[begin:end]]
+        return self._chats.rendered(talk, self._given, masked=masked, looked=self._looked, known=known)
 
 
 @lru_cache(maxsize=8)
@@ -329,7 +430,7 @@ def _turn(number: int, message: object, chat: Chat) -> Turn:
             f"message {number} has the {chat.role} {role!r}, known: {', '.join(ROLES[:5])}; say what it is by roles: {{{role}: user}}"
         )
     said = _SAYS_WHETHER if chat.train is None else (chat.train,)
-    learned = all(_says_yes(number, name, message.get(name)) for name in said)
+    learned = all(_says_yes(number, name, message[name]) for name in said if name in message)
     for name in _OF_PARTS if chat.train is None else ():
         if message.get(name):
             raise UnfitRecordError(
@@ -346,15 +447,12 @@ def _turn(number: int, message: object, chat: Chat) -> Turn:
 
 def _says_yes(number: int, name: str, value: object) -> bool:
     """Whether a message is learned, by this field of it."""
-    says = _WORDS.get(value.strip().lower(), _WORDS) if isinstance(value, str) else value
-    if says is None:
-        return True
-    if says not in (0, 1):
-        raise UnfitRecordError(
-            f"message {number} has {name}: {value!r}, which is neither true nor false; write one of them, or name the field that "
-            "says what is learned by chat: {train: FIELD}"
-        )
-    return bool(says) != (name == _SAYS_NOT)
+    try:
+        says = truth_of(value)
+    except ValueError as error:
+        more = "or name the field that says what is learned by chat: {train: FIELD}"
+        raise UnfitRecordError(f"message {number} has {name}: {error}, {more}") from error
+    return says is None or says != (name == _SAYS_NOT)
 
 
 def _answered(record: Mapping[str, Any], chat: Chat) -> list[Turn]:
@@ -377,6 +475,13 @@ def _answered(record: Mapping[str, Any], chat: Chat) -> list[Turn]:
     if not isinstance(completion, str) or not completion:
         raise UnfitRecordError(f"no text in the field {chat.completion!r}")
     return [*found, Turn({"role": ANSWERS, "content": completion}, learned=True)]
+
+
+def _medium_of(part: object) -> str | None:
+    """What a part of a message shows beside text, by its type or, as templates look at it, by a key."""
+    if not isinstance(part, Mapping):
+        return None
+    return next((kind for kind in _MEDIA if part.get("type") == kind or part.get(kind) is not None), None)
 
 
 def _mask(size: int, places: Sequence[tuple[int, int]]) -> Mask:

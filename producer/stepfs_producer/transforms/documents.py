@@ -8,17 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stepfs_producer.payloads.step import Columns, ColumnSpec
 from stepfs_producer.plan.arrays import Ids, Integers, Mask
-from stepfs_producer.plan.sources import Chat, SourceFiles, Tokenizer
+from stepfs_producer.plan.sources import Chat, Images, SourceFiles, Tokenizer
 from stepfs_producer.transforms.model_folder import Templates
 
-Encoded = tuple[Ids, Mask, tuple[int, ...]]  # and the tokens of its parts: see `Tokenised`
 BAD: Final = -1  # as a length: the record could not be decoded
+EXCLUDED: Final = -2  # the same: the plan leaves it out
+_WORDS: Final = {
+    "true": True, "yes": True, "1": True, "1.0": True, "": None,
+    "false": False, "no": False, "0": False, "0.0": False, "none": None, "null": None,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,7 @@ class ChatSpec:
     ] = ()  # bos_token, eos_token, …, as templates know them; None: there is none
     tokens_max: int | None = None  # of a part, if longer ones are cut at turns; None: a longer one is no sample
     truncates: bool = False  # what is behind the first part is lost
+    images: Images | None = None  # that its messages show
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +68,30 @@ class UnfitRecordError(Exception):
     """The content of this record gives no sample; the message has the reason."""
 
 
+class Encoded(NamedTuple):
+    """The tokens of a whole record."""
+
+    ids: Ids
+    mask: Mask
+    parts: tuple[int, ...] = ()  # see `Tokenised`
+    columns: Mapping[str, NDArray[Any]] = {}
+    rejected: bool = False  # an answer by itself, of which the record says that it is a bad one
+
+
 def field_at(record: Mapping[str, Any], name: str) -> Any:
     """The field of that name; of a name with dots, such as data.messages, the field within a field. None: there is none."""
     found: Any = record
     for part in (name,) if name in record else name.split("."):
         found = found.get(part) if isinstance(found, Mapping) else None
     return found
+
+
+def truth_of(value: object) -> bool | None:
+    """Whether a field says yes, also by a word; None: it says nothing. `ValueError`: something else."""
+    says = _WORDS.get(value.strip().lower(), value) if isinstance(value, str) else value
+    if says is None or says in (0, 1):
+        return says if says is None else bool(says)
+    raise ValueError(f"{value!r}, which is neither true nor false; write one of them")
 
 
 def without_nulls(value: Any) -> Any:
@@ -125,11 +149,12 @@ def documents_of(pieces: Sequence[Ids], masks: Sequence[Mask | None]) -> Documen
 class Tokenised:
     """The samples of consecutive records of a block, in block order."""
 
-    lengths: Integers  # per record: tokens, EOS and BOS included; 0: no sample, BAD: undecodable
+    lengths: Integers  # per record: tokens, EOS and BOS included; 0: no sample, BAD, or EXCLUDED
     ids: Ids  # of all records, end to end
     mask: Mask | None = None  # per id: 0 where the loss ignores it; None: nowhere
     bad: Mapping[int, str] = field(default_factory=dict)  # record → why
     columns: Columns | None = None  # of the records; None: of a source that gives none
     parts: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """Record → tokens of its parts, of records that have several documents, or tokens behind them that are lost."""
-    left: int = 0  # documents that `fim` would rearrange, were they not longer than a row
+    rejected: tuple[int, ...] = ()  # records: see `Encoded`
+    plain: tuple[int, ...] = ()  # records that `fim` would rearrange, were they not longer than a row

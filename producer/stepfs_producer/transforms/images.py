@@ -11,7 +11,7 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Final
@@ -40,6 +40,7 @@ _UPRIGHT: Final = {
     8: "ROTATE_90",
 }  # fmt: skip
 _REASON_CHARACTERS_MAX: Final = 120
+_RATIO_MAX: Final = 200  # of the sides of a chat's image
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +58,14 @@ def need_pillow() -> bool:
     return True
 
 
-def with_images(record: Mapping[str, Any], settings: Images) -> dict[str, Any]:
+def with_images(record: Mapping[str, Any], settings: Images, *, of_chat: bool = False) -> dict[str, Any]:
     """The record with decoded images in its fields. `UnfitRecordError` for one that cannot be decoded."""
     found = dict(record)
     for name in settings.fields:
         if (value := record.get(name)) is not None:
             several = isinstance(value, list)
             images = [
-                _decoded(one, settings, f"{name}[{index}]" if several else name)
+                _decoded(one, settings, f"{name}[{index}]" if several else name, size_for_chats if of_chat else size_of)
                 for index, one in enumerate(value if several else [value])
             ]
             found[name] = images if several else images[0]
@@ -85,7 +86,31 @@ def size_of(width: int, height: int, settings: Images) -> tuple[int, int]:
     return max(columns, 1) * side, max(rows, 1) * side
 
 
-def _decoded(value: object, settings: Images, name: str) -> Image:
+def size_for_chats(width: int, height: int, settings: Images) -> tuple[int, int]:
+    """The same as the processor of Qwen2-VL has it, which rounds halves to even sizes, and makes small images larger.
+    `UnfitRecordError` for a size that it refuses.
+    """
+    if max(width, height) / min(width, height) > _RATIO_MAX:
+        raise UnfitRecordError(f"an image of {width} × {height} pixels; the model's processor takes at most 200 : 1")
+    side = settings.patch * settings.merge
+    columns, rows = round(width / side), round(height / side)
+    most, least = (count * settings.patch**2 for count in (settings.patches_max, settings.patches_min or 1))
+    if columns * rows * side**2 > most:
+        factor = math.sqrt(width * height / most)
+        columns, rows = (max(math.floor(size / factor / side), 1) for size in (width, height))
+    elif columns * rows * side**2 < least:
+        factor = math.sqrt(least / (width * height))
+        columns, rows = (math.ceil(size * factor / side) for size in (width, height))
+    return columns * side, rows * side
+
+
+def columns_of(images: Sequence[Image]) -> dict[str, NDArray[Any]]:
+    """The rows of a chat's images; none without one."""
+    names = ("pixels", "grid") if images else ()
+    return {name: np.concatenate([getattr(one, name) for one in images]) for name in names}
+
+
+def _decoded(value: object, settings: Images, name: str, size: Callable[[int, int, Images], tuple[int, int]]) -> Image:
     if isinstance(value, Mapping):  # as Hugging Face's datasets store it: {bytes, path}
         value = value.get("bytes")
     if not isinstance(value, bytes):
@@ -101,8 +126,8 @@ def _decoded(value: object, settings: Images, name: str) -> Image:
                     raise ValueError(f"{opened.width} × {opened.height} pixels")  # noqa: TRY301
                 upright = _opaque(_upright(opened), settings.background or _WHITE)
         width, height = upright.size
-        image = upright.resize(size_of(width, height, settings), Pillow.Resampling.BICUBIC)
-    except MemoryError:
+        image = upright.resize(size(width, height, settings), Pillow.Resampling.BICUBIC)
+    except (MemoryError, UnfitRecordError):
         raise
     except Exception as error:  # Pillow raises anything, OSError too: nothing but these bytes was read
         reason = _ADDRESS.sub("", " ".join(str(error).split()))[:_REASON_CHARACTERS_MAX]

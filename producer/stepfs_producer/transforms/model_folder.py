@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from stepfs.errors import AbsentError, UsageError
-from stepfs_producer.plan.sources import Tokenizer
+from stepfs_producer.plan.sources import Images, Tokenizer
 
 _CONFIG: Final = "tokenizer_config.json"
 _MAP: Final = "special_tokens_map.json"
 _DEFAULT: Final = "default"
 _TOOL_USE: Final = "tool_use"
 _AS_SAVED: Final = ("PreTrainedTokenizerFast", "TokenizersBackend")  # classes that take tokenizer.json as it is
+_IMAGES_AS: Final = "Qwen2VLImageProcessor"  # of Qwen2-VL, 2.5 and 3
 _END_OF_TEXT: Final = "<|endoftext|>"
 _OF_CLASS: Final[Mapping[str, tuple[str | None, str]]] = {  # BOS and EOS
     "CodeLlamaTokenizer": ("<s>", "</s>"),
@@ -88,6 +89,28 @@ def special_tokens(tokenizer: Tokenizer) -> tuple[tuple[str, str | None], ...]:
     kind = str(config.get("tokenizer_class", "")).removesuffix("Fast")
     of_class = dict(zip(("bos_token", "eos_token"), _OF_CLASS.get(kind, ()), strict=False))
     return tuple(sorted({**of_class, **found}.items()))
+
+
+def require_image_rule(tokenizer: Tokenizer, images: Images) -> None:
+    """`UsageError` if the model's own processor would make other patches of a chat's images, or other tokens."""
+    folder = Path(tokenizer.file or "").parent
+    file = folder / "processor_config.json"
+    if (found := _json(file).get("image_processor")) is None:
+        file = folder / "preprocessor_config.json"
+        found = _json(file)
+    if not found:
+        return
+    kind = str(found.get("image_processor_type")).removesuffix("Fast").removesuffix("Pil")
+    if kind != _IMAGES_AS:
+        raise UsageError(
+            f"{file}: this model's images are prepared by {kind}, and those of chats as {_IMAGES_AS} does; make samples of "
+            "both by a transform in place of chat"
+        )
+    patch, merge = found.get("patch_size", 14), found.get("merge_size", 2)
+    least = found.get("min_pixels") or (found.get("size") or {}).get("shortest_edge") or 56 * 56
+    theirs = {"patch": patch, "merge": merge, "patches_min": -(-least // patch**2)}
+    if other := [f"{name}: {value}" for name, value in theirs.items() if getattr(images, name) != value]:
+        raise UsageError(f"{file}: this model's images have other patches; write images: {{{', '.join(other)}}}")
 
 
 def other_ids(tokenizer: Tokenizer, texts: Sequence[str]) -> str | None:

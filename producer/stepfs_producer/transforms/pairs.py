@@ -1,4 +1,5 @@
-"""Preference pairs → two documents of one record: a prompt with the chosen answer, and with the rejected one.
+"""Preference pairs → two documents of one record: a prompt with the chosen answer, and with the rejected one; or the one of
+an answer that the record's label calls either.
 
 Answers are learned, prompts are not. As in trl, a prompt and its answer are tokenised as one text, and the answer begins
 where its tokens leave those of the prompt alone; with a chat template, they are one conversation.
@@ -14,7 +15,7 @@ import numpy as np
 
 from stepfs_producer.plan.arrays import Ids, Mask
 from stepfs_producer.plan.sources import Pair
-from stepfs_producer.transforms.documents import Encoded, UnfitRecordError, documents_of, field_at
+from stepfs_producer.transforms.documents import Encoded, UnfitRecordError, documents_of, field_at, truth_of
 from stepfs_producer.transforms.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -28,24 +29,38 @@ class Pairs:
         self._pair, self._tokenizer, self._chats = pair, tokenizer, chats
 
     def encode(self, record: object) -> Encoded:
-        """Both documents end to end. `UnfitRecordError` names what no pair has."""
+        """The documents end to end. `UnfitRecordError` names what no pair has."""
+        names = self._pair.answers_in
         if not isinstance(record, Mapping):
-            raise UnfitRecordError("no object with a chosen and a rejected answer")
-        names = (self._pair.chosen, self._pair.rejected)
+            raise UnfitRecordError(f"no object with the fields {' and '.join(map(repr, names))}")
+        rejected = self._pair.label is not None and not self._label_of(record, self._pair.label)
         prompt, *answers = self._parts_of(record)
         for name, answer in zip(names, answers, strict=True):
             if not answer:
                 raise UnfitRecordError(f"nothing in {name!r} behind the prompt")
         found = self._as_text(prompt, *answers) if self._chats is None else self._as_chats(record, prompt, *answers)
-        for name, mask in zip(names, np.split(found[1], found[2][:1]), strict=True):
+        for name, mask in zip(names, np.split(found.mask, found.parts[:-1]), strict=True):
             if not mask.any():
                 raise UnfitRecordError(f"no learned token in {name!r}; an answer has text, or an assistant's message")
+        return found if self._pair.label is None else Encoded(found.ids, found.mask, rejected=rejected)
+
+    def _label_of(self, record: Mapping[str, Any], name: str) -> bool:
+        if all(record.get(one) is not None for one in ("chosen", "rejected")):
+            raise UnfitRecordError(
+                f"two answers beside {name!r}; a source of labels has one, a source of pairs no label"
+            )
+        try:
+            found = truth_of(field_at(record, name))
+        except ValueError as error:
+            raise UnfitRecordError(f"{name}: {error}") from error
+        if found is None:
+            raise UnfitRecordError(f"no label in the field {name!r}; it has {_fields_of(record)}")
         return found
 
     def _parts_of(self, record: Mapping[str, Any]) -> list[Any]:
         """Prompt and answers, all texts or all lists of messages."""
-        values = {name: field_at(record, name) for name in (self._pair.chosen, self._pair.rejected)}
-        named = self._pair.prompt or ("prompt" if record.get("prompt") is not None else None)
+        values = {name: field_at(record, name) for name in self._pair.answers_in}
+        named = self._pair.asks_in or ("prompt" if record.get("prompt") is not None else None)
         if named is not None:
             values = {named: field_at(record, named), **values}
         kinds = (str,) if self._chats is None else (str, list)
@@ -55,10 +70,14 @@ class Pairs:
                 raise UnfitRecordError(
                     f"messages in the field {name!r}; add chat: {{}} to the source, which renders them"
                     if is_chat
-                    else f"no answer or prompt in the field {name!r}; it has {', '.join(map(repr, list(record)[:8]))}"
+                    else f"no answer or prompt in the field {name!r}; it has {_fields_of(record)}"
                 )
-        *prompt, chosen, rejected = values.values()
-        if named is None:
+        return list(values.values()) if self._pair.label is not None else self._of_two(*values.values())
+
+    def _of_two(self, *values: Any) -> list[Any]:
+        """The same of two answers, which may be whole conversations."""
+        *prompt, chosen, rejected = values
+        if not prompt:
             if type(chosen) is not type(rejected):
                 raise UnfitRecordError("one answer is text and the other messages, and there is no prompt")
             return _parted(chosen, rejected)
@@ -94,16 +113,21 @@ class Pairs:
         assert closed.mask is not None
         first = (np.cumsum(closed.lengths) - closed.lengths)[closed.lengths > 0]
         closed.mask[first[closed.ids[first] == self._tokenizer.bos]] = 0  # the prompt's, if no other token is
-        return closed.ids, closed.mask, tuple(closed.lengths.tolist())
+        return Encoded(closed.ids, closed.mask, tuple(closed.lengths.tolist()))
 
     def _as_chats(self, record: Mapping[str, Any], prompt: Any, *answers: Any) -> Encoded:
         assert self._chats is not None
         chats = self._chats
         before = chats.system_of(record) + (chats.messages_of(prompt, "user") if prompt else [])
         before, given = [turn._replace(learned=False) for turn in before], chats.given_of(record)
-        found = [chats.rendered([*before, *chats.messages_of(answer, "assistant")], given) for answer in answers]
+        talks = [[*before, *chats.messages_of(answer, "assistant")] for answer in answers]
+        found = [chats.rendered(*chats.prepared(talk, given)) for talk in talks]
         ids, masks = zip(*found, strict=True)
-        return np.concatenate(ids), np.concatenate(masks), tuple(map(len, ids))
+        return Encoded(np.concatenate(ids), np.concatenate(masks), tuple(map(len, ids)))
+
+
+def _fields_of(record: Mapping[str, Any]) -> str:
+    return ", ".join(map(repr, list(record)[:8])) or "no field"
 
 
 def _common(ids: Ids, others: Ids) -> int:

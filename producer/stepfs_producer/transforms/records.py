@@ -17,6 +17,7 @@ from stepfs_producer.plan.order import record_key
 from stepfs_producer.sources.record import Kind, Records, unpacked
 from stepfs_producer.transforms.documents import (
     BAD,
+    EXCLUDED,
     Documents,
     Encoded,
     Tokenised,
@@ -82,6 +83,8 @@ class _Work:
         self._encode = encoder_of(spec, tokenizer)
         self._fim = None if source.fim is None else FimTransform(source.fim, tokenizer, spec.tokens_max)
         self._parts: dict[int, tuple[int, ...]] = {}
+        self._rejected: list[int] = []
+        self._plain: list[int] = []
         self._texts: dict[int, str] = {}
         self._ids: dict[int, tuple[Ids, Mask | None]] = {}
         self._columns: dict[int, Mapping[str, NDArray[Any]]] = {}
@@ -95,13 +98,21 @@ class _Work:
 
     def take(self, index: int, key: bytes) -> None:
         """`UnfitRecordError` if the content of the record gives no sample."""
+        left = 0 if self._fim is None else self._fim.left
+        self._take(index, key)
+        if self._fim is not None and self._fim.left > left:
+            self._plain.append(index)
+
+    def _take(self, index: int, key: bytes) -> None:
         begin = self._ends[index - 1] if index else 0
         value = self._read(index, bytes(self._records.data[begin : self._ends[index]]))
         if self._encode is not None:
-            ids, mask, parts = self._encode(value)
-            self._ids[index] = ids, mask
-            if parts:
-                self._parts[index] = parts
+            found = self._encode(value)
+            self._ids[index], self._columns[index] = found[:2], found.columns
+            if found.parts:
+                self._parts[index] = found.parts
+            if found.rejected:
+                self._rejected.append(index)
             return
         if self._call is not None:
             made = self._call(value, key, self._tokenizer.vocabulary, self._spec.columns)
@@ -115,11 +126,11 @@ class _Work:
                 return
         if isinstance(value, str):
             text = self._short(value)
-            found = None if self._fim is None else self._fim.of_text(text, key)
-            if found is None:
+            moved = None if self._fim is None else self._fim.of_text(text, key)
+            if moved is None:
                 self._texts[index] = text
             else:
-                self._ids[index] = found, None
+                self._ids[index] = moved, None
         elif isinstance(value, np.ndarray):
             self._take_ids(index, key, value, self._mask_of(index))
         else:
@@ -146,10 +157,12 @@ class _Work:
             closed = documents.closed(self._tokenizer.bos, self._tokenizer.eos)
         lengths = closed.lengths
         lengths[list(self.bad)] = BAD
+        lengths[list(self._records.excluded)] = EXCLUDED
         mask = None if closed.mask is None or closed.mask.all() else closed.mask
-        left = 0 if self._fim is None else self._fim.left
+        left = tuple(index for index in self._plain if index not in self.bad)
         bad = dict(sorted(self.bad.items()))
-        return Tokenised(lengths, closed.ids, mask, bad, self._beside(lengths), self._parts, left)
+        beside, rejected = self._beside(lengths), tuple(self._rejected)
+        return Tokenised(lengths, closed.ids, mask, bad, beside, self._parts, rejected, left)
 
     def _beside(self, lengths: Integers) -> Columns | None:
         """The columns of the samples; a record that is none has no row."""
@@ -195,9 +208,9 @@ class _Work:
         except (ValueError, RecursionError) as error:
             raise UnfitRecordError(f"not JSON ({error})") from error
         if self._encode is not None and self._spec.source.format in _PADDED:
-            return without_nulls(value)
+            value = without_nulls(value)
         images = self._spec.source.images
-        return value if images is None else with_images(value, images)
+        return value if images is None else with_images(value, images, of_chat=self._encode is not None)
 
     def _read_tokens(self, index: int, data: bytes) -> object:
         ids = checked_ids(np.frombuffer(data, "<i4"), self._tokenizer.vocabulary)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -47,9 +48,15 @@ _PADDING: Final = frozenset(
 )
 _AS_TEXT: Final = frozenset(("format", "join", "pprint", "string", "tojson", "urlize", "xmlattr"))
 _WIDE: Final = re.compile(r"\d{5}|\*")
+_UNBOUNDED: Final = frozenset(("translate", "format_map"))
+_OF_DICT: Final = frozenset(dir(dict))
+_SAFE: Final[Mapping[type, frozenset[str]]] = {  # attributes that the sandbox would let pass
+    jinja2.runtime.LoopContext: frozenset(one for one in dir(jinja2.runtime.LoopContext) if not one.startswith("_")),
+    str: frozenset(one for one in dir(str) if not one.startswith("_")) - _UNBOUNDED - {"format"},
+}
 _CHARACTERS_MAX: Final = 4 << 20
 _REASON_CHARACTERS: Final = 200
-_SHORT: Final = 4  # learned turns, each of which is looked at
+_SHORT: Final = 2  # learned turns, each of which is looked at
 _KEPT: Final = 4  # renderings of beginnings: neighbours share some
 _PROBE: Final = "stepfs"
 _NO_DATE: Final = "the template writes today's date; add date: 2026-01-01 to chat, so that each run writes the same"
@@ -60,6 +67,7 @@ class Given(NamedTuple):
 
     tools: list[object] | None = None
     variables: Mapping[str, Any] = {}
+    images: tuple[int, ...] = ()  # tokens of each image that the messages show, which templates do not get
 
 
 @dataclass(slots=True)
@@ -115,6 +123,14 @@ class _Rendered:
         return size
 
 
+@dataclass(slots=True)
+class Looked:
+    """What was looked at in the parts before, of a talk that is cut."""
+
+    kinds: set[object] = field(default_factory=set)  # of turns
+    alike: bool = True  # all are asked for by the same text
+
+
 class Rendering:
     """A chat template. `UsageError` if it is none; `UnfitRecordError` for a conversation that it refuses."""
 
@@ -147,22 +163,32 @@ class Rendering:
         return found
 
     def learned(
-        self, messages: list[Message], given: Given, learned: Sequence[bool], *, blocks: bool
+        self,
+        messages: list[Message],
+        given: Given,
+        learned: Sequence[bool],
+        *,
+        blocks: bool,
+        looked: Looked | None = None,
+        most: float = math.inf,
     ) -> tuple[str, Spans, Mapping[int, tuple[int, int]]]:
         """The text of a conversation, the spans of characters that are learned (of its learned messages the
-        `{% generation %}` blocks, unless not `blocks`, or else all), and where messages are written, if that is known.
+        `{% generation %}` blocks, unless not `blocks`, or else all; none of a text of more than `most` characters), and where
+        messages are written, if that is known.
         """
         turns = [turn for turn, is_learned in enumerate(learned) if is_learned]
         with self._lock:
             text = self._render(messages, given)
             found, pieces = self._sandbox.now.blocks, self._sandbox.now.pieces(turns)
+            if len(text) > most:
+                return text, [], pieces
             if found and blocks:
                 return text, _of_learned(found, pieces, messages, learned), pieces
             if all(learned) and not blocks:
                 return text, [(0, len(text))], pieces
             beginning = lru_cache(_KEPT)(partial(self._beginning, messages, given))
             talk = _Talk(text, messages, beginning, self._closings, self._added)
-            return text, talk.added_by(turns, pieces), pieces
+            return text, talk.added_by(turns, pieces, looked or Looked()), pieces
 
     def _beginning(self, messages: list[Message], given: Given, count: int, *, generation: bool) -> str:
         return self._render(messages[:count], given, generation=generation)
@@ -212,20 +238,21 @@ class _Talk:
     closings: frozenset[str]
     added: re.Pattern[str]
 
-    def added_by(self, turns: Sequence[int], pieces: Mapping[int, tuple[int, int]]) -> Spans:
+    def added_by(self, turns: Sequence[int], pieces: Mapping[int, tuple[int, int]], looked: Looked) -> Spans:
         """What each of these turns adds to the text of those before it, without what a template writes to ask for it."""
         if pieces:
             with suppress(UnfitRecordError):  # it may be one that writes a turn in several places
-                return self._by_loop(turns, pieces)
+                return self._by_loop(turns, pieces, looked)
         return [self._without(self._head(turn, place), place) for turn in turns for place in [self._place(turn)]]
 
-    def _by_loop(self, turns: Sequence[int], pieces: Mapping[int, tuple[int, int]]) -> Spans:
+    def _by_loop(self, turns: Sequence[int], pieces: Mapping[int, tuple[int, int]], looked: Looked) -> Spans:
         last = len(self.messages) - 1
         if last in pieces:  # what closes the talk is the last turn's
             pieces = {**pieces, last: (pieces[last][0], len(self.text))}
-        looked_at = _looked_at(turns, self.messages, self.text, pieces)
+        looked_at = _looked_at(turns, self.messages, self.text, pieces, looked)
         heads = {turn: self._head(turn, pieces[turn]) for turn in looked_at}
-        if len({head for turn, head in heads.items() if self._is_asked_for(turn)}) > 1:
+        looked.alike &= len({head for turn, head in heads.items() if self._is_asked_for(turn)}) < 2
+        if not looked.alike:
             heads |= {turn: self._head(turn, pieces[turn]) for turn in turns if turn not in heads}
         usual = next((head for turn, head in heads.items() if self._is_asked_for(turn)), "")
         found = []
@@ -240,6 +267,8 @@ class _Talk:
     def _without(self, head: str, place: tuple[int, int]) -> tuple[int, int]:
         """As trl, which takes the common beginning: some templates ask by `<think>`, with which not each answer begins."""
         begin, end = place
+        if self.text.startswith(head, begin, end):
+            return begin + len(head), end
         size = sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(head, self.text[begin:end], strict=False)))
         parted = (one.start() for one in self.added.finditer(head) if one.start() < size < one.end())
         return begin + next(parted, size), end
@@ -296,9 +325,15 @@ def _of_learned(
 
 
 def _looked_at(
-    turns: Sequence[int], messages: Sequence[Message], text: str, pieces: Mapping[int, tuple[int, int]]
+    turns: Sequence[int],
+    messages: Sequence[Message],
+    text: str,
+    pieces: Mapping[int, tuple[int, int]],
+    looked: Looked,
 ) -> Sequence[int]:
-    """Turns by which all are judged. A kind has the same keys, stands behind the same role, and is written whole, or is not."""
+    """Turns by which all are judged: the first, and of each kind that is new the first and the last. A kind has the same keys,
+    stands behind the same role, and is written whole, or is not.
+    """
     if len(turns) <= _SHORT:
         return turns
     kinds: dict[object, list[int]] = {}
@@ -306,7 +341,9 @@ def _looked_at(
         content = messages[turn].get("content")
         whole = isinstance(content, str) and content.strip() in text[slice(*pieces[turn])]
         kinds.setdefault((whole, messages[turn - 1]["role"], *sorted(messages[turn])), []).append(turn)
-    return sorted({turn for one in kinds.values() for turn in (one[0], one[-1])})
+    new = kinds.keys() - looked.kinds
+    looked.kinds |= new
+    return sorted({turns[0], *(turn for kind in new for turn in (kinds[kind][0], kinds[kind][-1]))})
 
 
 class _Generation(Extension):
@@ -412,8 +449,18 @@ class _Sandbox(ImmutableSandboxedEnvironment):
             self._look_at(__obj.__name__, owner, (*args, *kwargs.values()))
         return self._made(super().call(__context, __obj, *args, **kwargs))
 
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """The same as Jinja's, which raises and catches an error for each key of a message."""
+        kind = type(obj)
+        if kind is dict:
+            if attribute not in _OF_DICT:
+                return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        elif attribute in _SAFE.get(kind, ()):
+            return getattr(obj, attribute)
+        return super().getattr(obj, attribute)
+
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        return attr not in ("translate", "format_map") and super().is_safe_attribute(obj, attr, value)
+        return attr not in _UNBOUNDED and super().is_safe_attribute(obj, attr, value)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> jinja2.nodes.Template:
         return _Counting(self._loops).visit(super()._parse(source, name, filename))  # type: ignore[no-any-return]

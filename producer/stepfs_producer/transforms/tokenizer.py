@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from stepfs.errors import AbsentError, MissingPackageError, RefusedError, StepfsError, UsageError
-from stepfs_producer.plan.arrays import Ids
+from stepfs_producer.plan.arrays import Ids, Integers
 from stepfs_producer.plan.sources import Tokenizer as PlanTokenizer
 from stepfs_producer.plan.values import NONE
 from stepfs_producer.sources.record import RECORD_BYTES_MAX
@@ -52,7 +52,7 @@ _PADDINGS: Final = (
 )
 _SHOWN: Final = 8
 
-UNSPELLED: Final = "\0stepfs control token\0"  # before the names that control tokens have here, which no text spells
+UNSPELLED: Final = "\0stepfs\0"  # before the names that control tokens have here, which no text spells
 _FOR_INFERENCE: Final = ("truncation", "padding")
 _RANDOM: Final = ("dropout", "alpha", "nbest_size")
 _BATCH_CHARACTERS: Final = 1 << 20  # per call of the library, whose results need a hundred bytes per token
@@ -167,6 +167,26 @@ def _rename(model: dict[str, Any], names: dict[str, str]) -> None:
 def _parts(merge: str | list[str]) -> tuple[str, str, str]:
     left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
     return left, right, left + right
+
+
+class Tokens(NamedTuple):
+    """A text, its ids, and the characters of each: [tokens, 2], first and last + 1."""
+
+    text: str
+    ids: Ids
+    offsets: Integers
+
+    def places(self, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """First and last + 1 of the tokens with a character in each span; (0, 0): none."""
+        numbers = np.flatnonzero(self.offsets[:, 1] > self.offsets[:, 0])  # with characters, in whose order they stand
+        begins, ends = self.offsets[numbers].T
+        wanted = np.array(spans, np.int64).reshape(-1, 2)
+        firsts = np.searchsorted(ends, wanted[:, 0], side="right")
+        lasts = np.searchsorted(begins, wanted[:, 1], side="left")
+        some = (lasts > firsts) & (wanted[:, 1] > wanted[:, 0])
+        found = np.zeros_like(wanted)
+        found[some] = np.column_stack([numbers[firsts[some]], numbers[lasts[some] - 1] + 1])
+        return [(first, last) for first, last in found.tolist()]
 
 
 class Tokenizer(ABC):
@@ -317,6 +337,8 @@ class ModelTokenizer(Tokenizer):
         self._model: Model = Model.from_str(found.json)
         self.by_own_names = self._as_text and not found.found
         """Whether the control tokens of a rendered text are found as the file finds them by their own names alone."""
+        self.parts_texts = self._as_text and found.found
+        """Whether what stands before a control token of a rendered text, and what begins with it, have the ids of the whole."""
         self._own_json = prepared(model_json, named, renamed=False).json if self.by_own_names else ""
         self._model.encode_special_tokens = self._as_text
         self.control_tokens = new_names
@@ -386,12 +408,8 @@ class ModelTokenizer(Tokenizer):
 
         return Model.from_str(self._own_json)
 
-    def encode_rendered(
-        self, text: str, spans: Iterable[tuple[int, int]], *, own: bool = False
-    ) -> tuple[Ids, list[tuple[int, int]]]:
-        """The ids of a text that may name `control_tokens`, and for each span of characters that of its tokens. `own`: by
-        their names in the file.
-        """
+    def encode_rendered(self, text: str, *, own: bool = False) -> Tokens:
+        """A text that may name `control_tokens`. `own`: by their names in the file."""
         model = self._own_model if own else self._model
         model.encode_special_tokens = False
         try:
@@ -404,7 +422,8 @@ class ModelTokenizer(Tokenizer):
             self._model.encode_special_tokens = self._as_text
         if self.by_own_names and not own:
             self._refuse_unfound(text, found)
-        return np.array(found.ids, np.int32), [_tokens_of(found, *span) for span in spans]
+        offsets = np.fromiter(chain.from_iterable(found.offsets), np.int64).reshape(-1, 2)
+        return Tokens(text, np.array(found.ids, np.int32), offsets)
 
     def _refuse_unfound(self, text: str, encoding: Encoding) -> None:
         """`UnfitRecordError` if a new name of a control token became anything but the token."""
@@ -416,20 +435,6 @@ class ModelTokenizer(Tokenizer):
                     "a message spells a control token, which this tokenizer cannot tell from the template's; give tokenizer: "
                     "{control_tokens: tokens}, or leave such messages out"
                 )
-
-
-def _tokens_of(encoding: Encoding, begin: int, end: int) -> tuple[int, int]:
-    """First and last + 1 of the tokens with a character in a span."""
-    if begin == end:
-        return 0, 0
-    first, last = encoding.char_to_token(begin), encoding.char_to_token(end - 1)
-    if first is None or last is None:  # a character that is in no token, such as a space that is trimmed
-        begins, ends = np.array(encoding.offsets, np.int64).reshape(-1, 2).T
-        inside = np.flatnonzero((ends > begin) & (begins < end) & (ends > begins))
-        return (int(inside[0]), int(inside[-1]) + 1) if len(inside) else (0, 0)
-    while last + 1 < len(encoding) and encoding.token_to_chars(last + 1) == encoding.token_to_chars(last):
-        last += 1  # a character of several tokens
-    return first, last + 1
 
 
 def longest_first(names: Iterable[str]) -> list[str]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.report import ROOT, Report
-from bench_plan import columns, engines, faults, history, memory, throughput, times, work
+from bench_plan import chats, columns, engines, faults, history, memory, throughput, times, work
 from stepfs.cli.failure import reported
 
 PARTS = {
@@ -24,6 +24,7 @@ PARTS = {
     "tickets": engines.tickets,
     "ray": engines.ray,
     "columns": columns.run,
+    "chats": chats.run,
 }
 
 

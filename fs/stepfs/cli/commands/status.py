@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _WATCH_S: Final = 1.0
 _PRODUCERS: Final = ["PRODUCER", "EPOCH", "STEPS", "STATE", "LAST ENTRY"]
-_SOURCES: Final = ["PRODUCER", "SOURCE", "TOKENS", "SHARE", "RECORDS", "SKIPPED", "DROPPED", "EPOCH"]
+_SOURCES: Final = ["PRODUCER", "SOURCE", "TOKENS", "SHARE"]
 
 Report = tuple[dict[str, object], list[str]]  # the document, and the same in lines for people
 
@@ -263,16 +263,19 @@ def plan_lines(producers: Mapping[str, Any]) -> Iterator[str]:
 
     Sources with the most tokens come first.
     """
+    from stepfs.format.planned import counts_shown
+
     rows = []
-    for producer, each in sorted(producers.items()):
-        sources = (each.get("plan") or {"sources": {}})["sources"]
+    plans = {producer: (each.get("plan") or {"sources": {}})["sources"] for producer, each in sorted(producers.items())}
+    counted = counts_shown([source for sources in plans.values() for source in sources.values()])
+    for producer, sources in plans.items():
         for name, source in sorted(sources.items(), key=lambda named: (-named[1]["tokens"], named[0])):
-            counts = [str(source[count]) for count in ("records", "skipped", "dropped", "epoch")]
+            counts = [str(source.get(count, 0)) for count in counted]
             share = f"{source['share']:.2%}"
             rows.append([printable(producer), printable(name), str(source["tokens"]), share, *counts])
     if rows:
         yield ""
-        yield from table(_SOURCES, rows)
+        yield from table([*_SOURCES, *map(str.upper, counted)], rows)
 
 
 def _mapping(value: object) -> Mapping[str, object]:

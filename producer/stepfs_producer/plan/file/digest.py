@@ -44,6 +44,8 @@ def _plain(value: object) -> Any:
                     found[key.spelled] = NONE if one is None else _plain(one)
             if {"tokens_field", "chat", "pair"} & found.keys() and "text_field" in found:
                 del found["text_field"]  # one or the other
+            if "label" in found:
+                del found["chosen"], found["rejected"]
             return found
         case Mapping():
             return {name: _plain(one) for name, one in value.items()}
@@ -98,7 +100,13 @@ def differences(before: Normalised, after: Normalised) -> list[str]:
 
 
 def _changes(where: Where, before: object, after: object) -> Iterator[tuple[Where, object, object]]:
-    if isinstance(before, dict) and isinstance(after, dict):
+    if where == ("exclude",):  # thousands, perhaps
+        then, now = (
+            {json.dumps(one) for one in (known if isinstance(known, list) else ())} for known in (before, after)
+        )
+        if then != now:
+            yield where, f"{len(then)} documents", f"{len(now)}, {len(now - then)} of them new"
+    elif isinstance(before, dict) and isinstance(after, dict):
         for key in sorted({*before, *after}):
             yield from _changes((*where, key), before.get(key, _ABSENT), after.get(key, _ABSENT))
     elif isinstance(before, list) and isinstance(after, list):

@@ -382,6 +382,8 @@ class _Search:
             return "not drawn yet"
         if place.block is not None and place.index in place.block.records.bad:
             return f"it could not be decoded ({place.block.records.bad[place.index]})"
+        if place.block is not None and place.index in place.block.records.excluded:
+            return "the plan excludes it"
         if commit is None or commit.steps.start <= self._positions.first > 0:
             reclaimed = self._log.first_live_step >= self._positions.first
             return f"no step from {self._positions.first} on holds it" + ("; those before were reclaimed" * reclaimed)

@@ -42,13 +42,14 @@ class GroupHead:
     seconds: float = 0.0  # of the transform
     learned: int = 0  # tokens that the loss looks at
     parts: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # record → tokens of its documents
+    plain: tuple[int, ...] = ()  # records that `fim` left as they are
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, GroupHead) and self._result() == other._result()
 
     def _result(self) -> tuple[object, ...]:
         columns = None if self.columns is None else self.columns.tolist()
-        return self.lengths.tolist(), self.bad, columns, self.parts
+        return self.lengths.tolist(), self.bad, columns, self.parts, self.plain
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -69,11 +70,13 @@ def transform(
     begins = np.concatenate([[0], np.cumsum(np.maximum(made.lengths, 0))])
     edges = [begins[record] + edge for record, parts in made.parts.items() for edge in accumulate(parts)]
     cuts = np.array(edges, np.int64) if edges else None
-    pairs = spec.source.pair is not None
-    group = SampleGroup(begins, made.ids, made.mask, records.files, records.offsets, made.columns, cuts, pairs)
+    sides = None if spec.source.pair is None else np.ones(len(records), np.int64)
+    if sides is not None:
+        sides[list(made.rejected)] = 2
+    group = SampleGroup(begins, made.ids, made.mask, records.files, records.offsets, made.columns, cuts, sides)
     columns = None if made.columns is None else made.columns.counts
     learned = len(made.ids) if made.mask is None else int(made.mask.sum())
-    return GroupHead(made.lengths, bad, columns, seconds, learned, made.parts), group
+    return GroupHead(made.lengths, bad, columns, seconds, learned, made.parts, made.plain), group
 
 
 def record_place(block: Records, index: int) -> tuple[int, int]:
