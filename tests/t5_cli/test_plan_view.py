@@ -17,7 +17,7 @@ from lakes import Ended
 from payload_samples import npy, safetensors
 from planned_lake import lake_of, made, one_line, produce, write_plan
 from rich.console import Console
-from safetensors.numpy import load
+from safetensors.numpy import load, save
 from tokenizers import AddedToken, Tokenizer
 
 HOSTILE = "no\x1b]0;title\x07 \u202e<script>alert(1)</script> ⟨eos⟩ [[so]]"
@@ -221,6 +221,41 @@ def test_what_cannot_be_shown_is_one_line(here: Path, arguments: list[object], c
     (here / "torn.safetensors").write_bytes(b"\x09" + bytes(20))
     given = [str(one).replace("LAKE", lake_of(here)).replace("HERE", str(here)) for one in arguments]
     one_line(produce("view", *given), code, words)
+
+
+def test_a_file_that_lies_about_itself_is_one_line(mixed: Path, tmp_path: Path) -> None:
+    viewed(mixed, "--samples", 1)
+    lake = f"file://{tmp_path}/lake"
+    assert produce("run", mixed / "plan.yaml", lake, "--limit-steps", 1, "--workers", 1).code == 0
+    [(_, (payload, _))] = committed(lake)
+    true, odd = load(payload), tmp_path / "odd.safetensors"
+    said = json.loads(payload[8 : 8 + int.from_bytes(payload[:8], "little")])["__metadata__"]
+    for wrong in (
+        {"doc_ids": true["doc_ids"] + 900},
+        {"labels": true["labels"][:, :9]},
+        {"spans": true["spans"][:, :3]},
+        {"doc_ids": None},
+    ):
+        batch = {name: value for name, value in (true | wrong).items() if value is not None}
+        odd.write_bytes(save(batch, said))
+        ended = produce("view", odd)
+        assert (ended.code in {2, 5}, ended.err.count("\n")) == (True, 1), ended.err
+    odd.write_bytes(save(true | {"input_ids": true["input_ids"] * 0 - 7, "labels": true["labels"] + 2**40}, said))
+    assert produce("view", odd, "--json").code == 0
+
+
+@pytest.mark.parametrize(("samples", "shown"), [(1, 1), (3, 3)])
+def test_answers_with_labels_of_their_own_are_samples_each(tmp_path: Path, samples: int, shown: int) -> None:
+    lines = [{"prompt": f"{n}?", "completion": f"answer {n}", "label": n % 2 == 0} for n in range(9)]
+    (tmp_path / "kto.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    source = "{format: jsonl, files: kto.jsonl, pair: {label: label}, epochs: 1}"
+    (tmp_path / "plan.yaml").write_text(f"output: {{mesh: dp=1, sequence_length: 64}}\nsources: {{kto: {source}}}\n")
+    rows = produce("view", tmp_path / "plan.yaml", "--samples", samples, "--json").document["rows"]
+    documents = [one for row in rows for one in row["documents"]]
+    assert len(documents) == shown
+    for one in documents:
+        answer = "".join(part["text"] for part in one["parts"] if part["learned"] and part["kind"] == "text")
+        assert one["side"] == ("chosen" if int(answer.split()[1]) % 2 == 0 else "rejected")
 
 
 def test_without_the_same_tokenizer_ids_are_shown_and_the_way_to_it(mixed: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import Any, Final, cast
 
 import numpy as np
@@ -206,7 +206,7 @@ def _rows(found: Decoded, words: Words, rank: int | None, micro: int) -> Iterato
     spans = 0
     for number, ids in enumerate(found.ids):
         numbers = np.zeros(width, np.int32) if found.documents is None else found.documents[number]
-        edges = np.union1d(np.flatnonzero(np.diff(numbers)) + 1, np.arange(0, width + 1, found.length))
+        edges = np.union1d(np.flatnonzero(np.diff(numbers)) + 1, [*range(0, width, found.length), width])
         for row, start in enumerate(range(0, width, found.length)):
             documents: list[Document] = []
             padding = 0
@@ -418,7 +418,9 @@ def _once(one: LoadedSource) -> LoadedSource:
 def _first(rows: Sequence[Row], samples: int) -> Iterator[Row]:
     """The first samples; both documents of a pair are one."""
     for row in rows:
-        ends = [at for at, one in enumerate(row.documents, 1) if one.side != SIDES[1]][:samples]
+        pairs = zip_longest(row.documents, row.documents[1:])
+        goes_on = [one.side == SIDES[1] and after is not None and after.record == one.record for one, after in pairs]
+        ends = [at for at, more in enumerate(goes_on, 1) if not more][:samples]
         if ends:
             yield replace(row, documents=row.documents[: ends[-1]])
             samples -= len(ends)
