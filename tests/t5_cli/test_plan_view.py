@@ -22,6 +22,10 @@ from tokenizers import AddedToken, Tokenizer
 
 HOSTILE = "no\x1b]0;title\x07 \u202e<script>alert(1)</script> ⟨eos⟩ [[so]]"
 FIM = ["<fim_prefix>", "<fim_middle>", "<fim_suffix>"]
+NO_END_LEARNED = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+    "{% endgeneration %}{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+)
 PLAN = """\
 version: 1
 output: {mesh: "dp=2", sequence_length: 128, micro_batches: 2OUTPUT}
@@ -61,6 +65,7 @@ def viewed(
 
 
 def test_of_a_plan_each_source_is_shown_with_what_is_learned_of_it(mixed: Path) -> None:
+    own = (mixed / "own.jinja").read_text()
     ended = viewed(mixed, "--samples", 1)
     assert ended.code == 0, ended.err
     assert "⟨<|im_start|>⟩assistant↵\n  [[It is 2.⟨<|im_end|>⟩↵]]\n" in ended.out
@@ -74,6 +79,10 @@ def test_of_a_plan_each_source_is_shown_with_what_is_learned_of_it(mixed: Path) 
     assert [line for line in ended.out.splitlines() if line.startswith("note")] == [
         "note: source all: all is learned, the user's words too"
     ]
+    (mixed / "own.jinja").write_text(NO_END_LEARNED)
+    told = viewed(mixed, "--source", "talks").out
+    (mixed / "own.jinja").write_text(own)
+    assert "note: source talks: <|im_end|> behind an answer is not learned, so a model learns no end of it\n" in told
     other = viewed(mixed, "--samples", 1, "--source", "code", spm="1").out
     assert "⟨<fim_prefix>⟩[[⟨<fim_suffix>⟩" in other
     assert "⟨prefix and middle: <fim_middle>⟩" in other
@@ -126,7 +135,7 @@ def same_as_the_file(rows: list[dict], file: dict[str, np.ndarray]) -> None:
 
 
 def test_every_kind_of_file_shows_the_same_documents(mixed: Path, tmp_path: Path) -> None:
-    tables, whole = [], {}
+    tables, whole, model = [], {}, Tokenizer.from_file(str(mixed / "tokenizer.json"))
     kinds = ["", ", arrays: compact", ", ext: .pt, files: micro_batches", ", ext: .tar", ", labels: same"]
     for number, output in enumerate(kinds):
         viewed(mixed, "--samples", 1, output=output)
@@ -135,6 +144,10 @@ def test_every_kind_of_file_shows_the_same_documents(mixed: Path, tmp_path: Path
         document = produce("view", lake, "--rank", 1, "--plan-dir", mixed, "--json").document
         json_schemas.check("produce-view", document)
         tables.append([one for row in document["rows"] for one in row["documents"]])
+        for one in tables[-1]:
+            parts = [part for part in one["parts"] if part["kind"] != "cut"]
+            shown = "".join(part["text"] * (len(part["ids"]) if part["kind"] == "token" else 1) for part in parts)
+            assert shown == model.decode([each for part in parts for each in part["ids"]], skip_special_tokens=False)
         if not whole:
             [(_, files)] = committed(lake)
             whole = load(files[1])

@@ -14,7 +14,7 @@ from stepfs._internal.control_files import answer_within
 from stepfs.cli.columns import printable, table
 from stepfs.cli.failure import announce
 from stepfs.cli.target import lake_of, opened_lineage
-from stepfs.errors import AbsentError, StepfsError, UsageError
+from stepfs.errors import AbsentError, StepfsError, UsageError, command
 from stepfs.format.ids import JSON_SCHEMA
 from stepfs.store.api import StoreOptions
 from stepfs.view.names import SliceFile, StepDirectory, node_of
@@ -113,8 +113,9 @@ def _lines(lake: str, shown: Shown) -> Iterator[str]:
         else:
             yield from (f"    {printable(line)}" for line in span.text.splitlines())
         yield ""
-    rank = "" if not shown.spans else f" --rank {shown.spans[0].rank}"
-    yield printable(f"as tokens, with what is learned: stepfs-produce view {lake} --step {shown.entry.step}{rank}")
+    ranks = [] if not shown.spans else ["--rank", str(shown.spans[0].rank)]
+    asked = command("stepfs-produce", "view", lake, "--step", str(shown.entry.step), *ranks)
+    yield printable(f"as tokens, with what is learned: {asked}")
 
 
 def _no_text_at_all(shown: Shown) -> str | None:
