@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -223,6 +224,7 @@ def test_documents_are_rounded_up_and_a_long_text_is_shortened(tmp_path: Path) -
         (["HERE/mine.npy"], 2, "no plan made this file; `stepfs show` shows its arrays"),
         (["HERE/mine.safetensors"], 2, "no plan made this file; `stepfs show` shows its arrays"),
         (["HERE/torn.safetensors"], 5, "torn.safetensors: "),
+        (["HERE/fifo.npy"], 2, "fifo.npy: is not a regular file"),
     ],
 )
 def test_what_cannot_be_shown_is_one_line(here: Path, arguments: list[object], code: int, words: str) -> None:
@@ -232,6 +234,7 @@ def test_what_cannot_be_shown_is_one_line(here: Path, arguments: list[object], c
     (here / "mine.npy").write_bytes(npy(np.zeros(3)))
     (here / "mine.safetensors").write_bytes(safetensors(a=np.zeros(3, np.int64)))
     (here / "torn.safetensors").write_bytes(b"\x09" + bytes(20))
+    os.mkfifo(here / "fifo.npy")
     given = [str(one).replace("LAKE", lake_of(here)).replace("HERE", str(here)) for one in arguments]
     one_line(produce("view", *given), code, words)
 

@@ -19,10 +19,11 @@ from stepfs._internal import interruption
 from stepfs.cli.columns import json_text, printable, table
 from stepfs.cli.failure import announce
 from stepfs.cli.target import opened_lineage
-from stepfs.errors import AbsentError, RefusedError, StepfsError
+from stepfs.errors import AbsentError, RefusedError, StepfsError, UsageError
 from stepfs.payload import last_suffix
 from stepfs_producer.cli.lineage_report import LineageQuery
 from stepfs_producer.cli.reports import refuse
+from stepfs_producer.plan.values import nearest
 from stepfs_producer.run.check import inspect
 from stepfs_producer.run.prepare import LocatedPlan, plan_file_at
 from stepfs_producer.run.view import Document, Part, Row, Seen, Words, of_micro, rows_of, samples_of, seen_in_lake
@@ -46,6 +47,8 @@ class ViewOptions:
 def view_plan(path: Path, count: int, options: ViewOptions, *, held_out: bool) -> None:
     """Print samples of a plan. Its mistakes are those that `check` names."""
     file = plan_file_at(path)
+    if options.source is not None and options.source not in file.plan.sources:
+        raise UsageError(f"the plan has no source {options.source!r}{nearest(options.source, file.plan.sources)}")
     place = LocatedPlan(file.plan, str(path.parent), held_out, path)
     try:
         seen = interruption.run(partial(samples_of, place, options.source, count, _say))
@@ -69,6 +72,8 @@ def view_lake(asked: LineageQuery, plan_dir: str, options: ViewOptions) -> None:
 
 def view_file(path: Path, micro: int | None, options: ViewOptions) -> None:
     """Print the rows of a payload that lies outside of a mount, whose tokenizer nobody knows."""
+    if path.exists() and not path.is_file():  # opening a FIFO waits for a writer
+        raise UsageError(f"{path}: is not a regular file; name a file that holds one payload")
     try:
         payload = path.read_bytes()
     except FileNotFoundError as error:
@@ -107,17 +112,10 @@ def _print(seen: Seen, options: ViewOptions) -> None:
 def _document(seen: Seen) -> dict[str, Any]:
     places = dict.fromkeys(("plan", "lake", "lake_id", "step", "producer", "file"))
     rows = [
-        {
-            **asdict(row),
-            "documents": [{**asdict(one), "learned": one.learned, "parts": _parts(one)} for one in row.documents],
-        }
+        {**asdict(row), "documents": [{**asdict(one), "learned": one.learned} for one in row.documents]}
         for row in seen.rows
     ]
     return {**places, **seen.place, "problem": seen.words.why or None, "sources": _sources(seen.rows), "rows": rows}
-
-
-def _parts(document: Document) -> list[dict[str, Any]]:
-    return [{**asdict(part), "ids": list(part.ids)} for part in document.parts]
 
 
 def _sources(rows: Sequence[Row]) -> dict[str, dict[str, int]]:

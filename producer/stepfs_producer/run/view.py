@@ -33,7 +33,6 @@ from stepfs_producer.plan.model import TOKENS_MAX, Plan
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.resolve import resolve
 from stepfs_producer.plan.rules import Exhausted
-from stepfs_producer.plan.values import nearest
 from stepfs_producer.run.history.kept_plans import plan_of
 from stepfs_producer.run.history.lineage import Wanted, listings_of, slices_of, standing_of
 from stepfs_producer.run.history.replay import Expected, ReplayProducer
@@ -367,8 +366,6 @@ async def samples_of(place: LocatedPlan, source: str | None, count: int, say: Ca
     """
     prepared = await looked_up(place)
     names = sorted(prepared.rules.sources) if source is None else [source]
-    if source is not None and source not in prepared.rules.sources:
-        raise UsageError(f"the plan has no source {source!r}{nearest(source, prepared.rules.sources)}")
     rules = replace(
         prepared.rules,
         sources={name: prepared.rules.sources[name] for name in names},
