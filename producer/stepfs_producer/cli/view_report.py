@@ -241,16 +241,18 @@ def _summary(seen: Seen) -> Iterator[str]:
     yield from table(["SOURCE", "DOCUMENTS", "TOKENS", "LEARNED"], cells)
     for name, one in sums.items():
         source = None if seen.words.plan is None else seen.words.plan.sources.get(name)
+        of_chats = source is not None and source.is_of_chats
         if name and not one["learned"]:
             yield printable(f"note: source {name}: nothing of what is shown is learned")
-        elif source is not None and source.is_of_chats:
-            if one["learned"] >= one["tokens"] - one["documents"]:
-                yield printable(f"note: source {name}: all is learned, the user's words too")
-            ends = {end for row in seen.rows for each in row.of(name).documents for end in _unlearned_ends(each)}
-            for end in sorted(ends):
-                yield printable(
-                    f"note: source {name}: {end} behind an answer is not learned, so a model learns no end of it"
-                )
+        elif of_chats and one["learned"] >= one["tokens"] - one["documents"]:
+            yield printable(f"note: source {name}: all is learned, the user's words too")
+        ends = {
+            end for row in seen.rows for each in row.documents if each.source == name for end in _unlearned_ends(each)
+        }
+        for end in sorted(ends):
+            yield printable(
+                f"note: source {name}: {end} behind an answer is not learned, so a model learns no end of it"
+            )
 
 
 def _unlearned_ends(document: Document) -> Iterator[str]:
