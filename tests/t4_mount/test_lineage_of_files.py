@@ -55,6 +55,14 @@ def test_a_file_its_micro_batch_and_a_token_of_it(tmp_path: Path, file_url: str)
             assert document(path)["spans"] == [span for span in whole if span["rank"] == rank // 2]
         last = [span for span in whole if (span["rank"], span["micro"]) == (1, 1)]
         assert document(f"{path}:1")["spans"] == last
+        viewed = produce(["view", path, "--micro", "1", "--json"])
+        rows = json.loads(viewed.stdout)["rows"]
+        assert [(one["record"], one["tokens"]) for row in rows for one in row["documents"]] == [
+            (span["record"], span["tokens"]) for span in last
+        ]
+        assert "".join(part["text"] for part in rows[0]["documents"][0]["parts"]).startswith("line ")
+        refused = produce(["view", path.parent])
+        assert (refused.returncode, "is a step of several ranks; name a file" in refused.stderr) == (2, True)
         latest = mount.directory / "latest" / path.name
         token = last[1]["start"]
         shown = document(f"{latest}:1:{token}", "--text", "--plan-dir", tmp_path)

@@ -200,6 +200,13 @@ PRINTED = {
         r"labels +int64",
         r"64 conversations, of which is learned: \['\d+<\|im_end\|>\\n', ",
     ],
+    "What the model reads": [
+        r"lines  record \d+ of 0/lines.txt: \d+ tokens(?s:.*?)pairs REJECTED (?s:.*?)\? \[\[many⟨eos⟩\]\]",
+        r"lines +\d+ +\d+ +\d\d\.\d%\npairs ",
+        r"\d steps in .*, all committed",
+        r"-- rank 1, micro-batch 0, row 0: 64 tokens",
+        r"{'lines': {'documents': \d",
+    ],
     "From a data set of Hugging Face": [
         r"answers +arrow",
         r"\d steps in .*, all committed",

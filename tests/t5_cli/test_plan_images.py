@@ -83,6 +83,20 @@ def original(tmp_path_factory):
     return directory, [payloads for _, payloads in committed(f"file://{directory}/lake")], done.document
 
 
+def test_a_view_says_the_size_of_each_image(original) -> None:
+    directory, _, _ = original
+    for target in ([f"file://{directory}/lake", "--step", 0], [directory / "plan.yaml", "--samples", 9]):
+        rows = produce("view", *target, "--json").document["rows"]
+        documents = [one for row in rows for one in row["documents"] if one["source"] == "pictures"]
+        assert len(documents) >= 9
+        for one in documents:
+            text = "".join(part["text"] for part in one["parts"] if part["kind"] == "text").replace("\0", "")
+            width, height = map(int, re.search(r": (\d+) x (\d+)", text).groups())
+            assert one["images"] == [f"image {28 * width} × {28 * height} pixels, {2 * width} × {2 * height} patches"]
+    shown = produce("view", f"file://{directory}/lake", "--step", 0, "--source", "pictures").out
+    assert re.search(r"\n  ┌ image \d+ × \d+ pixels, \d+ × \d+ patches ┐\n", shown)
+
+
 def test_each_image_stands_with_its_caption_and_its_placeholders(original) -> None:
     _, steps, document = original
     seen = set()

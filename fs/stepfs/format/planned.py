@@ -153,6 +153,7 @@ class PlanStanding:
     digest: str
     step: int
     sources: Mapping[str, SourceStanding]
+    tokenizer: str = ""  # its identity
 
     def document(self) -> dict[str, Any]:
         """The form in JSON documents; sources in order of names. `share`: of the tokens of all sources."""
@@ -197,7 +198,7 @@ def read_plan_position(packed: bytes) -> PlanStanding | None:
         if not isinstance(name, str) or standing is None:
             return None
         found[name] = standing
-    return PlanStanding(digest, step, found)
+    return PlanStanding(digest, step, found, str(position.get("tokenizer") or ""))
 
 
 def _source(fields: Value) -> SourceStanding | None:

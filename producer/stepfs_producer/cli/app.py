@@ -212,6 +212,62 @@ def lineage(
         raise AbsentError(why)
 
 
+def view(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="PLAN|LAKE|FILE",
+            help="A plan's YAML file, a lake, or a file of a mount or of a plan.",
+            callback=not_empty,
+        ),
+    ],
+    step: Annotated[int | None, Opt("--step", "Of a lake; the newest by default.", "N", least=0)] = None,
+    rank: Annotated[int | None, Opt("--rank", "Of a lake: a data rank; 0 by default.", "R", least=0)] = None,
+    micro: Annotated[int | None, Opt("--micro", "One micro-batch; all by default.", "M", least=0)] = None,
+    source: Annotated[str | None, Opt("--source", "Documents of this source alone.", "NAME")] = None,
+    samples: Annotated[int | None, Opt("--samples", "Of a plan: N of each source; 3 by default.", "N", least=1)] = None,
+    ids: Annotated[bool, Opt("--ids", "Show token ids beside the text.")] = False,
+    full: Annotated[bool, Opt("--full", "Show long texts whole.")] = False,
+    holdout: Holdout = False,
+    plan_dir: PlanDirectory = ".",
+    as_json: Json = False,
+    endpoint_url: EndpointUrl = None,
+) -> None:
+    """Show what the model reads: documents as text, each token coloured, or marked [[so]], where the loss looks at it.
+
+    Of a plan: the first samples of each source, before any run. Of a lake or a file: its rows, with the tokenizer that the
+    lake's plan names.
+    """
+    from stepfs.payload import last_suffix
+    from stepfs_producer.cli.lineage_report import LineageQuery, place_of
+    from stepfs_producer.cli.view_report import ViewOptions, view_file, view_lake, view_plan
+    from stepfs_producer.run.history.lineage import Wanted
+    from stepfs_producer.run.view import KINDS
+
+    how, at, lakes = ViewOptions(source, ids, full, as_json), StoreOptions(endpoint_url), is_lake(target)
+    is_file = not lakes and (last_suffix(target) in KINDS or Path(target).is_dir())
+    of_plan = not lakes and not is_file
+    of_one = {"--step": (step, lakes), "--rank": (rank, lakes), "--micro": (micro, not of_plan)}
+    for option, (given, fits) in (of_one | {"--samples": (samples, of_plan)}).items():
+        if given is not None and not fits:
+            raise UsageError(f"{option} is for {'plans' if option == '--samples' else 'lakes'}; {target} is none")
+    if of_plan:
+        view_plan(Path(target), samples or 3, how, held_out=holdout)
+    elif lakes:
+        view_lake(LineageQuery(target, at, Wanted(step, rank or 0, micro)), plan_dir, how)
+    else:
+        try:
+            asked = place_of(target, at, micro, None)
+        except UsageError:
+            if Path(target).is_dir():
+                raise
+            view_file(Path(target), micro, how)
+        else:
+            if asked.wanted.slice is None:
+                raise UsageError(f"{target} is a step of several ranks; name a file of it, such as rank-00000.pt")
+            view_lake(asked, plan_dir, how)
+
+
 def _parted(text: str) -> tuple[str, int | None, int | None]:
     match = _PLACE.fullmatch(text)
     assert match is not None
@@ -329,5 +385,5 @@ def tokenize(
     typer.echo(report)
 
 
-for command in (run, check, simulate, lineage, find, replay, text, tokenize):
+for command in (run, check, simulate, view, lineage, find, replay, text, tokenize):
     app.command(command.__name__)(reported("stepfs-produce")(plan_packages()(with_options(command))))

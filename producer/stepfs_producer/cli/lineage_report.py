@@ -14,7 +14,7 @@ from stepfs._internal.control_files import answer_within
 from stepfs.cli.columns import printable, table
 from stepfs.cli.failure import announce
 from stepfs.cli.target import lake_of, opened_lineage
-from stepfs.errors import AbsentError, StepfsError, UsageError
+from stepfs.errors import AbsentError, StepfsError, UsageError, command
 from stepfs.format.ids import JSON_SCHEMA
 from stepfs.store.api import StoreOptions
 from stepfs.view.names import SliceFile, StepDirectory, node_of
@@ -58,7 +58,7 @@ def place_of(path: str, options: StoreOptions, micro: int | None, token: int | N
 def lineage_report(asked: LineageQuery, texts_below: str | None, *, as_json: bool) -> tuple[str, str | None]:
     """The text, and why no record could be shown, where none of them could be."""
     shown = interruption.run(_shown, asked, texts_below)
-    return _document(asked.lake, shown) if as_json else "\n".join(_lines(shown)), _no_text_at_all(shown)
+    return _document(asked.lake, shown) if as_json else "\n".join(_lines(asked.lake, shown)), _no_text_at_all(shown)
 
 
 async def _shown(asked: LineageQuery, texts_below: str | None) -> Shown:
@@ -95,7 +95,7 @@ def _sources(shown: Shown) -> dict[str, Any]:
     return found
 
 
-def _lines(shown: Shown) -> Iterator[str]:
+def _lines(lake: str, shown: Shown) -> Iterator[str]:
     plan = "" if shown.plan is None else f", plan {shown.plan}"
     yield printable(f"step {shown.entry.step} by {shown.entry.producer_id}{plan}")
     for name, one in _sources(shown).items():
@@ -113,6 +113,9 @@ def _lines(shown: Shown) -> Iterator[str]:
         else:
             yield from (f"    {printable(line)}" for line in span.text.splitlines())
         yield ""
+    ranks = [] if not shown.spans else ["--rank", str(shown.spans[0].rank)]
+    asked = command("stepfs-produce", "view", lake, "--step", str(shown.entry.step), *ranks)
+    yield printable(f"as tokens, with what is learned: {asked}")
 
 
 def _no_text_at_all(shown: Shown) -> str | None:

@@ -13,7 +13,7 @@ from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from textwrap import wrap
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import trio
 import typer
@@ -101,7 +101,7 @@ def check_plan(
     directory = str(path.parent)
     found = inspect(file.plan, held_out=held_out, directory=directory, deep=deep) if sources else Inspection()
     if found.findings:
-        _refuse(file, found)
+        refuse(file, found)
     lake = None
     if options is not None:
         place = LocatedPlan(file.plan, directory, held_out)
@@ -113,7 +113,7 @@ def check_plan(
     return json.dumps(report.as_document(), ensure_ascii=False) if as_json else "\n".join(report.lines())
 
 
-def _refuse(file: PlanFile, found: Inspection) -> None:
+def refuse(file: PlanFile, found: Inspection) -> NoReturn:
     """Mistakes of the plan come first: 2 if there is one, else the code of the first error."""
     codes = [finding.exit_code for finding in found.findings]
     error = file.error([finding.problem for finding in found.findings])

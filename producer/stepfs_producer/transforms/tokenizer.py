@@ -56,6 +56,7 @@ UNSPELLED: Final = "\0stepfs\0"  # before the names that control tokens have her
 _FOR_INFERENCE: Final = ("truncation", "padding")
 _RANDOM: Final = ("dropout", "alpha", "nbest_size")
 _BATCH_CHARACTERS: Final = 1 << 20  # per call of the library, whose results need a hundred bytes per token
+_BYTES: Final = 256
 TEXT_BYTES_MAX: Final = 4 << 20  # of one text: a longer one alone needs gigabytes
 _OPEN_MAX: Final = 16  # tokenizers kept in a process; a plan has one
 
@@ -208,6 +209,14 @@ class Tokenizer(ABC):
         return None
 
     @abstractmethod
+    def name_of(self, number: int) -> str | None:
+        """The name of a token that is no text, its number where it has none; None of a text's."""
+
+    @abstractmethod
+    def decoded(self, ids: Sequence[int]) -> str:
+        """The text of tokens that have no name; U+FFFD for a part of a character."""
+
+    @abstractmethod
     def encode_plain(self, texts: Sequence[str]) -> Documents:
         """The tokens of each text alone. `UnfitRecordError` if the model has none for a character of a text."""
 
@@ -301,6 +310,12 @@ class BytesOfText(Tokenizer):
             f"bytes have no {role} token {name!r}; add tokenizer: {{kind: huggingface, file: tokenizer.json}}"
         )
 
+    def name_of(self, number: int) -> str | None:
+        return None if 0 <= number < _BYTES else {256: "eos", self.pad: "padding"}.get(number, str(number))
+
+    def decoded(self, ids: Sequence[int]) -> str:
+        return bytes(ids).decode(errors="replace")
+
     def encode_plain(self, texts: Sequence[str]) -> Documents:
         data = [text.encode() for text in texts]
         lengths = np.array([len(text) for text in data], np.int64)
@@ -334,6 +349,7 @@ class ModelTokenizer(Tokenizer):
         }
         if not vocabulary:
             raise UsageError("its vocabulary is empty")
+        self._controls_by_id = {vocabulary[name]: name for name in new_names if name in vocabulary}
         # Ids may have gaps, and added tokens stand above the model's.
         self.vocabulary = max(vocabulary.values()) + 1
         self._names = Names(str(plan.file), vocabulary, list(new_names))
@@ -358,6 +374,14 @@ class ModelTokenizer(Tokenizer):
             parts.append(np.fromiter(chain.from_iterable(numbers), np.int32, sum(counts)))
             lengths += counts
         return Documents(np.concatenate(parts), np.array(lengths, np.int64))
+
+    def name_of(self, number: int) -> str | None:
+        known = self._model.id_to_token(number) if 0 <= number < self.vocabulary else None
+        return str(number) if known is None else self._controls_by_id.get(number)
+
+    def decoded(self, ids: Sequence[int]) -> str:
+        text: str = self._model.decode(list(ids), skip_special_tokens=False)
+        return text
 
     def id_of(self, role: str, name: str) -> int | None:
         return self._names.id_of(role, name)

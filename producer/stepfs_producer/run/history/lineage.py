@@ -94,10 +94,9 @@ async def shown_spans(
     spans, parts = await _found(reader, entry, log.identity.grid, wanted, with_parts=texts_below is not None)
     producer = log.state.producers.get(entry.producer_id)
     standing = None if producer is None else read_plan_position(producer.position)
-    commit = await commit_of(log.store, log.identity.lake_id, entry.version)
-    made_by = None if commit is None else read_plan_position(commit.position)
+    made_by = await standing_of(log, entry)
     plan = None if made_by is None else made_by.digest
-    listings = await _listings(log, standing, {span.source for span in spans}, say)
+    listings = await listings_of(log, standing, {span.source for span in spans}, say)
     spans = [_named(span, listings) for span in spans]
     if texts_below is not None:
         newest_plan = "" if standing is None else standing.digest  # a fork lacks its parent's commits
@@ -109,11 +108,17 @@ async def shown_spans(
     return Shown(log.identity.lake_id, entry, plan, tuple(spans), texts_below is not None)
 
 
+async def standing_of(log: LogReader, entry: StepEntry) -> PlanStanding | None:
+    """The plan behind a step's commit; None once that is gone, of steps that a fork has of its parent, and where no plan is."""
+    commit = await commit_of(log.store, log.identity.lake_id, entry.version)
+    return None if commit is None else read_plan_position(commit.position)
+
+
 async def _found(
     reader: LineageReader, entry: StepEntry, grid: Grid, wanted: Wanted, *, with_parts: bool
 ) -> tuple[list[ShownSpan], list[RecordPart]]:
     """The spans, and with their tokens where these are asked for."""
-    placed = _slices(grid, wanted)
+    placed = slices_of(grid, wanted)
     of_one_each = grid.micro > 1 and wanted.slice is None and wanted.micro is not None
     found: list[ShownSpan] = []
     parts: list[RecordPart] = []
@@ -132,7 +137,7 @@ async def _found(
     return found, parts
 
 
-def _slices(grid: Grid, wanted: Wanted) -> dict[SliceIndex, tuple[int, int]]:
+def slices_of(grid: Grid, wanted: Wanted) -> dict[SliceIndex, tuple[int, int]]:
     """The slices to be read → data rank, and micro-batch with which the file begins."""
     if wanted.slice is not None:
         unit, piece, _ = grid.place_of(wanted.slice)
@@ -168,7 +173,7 @@ def _rows(spans: Spans, micro: int | None, token: int | None) -> list[int]:
     return [int(row) for row in wanted.nonzero()[0]]
 
 
-async def _listings(
+async def listings_of(
     log: LogReader, standing: PlanStanding | None, sources: set[str], say: Callable[[str], None]
 ) -> dict[str, Listing]:
     """The listing of each source that is there."""
