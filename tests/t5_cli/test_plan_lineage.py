@@ -94,7 +94,8 @@ def test_a_lake_without_spans_says_so(tmp_path: Path, ext: str) -> None:
     if ext == ".npy":
         made(tmp_path, steps=1)
     else:
-        assert produce("text", url, "-i", tmp_path / "prose.txt", "--slices", 1, "--ext", ext, "--seq-len", 8).code == 0
+        options = ["--slices", 1, "--ext", ext, "--seq-len", 64, "--limit-steps", 4]
+        assert produce("text", url, "-i", tmp_path / "prose.txt", *options).code == 0
         assert produce("replay", url, "--steps", "0:2", "--workers", 1).code == 0, "its plan is read again"
     one_line(produce("lineage", url), 2, "lineage is in the .safetensors, .pt and .tar files")
     words = [
