@@ -85,10 +85,10 @@ FEATURES = {
 # why an option is of no feature → the options
 APART = {
     "it says the same in another form": "--json --watch --bundle --schema --keys --metrics-port --metrics-address --text "
-    "--log-format --man",
+    "--log-format --man --ids --full",
     "it says how a store or a machine is reached": "--endpoint-url --engine --ray-address --workers --wait-for-lake",
     "it bounds resources, and changes no byte": "--memory-size --memory --prefetch --prime --poll --steps-per-second",
-    "it chooses what one command looks at": "--step --source --file --content "
+    "it chooses what one command looks at": "--step --source --file --content --samples "
     "--no-sources --deep simulate:--steps replay:--steps replay:--ranks",
     "it is written into the lake or plan once, and compared": "--ext --check-payload "
     "--input --seq-len --batch-size --tokenizer-file --eos",
