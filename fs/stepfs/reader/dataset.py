@@ -235,7 +235,8 @@ class StepDataset:
             raise UsageError(f"batch_size {batch_size}: give 1 or more, or None")
         if isinstance(lake, Lake) and options:
             raise UsageError(f"{', '.join(options)}: these options belong to the Lake")
-        self.lake = self._opened(lake, options)
+        of_rank = {"ranks": self._rank} | options
+        self.lake = lake if isinstance(lake, Lake) else _SplitLake(lake, **of_rank)
         if not 0 <= self._rank < self.lake.world:
             raise UsageError(f"rank {rank}: this lake has ranks 0 to {self.lake.world - 1}")
         self._decode = decode or decoder(self.lake.ext)
@@ -243,9 +244,11 @@ class StepDataset:
         if beside is not None:
             if isinstance(beside, Lake) != isinstance(lake, Lake):
                 raise UsageError("lake and beside: give two URLs, or two Lakes")
-            of_both = {name: value for name, value in options.items() if name not in _OF_ONE}
-            self._beside = Annotations(self.lake, self._opened(beside, of_both))
+            of_both = {name: value for name, value in of_rank.items() if name not in _OF_ONE}
+            second = beside if isinstance(beside, Lake) else _SplitLake(beside, **of_both)
+            self._beside = Annotations(self.lake, second)
             self._decode_beside = decode or decoder(self._beside.lake.ext)
+        self._let_rest()
         self._sampler: Sampler | None = None
         self._place = (0, 1)  # (worker, workers) of the loader in this process
         self._generation = -1
@@ -255,12 +258,11 @@ class StepDataset:
         """The lakes that it reads: each has a group of its own to be told of checkpoints."""
         return [self.lake] if self._beside is None else [self.lake, self._beside.lake]
 
-    def _opened(self, lake: Lake | str, options: dict[str, Any]) -> Lake:
-        if isinstance(lake, Lake):
-            return lake
-        made = _SplitLake(lake, **({"ranks": self._rank} | options))
-        made.rest()  # mostly it is workers that read
-        return made
+    def _let_rest(self) -> None:
+        """Those that were opened here: mostly it is workers that read."""
+        for lake in self.lakes:
+            if isinstance(lake, _SplitLake):
+                lake.rest()
 
     def _announce(self, hint: ShuffleHint) -> None:
         self.lake.announce(hint)

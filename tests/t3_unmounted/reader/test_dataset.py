@@ -236,7 +236,7 @@ def test_a_mistake_is_told_in_the_words_of_python_and_from_few_frames(url):
         with pytest.raises(UsageError, match=words) as caught:
             StepDataset(url, **options)
         assert "--" not in str(caught.value)
-        assert len(traceback.extract_tb(caught.value.__traceback__)) <= 4
+        assert len(traceback.extract_tb(caught.value.__traceback__)) <= 3
     with Lake(url) as lake, pytest.raises(NoSuchStepError) as late:
         lake[STEPS]
     assert "trio" not in "".join(traceback.format_tb(late.value.__traceback__))
