@@ -147,6 +147,28 @@ async def test_check_puts_again_what_is_damaged_or_lost(world: World, wrong: str
     assert sound.keys() <= pair.place.objects.keys()
 
 
+@pytest.mark.logs("is unreadable, using an older one")
+@pytest.mark.parametrize("room", [log_prefix, snapshot_prefix])
+@scenario(small, on=grow)
+async def test_check_does_not_put_what_is_rotten_at_the_lake(world: World, room: Callable[[str], str]) -> None:
+    pair = Pair(world)
+    await pair.replicated("it")
+    key = keys_under(world, pair.place, room)[0]
+    sound = world.shared.objects[key]
+    if room is log_prefix:  # that a snapshot covers
+        pair.place.remove(key)
+    else:
+        pair.place.put(key, middle_bit(sound))
+    there = dict(pair.place.objects)
+    world.shared.put(key, middle_bit(sound))
+    with pytest.raises(CorruptError, match=f"memory://home: {key}: .*put that object back, then replicate again"):
+        await pair.replicated("next", check=True)
+    assert pair.place.objects.get(key) == there.get(key)
+    world.shared.put(key, sound)
+    await pair.replicated("and again", check=True)
+    await is_as_home(pair)
+
+
 @scenario(small, on=grow)
 async def test_check_goes_on_behind_what_the_lake_does_not_have_either(world: World) -> None:
     pair = Pair(world)

@@ -605,7 +605,7 @@ async def _copy_base(home: Store, store: Store, lake_id: str, version: Version) 
     log_key, key = (keys.numbered(prefix(lake_id), version) for prefix in (keys.log_prefix, keys.snapshot_prefix))
     if await store.get(key) is not None:
         return
-    body, snapshot = await home.get(log_key), await home.get(key)
+    body, snapshot = await _sound(home, log_key), await _sound(home, key)
     if body is None or snapshot is None:
         if await store.get(keys.LAKE) is not None:  # another replicator has made it meanwhile, and it has moved on
             raise StoreUnreachableError(f"{store.url}: another process has begun the replica meanwhile; {_AGAIN}")
@@ -613,10 +613,6 @@ async def _copy_base(home: Store, store: Store, lake_id: str, version: Version) 
             f"{store.url}: a replica was begun here at version {version}, which {home.url} has reclaimed since: delete what is"
             " here, or name another place"
         )
-    try:
-        decode_commit(body, log_key), decode_snapshot(snapshot, key)  # it would be the replica's only one
-    except CorruptError as error:
-        raise CorruptError(f"{home.url}: {error}; put that object back, then {_AGAIN}") from error
     await create_own(store, log_key, body, _AGAIN)
     await create_own(store, key, snapshot, _AGAIN)
 
@@ -633,9 +629,24 @@ async def _restore(home: Store, store: Store, own: LakeIdentity) -> None:
 
 
 async def _put_again(home: Store, store: Store, key: str) -> bool:
-    if (body := await home.get(key)) is not None:
+    if (body := await _sound(home, key)) is not None:
         await store.put(key, [body])
     return body is not None
+
+
+async def _sound(home: Store, key: str) -> bytes | None:
+    """An object of the lake, to be copied as it is. `CorruptError` for a log version or a snapshot that rots there: it may be
+    the replica's only one. A segment is read again where it was put.
+    """
+    body, lake_id = await home.get(key), key.partition("/")[0]
+    try:
+        if body is not None and key.startswith(keys.log_prefix(lake_id)):
+            decode_commit(body, key)
+        elif body is not None and key.startswith(keys.snapshot_prefix(lake_id)):
+            decode_snapshot(body, key)
+    except CorruptError as error:
+        raise CorruptError(f"{home.url}: {error}; put that object back, then {_AGAIN}") from error
+    return body
 
 
 async def _copy_plans(home: Store, store: Store, lake_id: str) -> None:
