@@ -104,13 +104,15 @@ def test_a_part_that_nobody_knows_is_a_mistake_of_usage(benchmark, words, known,
 @pytest.mark.nightly
 @pytest.mark.timeout(300)  # it takes 10 s on a machine of its own
 def test_a_quick_run_writes_table_and_json(tmp_path: Path) -> None:
-    done = tools.ran("bench_plan", "--quick", "--only", "time", "--out", str(tmp_path))
+    done = tools.ran("bench_plan", "--quick", "--only", "time,throughput", "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
     document = json.loads((tmp_path / "bench_plan.json").read_text(encoding="utf-8"))
     assert document["benchmark"] == "bench_plan"
     rows = [row["what"] for row in document["rows"]]
-    assert len(rows) == 5
+    assert len(rows) == 7
     assert all(row in done.stdout for row in rows)
+    counted = document["figures"]["throughput"]
+    assert all(counted[kind]["tokens"] > 100_000 for kind in ("bpe", "bytes"))
 
 
 def bench(program, *arguments, out):

@@ -132,7 +132,7 @@ class _Source:
         """One more block."""
         block, head, samples = self._waiting.popleft().get()
         body = KeptBody(_Here(samples), _never, lambda _: None)
-        self.held.add(SampleChunk(block.place, 0, block.records, block.follows, head.lengths, body))
+        self.held.add(SampleChunk(block.place, 0, block.records, block.follows, head.lengths, body, crc32c=block.crc32c))
         self.held.ended = block.ended
         self._submit()
 
@@ -182,7 +182,7 @@ def main(order: dict[str, Any]) -> dict[str, Any]:
         with multiprocessing.Pool(workers, preload, [str(plan.parent)]) as pool:
             pool.map(time.sleep, [0.5] * workers, 1)  # all of them are up
             used, state = without_lake(fit, pool)
-    return used | {"position": state.position()}
+    return used | {"position": state.position(), "tokens": sum(one.tokens for one in state.sources.values())}
 
 
 if __name__ == "__main__":

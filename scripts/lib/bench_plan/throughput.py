@@ -57,8 +57,8 @@ def _compare(report: Report, directory: Path, kind: str, plan: Path, rounds: int
             took[side].append(answer["seconds"])
             used[side].append(answer["cpu_s"])
             positions.append(answer["position"])
+            tokens = answer["tokens"]
         assert positions[0]["sources"] == positions[1]["sources"], "both sides took the same samples"
-        tokens = sum(source[-1] for source in positions[0]["sources"].values())
         run_command(["rm", "-r", str(lake)])
     ratios = [pool / lake for pool, lake in zip(took["pool"], took["lake"], strict=True)]
     rate = {side: tokens / median(seconds) / 1e6 for side, seconds in took.items()}
