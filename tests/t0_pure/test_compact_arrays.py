@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -102,13 +101,15 @@ def test_spans_of_compact_files_are_read() -> None:
         )
 
 
-def test_the_page_says_how_labels_are_made() -> None:
-    page = (Path(__file__).resolve().parents[2] / "producer/PAYLOADS.md").read_text()
-    [code] = [block for block in page.split("```python\n") if block.startswith("def labels_of")]
-    names: dict[str, Any] = {"np": np}
-    exec(code.partition("```")[0], names)
+def test_labels_are_made_as_the_page_says() -> None:
+    """By its sentence alone: the span's next id, the last one of `last_labels`, −100 where the bit is 0."""
     parts = [Part((0, 0, 0, 0), [1, 2, 3], 4, mask=[1, 0, 1]), Part((0, 1, 0, 1), [5], following_learned=False)]
     for task in (EXAMPLE, task_of((1, 2, 1), 4, parts)):
         spec = PayloadSpec(".safetensors", True, 0, 11, compact=True)
         for compact in written(task, spec):
-            assert names["labels_of"](compact).tolist() == expand(compact)["labels"].tolist()
+            labels = np.full(compact["input_ids"].shape, -100)
+            for (micro, start, tokens, *_), last in zip(compact["spans"], compact["last_labels"], strict=True):
+                labels[micro, start : start + tokens] = [*compact["input_ids"][micro, start + 1 : start + tokens], last]
+            if "label_bits" in compact:
+                labels[np.unpackbits(compact["label_bits"], 1, labels.shape[1], "little") == 0] = -100
+            assert labels.tolist() == expand(compact)["labels"].tolist()
