@@ -108,7 +108,9 @@ def test_what_cannot_be_published_is_told_in_one_line(node, lake, tmp_path):
         ({"target_path": "/proc"}, grpc.StatusCode.ALREADY_EXISTS, "/proc is a mount of proc"),
     ]:
         node.refused(code, words, "NodePublishVolume", **(fields | change))
-    node.publish("v", target, volume_context={"lake": lake})
+    once = {"mount": {}, "access_mode": {"mode": 1}}  # ReadWriteOnce, of a pod that says readOnly: true
+    node.publish("v", target, volume_context={"lake": lake}, volume_capability=once)
+    assert "volume v is read-only, though its accessModes say ReadWriteOnce" in (node.directory / "plugin.log").read_text()
     node.refused(
         grpc.StatusCode.FAILED_PRECONDITION, "a volumeHandle of its own", "NodePublishVolume",
         **(fields | {"target_path": str(tmp_path / "b"), "volume_context": {"lake": lake, "ranks": "1"}}),

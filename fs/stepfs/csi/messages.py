@@ -55,13 +55,15 @@ _SCALARS: Final = {
 BYTES: Final = 1  # VolumeUsage.Unit
 READERS: Final = {2, 3}  # AccessMode.Mode: SINGLE_NODE_READER_ONLY, MULTI_NODE_READER_ONLY
 WRITERS: Final = {1: "ReadWriteOnce", 4: "ReadWriteMany", 5: "ReadWriteMany", 6: "ReadWriteOncePod", 7: "ReadWriteOnce"}
+ONCE: Final = {1, 7}  # which many write out of habit
 GET_VOLUME_STATS: Final = 2  # NodeServiceCapability.RPC.Type
 VOLUME_CONDITION: Final = 4
 
 
-def _classes() -> dict[str, Any]:
+def classes(messages: dict[str, str]) -> dict[str, Any]:
+    """Name → class, of messages that are written as above and name none but each other."""
     file = descriptor_pb2.FileDescriptorProto(name="stepfs_csi.proto", package=PACKAGE, syntax="proto3")
-    for name, fields in _MESSAGES.items():
+    for name, fields in messages.items():
         message = file.message_type.add(name=name)
         for field in fields.split():
             label, _, rest = field.partition(":")
@@ -83,9 +85,7 @@ def _classes() -> dict[str, Any]:
             made.type_name = f".{PACKAGE}.{kind}"
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    return {
-        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{PACKAGE}.{name}")) for name in _MESSAGES
-    }
+    return {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{PACKAGE}.{name}")) for name in messages}
 
 
-MESSAGES: Final = _classes()  # name → class
+MESSAGES: Final = classes(_MESSAGES)  # name → class

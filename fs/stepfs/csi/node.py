@@ -27,7 +27,7 @@ from prometheus_client.registry import Collector
 from stepfs._internal.control_files import answer_within
 from stepfs._internal.declared_option import declared
 from stepfs.csi.holder import ask
-from stepfs.csi.messages import BYTES, MESSAGES, READERS, WRITERS
+from stepfs.csi.messages import BYTES, MESSAGES, ONCE, READERS, WRITERS
 from stepfs.mount.host.mount_points import Health, check_health, unmount
 from stepfs.mount.host.mount_table import FSTYPE, Mounted, mount_at, mounts, real_directory
 from stepfs.mount.logs import log_file
@@ -110,7 +110,7 @@ class Volumes:
         return MESSAGES["NodePublishVolumeResponse"]()
 
     def _appear(self, request: Any, volume: str, target: Path, *, again: bool) -> None:
-        _check_capability(request.volume_capability)
+        _check_capability(volume, request)
         directory = self._directory(volume)
         if not again:
             _make_target(target)
@@ -257,13 +257,17 @@ def _place(text: str) -> Path | None:
     return real_directory(path) if path.is_absolute() and ".." not in path.parts and "\0" not in text else None
 
 
-def _check_capability(capability: Any) -> None:
+def _check_capability(volume: str, request: Any) -> None:
+    capability, mode = request.volume_capability, request.volume_capability.access_mode.mode
     if not capability.HasField("mount"):
         raise _invalid("volume_capability must be a mount: volumeMode Filesystem")
-    if capability.access_mode.mode not in READERS:  # `readonly` is each pod's; the mount is read-only without it, too
+    if mode in ONCE and request.readonly:  # the pod says itself that it only reads
+        _log.info("volume %s is read-only, though its accessModes say %s", volume, WRITERS[mode])
+    elif mode not in READERS:  # `readonly` is each pod's; the mount is read-only without it, too
+        pods = ", or readOnly: true beside its claim in each pod" if mode in ONCE else ""
         raise _invalid(
-            f"accessModes {WRITERS.get(capability.access_mode.mode, 'unknown')}: a lake is read-only; write"
-            " accessModes: [ReadOnlyMany] in the PersistentVolume and in its claim"
+            f"accessModes {WRITERS.get(mode, 'unknown')}: a lake is read-only; write accessModes: [ReadOnlyMany] in the"
+            f" PersistentVolume and in its claim{pods}"
         )
     if capability.mount.mount_flags:
         raise _invalid(

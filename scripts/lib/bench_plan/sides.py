@@ -132,7 +132,9 @@ class _Source:
         """One more block."""
         block, head, samples = self._waiting.popleft().get()
         body = KeptBody(_Here(samples), _never, lambda _: None)
-        self.held.add(SampleChunk(block.place, 0, block.records, block.follows, head.lengths, body, crc32c=block.crc32c))
+        self.held.add(
+            SampleChunk(block.place, 0, block.records, block.follows, head.lengths, body, crc32c=block.crc32c)
+        )
         self.held.ended = block.ended
         self._submit()
 

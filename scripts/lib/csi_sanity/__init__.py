@@ -1,0 +1,1 @@
+"""scripts/csi_sanity: other people's test of CSI drivers, on ours."""
