@@ -15,6 +15,7 @@ from csinode import READ_ONLY_MANY, daemon_of, ended_with, fires, mounted_below
 from prometheus_client.parser import text_string_to_metric_families
 from realmount import PATIENCE_S, payload, until
 
+from csi_sanity import controller as csi_sanity
 from stepfs.csi.holder import ask
 from stepfs.csi.messages import MESSAGES
 from stepfs.mount.host import mount_table
@@ -62,6 +63,27 @@ def test_a_volume_from_publish_to_unpublish(node, lake, tmp_path):
     assert list(node.base.iterdir()) == []
 
 
+def test_what_stands_before_csi_sanity_goes_on_to_the_plugin(node, lake, tmp_path):
+    """Which asks for ReadWriteOnce, and takes its volumes from a controller."""
+    endpoint = f"{tmp_path}/before.sock"
+    server = csi_sanity.serve(endpoint, str(node.socket), lake)
+    try:
+        with grpc.insecure_channel(f"unix://{endpoint}") as channel:
+            publish = channel.unary_unary(
+                "/csi.v1.Node/NodePublishVolume", request_serializer=lambda request: request.SerializeToString()
+            )
+            once = {"mount": {}, "access_mode": {"mode": 1}}
+            target = tmp_path / "target"
+            asked = {"volume_id": "v", "target_path": str(target), "volume_context": {"lake": lake}}
+            publish(MESSAGES["NodePublishVolumeRequest"](**asked, volume_capability=once), timeout=PATIENCE_S)
+            assert (target / "step-000000001/rank-00000.bin").read_bytes() == payload(1, 0)
+            with pytest.raises(grpc.RpcError, match="volume_id and an absolute"):
+                publish(MESSAGES["NodePublishVolumeRequest"](), timeout=PATIENCE_S)
+    finally:
+        server.stop(None).wait()
+    node.unpublish("v", target)
+
+
 def test_an_attribute_that_is_given_twice_is_the_later_one():
     """As protobuf has it; kubectl refuses such a volume before."""
     wire = bytes.fromhex("42060a016c120175" * 2 + "42060a016c120177")
@@ -71,16 +93,12 @@ def test_an_attribute_that_is_given_twice_is_the_later_one():
 def test_attributes_are_options_of_mount(node, lake, tmp_path):
     given = {
         "cache-dir": str(tmp_path / "cache"), "cache-size": "64M", "near": f"file://{tmp_path}/near", "prefetch": "3", "prime": "false",
-        "recover": "true", "list-latest": "false", "memory-size": "64M",
+        "recover": "true", "memory": "64M",
     }  # fmt: skip
     node.publish("v", tmp_path / "target", volume_context={"lake": lake} | given)
     options = json.loads((tmp_path / "target/.stepfs/config.json").read_text())
-    shown = {
-        name: options["options"][name] for name in ("cache_bytes", "near", "prefetch_steps", "prime", "list_latest")
-    }
-    assert shown == {
-        "cache_bytes": 64 << 20, "near": f"file://{tmp_path}/near", "prefetch_steps": 3, "prime": False, "list_latest": False
-    }  # fmt: skip
+    typed = {"cache-size": "67108864", "memory": "67108864", "prime": False, "recover": True}
+    assert {name: options["options"][name] for name in given} == given | typed
     assert list((tmp_path / "cache").iterdir()) != []
 
 

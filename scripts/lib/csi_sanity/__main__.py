@@ -32,7 +32,7 @@ def main() -> int:
         directory = Path(made)
         ending.callback(_unmounted, directory)
         lake = f"file://{directory}/lake"
-        make_long_lake(lake, 3, 2)
+        make_long_lake(lake, 513, 2)
         plugin, endpoint = directory / "plugin.sock", directory / "csi.sock"
         sockets = ["--endpoint", str(plugin), "--holder", str(directory / "holder.sock")]
         for role, listens in (("holder", directory / "holder.sock"), ("plugin", plugin)):
