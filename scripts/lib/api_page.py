@@ -21,7 +21,8 @@ from stepfs_producer.plan.part import Part, keys_of
 _WIDTH: Final = 100
 _SPECIAL: Final = {"__call__", "__getitem__", "__iter__", "__len__"}
 _OF_STEPFS: Final = {
-    "Lake.announce", "Lake.as_worker", "Lake.can_follow_to", "ShuffledSteps.announce", "ShuffledSteps.note_drawn",
+    "Lake.announce", "Lake.as_worker", "Lake.can_follow_to", "Lake.files", "Lake.holds", "Lake.known", "Lake.note", "Lake.object_of",
+    "Lake.origin_cuts", "Lake.rest", "Lake.tie", "Producer.running", "ShuffledSteps.check_place", "StepDataset.lakes", "ShuffledSteps.announce", "ShuffledSteps.note_drawn",
     "ShuffledSteps.order", "ShuffledSteps.position", "ShuffledSteps.refuses", "StepDataset.fetch_in_order_of",
 }  # fmt: skip
 _HEAD: Final = """\
