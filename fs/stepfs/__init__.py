@@ -1,7 +1,7 @@
 """stepfs: transactional global training batches in object storage, read as files.
 
-Public are the names below, what `errors` and `announce` define, and `torch.dump`. All
-other modules may change with any version. A name is imported when it is first used: `import stepfs` costs nothing.
+Public are the names below, and those that the modules `announce`, `errors`, `payload` and `torch` define. All other
+modules may change with any version. A name is imported when it is first used: `import stepfs` costs nothing.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "CheckpointHook", "Lake", "ShuffledSteps", "StepDataset", "StreamState", "__version__", "announce", "errors", "torch",
+    "CheckpointHook", "Lake", "ShuffledSteps", "StepDataset", "StreamState", "__version__",
 ]  # fmt: skip
 
+_MODULES: Final = frozenset(("announce", "errors", "torch"))  # not in a `*`: the user's `torch` is another one
 _HOMES: Final = {
     "CheckpointHook": "stepfs.training",
     "Lake": "stepfs.reader.lake",
@@ -36,10 +37,10 @@ _HOMES: Final = {
 def __getattr__(name: str) -> object:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
-    if name in __all__:
+    if name in _MODULES:
         return import_module(f"stepfs.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_MODULES})

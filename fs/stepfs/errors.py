@@ -128,6 +128,12 @@ class FencedError(StepfsError):
     exit_code = 7
 
 
+class DifferentError(StepfsError):
+    """What was made again differs from what is there."""
+
+    exit_code = 8
+
+
 def leaves(error: BaseException) -> list[BaseException]:
     """The exceptions inside nested groups, in the order they were raised; groups are never empty."""
     if isinstance(error, BaseExceptionGroup):

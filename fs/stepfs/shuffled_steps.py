@@ -209,7 +209,7 @@ def _range_of(source: object, first: int | None, stop: int | None) -> tuple[int,
         if stop is None:
             raise UsageError("where does the order end? give `stop`")
         return first or 0, stop, 1
-    if not view.ends and (stop is None or (first is None and view.options.show_last is not None)):
+    if not view.ends and stop is None:
         raise UsageError(
             "where does the order end? More steps will come: give `stop`, and `first`, the same on every rank"
         )

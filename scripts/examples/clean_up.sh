@@ -14,7 +14,7 @@ stepfs reclaim "$lake" --dry-run --grace 0s                     # counts what li
 stepfs reclaim "$lake" --grace 0s                               # deletes it; without --grace an hour after the checkpoint
 
 # When the run is over for good: the group no longer needs anything, and the lake is only its objects.
-stepfs checkpoint "$lake" --group "$group" --retire
+stepfs retire-group "$lake" "$group"
 case $lake in
     file://*) rm -r "${lake#file://}" ;;
     s3://*) echo "delete the objects with the tool of your store: aws s3 rm --recursive $lake" ;;

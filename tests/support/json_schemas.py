@@ -14,7 +14,7 @@ from typing import Any, Final
 from jsonschema import Draft202012Validator
 
 FOLDER: Final = Path(__file__).parents[2] / "fs/schemas"
-NAMES: Final = sorted(path.stem for path in FOLDER.glob("*.json"))
+NAMES: Final = sorted(path.stem for path in FOLDER.glob("*.json") if path.stem != "face")
 
 
 @cache

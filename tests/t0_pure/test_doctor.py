@@ -156,7 +156,7 @@ def test_a_mount_that_cannot_follow_its_lake_is_no_healthy_one(tmp_path, answers
     alive = tmp_path / "alive"
     (alive / ".stepfs").mkdir(parents=True)
     (alive / ".stepfs/status.json").write_text(json.dumps({"store": {"reachable": True, "trouble": trouble}}))
-    (alive / ".stepfs/config.json").write_text(json.dumps({"options": {"checkpoint_dir": None}}))
+    (alive / ".stepfs/config.json").write_text(json.dumps({"checkpoint_dir": None}))
     found = checks.check_alive(Mounted("0:50", str(alive), "fuse.stepfs", "file:///lake"))
     assert found.level is level
     assert trouble is None or trouble in found.detail
@@ -179,7 +179,7 @@ def test_a_directory_that_holds_no_checkpoint_is_named(tmp_path, answers, holds,
         (tmp_path / "ckpts" / name).parent.mkdir(exist_ok=True)
         (tmp_path / "ckpts" / name).write_text('{"global_step": 7}')
     (alive / ".stepfs/status.json").write_text(json.dumps({"store": {"trouble": None}}))
-    (alive / ".stepfs/config.json").write_text(json.dumps({"options": {"checkpoint_dir": str(tmp_path / watched)}}))
+    (alive / ".stepfs/config.json").write_text(json.dumps({"checkpoint_dir": str(tmp_path / watched)}))
     found = checks.check_alive(Mounted("0:50", str(alive), "fuse.stepfs", "file:///lake"))
     assert found.level is (Level.NOTE if told else Level.OK)
     assert told in found.remedy

@@ -103,7 +103,7 @@ MINIMAL = 'output: {{mesh: "dp=2", sequence_length: 64}}\nsources:\n  a: {{forma
         ("holdout: 0.0000000000000001%", "holdout", Fraction(1, 10**18)), ("shuffle: none", "shuffle", None),
         ("shuffle: {block: 1MiB}", "shuffle", Shuffle(block=1 << 20)),
         ("shuffle: {block: 0.5G}", "shuffle", Shuffle(block=1 << 29)), ("shuffle: {block: 8M}", "shuffle", Shuffle()),
-        ("shuffle: {block: 1_024 kB}", "shuffle", Shuffle(block=1 << 20)), ("long: drop", "long", Long.DROP),
+        ("shuffle: {block: 1_024 KiB}", "shuffle", Shuffle(block=1 << 20)), ("long: drop", "long", Long.DROP),
         ("text_field: no", "text_field", "no"),
         ("text_field: 1_000", "text_field", "1_000"), ("text_field: ~", "text_field", "~"),
         ("text_field: 2026-07-01", "text_field", "2026-07-01"), ("version: 1.10", "version", "1.10"),

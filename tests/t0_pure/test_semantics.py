@@ -87,7 +87,7 @@ HELD_BY = {  # the promise: its tests, or files of them
         "test_a_world_that_does_not_fit_names_both_numbers",
     ),
     14: (
-        "test_show_last_trims_listings_but_not_lookups",
+        "test_latest_follows_the_newest_step",
         "test_what_a_rank_reads_is_fetched_and_primed_by_micro_batch",
     ),
     15: ("test_what_is_not_committed_is_not_there_at_once",),

@@ -253,7 +253,7 @@ async def test_a_producer_that_waits_for_a_run_there_says_where(world: World, ca
         in said
     )
     assert f"`stepfs status '{COPY}'`" in said
-    assert f"stepfs checkpoint memory://a --group {HOLD} --retire" in said
+    assert f"stepfs retire-group memory://a {HOLD}" in said
     await run.add(Step(12), keep=1)
     await trio.sleep(1)
     await replica.round()
@@ -270,7 +270,7 @@ async def test_a_run_that_moves_there_is_told_what_stays_behind(world: World) ->
     for store in (pair.store, pair.store, process(world, "home")):
         joining = Group.of(store, await open_lake(store), "moves", TrioClock())
         said.append(await GroupFollower(joining, _Shown(), lambda: None).register())
-    assert said[0].endswith("until stepfs checkpoint memory://home --group moves --retire")
+    assert said[0].endswith("until stepfs retire-group memory://home moves")
     assert (said[1], "checkpoint" in said[2]) == (None, False)
 
 

@@ -36,7 +36,7 @@ from stepfs.lake.replicate import Copier, Replica
 from stepfs.store.api import Entry
 from stepfs_producer import AsyncProducer
 
-REFUSED = "is a replica: produce to memory://home; if that is lost for good: stepfs fork 'memory://the copy@STEP' NEW"
+REFUSED = "is a replica: produce to memory://home; if that is lost for good: stepfs fork 'memory://the copy' NEW"
 
 
 async def happens(rng: random.Random, pair: Pair) -> None:

@@ -105,13 +105,13 @@ def test_a_mount_says_which_lake_and_group_it_is(lake, tmp_path):
     with pytest.raises(AbsentError, match="not a stepfs mount"):
         CheckpointHook(tmp_path)
     (tmp_path / ".stepfs").mkdir()
-    options = {"lake": lake, "endpoint_url": None, "group": "of-the-mount"}
-    (tmp_path / ".stepfs/config.json").write_text(json.dumps({"options": options}))
+    config = {"lake": lake, "endpoint_url": None, "group": "of-the-mount"}
+    (tmp_path / ".stepfs/config.json").write_text(json.dumps(config))
     CheckpointHook(tmp_path)(5)
     CheckpointHook(Path(tmp_path), group="another")(6)
     assert (kept(lake, "of-the-mount"), kept(lake, "another")) == ([5], [6])
-    options["group"] = None
-    (tmp_path / ".stepfs/config.json").write_text(json.dumps({"options": options}))
+    config["group"] = None
+    (tmp_path / ".stepfs/config.json").write_text(json.dumps(config))
     with pytest.raises(UsageError, match="whose checkpoints"):
         CheckpointHook(tmp_path)
 
@@ -295,8 +295,8 @@ def test_a_hook_opens_the_lake_once(lake, tmp_path, monkeypatch):
     by_url(20)
     assert asked == ["get lake.msgpack", "get log", "list control", "get control", "create control"]
     (tmp_path / ".stepfs").mkdir()
-    options = {"lake": lake, "endpoint_url": None, "group": "mount"}
-    (tmp_path / ".stepfs/config.json").write_text(json.dumps({"options": options}))
+    config = {"lake": lake, "endpoint_url": None, "group": "mount"}
+    (tmp_path / ".stepfs/config.json").write_text(json.dumps(config))
     status = {"next_step": 40, "order_needs_from": None, "store": {"reachable": True, "trouble": None}}
     (tmp_path / ".stepfs/status.json").write_text(json.dumps(status))
 
@@ -315,8 +315,8 @@ def test_a_hook_opens_the_lake_once(lake, tmp_path, monkeypatch):
 
 def test_a_mount_that_shows_steps_that_the_lake_has_lost_records_no_checkpoint(lake, tmp_path):
     (tmp_path / ".stepfs").mkdir()
-    options = {"lake": lake, "endpoint_url": None, "group": "run"}
-    (tmp_path / ".stepfs/config.json").write_text(json.dumps({"options": options}))
+    config = {"lake": lake, "endpoint_url": None, "group": "run"}
+    (tmp_path / ".stepfs/config.json").write_text(json.dumps(config))
     store = {"reachable": True, "trouble": "another history: mount again"}
     status = {"next_step": 40, "order_needs_from": None, "store": store}
     hook = CheckpointHook(tmp_path)
@@ -340,8 +340,8 @@ class _Mounted:
     def __init__(self, lake: str, directory: Path, *, next_step: int) -> None:
         self.told = directory / ".stepfs"
         self.told.mkdir()
-        options = {"lake": lake, "endpoint_url": None, "group": "run"}
-        (self.told / "config.json").write_text(json.dumps({"options": options}))
+        config = {"lake": lake, "endpoint_url": None, "group": "run"}
+        (self.told / "config.json").write_text(json.dumps(config))
         self.next_step = next_step
         self.says(None)
 
@@ -410,7 +410,7 @@ NOT_INTEGERS = [None, 10.0, "10", True, torch.tensor([1, 2]), torch.tensor(1.5)]
 @pytest.mark.parametrize("kind", [Producer, AsyncProducer])
 @pytest.mark.parametrize("wrong", [None, 7, b"file:///lake", Path("/lake")], ids=repr)
 def test_a_lake_or_an_id_that_is_no_text_is_named(kind, wrong):
-    with pytest.raises(TypeError, match=f"lake_url is a {type(wrong).__name__}; give text, such as 'file:"):
+    with pytest.raises(TypeError, match=f"lake is a {type(wrong).__name__}; give text, such as 'file:"):
         kind(wrong, producer_id="p")
     with pytest.raises(UsageError, match=f"producer_id is a {type(wrong).__name__}; give text") as caught:
         kind("file:///lake", producer_id=wrong)

@@ -37,7 +37,7 @@ def seal_then_unmount(mount):
     code = "import sys; open(sys.argv[1])"
     waiter = subprocess.Popen([sys.executable, "-c", code, str(mount.file(9, 0))], stderr=subprocess.PIPE, text=True)
     until(lambda: mount.status()["waiting"] == 1, "nobody waits")
-    stepfs("seal", mount.config()["options"]["lake"]).check_returncode()
+    stepfs("seal", mount.config()["lake"]).check_returncode()
     assert "FileNotFoundError" in waiter.communicate(timeout=PATIENCE_S)[1]
     assert mount.status()["sealed"] is True
     ENDINGS["stepfs unmount"](mount)
@@ -46,8 +46,8 @@ def seal_then_unmount(mount):
 def kill_then_mount_again(mount):
     mount.kill(signal.SIGKILL)
     gone(mount.pid)
-    assert len(nodes_of(mount.config_before["options"]["lake"])) == 1  # nobody could take it away
-    with mounted(mount.config_before["options"]["lake"], mount.directory, *mount.options) as second:
+    assert len(nodes_of(mount.config_before["lake"])) == 1  # nobody could take it away
+    with mounted(mount.config_before["lake"], mount.directory, *mount.options) as second:
         second.file(1, 0).read_bytes()  # training goes on; the killed one took along how far its readers were
         ENDINGS["stepfs unmount"](second)
 

@@ -308,7 +308,7 @@ def are_primed(mount, files):
 
 def test_files_mapped_beyond_the_budget_leave_room_for_steps_and_have_their_bytes_when_touched(file_url, tmp_path):
     batches = commit(file_url, 1, [SIZE], steps=MAPPED + 20)
-    with mounted(file_url, tmp_path / "m", "--group", "g", "--memory-size", "64M", "--poll", "30s") as mount:
+    with mounted(file_url, tmp_path / "m", "--group", "g", "--memory", "64M", "--poll", "30s") as mount:
         maps = [map_file(mount.file(step, 0)) for step in range(MAPPED)]
         assert mount.status()["data"]["bytes_fetched"] == 0
         for step in range(MAPPED, MAPPED + 20):

@@ -295,7 +295,7 @@ def test_bad_beginnings_say_one_line_and_their_exit_code(lake, tmp_path):
         ((lake, tmp_path / "empty", "--ranks", "0-7"), 2, "rank 7"),
         ((lake, tmp_path / "empty", "--steps", "5"), 2, "A:B"),
         ((lake, tmp_path / "empty", "--cache-size", "lots"), 2, "lots"),
-        ((lake, tmp_path / "empty", "--cache-size", "1M"), 2, "at least 64M"),
+        ((lake, tmp_path / "empty", "--memory", "1M"), 2, "at least 64M"),
         ((lake, tmp_path / "empty", "--cache-dir", tmp_path / "file"), 4, "--cache-dir"),
         ((lake, tmp_path / "empty", "--checkpoint-dir", tmp_path), 2, "--group"),
         ((lake, tmp_path / "empty", "--next-step", "N+1"), 2, "--next-step needs --checkpoint-dir"),

@@ -42,7 +42,7 @@ def test_a_group_that_was_retired_stays_retired(file_url, tmp_path, how):
     lake_with(file_url, 4)
     options = ("--group", "run")
     with mounted(file_url, tmp_path / "m", *options) as mount:
-        said("checkpoint", file_url, "--group", "run", "--retire")
+        said("retire-group", file_url, "run")
         follow(how, mount, *options)
         assert groups(file_url) == {}
 
@@ -141,10 +141,10 @@ def test_steps_that_were_reclaimed_stay_away_at_the_next_daemon_and_open_ones_ar
 def test_a_group_that_the_mount_did_not_have_is_registered_by_a_replacement(file_url, tmp_path):
     lake_with(file_url, 4)
     with mounted(file_url, tmp_path / "m", "--group", "run") as mount:
-        said("checkpoint", file_url, "--group", "run", "--retire")
+        said("retire-group", file_url, "run")
         replace(mount, "--group", "other")
         assert groups(file_url) == {"other": []}
-        said("checkpoint", file_url, "--group", "other", "--retire")
+        said("retire-group", file_url, "other")
         replace(mount, "--group", "other")
         assert groups(file_url) == {}
 

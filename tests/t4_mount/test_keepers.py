@@ -225,7 +225,7 @@ def test_a_supervisors_restart_goes_on_with_the_mount_of_its_keeper_that_was_kil
 
 @pytest.mark.nightly
 def test_a_mount_in_the_background_is_taken_into_the_foreground_with_other_options(steady, tmp_path):
-    words = ("--replace", "--memory-size", "128M")
+    words = ("--replace", "--memory", "128M")
     with (
         mounted(steady, tmp_path / "m", "--wait", "9") as mount,
         foreground(steady, mount.directory, tmp_path / "log", *words) as process,
@@ -336,7 +336,7 @@ def test_sixty_four_mounts_of_one_node_are_replaced_at_once(file_url, tmp_path, 
     try:
         for place in places:
             place.mkdir()
-            stepfs("mount", file_url, place, "--memory-size", "64M", timeout_s=600).check_returncode()
+            stepfs("mount", file_url, place, "--memory", "64M", timeout_s=600).check_returncode()
         held = [(place / "step-000000001/rank-00001.bin").open("rb", buffering=0) for place in places]
         keepers = [config_of(place)["keeper"] for place in places]
         words = [[*STEPFS, "mount", file_url, str(place), "--replace"] for place in places]

@@ -46,7 +46,7 @@ def lake(file_url):
 
 def kill_while_priming(lake, directory, seed):
     """One daemon, killed at a moment drawn by `seed`; every reader ends in time and so does the process."""
-    with mounted(lake, directory, "--ranks", "0-63", "--memory-size", "64M", "--no-recover") as mount:
+    with mounted(lake, directory, "--ranks", "0-63", "--memory", "64M", "--no-recover") as mount:
         readers = [
             subprocess.Popen(
                 [sys.executable, "-c", READER, str(directory), str(seed * 10 + number)],

@@ -100,7 +100,7 @@ def test_commands_that_take_a_mount_show_what_it_shows(file_url, tmp_path):
     def document(*words):
         return json.loads(said(*words, "--json"))
 
-    with mounted(file_url, tmp_path / "m", "--mesh", "dp=4,tp=2", "--steps", "2:8", "--show-last", "5") as mount:
+    with mounted(file_url, tmp_path / "m", "--mesh", "dp=4,tp=2", "--steps", "2:6") as mount:
         directory = mount.directory
         shown = document("show", directory, "--rank", "3")
         assert (shown["step"], shown["rank"], shown["arrays"][0]["values"]) == (5, 3, [51, 51])

@@ -521,9 +521,9 @@ def test_everything_but_the_view_may_change_and_the_cache_is_kept(steady, tmp_pa
     with mounted(steady, tmp_path / "m", *cached, *options, str(first)) as mount:
         until(lambda: mount.status()["data"]["disk_written"] > 0, "nothing is cached")
         written = sorted((mount.cache_dir / "slices").glob("*.slice"))
-        replace(mount, *cached, *options, str(second), "--memory-size", "128M", "--poll", "1s")
+        replace(mount, *cached, *options, str(second), "--memory", "128M", "--poll", "1s")
         config = mount.config()
-        assert config["options"]["metrics_port"] == second
+        assert config["options"]["metrics-port"] == str(second)
         assert config["memory_bytes"] == 128 << 20
         assert Path(config["cache_dir"]) == mount.cache_dir
         assert set(written) <= set((mount.cache_dir / "slices").iterdir())

@@ -29,8 +29,9 @@ EDITS = {
         ]
     },
     "an option renamed": {
-        OPTIONS: [("    list_latest: Annotated[", "    latest: Annotated[")],
-        STATE: [("options.list_latest", "options.latest")],
+        OPTIONS: [("    prime: Annotated[", "    primes: Annotated[")],
+        STATE: [("options.prime ", "options.primes ")],
+        "mount/daemon/session": [("options.prime ", "options.primes ")],
     },
     "a limit renamed": {KEEPER: [('"within_s"', '"window_s"')], LAUNCH: [('"within_s"', '"window_s"')]},
     "a message more": {

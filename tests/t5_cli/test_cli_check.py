@@ -25,7 +25,7 @@ from stepfs.format.ids import JSON_SCHEMA
 
 PLANS = Path(__file__).parents[1] / "t0_pure/plans"
 
-check = partial(produce, "check")
+check, keys = partial(produce, "check"), partial(produce, "keys")
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def test_the_plans_of_the_design_are_right_by_their_text(name):
 
 def test_every_key_is_listed_with_its_meaning():
     """Every field of every part of a plan, as an editor's schema has it."""
-    lines, schema = check("--keys").stdout, check("--schema").document
+    lines, schema = keys().stdout, keys("--json").document
     for either in [schema, *schema["$defs"].values()]:
         part = either["anyOf"][0] if "anyOf" in either else either
         for key, field in part["properties"].items():
@@ -146,7 +146,7 @@ def test_every_key_is_listed_with_its_meaning():
 
 
 def test_the_schema_accepts_the_plans_and_refuses_a_misspelt_one():
-    schema = check("--schema").document
+    schema = keys("--json").document
     validator = jsonschema.Draft202012Validator(schema)
     for path in PLANS.glob("*.yaml"):
         document = yaml.safe_load(path.read_text())
@@ -270,11 +270,6 @@ def test_nothing_is_written(plan):
     before = sorted(plan.parent.rglob("*"))
     assert check(plan).returncode == 0
     assert sorted(plan.parent.rglob("*")) == before
-
-
-def test_options_may_be_variables(plan):
-    document = check(plan, env={"STEPFS_JSON": "1", "STEPFS_NO_SOURCES": "1"}).document
-    assert document["sources"]["web"]["files"] is None
 
 
 # Bytes that a worker takes more than before, for the only record of a file.

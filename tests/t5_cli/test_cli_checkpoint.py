@@ -47,12 +47,12 @@ def test_a_drop_is_of_that_checkpoint_alone(lake):
 @pytest.mark.parametrize(
     "arguments", [
         ["4", "--resumed", "--drop"], ["4", "--resumed", "--keep", "2"], ["4", "--drop", "--keep", "2"],
-        ["4", "--retire"], ["--retire", "--resumed"], ["--resumed"],
+        ["4", "--pace", "--drop"],
     ],
 )  # fmt: skip
 def test_one_thing_is_said_at_a_time(lake, arguments):
     ended = stepfs("checkpoint", lake, "--group", "run", *arguments)
-    assert (ended.code, "give NEXT" in ended.err) == (2, True)
+    assert (ended.code, "give one of --keep K" in ended.err) == (2, True)
 
 
 def test_resuming_where_steps_are_reclaimed_is_refused_and_changes_nothing(lake):
@@ -63,20 +63,22 @@ def test_resuming_where_steps_are_reclaimed_is_refused_and_changes_nothing(lake)
     assert checkpoint(lake, 9) == [9]
 
 
-@pytest.mark.parametrize("how", [["11"], ["11", "--keep", "1"], ["11", "--resumed"], ["9", "--drop"], ["--retire"]])
+@pytest.mark.parametrize("how", [["11"], ["11", "--keep", "1"], ["11", "--resumed"], ["9", "--drop"]])
 def test_a_mistyped_group_is_absent_and_pins_nothing(lake, how):
     checkpoint(lake, 9)
     ended = stepfs("checkpoint", lake, "--group", "rnu", *how)
     assert ended.code == 3
     assert "do you mean 'run'?" in ended.err
-    assert ("--new-group" in ended.err) == ("--drop" not in how and "--retire" not in how)
+    assert ("--new-group" in ended.err) == ("--drop" not in how)
+    retired = stepfs("retire-group", lake, "rnu")
+    assert (retired.code, "do you mean 'run'?" in retired.err, "--new-group" in retired.err) == (3, True, False)
     assert list(stepfs("status", lake, "--json").document["groups"]) == ["run"]
 
 
 def test_a_new_group_is_made_when_it_is_asked_for(lake):
     assert checkpoint(lake, 9) == [9]
     assert stepfs("checkpoint", lake, "--group", "run", "10").code == 0
-    assert stepfs("checkpoint", lake, "--group", "run", "--retire").code == 0
+    assert stepfs("retire-group", lake, "run").code == 0
     assert stepfs("checkpoint", lake, "--group", "run", "11").code == 3, "it is over"
     assert checkpoint(lake, 11) == [11]
 
@@ -94,11 +96,10 @@ def test_a_pace_holds_nothing_and_is_of_a_run_that_there_is(lake):
     assert stepfs("checkpoint", lake, "--group", "run", "4", "--pace", "--json").document["need"] == 4
     assert stepfs("checkpoint", lake, "--group", "run", "99", "--pace").code == 2
     assert stepfs("checkpoint", lake, "--group", "eval", "2", "--pace", "--new-group").code == 0
-    assert stepfs("checkpoint", lake, "--group", "eval", "--retire").code == 0
-    assert stepfs("checkpoint", lake, "--group", "run", "--retire").code == 0
+    assert stepfs("retire-group", lake, "eval").code == 0
+    assert stepfs("retire-group", lake, "run").code == 0
     assert stepfs("status", lake, "--json").document["paces"] == {}
 
 
 def test_new_group_belongs_to_what_adds(lake):
-    for arguments in (["4", "--drop"], ["--retire"]):
-        assert stepfs("checkpoint", lake, "--group", "run", "--new-group", *arguments).code == 2
+    assert stepfs("checkpoint", lake, "--group", "run", "--new-group", "4", "--drop").code == 2

@@ -54,14 +54,8 @@ class TestInit:
         assert "is a lake already (8 slices, .npy)" in again.err
         assert stepfs("ls", lake_url, "--json").document["ext"] == ".npy"
 
-    def test_takes_its_options_from_the_environment(self, file_url):
-        env = {"STEPFS_SLICES": "2", "STEPFS_EXT": ".bin", "STEPFS_RANKS": "0-7"}  # the last is a mount's
-        assert stepfs("init", file_url, env=env).code == 0
-        document = stepfs("ls", file_url, "--json").document
-        assert (document["slices"], document["ext"]) == (2, ".bin")
-
     def test_a_lake_says_what_its_slices_are_of(self, file_url):
-        ended = stepfs("init", file_url, "--ranks", 2, "--micro-batches", 3, "--cp", 2, "--ext", ".pt")
+        ended = stepfs("init", file_url, "--data-ranks", 2, "--micro-batches", 3, "--cp", 2, "--ext", ".pt")
         assert "rank-00000.micro-0000.pt … rank-00003.micro-0002.pt" in ended.out
         assert "(12 slices (ranks 2 × micro-batches 3 × cp 2), .pt)" in stepfs("status", file_url).out
         grid = {"ranks": 2, "micro": 3, "cp": 2, "files": [""]}
@@ -74,7 +68,7 @@ class TestInit:
         assert names[:5] == [f"rank-0000{r}.micro-000{m}" for r, m in ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1))]
         files = stepfs("ls", file_url, "--step", 0, "--json").document["steps"][0]["files"]
         assert [file["name"].removesuffix(".pt") for file in files] == names
-        assert stepfs("fork", f"{file_url}@1", f"{file_url}-fork").code == 0
+        assert stepfs("fork", file_url, f"{file_url}-fork").code == 0
         assert stepfs("ls", f"{file_url}-fork", "--json").document["grid"] == grid
         again = stepfs("init", file_url, "--slices", 12)
         assert "12 slices (ranks 2 × micro-batches 3 × cp 2)" in again.err
@@ -103,7 +97,7 @@ class TestLs:
         before = time.time()
         document = stepfs("ls", lake, "--json").document
         assert list(document) == [
-            "schema", "lake_id", "slices", "grid", "ext", "first_step", "next_step", "steps",
+            "schema", "lake", "lake_id", "slices", "grid", "ext", "first_step", "next_step", "steps",
         ]  # fmt: skip
         assert (document["slices"], document["ext"]) == (SLICES, ".safetensors")
         assert (document["first_step"], document["next_step"]) == (0, 5)
@@ -152,7 +146,7 @@ class TestStatus:
         register_group(lake, "train", 2, 4)
         document = stepfs("status", lake, "--json").document
         assert list(document) == [
-            "schema", "lake_id", "slices", "grid", "ext", "replica_of", "head", "digest", "time", "first_step", "next_step",
+            "schema", "lake", "lake_id", "slices", "grid", "ext", "replica_of", "head", "digest", "time", "first_step", "next_step",
             "frontier", "sealed", "total_bytes", "total_records", "live_bytes", "producers", "groups", "paces", "nodes",
             "origins", "problems",
         ]  # fmt: skip

@@ -28,23 +28,38 @@ from stepfs_producer.cli.app import app as produce
 
 COMMANDS = commands_of(app)
 ALL = [*COMMANDS.values(), *commands_of(produce).values()]
-NO_VARIABLE = {"help", "version"}
-# STEPFS_RANKS is what a mount's node reads, STEPFS_STEPS what it shows.
-OF_ANOTHER_MEANING = {("init", "ranks"), ("simulate", "steps"), ("replay", "steps"), ("replay", "ranks")}
+# A name that a unit, a manifest or a pod may set is a promise. None destroys, and none is said of one call.
+VARIABLES = {
+    "checkpoint": "ENDPOINT_URL GROUP",
+    "mount": "ALLOW_OTHER CACHE_DIR CACHE_SIZE CHECKPOINT_DIR ENDPOINT_URL GROUP LOG_FORMAT MEMORY MESH METRICS_ADDRESS METRICS_PORT NEAR "
+    "NEXT_STEP POLL PREFETCH PRIME RANKS RECOVER SPARE STEPS WAIT WAIT_FOR_LAKE WORLD",
+    "reclaim": "ENDPOINT_URL EVERY GRACE MAX_PERCENT",
+    "replicate": "ENDPOINT_URL EVERY MEMORY",
+    "run": "ENDPOINT_URL ENGINE LIMIT_STEPS LOG_FORMAT MAX_LEAD MAX_LIVE_BYTES MEMORY METRICS_ADDRESS METRICS_PORT PRODUCER_ID RAY_ADDRESS "
+    "STEPS_PER_SECOND WORKERS",
+    "text": "BATCH_SIZE ENDPOINT_URL EOS EXT LIMIT_STEPS LOG_FORMAT MEMORY PRODUCER_ID SEQ_LEN SHARD SLICES TOKENIZER_FILE WORKERS",
+}
 
 
 @pytest.mark.parametrize("command", ALL, ids=lambda each: each.name)
-def test_every_option_has_its_environment_variable_and_is_explained(command):
+def test_options_are_explained_and_the_variables_are_those_that_are_promised(command):
+    found = set()
     for parameter in command.params:
         assert parameter.help or parameter.name == "help", parameter.name
-        if parameter.param_type_name != "option" or parameter.name in NO_VARIABLE:
-            continue
-        if (command.name, parameter.name) in OF_ANOTHER_MEANING:
-            assert parameter.envvar is None
-            continue
-        option = next(name for name in parameter.opts if name.startswith("--"))
-        expected = "STEPFS_" + option.removeprefix("--").replace("-", "_").upper()
-        assert parameter.envvar == expected, option
+        if parameter.envvar:
+            option = next(name for name in parameter.opts if name.startswith("--"))
+            assert parameter.envvar == "STEPFS_" + option.removeprefix("--").replace("-", "_").upper()
+            found.add(parameter.envvar.removeprefix("STEPFS_"))
+    assert found - {"ENDPOINT_URL"} == set(VARIABLES.get(command.name, "").split()) - {"ENDPOINT_URL"}
+
+
+def test_a_service_of_kubernetes_is_no_option(file_url, monkeypatch):
+    """Of a service called stepfs-metrics: every pod of its namespace has this variable."""
+    monkeypatch.setenv("STEPFS_METRICS_PORT", "tcp://10.0.0.7:9464")
+    monkeypatch.setenv("STEPFS_GRACE_PORT", "tcp://10.0.0.7:9464")
+    ended = stepfs("mount", file_url, "/nowhere/at/all")
+    assert "METRICS" not in ended.err
+    assert ended.code == 3, ended.err
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS))
@@ -113,7 +128,7 @@ def test_every_variable_that_is_read_is_known():
     read = set()
     for each in (app, produce):
         read |= {p.envvar for sub in commands_of(each).values() for p in sub.params if p.envvar}
-    assert {"STEPFS_RANKS", "STEPFS_LIMIT_STEPS", "STEPFS_ORPHANS"} <= read
+    assert {"STEPFS_RANKS", "STEPFS_LIMIT_STEPS", "STEPFS_EVERY"} <= read
     for package in ("fs/stepfs", "producer/stepfs_producer"):
         for file in (TREE / package).rglob("*.py"):
             read |= set(re.findall(r"environ(?:\.get\(|\[)\"(STEPFS_\w+)\"", file.read_text()))
@@ -130,7 +145,7 @@ def test_every_setting_that_is_no_option_is_read():
 
 @pytest.mark.parametrize(
     ("name", "near"), [
-        ("STEPFS_MEMORYSIZE", "STEPFS_MEMORY_SIZE"), ("STEPFS_GRUOP", "STEPFS_GROUP"),
+        ("STEPFS_PREFECH", "STEPFS_PREFETCH"), ("STEPFS_GRUOP", "STEPFS_GROUP"),
         ("STEPFS_CACHE_DIRECTORY", "STEPFS_CACHE_DIR"), ("STEPFS_XYZZY_PLUGH_QUUX", None),
     ],
 )  # fmt: skip

@@ -112,7 +112,7 @@ def test_what_is_not_there_is_named(file_url: str, tmp_path: Path) -> None:
 
 
 def test_a_micro_batch_is_named_by_rank_and_number(file_url: str) -> None:
-    assert stepfs("init", file_url, "--ranks", 2, "--micro-batches", 3, "--ext", ".npy").code == 0
+    assert stepfs("init", file_url, "--data-ranks", 2, "--micro-batches", 3, "--ext", ".npy").code == 0
     with Producer(file_url, producer_id="p") as producer:
         producer.append([npy(np.full(2, index)) for index in range(6)], position=0)
     page = stepfs("show", file_url, "--rank", 1, "--micro", 2).out

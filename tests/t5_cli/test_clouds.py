@@ -51,7 +51,7 @@ def test_doctor_probes_it(lake):
 
 def forked(parent, fork, directory):
     """Make the fork, go on in it, and read both halves, by Python and as files."""
-    ended = stepfs("fork", f"{parent}@3", fork)
+    ended = stepfs("fork", parent, fork)
     assert ended.code == 0, ended.err
     commit(fork, range(4, 6), producer_id="of the fork")
     assert read(fork) == [payloads(step) for step in range(6)]
@@ -119,8 +119,8 @@ def test_what_is_not_there_is_told_apart(cloud_url):
     ("size", "line"),
     [
         ("0", "max_live_bytes=0: use at least 1"),
-        ("-1", "size '-1': write a number and K, M, G or T, for example 8G"),
-        ("much", "size 'much': write a number and K, M, G or T, for example 8G"),
+        ("-1", "size '-1': write a number and K, M, G, T or P, for example 8G"),
+        ("much", "size 'much': write a number and K, M, G, T or P, for example 8G"),
     ],
 )
 def test_a_bound_on_live_bytes_that_is_none(tmp_path, size, line):

@@ -49,17 +49,16 @@ FEATURES = {
         "fork:--skip fork:--until fork:--rewind fork:--until-damage", "log objects position records", "lake/fork.py"
     ),
     "steps": Feature("mount:--steps mount:--wait", "names"),
-    "show_last": Feature("mount:--show-last mount:--list-latest", "names"),
     "order": Feature("", "names daemon", "data/announced_orders.py shuffled_steps.py"),  # `ShuffledSteps`, `.stepfs/order`
     "mesh": Feature(
-        "mount:--ranks mount:--world mount:--mesh --slices init:--ranks --micro-batches --cp --rank --micro --beside",
+        "mount:--ranks mount:--world mount:--mesh --slices --data-ranks --micro-batches --cp --rank --micro --beside",
         "names", "view/ranks.py format/mesh.py",
     ),
     "groups": Feature("--group --checkpoint --keep --resumed --drop --new-group --pace", "records names", "checkpoints/record.py"),
     "watched": Feature("--checkpoint-dir --next-step", "records daemon", "checkpoints/watch.py checkpoints/formats.py"),
-    "retire": Feature("--retire", "records daemon"),
+    "retire": Feature("", "records daemon"),
     "reclaim": Feature(
-        "--dry-run --every --max-percent --grace --orphans", "records objects log names", "lake/reclaim/run.py"
+        "--dry-run --every --max-percent --grace", "records objects log names", "lake/reclaim/run.py"
     ),
     "seal": Feature("--seal", "log names"),
     "holdout": Feature("--holdout", "position samples"),
@@ -75,7 +74,7 @@ FEATURES = {
     "near": Feature("--near", "objects", "data/near.py"),
     "accepted": Feature("--accept-changes", "position samples"),
     "past": Feature(  # find, replay, lineage
-        "--compare --to --record --plan-dir", "position samples log",
+        "--to --record --plan-dir", "position samples log",
         "run/history/find.py run/history/replay.py run/history/lineage.py run/history/texts.py",
     ),
     "chats": Feature("", "position samples", "transforms/chat.py transforms/pairs.py transforms/fim.py"),  # and pairs, FIM
@@ -84,12 +83,12 @@ FEATURES = {
 
 # why an option is of no feature → the options
 APART = {
-    "it says the same in another form": "--json --watch --bundle --schema --keys --metrics-port --metrics-address --text "
-    "--log-format --man --ids --full",
+    "it says the same in another form": "--json --watch --bundle --metrics-port --metrics-address --text "
+    "--log-format --ids --full",
     "it says how a store or a machine is reached": "--endpoint-url --engine --ray-address --workers --wait-for-lake",
-    "it bounds resources, and changes no byte": "--memory-size --memory --prefetch --prime --poll --steps-per-second",
-    "it chooses what one command looks at": "--step --source --file --content --samples "
-    "--no-sources --deep simulate:--steps replay:--steps replay:--ranks",
+    "it bounds resources, and changes no byte": "--memory --prefetch --prime --poll --steps-per-second",
+    "it chooses what one command looks at": "--step --source --file --samples "
+    "--no-sources --deep replay:--steps replay:--ranks",
     "it is written into the lake or plan once, and compared": "--ext --check-payload "
     "--input --seq-len --batch-size --tokenizer-file --eos",
     "it ends a run earlier": "--limit-steps",
@@ -134,7 +133,6 @@ fork × near: t3_unmounted/reader/test_lake.py::test_a_fork_whose_parent_is_gone
 fork × accepted: PACKED
 fork × past: t5_cli/test_plan_lineage.py::test_a_fork_knows_its_own_steps_and_names_its_parent
 fork × chats: PACKED
-steps × show_last: t3_unmounted/view/test_tree.py::test_show_last_of_named_steps_counts_the_committed_ones
 steps × order: t4_mount/test_announced_order.py::test_the_mount_says_where_the_order_begins_and_ends
 steps × mesh: t4_mount/test_meshes.py::test_commands_that_take_a_mount_show_what_it_shows
 steps × groups: t4_mount/test_steps.py::test_steps_behind_a_checkpoint_keep_their_names_so_that_a_data_set_keeps_its_length
@@ -143,12 +141,6 @@ steps × seal: t3_unmounted/reader/test_reader_bytes.py::test_steps_beyond_the_e
 steps × rollback: t1_protocol/test_reader_hazards.py::test_a_reader_of_a_store_that_was_rolled_back_says_so_and_nobody_waits
 steps × kill: t4_mount/test_steps.py::test_waiting_readers_die_within_half_a_second
 steps × handover: REFUSED
-show_last × order: t4_mount/test_announced_order.py::test_the_mount_says_where_the_order_begins_and_ends
-show_last × mesh: t4_mount/test_meshes.py::test_commands_that_take_a_mount_show_what_it_shows
-show_last × groups: t3_unmounted/view/test_tree.py::test_show_last_of_named_steps_counts_the_committed_ones
-show_last × reclaim: t3_unmounted/view/test_tree.py::test_show_last_of_named_steps_counts_the_committed_ones
-show_last × seal: TRIMS
-show_last × handover: TRIMS
 order × mesh: HERE
 order × groups: t4_mount/test_announced_order.py::test_a_checkpoint_inside_a_shuffled_epoch_keeps_its_first_step
 order × watched: t0_pure/test_order_hint.py::test_a_watcher_doubts_a_checkpoint_inside_a_shuffled_epoch

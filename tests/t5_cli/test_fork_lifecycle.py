@@ -57,7 +57,7 @@ def test_parent_and_fork_let_go_of_each_other(s3_url, tmp_path):
     group = ["--group", "train"]
     with mounted(parent, tmp_path / "parent", *group) as before:
         assert read(before) == payloads(*range(30))
-        assert "a fork of" in said("fork", f"{parent}@12", fork, "--skip", "15:20")
+        assert "a fork of" in said("fork", parent, fork, "--skip", "15:20")
         with mounted(fork, tmp_path / "fork", *group) as after:
             assert read(after) == payloads(*kept)
             lake_id = before.status()["lake_id"]
@@ -70,7 +70,7 @@ def test_parent_and_fork_let_go_of_each_other(s3_url, tmp_path):
                 stream.load_state_dict(trained.state_dict())
             assert read(before) == payloads(*range(30))  # nothing has changed for those who read the parent
 
-            said("checkpoint", parent, *group, "--retire")
+            said("retire-group", parent, "train")
             said("reclaim", parent)
             assert data_objects(fork) == 0  # it shares, it does not copy
         with mounted(fork, tmp_path / "fork", *group) as again:  # with nothing at hand
@@ -106,7 +106,7 @@ def test_a_parents_store_is_opened_as_that_of_an_origin(monkeypatch, file_url, t
     stepfs("init", file_url, "--slices", SLICES)
     commit(file_url, range(2))
     fork = f"file://{tmp_path / 'fork'}"
-    assert stepfs("fork", f"{file_url}@2", fork).code == 0
+    assert stepfs("fork", file_url, fork).code == 0
     opened = []
     open_store = opening.open_store
 
@@ -124,14 +124,14 @@ def test_a_cut_says_whether_producers_make_again_what_it_leaves_out(file_url: st
     assert stepfs("init", file_url, "--slices", 3, "--ext", ".bin").code == 0
     for step in range(4):
         commit(file_url, range(step, step + 1))
-    kept = stepfs("fork", f"{file_url}@2", f"{file_url}-kept", "--until", 2)
+    kept = stepfs("fork", file_url, f"{file_url}-kept", "--until", 2)
     assert "they never make it again (with --rewind they do)" in kept.out
-    again = stepfs("fork", f"{file_url}@2", f"{file_url}-again", "--until", 2, "--rewind")
+    again = stepfs("fork", file_url, f"{file_url}-again", "--until", 2, "--rewind")
     assert "producers go back to step 2, and make the steps from there on again" in again.out
     for name, position in (("kept", 4), ("again", 2)):
         with Producer(f"{file_url}-{name}", producer_id="tok-0") as producer:
             assert producer.position == position
-    refused = stepfs("fork", f"{file_url}@2", f"{file_url}-x", "--skip", "2:3", "--rewind")
+    refused = stepfs("fork", file_url, f"{file_url}-x", "--skip", "2:3", "--rewind")
     assert (refused.code, "--rewind goes with --until alone" in refused.err) == (2, True)
 
 
@@ -140,7 +140,7 @@ def test_a_fork_of_a_sealed_lake_by_a_mesh_in_an_announced_order(file_url):
     lake_with(file_url, 8, slices=4)
     assert stepfs("seal", file_url).code == 0
     fork = f"{file_url}-fork"
-    assert stepfs("fork", f"{file_url}@5", fork, "--skip", "6:").code == 0
+    assert stepfs("fork", file_url, fork, "--skip", "6:").code == 0
     produce(fork, 3, slices=4, producer="p1")  # its steps 6 to 8
     assert stepfs("seal", fork).code == 0
     made = {step: (step if step < 6 else step - 6) for step in range(9)}
@@ -161,7 +161,7 @@ def places(tmp_path: Path) -> tuple[Path, str, str]:
     parent, fork = tmp_path / "parent", (tmp_path / "fork").as_uri()
     assert stepfs("init", parent.as_uri(), "--slices", SLICES, "--ext", ".bin").code == 0
     commit(parent.as_uri(), range(5))
-    assert stepfs("fork", f"{parent.as_uri()}@3", fork, "--skip", "3:").code == 0
+    assert stepfs("fork", parent.as_uri(), fork, "--skip", "3:").code == 0
     commit(fork, range(5, 7))
     return parent, parent.as_uri(), fork
 
@@ -201,7 +201,7 @@ def test_it_is_named_and_nobody_advises_to_drop_the_history(places, lose):
     assert found.document["advice"] == []
     assert found.document["steps"] == 2, "the fork's own are checked"
 
-    with Lake(fork, deadline_s=20) as lake:
+    with Lake(fork, deadline=20) as lake:
         assert bytes(lake[3][0])
         with pytest.raises(RefusedError, match=r"data/.*\.tgb: this fork shares steps") as refused:
             bytes(lake[1][0])
@@ -221,7 +221,7 @@ def test_it_is_looked_at_once(places, monkeypatch):
         return await get(store, key, **options)
 
     monkeypatch.setattr(LocalStore, "get", counted)
-    with Lake(fork, prefetch_steps=0) as lake:  # those that are fetched ahead may all look before the first is answered
+    with Lake(fork, prefetch=0) as lake:  # those that are fetched ahead may all look before the first is answered
         for step in (0, 1, 2, 1):
             bytes(lake[step][0])
     assert looked == ["lake.msgpack"]

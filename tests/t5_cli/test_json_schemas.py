@@ -41,8 +41,8 @@ def test_a_schema_is_one_has_the_number_and_describes_every_field(name):
 @pytest.mark.parametrize(
     ("name", "command"), [
         ("ls", ["ls"]), ("ls", ["ls", "--step", 3]), ("status-lake", ["status"]), ("verify", ["verify"]),
-        ("checkpoint", ["checkpoint", "--group", "run", "2"]),
-        ("checkpoint", ["checkpoint", "--group", "run", "--retire"]), ("reclaim", ["reclaim", "--dry-run"]),
+        ("checkpoint", ["checkpoint", "--group", "run", "2"]), ("retire-group", ["retire-group", "run"]),
+        ("seal", ["seal"]), ("reclaim", ["reclaim", "--dry-run"]),
         ("reclaim", ["reclaim"]), ("doctor", ["doctor"]),
     ],
 )  # fmt: skip
@@ -84,7 +84,7 @@ def test_retiring_and_forking_and_damage_are_described(lake, tmp_path):
     retired = stepfs("retire-producer", lake, "tok-0", "--json").document
     json_schemas.check("retire-producer", retired)
     fork = f"file://{tmp_path / 'fork'}"
-    forked = stepfs("fork", f"{lake}@3", fork, "--skip", "3:", "--json").document
+    forked = stepfs("fork", lake, fork, "--skip", "3:", "--json").document
     json_schemas.check("fork", forked)
     assert (forked["lake"], forked["parent"], forked["step"], forked["steps"]) == (fork, lake, 3, 3)
     assert forked["lake_id"] == stepfs("ls", fork, "--json").document["lake_id"]

@@ -47,10 +47,10 @@ mount file://~/lake ~/empty --mesh dp=2: 2 dp=1 and dp=3 would
 mount file://~/lake ~/empty --mesh dp: 2 write it as pp=2,dp=4,tp=2
 mount file://~/lake ~/empty --steps 9:3: 2 write A:B with A < B
 mount file://~/sealed ~/empty --steps 0:9: 4 Mount at most --steps 0:1
-mount file://~/lake ~/empty --memory-size '4 GiG': 2 write a number and K, M, G or T
-mount file://~/lake ~/empty --memory-size 1M: 2 at least 64M, and a --cache-dir
-mount file://~/lake ~/empty --wait -5: 2 write seconds, or a number with ms, s, m or h
-mount file://~/lake ~/empty --wait 5min: 2 write seconds, or a number with ms, s, m or h
+mount file://~/lake ~/empty --memory '4 GiG': 2 write a number and K, M, G, T or P
+mount file://~/lake ~/empty --memory 1M: 2 at least 64M, and a --cache-dir
+mount file://~/lake ~/empty --wait -5: 2 write seconds, or numbers with d, h, m, s or ms
+mount file://~/lake ~/empty --wait 5min: 2 write seconds, or numbers with d, h, m, s or ms
 mount file://~/lake ~/empty --poll 0: 2 use at least 1ms
 mount file://~/lake ~/empty --metrics-port 99999: 2 not in the range 1<=x<=65535; see `stepfs mount --help`
 mount file://~/lake ~/empty --log-format xml: 2 log format 'xml': write text or json
@@ -66,12 +66,12 @@ ls file://~/nolake: 3 create one with `stepfs init file://~/nolake
 show file://~/lake --step 99: 3 (steps 0 to 4 are)
 show ~/nofile: 3 name one that exists, or the URL of a lake
 checkpoint file://~/lake --group nope 3: 3 `--new-group` makes a new one
-checkpoint file://~/lake --group nope --retire: 3 `stepfs status` shows all
+retire-group file://~/lake nope: 3 `stepfs status` shows all
 checkpoint file://~/lake 3: 2 Missing option '--group' (env var: 'STEPFS_GROUP'); see
 checkpoint file://~/lake --group known 77: 2 only 5 steps are committed; is the checkpoint from another lake
 checkpoint file://~/lake --group known 4 --drop: 3 keeps no checkpoint with next step 4
 reclaim ~/empty: 2 a lake is a URL, such as file://~/empty
-reclaim file://~/lake --grace 1d: 2 write seconds, or a number with ms, s, m or h
+reclaim file://~/lake --grace 1w: 2 write seconds, or numbers with d, h, m, s or ms
 reclaim file://~/lake --every 0s: 2 use at least 0.1s, better 60s
 reclaim file://~/lake --every 1ms: 2 use at least 0.1s, better 60s
 reclaim file://~/lake --every 0: 2 use at least 0.1s, better 60s
@@ -86,15 +86,14 @@ init s3://no/ --slices 1: 2 is not a bucket name; write s3://bucket/prefix
 init s3://key:secret@bucket/x --slices 1: 2 credentials and options do not belong
 init file:///tmp/x --slices 0: 2 --slices 0: use 1 to 16384
 init file:///tmp/x --slices many: 2 is not a valid int; see `stepfs init --help`
-init file:///tmp/x --ranks 4 --slices 4: 2 give --slices N
+init file:///tmp/x --data-ranks 4 --slices 4: 2 give --slices N
 init file:///tmp/x --slices 4 --cp 2: 2 give --slices N
 init file:///tmp/x --slices 16385: 2 --slices 16385: use 1 to 16384
-init file:///tmp/x --ranks 64 --micro-batches 257: 2 at most 16384 files, not 16448
-init file:///tmp/x --ranks -2 --cp -2: 2 use 1 or more of each
+init file:///tmp/x --data-ranks 64 --micro-batches 257: 2 at most 16384 files, not 16448
+init file:///tmp/x --data-ranks -2 --cp -2: 2 use 1 or more of each
 init file://~/new --slices 2 --ext npy: 2 use a dot and letters or digits, such as .safetensors
-fork file://~/lake file://~/new: 2 write the parent as LAKE@STEP
-fork file://~/lake@99 file://~/new: 2 a live step: 0 to 5, not 99
-fork file://~/lake@3 file://~/sealed: 4 choose another prefix
+fork file://~/lake file://~/new --until 99: 2 --until 99: the parent has 5 steps
+fork file://~/lake file://~/sealed: 4 choose another prefix
 verify file://~/nolake: 3 create one with `stepfs init
 help mounting on mars: 3 `stepfs help` lists them
 produce run file://~/lake ~/plan.yaml: 2 write `stepfs-produce run ~/plan.yaml file://~/lake`
@@ -112,9 +111,9 @@ produce run ~/plan.yaml file://~/new --ray-address 10.0.0.4:6379: 2 needs --engi
 produce run ~/plan.yaml: 2 Missing argument 'LAKE'; see `stepfs-produce run --help`
 produce check ~/none.yaml: 3 name the YAML file of a plan
 produce check ~: 4 Is a directory; name a readable YAML file
-produce check: 2 name its YAML file, or give --keys
-produce simulate ~/plan.yaml --steps 0: 2 is not in the range x>=1; see `stepfs-produce simulate --help`
-produce text file://~/new --slices 2: 2 Missing option '--input' / '-i' (env var: 'STEPFS_INPUT'); see
+produce check: 2 PLAN
+produce simulate ~/plan.yaml --limit-steps 0: 2 is not in the range x>=1; see `stepfs-produce simulate --help`
+produce text file://~/new --slices 2: 2 Missing option '--input' / '-i'; see
 produce text file://~/new --input ~/file: 2 give --slices N to create it
 produce text file://~/new --input ~/nowhere --slices 2: 3 name files that exist
 produce text file://~/new --input ~/file --slices 2 --tokenizer-file ~/none.json: 3 name the tokenizer.json of the model

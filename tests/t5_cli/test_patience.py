@@ -50,7 +50,7 @@ def mute(monkeypatch):
     "command", [
         ("init", LAKE, "--slices", "1"), ("ls", LAKE), ("status", LAKE),
         ("checkpoint", LAKE, "--group", "g", "1"), ("reclaim", LAKE), ("seal", LAKE),
-        ("fork", f"{LAKE}@1", "s3://stepfs-tests/new"), ("verify", LAKE),
+        ("fork", LAKE, "s3://stepfs-tests/new"), ("verify", LAKE),
     ], ids=lambda command: command[0],
 )  # fmt: skip
 def test_a_command_says_that_it_waits_and_gives_up(mute, command):
@@ -229,7 +229,7 @@ class Hand:
 @pytest.mark.parametrize(
     "command", [
         ("ls", "{}"), ("status", "{}"), ("show", "{}", "--step", 0), ("checkpoint", "{}", "--group", "g", 2),
-        ("reclaim", "{}"), ("verify", "{}"), ("retire-producer", "{}", "tok-0"), ("fork", "{}@2", "{}-fork"),
+        ("reclaim", "{}"), ("verify", "{}"), ("retire-producer", "{}", "tok-0"), ("retire-group", "{}", "g"), ("fork", "{}", "{}-fork"),
         ("seal", "{}"), ("init", "{}-new", "--slices", 1), ("doctor", "{}"),
     ], ids=lambda command: command[0],
 )  # fmt: skip

@@ -182,7 +182,7 @@ def test_a_stage_without_the_encoder_fetches_no_pixel(original, tmp_path) -> Non
             produce("lineage", str(mount.file(1, 1, ".safetensors")), "--json").document["spans"],
         )
         assert beside == main != []
-    assert stepfs("verify", lake, "--content").code == 0
+    assert stepfs("verify", lake, "--check-payload").code == 0
     beside = stepfs("show", lake, "--step", 1, "--rank", 1, "--beside", "pixels", "--json").document["arrays"]
     assert [(one["name"], one["dtype"], one["shape"][1:]) for one in beside] == [("pixels", "uint8", [588])]
 

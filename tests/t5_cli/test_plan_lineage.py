@@ -381,14 +381,14 @@ def test_the_held_out_side_is_replayed_as_it_was(tmp_path: Path) -> None:
 
 def test_a_fork_knows_its_own_steps_and_names_its_parent(here: Path) -> None:
     fork, end = f"file://{here}/fork", ONE_PLAN_STEPS
-    assert stepfs("fork", f"{lake_of(here)}@6", fork).code == 0
+    assert stepfs("fork", lake_of(here), fork).code == 0
     record = texts(here, 2)[0]
     words = ["--source", record["source"], "--file", record["file"], "--record", record["record"]]
     ended = produce("find", fork, *words, "--plan-dir", here)
     inherited = f"steps 0:{end} were not searched: they are steps 0:{end} of {lake_of(here)}; ask that lake"
     one_line(ended, 3, f"no step from {end} on holds it; {inherited}")
     assert "no step that was searched holds" in ended.err
-    assert stepfs("fork", f"{lake_of(here)}@4", f"{fork}-2", "--skip", "4:7").code == 0
+    assert stepfs("fork", lake_of(here), f"{fork}-2", "--skip", "4:7").code == 0
     ended = produce("find", f"{fork}-2", *words, "--plan-dir", here)
     one_line(ended, 3, f"steps 4:{end - 3} were not searched: they are steps 7:{end} of {lake_of(here)}")
     one_line(ended, 3, "steps 0:4 were not searched: they are steps 0:4 of ")

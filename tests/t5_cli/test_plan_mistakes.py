@@ -26,14 +26,14 @@ def test_a_lake_of_another_shape_names_the_key_of_the_plan(plan, file_url, chang
 
 
 def test_a_lake_of_as_many_slices_for_other_ranks_is_refused(plan, file_url):
-    assert stepfs("init", file_url, "--ranks", 1, "--cp", 2, "--ext", ".npy").code == 0
+    assert stepfs("init", file_url, "--data-ranks", 1, "--cp", 2, "--ext", ".npy").code == 0
     refused = run(plan, file_url)
     assert refused.returncode == 4
     assert "has 2 slices (ranks 1 × cp 2) per step, not 2 slices; name another lake\n" in refused.stderr
 
 
 def test_a_lake_of_micro_batches_names_the_keys_of_the_plan(plan, file_url):
-    assert stepfs("init", file_url, "--ranks", 3, "--micro-batches", 4, "--ext", ".npy").code == 0
+    assert stepfs("init", file_url, "--data-ranks", 3, "--micro-batches", 4, "--ext", ".npy").code == 0
     refused = run(plan, file_url)
     assert refused.returncode == 4
     assert (

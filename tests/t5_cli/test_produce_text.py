@@ -122,10 +122,9 @@ def test_a_lake_may_be_sealed_with_the_text(file_url: str, corpus: Path) -> None
 
 
 def test_options_come_from_the_environment_too(file_url, corpus, monkeypatch):
-    monkeypatch.setenv("STEPFS_INPUT", f"{corpus / '05.txt'} {corpus / '06.txt'}")
     for name, value in {"SLICES": "3", "SEQ_LEN": "32", "EXT": ".npy", "PRODUCER_ID": "named"}.items():
         monkeypatch.setenv(f"STEPFS_{name}", value)
-    assert produce(file_url).stdout.startswith("named: ")
+    assert produce(file_url, "-i", corpus / "05.txt", "-i", corpus / "06.txt").stdout.startswith("named: ")
     assert {len(payloads) for _, payloads in committed(file_url)} == {3}
     expected = [(corpus / name).read_bytes() for name in ("05.txt", "06.txt")]
     assert documents_in(text_in(file_url, ".npy")) == expected

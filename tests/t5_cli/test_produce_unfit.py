@@ -43,7 +43,7 @@ def test_both_sides_of_a_holdout_do_not_share_a_lake(file_url, plan) -> None:
     assert run(plan, lake, "--limit-steps", 1).returncode == 0
     for lake_of_them in (lake, f"{lake}-fork"):
         if lake_of_them != lake:
-            assert stepfs("fork", f"{lake}@1", lake_of_them).code == 0
+            assert stepfs("fork", lake, lake_of_them).code == 0
         for producer in ("plan", "eval"):
             done = run(plan, lake_of_them, "--holdout", "--producer-id", producer, "--accept-changes")
             refused(done, 4, "has produced into this lake without --holdout", "a lake of its own for each side")

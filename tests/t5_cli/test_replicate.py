@@ -136,7 +136,7 @@ def test_home_is_a_lake_of_its_own(home, copy):
 
 def test_nothing_is_produced_to_a_replica(home, copy, tmp_path):
     replicated(home, copy)
-    said = f"{copy} is a replica: produce to {home}; if that is lost for good: stepfs fork {copy}@STEP NEW"
+    said = f"{copy} is a replica: produce to {home}; if that is lost for good: stepfs fork {copy} NEW"
     refused(4, said, "seal", copy)
     refused(4, said, "retire-producer", copy, "tok-0")
     with pytest.raises(RefusedError, match="is a replica: produce to"), Producer(copy, producer_id="tok-0"):
@@ -153,7 +153,7 @@ def test_a_fork_of_the_replica_goes_on_when_the_lake_is_gone(home, copy, tmp_pat
     replicated(home, copy)
     shutil.rmtree(path(home))
     new = f"file://{tmp_path / 'new'}"
-    assert stepfs("fork", f"{copy}@6", new).code == 0
+    assert stepfs("fork", copy, new).code == 0
     commit(new, range(6, 8))
     with Lake(new, memory="64M") as lake:
         assert [read(lake, 5), read(lake, 7)] == [payloads(5), payloads(7)]
@@ -162,7 +162,7 @@ def test_a_fork_of_the_replica_goes_on_when_the_lake_is_gone(home, copy, tmp_pat
 
 def test_a_fork_with_steps_of_its_parent_is_told_where_to_begin(home, copy, tmp_path):
     fork = f"file://{tmp_path / 'fork'}"
-    stepfs("fork", f"{home}@4", fork, "--skip", "4:5")
+    stepfs("fork", home, fork, "--skip", "4:5")
     refused(4, "are in " + home + ": begin behind them, with --from 5", "replicate", fork, copy)
     commit(fork, range(6, 8))
     found = replicated(fork, copy, "--from", 5)
@@ -177,7 +177,7 @@ def test_home_was_restored_from_a_backup(home, copy, tmp_path):
     shutil.copytree(tmp_path / "backup", path(home))
     refused(4, "it was restored from an earlier time, or somebody wrote into the replica", "replicate", home, copy)
     commit(home, range(6, 12))
-    refused(4, f"stepfs fork {copy}@STEP NEW", "replicate", home, copy, "--every", "1s")
+    refused(4, f"stepfs fork {copy} NEW", "replicate", home, copy, "--every", "1s")
     assert stepfs("verify", copy).code == 0
 
 
@@ -292,15 +292,15 @@ def test_what_a_copy_holds_says_whose_it_is_and_how_it_ends(home, copy):
     assert (name.startswith(":replica/"), held(home)) == (True, {name: copy})
     assert held(copy) == {"far": None, ":home": None}
     assert f"{name} of {copy} " in stepfs("status", home).out
-    ends = f"stepfs checkpoint {home} --group {name} --retire"
+    ends = f"stepfs retire-group {home} {name}"
     assert said[1] == f"until this runs again, {home} keeps what is needed at {copy} now; to end that: {ends}"
     assert stepfs(*ends.split()[1:]).code == 0
     assert held(home) == {}
-    stepfs("checkpoint", copy, "--group", "far", "--retire")
+    stepfs("retire-group", copy, "far")
     assert len(stepfs("replicate", home, copy).out.splitlines()) == 1
     refused(2, f"group '{name}': names with ':'", "checkpoint", home, "--group", name, 3, "--new-group")
     refused(2, "group ':home': names with ':'", "checkpoint", copy, "--group", ":home", 3)
-    assert stepfs("checkpoint", copy, "--group", ":home", "--retire").code == 0
+    assert stepfs("retire-group", copy, ":home").code == 0
 
 
 @pytest.mark.parametrize("name", [":home", ":replica/0123", "a:b", f":fork/{'ab' * 16}"])

@@ -51,6 +51,7 @@ def test_nothing_is_wrong_with_the_lake_that_is_spoilt_below(intact):
     ended = stepfs("verify", intact.as_uri(), "--json")
     document = ended.document
     assert document.pop("bytes") > 0
+    assert (document.pop("lake"), len(document.pop("lake_id"))) == (intact.as_uri(), 32)
     assert document == {"schema": 1, "steps": 24, "slices": 24, "errors": [], "advice": []}
 
 
@@ -375,15 +376,15 @@ def test_until_damage_of_a_whole_lake_leaves_out_nothing(lake, tmp_path):
 )
 def test_until_cuts_where_step_alone_does_not(lake, tmp_path, options, steps):
     new = (tmp_path / "new").as_uri()
-    ended = stepfs("fork", f"{lake.as_uri()}@515", new, *options)
+    ended = stepfs("fork", lake.as_uri(), new, *options)
     assert ended.code == 0, ended.err
     assert f"with {len(steps)} steps" in ended.out
     assert contents(new) == payloads(*steps)
 
 
-@pytest.mark.parametrize("until", [514, STEPS + 1])
+@pytest.mark.parametrize("until", [FIRST - 1, STEPS + 1])
 def test_until_outside_the_fork_is_refused(lake, tmp_path, until):
-    ended = stepfs("fork", f"{lake.as_uri()}@515", (tmp_path / "new").as_uri(), "--until", until)
+    ended = stepfs("fork", lake.as_uri(), (tmp_path / "new").as_uri(), "--until", until)
     assert (ended.code, ended.out) == (2, "")
 
 

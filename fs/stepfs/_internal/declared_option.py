@@ -2,7 +2,7 @@
 
     ranks: Annotated[tuple[int, ...] | None, Opt("--ranks", "ranks of this node", "0-7", parse=parse_ranks)] = None
 
-The command's option, its help, its variable `STEPFS_RANKS` and the value's type derive from it (`cli.options`);
+The command's option, its help, its variable `STEPFS_RANKS`, if it has one, and the value's type derive from it (`cli.options`);
 tests hold the manual's tables against it.
 """
 
@@ -13,7 +13,9 @@ from typing import Any, get_type_hints
 
 @dataclass(frozen=True, slots=True)
 class Opt:
-    """One option. `flag` may be a switch (`--prime/--no-prime`). `given` is the default as a user would write it."""
+    """One option. `flag` may be a switch (`--prime/--no-prime`). `given` is the default as a user would write it. `environ`:
+    its variable is read, for what units, manifests and pods set; never for what destroys, or is said of one call.
+    """
 
     flag: str
     help: str
@@ -23,6 +25,7 @@ class Opt:
     least: float | None = None
     most: float | None = None
     short: str | None = None  # such as `-i`
+    environ: bool | None = None  # None: if a dataclass of a long-running command declares it
 
 
 def variable(flag: str) -> str:

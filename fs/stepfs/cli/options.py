@@ -22,6 +22,7 @@ EndpointUrl = Annotated[
         "--endpoint-url",
         "S3-compatible server to use instead of what the AWS settings say (AWS_ENDPOINT_URL_S3, profile).",
         "URL",
+        environ=True,
     ),
 ]
 Json = Annotated[bool, Opt("--json", "Print one JSON document.")]
@@ -46,7 +47,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
                 continue
             if one.parse is not None:
                 parsed[parameter.name] = one.parse
-            parameters.append(_typed(parameter, one))
+            parameters.append(_typed(parameter, one, environ=bool(groups) and each.name in groups))
         if not found:
             parameters.append(each)
 
@@ -72,11 +73,11 @@ def _fields(options: type) -> list[tuple[Parameter, Opt]]:
     ]
 
 
-def _typed(parameter: Parameter, option: Opt) -> Parameter:
+def _typed(parameter: Parameter, option: Opt, *, environ: bool) -> Parameter:
     flags = [option.flag, option.short] if option.short else [option.flag]
     shown = typer.Option(
         *flags,
-        envvar=variable(option.flag),
+        envvar=variable(option.flag) if (environ if option.environ is None else option.environ) else None,
         metavar=option.metavar,
         help=option.help,
         min=option.least,

@@ -84,6 +84,8 @@ def new_program(name: str, about: str, exit_codes: str, group: type[TyperGroup] 
 
     @app.callback(help=about)
     def before_each_command(context: typer.Context, *, _version: _Version = False) -> None:
+        for service in [one for one in os.environ if _SERVICE.fullmatch(one) and "://" in os.environ[one]]:
+            del os.environ[service]  # STEPFS_METRICS_PORT=tcp://… is of a service called stepfs-metrics, and no option
         for line in unknown(os.environ, context):
             say(f"stepfs: {printable(line)}")
 

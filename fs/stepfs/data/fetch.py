@@ -282,7 +282,7 @@ class Fetcher:
     async def _wait_for_memory(self, step: Step, began_s: float) -> None:
         waited_s = trio.current_time() - began_s
         if waited_s >= self.deadline_s:
-            raise StoreUnreachableError(f"step {step} has had no memory for {self.deadline_s:g} s; raise --memory-size")
+            raise StoreUnreachableError(f"step {step} has had no memory for {self.deadline_s:g} s; raise --memory")
         _tell_memory(waited_s, step)
         await trio.sleep(TUNING.memory_poll_s)
 
@@ -360,7 +360,7 @@ class Fetcher:
 
 def _tell_memory(waited_s: float, step: Step) -> None:
     if waited_s >= TUNING.memory_told_s:
-        text = "step %d has waited %.0f s for memory: what is read now takes all of it; raise --memory-size"
+        text = "step %d has waited %.0f s for memory: what is read now takes all of it; raise --memory"
         _log.warning(text, step, waited_s, extra={"alike": "memory"})
 
 

@@ -256,12 +256,12 @@ def _at_work(subject: str, directory: Path) -> Finding:
     """What a mount that answers says of its lake."""
     try:
         store = read_status(directory)["store"]
-        options: Any = read_config(directory)["options"]
+        config: Any = read_config(directory)
     except (StepfsError, KeyError) as error:
         return note(subject, f"alive, but its status cannot be read: {error}", "look at its log")
     if isinstance(store, dict) and (trouble := store.get("trouble")):
         return fail(subject, f"alive, but cannot follow its lake: {trouble}", "see the message")
-    if watched := options["checkpoint_dir"]:
+    if watched := config["checkpoint_dir"]:
         why = answer_within(partial(_why_nothing_is_recorded, watched))
         if isinstance(why, str) and why:
             return note(subject, "alive, but no checkpoint can be recorded", why)

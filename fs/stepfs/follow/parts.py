@@ -95,7 +95,7 @@ class GroupFollower:
             return None
         beside = f"; the lake has {', '.join(map(repr, others))}" if others else ""
         if home := self.group.control.identity.replica_of:
-            leave = command("stepfs", "checkpoint", home, "--group", name, "--retire")
+            leave = command("stepfs", "retire-group", home, name)
             beside += f"; if this run has read {home} before, its steps are kept there, too, and hold its producers, until {leave}"
         return f"new group {name!r}: it keeps the steps from {record.need} on until it is retired{beside}"
 
@@ -230,8 +230,6 @@ class LakeParts:
         disk: DiskCache | None = None,
         opened_are_kept: bool = False,
         peers: int = 1,
-        show_last: int | None = None,
-        list_latest: bool = False,
         has_signal: HasPendingSignal | None = None,
     ) -> None:
         """`open_origin`: the store of a lake that this one was forked from, or of a nearer place. `mounts`: of the run, as far as
@@ -240,7 +238,7 @@ class LakeParts:
         self.store = store
         self.log = log
         log.segments.in_thread = True
-        view = ViewOptions(options.steps, show_last, wait=options.wait_s is not None, list_latest=list_latest)
+        view = ViewOptions(options.steps, wait=options.wait_s is not None)
         self.tree = Tree(log, view)
         self.changes = Changes()
         self.origins = OriginStores(store, open_origin)

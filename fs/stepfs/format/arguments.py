@@ -10,12 +10,13 @@ from typing import Final, SupportsIndex, cast
 
 from stepfs.errors import NewerFormatError, UsageError, WrongTypeError
 
-_SIZE: Final = re.compile(r"([0-9]{1,15})(?:\.([0-9]{1,3}))?([KMGT]?)(?:i?B)?", re.IGNORECASE)
+_SIZE: Final = re.compile(r"([0-9]{1,15})(?:\.([0-9]{1,3}))?(?:([KMGTPkmgtp])(?:iB?)?)?")
 INTERVAL_S_MIN: Final = 0.001
 STATE_VERSION: Final = 1  # of what a trainer's checkpoint keeps
-_DURATION: Final = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)(ms|s|m|h|)")
-_SECONDS: Final = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
-_SHIFTS: Final = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+_NUMBER: Final = r"([0-9]{1,9}(?:\.[0-9]{1,6})?)"
+_DURATION: Final = re.compile("".join(f"(?:{_NUMBER}{unit})?" for unit in ("d", "h", "m", "s", "ms")))
+_SECONDS: Final = (86400.0, 3600.0, 60.0, 1.0, 0.001)
+_SHIFTS: Final = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40, "P": 50}
 
 
 def check_text(value: object, what: str, example: str) -> str:
@@ -44,20 +45,23 @@ def parse_log_format(text: str) -> str:
 
 
 def parse_size(text: str) -> int:
-    """`8G` → bytes; K, M, G, T are powers of 1024."""
+    """`8G`, `8Gi`, `8GiB`: bytes; K, M, G, T, P are powers of 1024. `8GB` is refused: it is fewer bytes elsewhere."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise UsageError(f"size {text!r}: write a number and K, M, G or T, for example 8G")
+        raise UsageError(f"size {text!r}: write a number and K, M, G, T or P, for example 8G, which is 8GiB")
     thousandths = int(match[1]) * 1000 + int((match[2] or "0").ljust(3, "0"))
-    return (thousandths << _SHIFTS[match[3].upper()]) // 1000
+    return (thousandths << _SHIFTS[(match[3] or "").upper()]) // 1000
 
 
 def parse_duration(text: str) -> float:
-    """`100ms`, `5s`, `2m`, `1h`, or a bare number of seconds → seconds."""
-    match = _DURATION.fullmatch(text.strip())
-    if match is None:
-        raise UsageError(f"duration {text!r}: write seconds, or a number with ms, s, m or h, for example 100ms")
-    return float(match[1]) * _SECONDS[match[2]]
+    """`100ms`, `5s`, `1h30m`, `7d`, or a bare number of seconds → seconds."""
+    text = text.strip()
+    if re.fullmatch(_NUMBER, text):
+        return float(text)
+    match = _DURATION.fullmatch(text)
+    if not text or match is None:
+        raise UsageError(f"duration {text!r}: write seconds, or numbers with d, h, m, s or ms, for example 1h30m")
+    return sum(float(number) * seconds for number, seconds in zip(match.groups(), _SECONDS, strict=True) if number)
 
 
 def parse_interval(text: str) -> float:

@@ -92,7 +92,7 @@ def encode_control(lake_id: str, record: ControlRecord, *, frees: bool = True) -
     if len(data) > RECORD_BYTES_MAX - (0 if frees else RESERVED_BYTES):
         raise RefusedError(
             f"the lake's {len(record.groups)} groups keep too many checkpoints for one record ({len(data)} bytes, at most "
-            f"{RECORD_BYTES_MAX}); keep fewer (`stepfs checkpoint … --keep K`) or retire groups (`--retire`)"
+            f"{RECORD_BYTES_MAX}); keep fewer (`stepfs checkpoint … --keep K`) or retire groups (`stepfs retire-group`)"
         )
     return readable(Kind.CONTROL, data, (lake_id, record), decode_control)
 

@@ -95,7 +95,7 @@ class LakeIdentity:
     grid: Grid
     ext: str
     created_ms: int
-    check_payload: bool = False  # slices are files of kind `ext`: producers and `verify --content` check it
+    check_payload: bool = False  # slices are files of kind `ext`: producers and `verify --check-payload` check it
     replica_of: str | None = None  # URL of the lake whose commits are copied here; nobody else adds any
     archive: bool = False  # a replica that gives up no step
 

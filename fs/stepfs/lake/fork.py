@@ -94,7 +94,7 @@ async def release_origins(reader: LogReader, origins: OriginStores, clock: Clock
             reader.store.url,
             parent.url,
             f"the fork at {record.fork}" if record.fork else "whoever recorded its group by hand",
-            by_hand("--retire") if need is None else by_hand(need, "--keep", 1),
+            command("stepfs", "retire-group", parent.url, group.name) if need is None else by_hand(need, "--keep", 1),
         )
     elif need is None:
         with suppress(AbsentError):  # another reclaimer, or an operator, has retired it: it is not brought back
@@ -261,7 +261,7 @@ def _name_others(parent: LogReader, store: Store, lake_id: str) -> None:
     """Say which groups of the parent belong to forks that were begun here before, and how to retire them."""
     for name, record in sorted(parent.control.groups.items()):
         if record.fork == store.url and name != group_name(lake_id):
-            retire = command("stepfs", "checkpoint", parent.store.url, "--group", name, "--retire")
+            retire = command("stepfs", "retire-group", parent.store.url, name)
             _log.warning(
                 "%s: an earlier fork to here, which was not completed or is gone, holds steps as group %s: %s",
                 parent.store.url,

@@ -76,7 +76,7 @@ def check_writable(identity: LakeIdentity, url: str) -> None:
     if identity.replica_of is not None:
         raise RefusedError(
             f"{url} is a replica: produce to {identity.replica_of}; if that is lost for good: "
-            + command("stepfs", "fork", f"{url}@STEP", "NEW")
+            + command("stepfs", "fork", url, "NEW")
         )
 
 

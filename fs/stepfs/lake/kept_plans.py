@@ -99,7 +99,7 @@ class LineageReader:
                 f"{what}: {error}; lineage is in the .safetensors, .pt and .tar files that `stepfs-produce run` makes"
             ) from error
         except UnreadablePayloadError as error:
-            raise CorruptError(f"{what}: {error}; `stepfs verify --content` looks at all files") from error
+            raise CorruptError(f"{what}: {error}; `stepfs verify --check-payload` looks at all files") from error
 
 
 def _joined(placed: Sequence[Placed]) -> Iterator[list[Placed]]:

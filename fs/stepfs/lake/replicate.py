@@ -318,7 +318,7 @@ class Replica:
         raise RefusedError(
             f"{home.url} does not have version {state.version} of its log as {self.log.store.url} has it: it was restored from"
             " an earlier time, or somebody wrote into the replica. Go on from the one that is right: make a new replica in"
-            f" another place, or {shell_command('stepfs', 'fork', f'{self.log.store.url}@STEP', 'NEW')}"
+            f" another place, or {shell_command('stepfs', 'fork', self.log.store.url, 'NEW')}"
         )
 
     async def _refresh_home(self) -> None:

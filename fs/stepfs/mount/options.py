@@ -85,10 +85,6 @@ class MountOptions:
             parse=parse_duration,
         ),
     ] = None
-    show_last: Annotated[int | None, Opt("--show-last", "List only the newest N steps.", "N", least=1)] = None
-    list_latest: Annotated[
-        bool, Opt("--list-latest", "List `latest`, too: programs that walk then read the newest step twice.")
-    ] = False
     group: Annotated[str | None, Opt("--group", "The training run that reads here.", "NAME")] = None
     checkpoint_dir: Annotated[  # a directory, or a path with {N} in it
         str | None,
@@ -100,7 +96,7 @@ class MountOptions:
     memory_bytes: Annotated[
         int | None,
         Opt(
-            "--memory-size",
+            "--memory",
             "For slices in memory, page cache included (default: a quarter of what is free, beyond 8G a sixteenth).",
             "8G",
             parse=parse_size,
@@ -119,7 +115,7 @@ class MountOptions:
         int | None,
         Opt(
             "--cache-size",
-            "For slices on the disk of --cache-dir (default: 8G); without one, the same as --memory-size.",
+            "For slices on the disk of --cache-dir (default: 8G).",
             "8G",
             parse=parse_size,
         ),
@@ -202,13 +198,15 @@ class MountOptions:
             given["ranks"] = tuple(given["ranks"])
         return cls(**given), sorted(body.keys() - known - {"fixed"})
 
-    def redacted(self) -> dict[str, object]:
-        """The options as `.stepfs/config.json` may show them."""
-        body: dict[str, object] = self.to_map()
-        del body["fixed"]
-        body["lake"] = redact_url(self.lake)
-        body["endpoint_url"] = None if self.endpoint_url is None else redact_url(self.endpoint_url)
-        return body
+    def typed(self) -> dict[str, str | bool | None]:
+        """By their flags, as they may be typed again, without credentials; null: not given. Names and forms that users see, and
+        so another version's, too: those of the fields are no one's but ours.
+        """
+        options = declared(MountOptions).items()
+        return {
+            option.flag.partition("/")[0].removeprefix("--"): _typed(getattr(self, name))
+            for name, (_, option) in options
+        }
 
 
 def merged(before: MountOptions, wanted: MountOptions, given: Collection[str]) -> tuple[MountOptions, list[str]]:
@@ -241,8 +239,14 @@ def _shown(name: str, options: MountOptions) -> str:
     if isinstance(value, bool):
         on, _, off = flag.partition("/")
         return on if value else off or f"no {on}"
+    return f"no {flag}" if value is None else f"{flag} {_typed(value)}"
+
+
+def _typed(value: object) -> str | bool | None:
+    if value is None or isinstance(value, bool):
+        return value
     if isinstance(value, range):
-        value = f"{value.start}:{value.stop}"
-    elif isinstance(value, tuple):
-        value = ",".join(map(str, value))
-    return f"no {flag}" if value is None else f"{flag} {redact_url(str(value))}"
+        return f"{value.start}:{value.stop}"
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return f"{value:g}s" if isinstance(value, float) else redact_url(str(value))

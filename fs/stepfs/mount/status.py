@@ -269,8 +269,14 @@ class Reports:
         """`.stepfs/config.json`: effective options, and the facts by which `stepfs unmount` finds this process."""
         return {
             "schema": JSON_SCHEMA,
-            "options": self.options.redacted(),  # type: ignore[dict-item]
+            "lake": redact_url(self.options.lake),
             "lake_id": self.lake.log.identity.lake_id,
+            "endpoint_url": None if (url := self.options.endpoint_url) is None else redact_url(url),
+            "group": self.options.group,
+            "steps": None if (steps := self.options.steps) is None else [steps.start, steps.stop],
+            "mesh": self.options.mesh,
+            "checkpoint_dir": self.options.checkpoint_dir,
+            "options": self.options.typed(),  # type: ignore[dict-item]
             "directory": str(self.options.directory),
             **self._shape(),
             "memory_bytes": self.machine.memory_bytes,

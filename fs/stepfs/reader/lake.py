@@ -145,7 +145,7 @@ class Lake:
 
     def __init__(
         self,
-        url: str,
+        lake: str,
         *,
         ranks: str | int | Iterable[int] | None = None,
         world: int | None = None,
@@ -154,9 +154,9 @@ class Lake:
         steps: str | range | None = None,
         wait: str | float | None = None,
         group: str | None = None,
-        prefetch_steps: int | None = None,
+        prefetch: int | None = None,
         memory: str | int | None = None,
-        deadline_s: float = DEADLINE_S,
+        deadline: str | float = DEADLINE_S,
         poll: str | float = 0.1,
         near: str | None = None,
         endpoint_url: str | None = None,
@@ -167,16 +167,16 @@ class Lake:
         several may read the same. `files`: which files beside the ranks' (a plan's columns with `file: own`) this process reads,
         by name; by default all, `()` for none. Others are not fetched ahead. `steps`: only these (`"A:B"`); those to come are
         waited for. `wait`: seconds that a step beyond the newest is waited for; without it, it is a `NoSuchStepError` at
-        once. `group`: the training run whose checkpoints keep steps, registered here. `prefetch_steps`: a fixed number of steps
+        once. `group`: the training run whose checkpoints keep steps, registered here. `prefetch`: a fixed number of steps
         to fetch ahead (0: none). `memory`: of this reader, as `"2G"` or in bytes; by default a part of the available memory.
-        `deadline_s`: of every read and wait. `poll`: the shortest interval between looks for new steps. `near`: the URL of
+        `deadline`: of every read and wait. `poll`: the shortest interval between looks for new steps. `near`: the URL of
         a replica, or of any place with the lake's objects, from which bytes are read first; else `STEPFS_NEAR`. `endpoint_url`:
         an S3-compatible server; else `STEPFS_ENDPOINT_URL`, then AWS's own variables.
 
         `UsageError`, `AbsentError`, `RefusedError`, `StoreUnreachableError` as `stepfs mount`.
         """
-        words = {name: value for name, value in locals().items() if name not in {"self", "url"}}
-        self._setup(replace(LakeOptions.of(url, words), splits=self.splits))
+        words = {name: value for name, value in locals().items() if name not in {"self", "lake"}}
+        self._setup(replace(LakeOptions.of(lake, words), splits=self.splits))
         try:
             identity = self._parts().log.identity
         except StepfsError as error:
@@ -271,11 +271,6 @@ class Lake:
         tree = self._parts().tree
         tree.ask()
         return tree.next_step
-
-    @property
-    def frontier(self) -> Step:
-        """The newest committed step; -1 before the first."""
-        return Step(self.next_step - 1)
 
     @property
     def sealed(self) -> bool:

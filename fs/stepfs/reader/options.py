@@ -39,7 +39,7 @@ def _seconds(
 
 
 _poll = _seconds("poll", "at least 1ms", lambda seconds: seconds >= INTERVAL_S_MIN)
-_deadline = _seconds("deadline_s", "seconds above 0", lambda seconds: seconds > 0)
+_deadline = _seconds("deadline", "seconds above 0", lambda seconds: seconds > 0)
 
 
 def _text(word: str, example: str) -> Callable[[object], str]:
@@ -51,8 +51,8 @@ def _world(value: int) -> int:
 
 
 def _prefetch(value: int) -> int:
-    if check_integer(value, "prefetch_steps") < 0:
-        raise UsageError(f"prefetch_steps is {value}; give 0 for none, or leave it out")
+    if check_integer(value, "prefetch") < 0:
+        raise UsageError(f"prefetch is {value}; give 0 for none, or leave it out")
     return value
 
 
@@ -99,7 +99,7 @@ class Param:
 class LakeOptions:
     """Every option of a `Lake`. Sizes in bytes, times in seconds, steps half-open."""
 
-    url: Annotated[str, Param("url", _text("the lake", "file:///directory"))]
+    url: Annotated[str, Param("lake", _text("the lake", "file:///directory"))]
     endpoint_url: Annotated[str | None, Param("endpoint_url", str)] = None
     # Of this process: a hint for prefetching, hides nothing.
     ranks: Annotated[tuple[int, ...], Param("ranks", _ranks)] = ()
@@ -111,9 +111,9 @@ class LakeOptions:
     group: Annotated[str | None, Param("group", _text("group", "pretrain"))] = None
     memory_bytes: Annotated[int | None, Param("memory", _memory)] = None
     near: Annotated[str | None, Param("near", _text("near", "file:///directory"))] = None
-    prefetch_steps: Annotated[int | None, Param("prefetch_steps", _prefetch)] = None
+    prefetch_steps: Annotated[int | None, Param("prefetch", _prefetch)] = None
     poll_s: Annotated[float, Param("poll", _poll)] = 0.1
-    deadline_s: Annotated[float, Param("deadline_s", _deadline)] = DEADLINE_S
+    deadline_s: Annotated[float, Param("deadline", _deadline)] = DEADLINE_S
     splits: bool = False  # the caller takes a part of a file that holds several micro-batches
     workers: int | None = None  # this process is one of so many of a loader; None: it reads for itself
 
@@ -123,7 +123,7 @@ class LakeOptions:
         every = dict(words)
         for word in ("endpoint_url", "near"):
             every[word] = words.get(word) or os.environ.get(f"STEPFS_{word.upper()}") or None
-        given = {"url": url} | {word: value for word, value in every.items() if value is not None}
+        given = {"lake": url} | {word: value for word, value in every.items() if value is not None}
         return cls(
             **{
                 field: word.checked(given[word.name])

@@ -26,8 +26,8 @@ class MountedLake:
 
 def mounted_lake(directory: Path) -> MountedLake:
     """`AbsentError` if the directory is not a stepfs mount; other errors as `read_control_file`."""
-    options: Any = read_config(directory)["options"]
-    return MountedLake(options["lake"], options["endpoint_url"], options["group"])
+    config: Any = read_config(directory)
+    return MountedLake(config["lake"], config["endpoint_url"], config["group"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +45,17 @@ class View:
     @classmethod
     def of_mount(cls, directory: Path) -> View:
         """Errors as `read_control_file`."""
-        options: Any = read_config(directory)["options"]
+        config: Any = read_config(directory)
         status: Any = read_status(directory)
-        steps = None if options["steps"] is None else range(*options["steps"])
+        steps = None if config["steps"] is None else range(*config["steps"])
         return cls(
             status["lake_id"],
             Step(status["first_step"]),
             Step(status["next_step"]),
             status["sealed"],
-            ViewOptions(steps, options["show_last"]),
+            ViewOptions(steps),
             status["world"],
-            options["mesh"],
+            config["mesh"],
         )
 
     @classmethod

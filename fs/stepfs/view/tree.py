@@ -47,13 +47,10 @@ class ViewOptions:
     """The options that change the plain view."""
 
     steps: range | None = None  # --steps A:B: exactly these, from the start
-    show_last: int | None = None  # --show-last N: trims listings, never lookups
     wait: bool = False  # --wait: names just beyond the frontier resolve
-    list_latest: bool = False  # --list-latest: else `latest` resolves, and no program that walks reads a step twice
 
     def __post_init__(self) -> None:
         assert self.steps is None or (self.steps.step == 1 and 0 <= self.steps.start <= self.steps.stop)
-        assert self.show_last is None or self.show_last > 0
 
 
 class Tree:
@@ -145,8 +142,4 @@ class Tree:
 
 def listed_steps(options: ViewOptions, first_visible: Step, next_step: Step) -> range:
     """The steps that a listing names where those from `first_visible` to the one before `next_step` can be opened."""
-    shown = range(min(first_visible, next_step), next_step) if options.steps is None else options.steps
-    if options.show_last is None:
-        return shown
-    committed = range(shown.start, max(shown.start, min(shown.stop, next_step)))
-    return committed[-options.show_last :]
+    return range(min(first_visible, next_step), next_step) if options.steps is None else options.steps

@@ -26,13 +26,23 @@ Holdout = Annotated[
 Workers = Annotated[
     int | None, Opt("--workers", "Processes that read and tokenise; one per core by default.", "N", least=1)
 ]
+LogFormat = Annotated[
+    str,
+    Opt(
+        "--log-format",
+        "Of the lines on stderr: text, or json, one object each.",
+        "FORMAT",
+        parse_log_format,
+        environ=True,
+    ),
+]
 
 _PLACE: Final = re.compile(r"(.*?)(?::([0-9]{1,9})(?::([0-9]{1,9}))?)?", re.DOTALL)
 app = new_program(
     "stepfs-produce",
     "Turn data into global training steps, each in exactly one commit, across kills and restarts.",
     "0 the source is exhausted or the limit reached, 1 failure, 2 usage, 3 absent, 4 refused, 5 corrupt, 6 store "
-    "unreachable, 7 fenced (do not restart), 130 or 143 stopped by SIGINT or SIGTERM (restart to continue)",
+    "unreachable, 7 fenced (do not restart), 8 a step differs (replay), 130 or 143 stopped by SIGINT or SIGTERM (restart to continue)",
 )
 
 
@@ -43,9 +53,7 @@ def run(
     holdout: Holdout = False,
     endpoint_url: EndpointUrl = None,
     as_json: Json = False,
-    log_format: Annotated[
-        str, Opt("--log-format", "Of the lines on stderr: text, or json, one object each.", "FORMAT", parse_log_format)
-    ] = "text",
+    log_format: LogFormat = "text",
     values: Annotated[dict[str, Any], RunOptions],
 ) -> None:
     """Run PLAN into LAKE, created when absent; run again after any ending, it continues exactly."""
@@ -61,12 +69,7 @@ def run(
 
 
 def check(
-    plan: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="PLAN", help="YAML file of the plan; not needed with --schema and --keys.", callback=not_empty
-        ),
-    ] = None,
+    plan: PlanFile,
     lake: Annotated[
         str | None,
         typer.Argument(
@@ -79,8 +82,6 @@ def check(
     ] = "plan",
     accept_changes: Annotated[bool, Opt("--accept-changes", "Compare as a run with this option does.")] = False,
     holdout: Holdout = False,
-    schema: Annotated[bool, Opt("--schema", "Print the JSON Schema of plan files, for editors.")] = False,
-    keys: Annotated[bool, Opt("--keys", "Print every key of plan files with its meaning and its default.")] = False,
     no_sources: Annotated[
         bool, Opt("--no-sources", "Look at the text of the plan alone: open no file, import no function.")
     ] = False,
@@ -92,20 +93,6 @@ def check(
 
     With LAKE: refuse what a run would refuse before it starts.
     """
-    from stepfs.errors import UsageError
-
-    if schema:
-        from stepfs_producer.cli.reports import schema_text
-
-        typer.echo(schema_text())
-        return
-    if keys:
-        from stepfs_producer.cli.reports import keys_text
-
-        typer.echo(keys_text())
-        return
-    if plan is None:
-        raise UsageError("no plan was named; name its YAML file, or give --keys for the keys of plans")
     from stepfs_producer.cli.reports import check_plan
 
     if lake is not None:
@@ -121,11 +108,18 @@ def check(
     typer.echo(check_plan(Path(plan), options, held_out=holdout, sources=not no_sources, deep=deep, as_json=as_json))
 
 
+def keys(
+    as_json: Annotated[bool, Opt("--json", "Print the JSON Schema of plan files, for editors.")] = False,
+) -> None:
+    """Print every key of plan files with its meaning and its default."""
+    from stepfs_producer.cli.reports import keys_text, schema_text
+
+    typer.echo(schema_text() if as_json else keys_text())
+
+
 def simulate(
     plan: PlanFile,
-    steps: Annotated[  # without a variable: STEPFS_STEPS is what a mount shows
-        int, typer.Option("--steps", help="Plan the first N steps, or to the end.", metavar="N", min=1)
-    ] = 100,
+    limit_steps: Annotated[int, Opt("--limit-steps", "Plan the first N steps, or to the end.", "N", least=1)] = 100,
     workers: Workers = None,
     holdout: Holdout = False,
     as_json: Json = False,
@@ -133,7 +127,7 @@ def simulate(
     """Plan the first steps of PLAN over its real records, without a lake: shares, fill, balance, padding, planning time."""
     from stepfs_producer.cli.reports import simulation_report
 
-    typer.echo(simulation_report(Path(plan), steps=steps, workers=workers, held_out=holdout, as_json=as_json))
+    typer.echo(simulation_report(Path(plan), steps=limit_steps, workers=workers, held_out=holdout, as_json=as_json))
 
 
 def find(
@@ -276,13 +270,10 @@ def _parted(text: str) -> tuple[str, int | None, int | None]:
 
 def replay(
     lake: Lake,
-    # Without variables: STEPFS_STEPS and STEPFS_RANKS are what a mount shows, and fetches ahead.
-    steps: Annotated[str, typer.Option("--steps", help="Steps A to B-1, by the lake's numbers.", metavar="A:B")],
-    compare: Annotated[bool, Opt("--compare", "Compare them with those of the lake; the default.")] = False,
+    steps: Annotated[str, Opt("--steps", "Steps A to B-1, by the lake's numbers.", "A:B")],
     to: Annotated[Path | None, Opt("--to", "Write them there instead, named as in a mount.", "DIR")] = None,
     ranks: Annotated[
-        str | None,
-        typer.Option("--ranks", help="Make the files of these data ranks only; all are planned.", metavar="R,S-T"),
+        str | None, Opt("--ranks", "Make the files of these data ranks only; all are planned.", "R,S-T")
     ] = None,
     producer_id: Annotated[
         str | None, Opt("--producer-id", "Only the steps of this producer, where several made them.", "ID")
@@ -294,15 +285,12 @@ def replay(
 ) -> None:
     """Make steps of LAKE again, from its plan, its lists of files and the files themselves, and compare every byte.
 
-    Exit code 1 if a step differs; each difference is named, and libraries that are not those of then.
+    Exit code 8 if a step differs; each difference is named, and libraries that are not those of then.
     """
-    from stepfs.errors import UsageError
     from stepfs.view.ranks import parse_ranks, parse_steps
     from stepfs_producer.cli.reports import replay_and_report
     from stepfs_producer.run.history.replay import ReplayOptions
 
-    if compare and to is not None:
-        raise UsageError("--compare and --to are two purposes; give one of them")
     options = ReplayOptions(
         lake,
         parse_steps(steps),
@@ -323,13 +311,14 @@ def text(
         list[str],
         Opt(
             "--input",
-            "File, directory, glob, or s3://, gs:// or az:// URL of text or of .jsonl (.gz, .zst too); repeatable. Separated by spaces in "
-            "the variable.",
+            "File, directory, glob, or s3://, gs:// or az:// URL of text or of .jsonl (.gz, .zst too); repeatable.",
             "PATH",
             short="-i",
         ),
     ],
     endpoint_url: EndpointUrl = None,
+    as_json: Json = False,
+    log_format: LogFormat = "text",
     values: Annotated[dict[str, Any], TextOptions],
 ) -> None:
     """Pack text into steps of LAKE, created when absent; run again after any ending, it continues exactly.
@@ -342,6 +331,8 @@ def text(
     from stepfs_producer.run.prepare import LocatedPlan
     from stepfs_producer.sources.hub import with_commits
 
+    if log_format == "json":
+        log_as_json()
     options = TextOptions(**values)
     index, count = parsed_shard(options.shard)
     store_options = StoreOptions(endpoint_url)
@@ -359,7 +350,7 @@ def text(
         fixed_shape=True,
         store_options=store_options,
     )
-    if code := run_and_report(LocatedPlan(with_commits(plan)), run_options):
+    if code := run_and_report(LocatedPlan(with_commits(plan)), run_options, as_json=as_json):
         raise typer.Exit(code)
 
 
@@ -385,5 +376,5 @@ def tokenize(
     typer.echo(report)
 
 
-for command in (run, check, simulate, view, lineage, find, replay, text, tokenize):
+for command in (run, check, keys, simulate, view, lineage, find, replay, text, tokenize):
     app.command(command.__name__)(reported("stepfs-produce")(plan_packages()(with_options(command))))

@@ -23,7 +23,7 @@ from stepfs._internal.limits import usable_cpus
 from stepfs.cli.columns import printable, size_text, table
 from stepfs.cli.failure import announce, is_a_log, say
 from stepfs.cli.target import opened_lineage
-from stepfs.errors import AbsentError, StepfsError
+from stepfs.errors import AbsentError, DifferentError
 from stepfs.format.ids import JSON_SCHEMA, POSITION_BYTES_MAX
 from stepfs.format.planned import counts_shown
 from stepfs.store.api import StoreOptions
@@ -606,7 +606,7 @@ def replay_and_report(options: ReplayOptions, store_options: StoreOptions, *, as
     for line in _trouble(done):
         _warn(line)
     typer.echo(json.dumps(_replay_document(done), ensure_ascii=False) if as_json else _replay_line(done))
-    return StepfsError.exit_code if done.found.different else 0
+    return DifferentError.exit_code if done.found.different else 0
 
 
 async def _replayed(options: ReplayOptions, store_options: StoreOptions) -> Replay:

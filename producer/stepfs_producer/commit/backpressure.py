@@ -179,7 +179,7 @@ class BackPressure:
             return (
                 f"run {name!r} records its pace, and is at step {need}, {max(0, head.next_step - need)} steps are committed "
                 f"since; let it train on, record where it is with `{command(*at, '…', '--pace')}`, or if it has ended, "
-                f"`{command(*at, '--retire')}`"
+                f"`{command('stepfs', 'retire-group', url, name)}`"
             )
         kept = len(self._control.groups[name].kept)
         which = f"has {kept} checkpoints, and the oldest resumes at" if kept > 1 else "needs all from"
@@ -190,11 +190,12 @@ class BackPressure:
         if replica := self._control.groups[name].replica:
             return (
                 f"{says}, by the runs that read the replica {replica}: see `{command('stepfs', 'status', replica)}`, and let "
-                f"the slowest record a later checkpoint there; if nobody replicates to it, `{command(*at, '--retire')}`{reclaims}"
+                f"the slowest record a later checkpoint there; if nobody replicates to it, "
+                f"`{command('stepfs', 'retire-group', url, name)}`{reclaims}"
             )
         later = f"let it record a later checkpoint with `{command(*at, '…', '--keep', 1)}`"
         drop = f", drop that one with `{command(*at, need, '--drop')}`" if kept > 1 else ""
-        retire = f", or if it has ended, `{command(*at, '--retire')}`"
+        retire = f", or if it has ended, `{command('stepfs', 'retire-group', url, name)}`"
         return (
             f"{says}; {later}{drop}{retire}; the bound must exceed the steps between two of its checkpoints{reclaims}"
         )

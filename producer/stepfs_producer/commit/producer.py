@@ -183,7 +183,7 @@ class Readings(ABC):
 class AsyncProducer(Readings):
     """One incarnation of a producer id, as an async context manager (trio).
 
-    lake_url: an existing lake. producer_id: 1 to 256 bytes of printable text; the identity that survives restarts,
+    lake: an existing lake. producer_id: 1 to 256 bytes of printable text; the identity that survives restarts,
     unique among live processes. endpoint_url: an S3-compatible server. max_pending_bytes to give_up_after: see
     `ProducerSettings`. store, clock, pacer: instead of the URL's, the machine's and
     `stepfs_producer.commit.pace`'s (simulations, benchmarks); a given pacer has its own `max_delay`.
@@ -194,7 +194,7 @@ class AsyncProducer(Readings):
 
     def __init__(
         self,
-        lake_url: str,
+        lake: str,
         *,
         producer_id: str,
         endpoint_url: str | None = None,
@@ -219,7 +219,7 @@ class AsyncProducer(Readings):
             uploads,
             give_up_after,
         )
-        self._url = check_text(lake_url, "lake_url", "file:///directory")
+        self._url = check_text(lake, "lake", "file:///directory")
         self._endpoint_url = endpoint_url
         self._given_store = store
         self._clock = clock or SystemClock()

@@ -21,6 +21,7 @@ AcceptChanges = Annotated[
     Opt(
         "--accept-changes",
         "Continue although the plan is not the one that the lake's steps were made by. Otherwise a run shows the changes, and fences no one.",
+        environ=False,
     ),
 ]
 
@@ -123,7 +124,9 @@ class RunOptions:
     ] = None
     limit_steps: LimitSteps = None
     steps_per_second: Annotated[float | None, Opt("--steps-per-second", "Not faster than this.", "R")] = None
-    seal: Annotated[bool, Opt("--seal", "Seal the lake when the plan is complete: no more steps come.")] = False
+    seal: Annotated[
+        bool, Opt("--seal", "Seal the lake when the plan is complete: no more steps come.", environ=False)
+    ] = False
     fixed_shape: bool = False  # the lake's other plans must have rows of this plan's shape
     store_options: StoreOptions = field(default_factory=StoreOptions)
     metrics_port: Annotated[
@@ -174,7 +177,9 @@ class TextOptions:
     memory: Memory = None
     limit_steps: LimitSteps = None
     accept_changes: AcceptChanges = False
-    seal: Annotated[bool, Opt("--seal", "Seal the lake at the end of the text: no more steps come.")] = False
+    seal: Annotated[bool, Opt("--seal", "Seal the lake at the end of the text: no more steps come.", environ=False)] = (
+        False
+    )
     shard: Annotated[str, Opt("--shard", "Produce part I of N of the text, one process each.", "I/N")] = "0/1"
     producer_id: Annotated[
         str | None,

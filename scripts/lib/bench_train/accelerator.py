@@ -134,7 +134,7 @@ def _train(
     bed: Bed, url: str, pace: Pace, bandwidth: float, period_s: float, beside: str = "nothing"
 ) -> tuple[list[float], list[float], int]:
     with slowed(bed.server.endpoint_url, bandwidth, LATENCY_S) as store:
-        options = ("--endpoint-url", store.url, "--memory-size", "1G")
+        options = ("--endpoint-url", store.url, "--memory", "1G")
         with bed.mounted(url, *options) as mount:
             order = {
                 "paths": [[str(mount.path(step, 0))] for step in range(pace.steps)],

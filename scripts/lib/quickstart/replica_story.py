@@ -102,7 +102,7 @@ def go_on(story: Story, running: ExitStack, plan: Path, copy: str, new: str, cut
     run("stepfs-produce", "run", str(plan), reference, "--workers", "1", "--limit-steps", str(cut))
     write_documents(story.directory / "grown.jsonl", "grown", DOCUMENTS // 3)
     plan.write_text(PLAN.replace("until:", MORE + "until:"))
-    run("stepfs", "fork", f"{copy}@{cut}", new)
+    run("stepfs", "fork", copy, new)
     ended = [
         json.loads(run("stepfs-produce", "run", str(plan), lake, "--workers", "1", "--accept-changes", "--json").stdout)
         for lake in (new, reference)

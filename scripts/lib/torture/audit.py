@@ -131,7 +131,7 @@ def audit_lake(run: Run, audit: Audit, environment: dict[str, str]) -> None:
     """`verify` is clean; a final reclaim leaves what the kept checkpoints need, and nothing else."""
     if run.of("reader"):
         for _ in range(2):
-            done = run_stepfs(environment, "reclaim", run.lake, "--grace", "0", "--orphans", "--json")
+            done = run_stepfs(environment, "reclaim", run.lake, "--grace", "0", "--json")
             if done.returncode != 0:
                 audit.fault(f"final reclaim: exit code {done.returncode}: {done.stderr.strip()}")
                 return

@@ -241,8 +241,9 @@ def _other_version(run: Run) -> list[Path]:
 
 _LATER = (
     ("__init__.py", '__version__ = "', '__version__ = "9.'),
-    ("mount/options.py", "    list_latest: Annotated[", "    latest: Annotated["),
-    ("mount/daemon/parts.py", "options.list_latest", "options.latest"),
+    ("mount/options.py", "    prime: Annotated[", "    primes: Annotated["),
+    ("mount/daemon/parts.py", "options.prime ", "options.primes "),
+    ("mount/daemon/session.py", "options.prime ", "options.primes "),
 )
 
 

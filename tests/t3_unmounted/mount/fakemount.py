@@ -128,8 +128,6 @@ class Mounted:
 async def mounted(
     *,
     steps=None,
-    show_last=None,
-    list_latest=False,
     wait_s=None,
     world=None,
     mesh=None,
@@ -140,7 +138,7 @@ async def mounted(
     """A mount with its waits running."""
     grid = slices if isinstance(slices, Grid) else Grid(slices)
     table = FakeTable(slices=grid.slices, ext=ext)
-    tree = Tree(table, ViewOptions(steps, show_last, wait=wait_s is not None, list_latest=list_latest))
+    tree = Tree(table, ViewOptions(steps, wait=wait_s is not None))
     changes, meter, known, files, fake = Changes(), Meter(), LookupCounts(), FileTable(), FakeSlices()
     signalled: set[int] = set()
     waits = Waits(tree, table, changes, deadline_s=deadline_s, wait_s=wait_s, has_signal=lambda pid: pid in signalled)

@@ -265,22 +265,24 @@ def test_an_option_of_another_version_that_changes_what_is_read_is_not_left_out(
 
 
 def test_no_secret_is_shown():
-    shown = MountOptions(
-        "s3://k:secret@b/p?x=secret", Path("/m"), endpoint_url="http://u:secret@h:1/?t=secret"
-    ).redacted()
+    shown = MountOptions("s3://k:secret@b/p?x=secret", Path("/m"), endpoint_url="http://u:secret@h:1/?t=secret").typed()
     assert "secret" not in json.dumps(shown)
     assert redact_url("file:///a/b") == "file:///a/b"
     assert redact_url("file:///a/b#2?x") == "file:///a/b#2?x"  # a path: cut, it would name another lake
 
 
 @pytest.mark.parametrize(
-    ("text", "bytes_"), [("8G", 8 << 30), ("1.5k", 1536), ("10", 10), ("512MiB", 512 << 20), ("2tb", 2 << 40)]
+    ("text", "bytes_"),
+    [("8G", 8 << 30), ("1.5k", 1536), ("10", 10), ("512MiB", 512 << 20), ("8Gi", 8 << 30), ("2P", 2 << 50)],
 )
 def test_sizes(text, bytes_):
     assert parse_size(text) == bytes_
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("100ms", 0.1), ("5", 5), ("2.5s", 2.5), ("2m", 120), ("1h", 3600)])
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("100ms", 0.1), ("5", 5), ("2.5s", 2.5), ("2m", 120), ("1h30m", 5400), ("7d", 604800), ("1h0.5s", 3600.5)],
+)
 def test_durations(text, seconds):
     assert parse_duration(text) == pytest.approx(seconds)
 
@@ -294,7 +296,7 @@ def test_steps_are_half_open_and_ranks_inclusive():
     ("parse", "text"), [
         (parse_steps, "5"), (parse_steps, "5:5"), (parse_steps, "-1:5"), (parse_steps, "0:٣"),
         (parse_steps, f"0:{2**41}"), (parse_ranks, "3-1"), (parse_ranks, ""), (parse_ranks, "0-2000000"),
-        (parse_size, "8X"), (parse_size, "-1"), (parse_duration, "1 s"), (parse_duration, "inf"),
+        (parse_size, "8X"), (parse_size, "-1"), (parse_size, "8GB"), (parse_size, "8i"), (parse_duration, ""), (parse_duration, "5m1h"), (parse_duration, "1w"), (parse_duration, "1 s"), (parse_duration, "inf"),
         (parse_interval, "0"),
     ],
 )  # fmt: skip

@@ -488,7 +488,7 @@ def test_a_user_without_a_home_has_a_log_and_a_cache(nobody, tmp_path, monkeypat
 
 @pytest.mark.parametrize(
     ("options", "said"), [
-        ({"memory_bytes": 3 << 30}, True), ({"memory_bytes": 2 << 30}, False), ({"cache_bytes": 3 << 30}, True),
+        ({"memory_bytes": 3 << 30}, True), ({"memory_bytes": 2 << 30}, False),
         ({"cache_bytes": 3 << 30, "cache_dir": Path("/c")}, False), ({}, False),
     ],
 )  # fmt: skip

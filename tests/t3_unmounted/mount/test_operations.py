@@ -107,27 +107,20 @@ async def test_under_steps_exactly_these_are_listed_always_and_there_is_no_lates
         assert len(await m.names("step-000000004")) == 2
 
 
-async def test_show_last_trims_listings_but_not_lookups():
-    async with mounted(show_last=2, list_latest=True) as m:
-        m.commit(5)
-        assert await m.names() == [".stepfs", "latest", "step-000000003", "step-000000004"]
-        assert await m.read("step-000000000", "rank-00000.pt") == payload(0, 0)
-
-
 @pytest.mark.parametrize("room", [1, 2, 3, 204])
 async def test_a_listing_continues_where_the_kernel_stopped_reading(room):
-    async with mounted(list_latest=True) as m:
+    async with mounted() as m:
         m.commit(500)
         m.listing_room = room
         names = await m.names()
-        assert names == [".stepfs", "latest", *(f"step-{n:09d}" for n in range(500))]
+        assert names == [".stepfs", *(f"step-{n:09d}" for n in range(500))]
         assert len(m.known) == 500
 
 
 async def test_a_listing_shows_one_moment_and_never_what_has_left_meanwhile():
-    async with mounted(list_latest=True) as m:
+    async with mounted() as m:
         m.commit(10)
-        m.listing_room = 4
+        m.listing_room = 3
         handle = await m.ops.opendir(ROOT, Caller())
         await m.ops.readdir(handle, 0, None)
         assert [n for n, _, _ in m.listed][-1] == b"step-000000001"
@@ -143,7 +136,7 @@ async def test_a_listing_shows_one_moment_and_never_what_has_left_meanwhile():
         assert [n for n, _, _ in m.listed][-1] == b"step-000000019"
 
 
-@pytest.mark.parametrize("options", [{}, {"steps": range(3, 1700)}, {"show_last": 900}, {"wait_s": 9}])
+@pytest.mark.parametrize("options", [{}, {"steps": range(3, 1700)}, {"steps": range(900)}, {"wait_s": 9}])
 @pytest.mark.parametrize("reclaimed", [0, 700])
 async def test_a_listing_says_of_each_entry_what_a_lookup_says(options, reclaimed):
     async with mounted(**options) as m:

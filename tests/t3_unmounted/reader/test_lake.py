@@ -47,7 +47,7 @@ pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 def test_steps_and_ranks(still):
     with Lake(still) as lake:
-        assert (len(lake), lake.next_step, lake.frontier, lake.first_step, lake.world) == (5, 5, 4, 0, 2)
+        assert (len(lake), lake.next_step, lake.first_step, lake.world) == (5, 5, 0, 2)
         assert lake.steps == range(5)
         assert not lake.sealed
         view = lake[3][1]
@@ -171,8 +171,8 @@ def test_options_that_a_mount_would_refuse_are_refused(still):
         {"memory": "1M"},
         {"steps": "5"},
         {"steps": range(0, 9, 2)},
-        {"deadline_s": 0},
-        {"prefetch_steps": -1},
+        {"deadline": 0},
+        {"prefetch": -1},
         {"ranks": -1},
         {"ranks": "a"},
         {"mesh": "dp"},
@@ -224,7 +224,7 @@ def test_following_gives_each_step_once_as_it_is_committed_and_ends_with_the_lak
 
 def test_eight_threads_share_one_fetch_of_a_slice(url):
     commit_on_disk(url, range(5, 6), 3 << 20)
-    with Lake(url, prefetch_steps=0) as lake:
+    with Lake(url, prefetch=0) as lake:
         together = threading.Barrier(8)
 
         def read() -> bool:

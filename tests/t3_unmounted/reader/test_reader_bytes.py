@@ -609,7 +609,7 @@ from stepfs import Lake
 lake = Lake(sys.argv[1])
 for step in lake.follow(0):
     assert len(step[0]) and len(lake[step][1])
-    if step == lake.frontier:
+    if step == lake.next_step - 1:
         break
 assert "pyfuse3" not in sys.modules
 def wait():

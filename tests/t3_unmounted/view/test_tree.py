@@ -15,12 +15,11 @@ from stepfs.format.ids import SliceIndex, Step
 from stepfs.view import attributes
 from stepfs.view.names import Fixed, directory_inode, slice_inode
 from stepfs.view.ranks import check_steps
-from stepfs.view.tree import AHEAD_STEPS_MAX, Presence, Tree, ViewOptions, listed_steps
+from stepfs.view.tree import AHEAD_STEPS_MAX, Presence, Tree, ViewOptions
 
 option_sets = st.builds(
     ViewOptions,
     steps=st.none() | st.tuples(st.integers(0, 20), st.integers(0, 20)).map(lambda ab: range(min(ab), max(ab))),
-    show_last=st.none() | st.integers(1, 9),
     wait=st.booleans(),
 )
 
@@ -76,8 +75,6 @@ class TreeAgainstModel(RuleBasedStateMachine):
         expected = sorted(self.model.live())
         if self.options.steps is not None:
             expected = list(self.options.steps)
-        if self.options.show_last is not None:
-            expected = [step for step in expected if step < self.table.state.next_step][-self.options.show_last :]
         assert list(self.tree.listed()) == expected
 
     @invariant()
@@ -202,17 +199,6 @@ def test_a_group_that_rolls_back_shows_its_older_steps_again():
         assert list(tree.listed()) == list(range(need, 10))
     table.first_live_step = Step(5)
     assert [*found, tree.take_new_first_visible()] == [6, None, None, 4, 5]
-
-
-def test_show_last_of_named_steps_counts_the_committed_ones() -> None:
-    assert list(listed_steps(ViewOptions(range(10, 30), 4), Step(0), Step(20))) == [16, 17, 18, 19]
-    assert list(listed_steps(ViewOptions(range(10, 30), 4), Step(0), Step(12))) == [10, 11]
-    assert list(listed_steps(ViewOptions(range(10, 30), 4), Step(0), Step(5))) == []
-    assert list(listed_steps(ViewOptions(range(10, 30), 4), Step(0), Step(90))) == [26, 27, 28, 29]
-    assert list(listed_steps(ViewOptions(None, 4), Step(18), Step(20))) == [
-        18,
-        19,
-    ]  # a checkpoint or a reclaim took the rest
 
 
 @pytest.mark.parametrize(

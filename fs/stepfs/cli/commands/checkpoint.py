@@ -14,6 +14,7 @@ from stepfs.cli.columns import json_text
 from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory
 from stepfs.cli.target import is_lake, opened_log
 from stepfs.errors import NoSuchGroupError, UsageError
+from stepfs.mount.redact import redact_url
 from stepfs.store.api import StoreOptions
 
 if TYPE_CHECKING:
@@ -23,11 +24,10 @@ if TYPE_CHECKING:
 def checkpoint(
     target: LakeOrDirectory,
     next_step: Annotated[
-        int | None,
-        typer.Argument(metavar="NEXT", min=0, help="First step still needed when resuming from the checkpoint."),
-    ] = None,
+        int, typer.Argument(metavar="NEXT", min=0, help="First step still needed when resuming from the checkpoint.")
+    ],
     *,
-    group: Annotated[str, Opt("--group", "The training run.", "NAME")],
+    group: Annotated[str, Opt("--group", "The training run.", "NAME", environ=True)],
     keep: Annotated[
         int | None, Opt("--keep", "Of the checkpoints at or below NEXT, keep the K recorded last.", "K", least=1)
     ] = None,
@@ -46,7 +46,6 @@ def checkpoint(
         bool,
         Opt("--pace", "Training is at NEXT: producers' lead (max_lead) counts from there, and no step is held for it."),
     ] = False,
-    retire: Annotated[bool, Opt("--retire", "The run is over; it holds nothing back.")] = False,
     as_json: Json = False,
     endpoint_url: EndpointUrl = None,
 ) -> None:
@@ -55,49 +54,35 @@ def checkpoint(
     Steps that no kept checkpoint of any group needs may then be reclaimed. Say it only after the checkpoint is safe.
     """
     from stepfs.checkpoints.record import check_on_mount, record_checkpoint
-    from stepfs.format.identity import check_id
-    from stepfs.lake.control import Group
     from stepfs.view.mounted import mounted_lake
 
-    said = [drop, resumed, retire, pace, keep is not None].count(True)
-    if (next_step is None) != retire or said > 1 or (new_group and (drop or retire)):
-        raise UsageError(
-            "give NEXT (with one of --keep K, --resumed, --drop, --pace if wanted; --new-group not with --drop), or --retire alone"
-        )
+    if [drop, resumed, pace, keep is not None].count(True) > 1 or (new_group and drop):
+        raise UsageError("give one of --keep K, --resumed, --drop, --pace, and --new-group not with --drop")
     lake, store_options = target, StoreOptions(endpoint_url)
     if not is_lake(target):
         mounted = mounted_lake(Path(target))
         lake, store_options = mounted.lake, store_options.at_endpoint(mounted.endpoint_url)
-        if next_step is not None and not (drop or resumed or pace):
+        if not (drop or resumed or pace):
             check_on_mount(next_step, Path(target))
 
-    async def change() -> GroupRecord:
+    async def change() -> tuple[str, GroupRecord]:
         async with opened_log(lake, store_options) as log:
-            if next_step is None:
-                return await Group(log.control, check_id(group, "group")).retire()
             recorded = partial(
                 record_checkpoint, keep=keep, drop=drop, resumed=resumed, creates=new_group, by_hand=True, pace=pace
             )
-            return await recorded(log.control, log.state.next_step, group, next_step)
+            return log.identity.lake_id, await recorded(log.control, log.state.next_step, group, next_step)
 
     try:
-        record = interruption.run(change)
+        lake_id, record = interruption.run(change)
     except NoSuchGroupError as error:
-        if drop or retire:
+        if drop:
             raise
         raise NoSuchGroupError(f"{error}; `--new-group` makes a new one") from error
-    if pace and not as_json:
-        typer.echo(f"run {group} is at step {record.need}; producers with a bounded lead keep near it")
-        return
-    _show(group, record, retired=retire, as_json=as_json)
-
-
-def _show(name: str, record: GroupRecord, *, retired: bool, as_json: bool) -> None:
     kept = list(record.kept)
     if as_json:
-        facts = {"group": name, "need": record.need, "kept": kept, "retired": retired}
+        facts = {"lake": redact_url(lake), "lake_id": lake_id, "group": group, "need": record.need, "kept": kept}
         typer.echo(json_text(facts, indent=None))
-    elif retired:
-        typer.echo(f"group {name} is retired; it holds nothing back")
+    elif pace:
+        typer.echo(f"run {group} is at step {record.need}; producers with a bounded lead keep near it")
     else:
-        typer.echo(f"group {name} needs steps from {record.need} on (checkpoints kept: {kept or 'none'})")
+        typer.echo(f"group {group} needs steps from {record.need} on (checkpoints kept: {kept or 'none'})")

@@ -13,24 +13,18 @@ from stepfs.cli.columns import json_text, printable
 from stepfs.cli.options import EndpointUrl, Json
 from stepfs.cli.target import opened_store
 from stepfs.errors import UsageError
+from stepfs.mount.redact import redact_url
 from stepfs.store.api import StoreOptions
 
 if TYPE_CHECKING:
     from stepfs.lake.fork import Cut, UnreachableCommits
     from stepfs.lake.log.reader import LogReader
 
-_POINT = re.compile(r"(.+://.+)@([0-9]{1,15})")
 _SKIP = re.compile(r"([0-9]{1,15}):([0-9]{0,15})")
 
 
 def fork(
-    point: Annotated[
-        str,
-        typer.Argument(
-            metavar="LAKE@STEP",
-            help="The parent, and the step before which nothing is left out; with --until-damage, @STEP may be omitted.",
-        ),
-    ],
+    lake: Annotated[str, typer.Argument(metavar="LAKE", help="URL of the parent.")],
     new: Annotated[str, typer.Argument(metavar="NEW", help="URL of the new lake.")],
     skip: Annotated[
         str | None, Opt("--skip", "Leave out steps A to B - 1; `STEP:` leaves out all that follow.", "A:B")
@@ -50,9 +44,9 @@ def fork(
 ) -> None:
     """Create a lake with ALL steps of the parent, except those that --skip or --until leave out.
 
-    LAKE@STEP alone leaves out nothing: `stepfs fork LAKE@20 NEW --until 20` keeps steps 0 to 19. Steps before STEP keep
-    their numbers; steps behind a left-out stretch are renumbered. The new lake shares the parent's data, which its group
-    in the parent keeps alive; nothing is copied. A fork that was killed keeps its group there: the next one to NEW names it.
+    `stepfs fork LAKE NEW --until 20` keeps steps 0 to 19. Steps behind a left-out stretch are renumbered. The new lake
+    shares the parent's data, which its group in the parent keeps alive; nothing is copied. A fork that was killed keeps its
+    group there: the next one to NEW names it.
     """
     from stepfs._internal.clock import SystemClock
     from stepfs.lake import fork as forks
@@ -60,24 +54,22 @@ def fork(
     from stepfs.lake.identity import open_lake
     from stepfs.lake.log.reader import LogReader
 
-    url, step = _parent(point, until_damage=until_damage)
     if rewind and (until is None or skip is not None or until_damage):
         raise UsageError("--rewind goes with --until alone")
     skipped, options = _skipped(skip), StoreOptions(endpoint_url)
 
     async def make() -> None:
-        async with opened_store(url, options) as above, opened_store(new, options) as store:
+        async with opened_store(lake, options) as above, opened_store(new, options) as store:
             parent = await LogReader.open(above, await open_lake(above), until_damage=until_damage)
-            cut = _cut(parent, step, skipped, until)
+            cut = _cut(parent, skipped, until)
             identity = await forks.fork(parent, store, cut, SystemClock(), rewind=rewind)
             count = sum(map(len, forks.parent_steps(cut, parent.first_live_step, parent.state.next_step)))
             rest = await left_out(parent) if parent.damage is not None else None
         if as_json:
-            lakes = {"lake": new, "lake_id": identity.lake_id, "parent": url}
+            lakes = {"lake": redact_url(new), "lake_id": identity.lake_id, "parent": redact_url(lake)}
             typer.echo(_document(lakes, parent, cut, count, rest))
             return
-        what = f"created lake {identity.lake_id} at {new}, a fork of {url} at step {cut.step}"
-        typer.echo(f"{what}, with {count} steps")
+        typer.echo(f"created lake {identity.lake_id} at {new}, a fork of {lake}, with {count} steps")
         if until is not None:
             typer.echo(
                 f"producers go back to step {until}, and make the steps from there on again"
@@ -90,14 +82,6 @@ def fork(
     interruption.run(make)
 
 
-def _parent(point: str, *, until_damage: bool) -> tuple[str, int | None]:
-    """LAKE@STEP as (LAKE, STEP)."""
-    match = _POINT.fullmatch(point)
-    if match is None and not until_damage:
-        raise UsageError(f"{point!r}: write the parent as LAKE@STEP, such as s3://bucket/run@1200")
-    return (match[1], int(match[2])) if match else (point, None)
-
-
 def _skipped(skip: str | None) -> tuple[int, int | None] | None:
     """--skip A:B as (A, B), B None for all that follow."""
     if skip is None:
@@ -108,13 +92,13 @@ def _skipped(skip: str | None) -> tuple[int, int | None] | None:
     return int(match[1]), int(match[2]) if match[2] else None
 
 
-def _cut(parent: LogReader, step: int | None, skip: tuple[int, int | None] | None, until: int | None) -> Cut:
+def _cut(parent: LogReader, skip: tuple[int, int | None] | None, until: int | None) -> Cut:
     from stepfs.format.ids import Step
     from stepfs.lake.fork import NO_END, Cut
 
     end = NO_END if until is None else Step(until)
-    if step is None:  # the fork leaves out nothing before the first step that an option names
-        step = min(n for n in (skip and skip[0], until, parent.state.next_step) if n is not None)
+    # It leaves out nothing before the first step that an option names.
+    step = min(n for n in (skip and skip[0], until, parent.state.next_step) if n is not None)
     first, last = skip or (step, step)
     return Cut(Step(step), Step(first), NO_END if last is None else Step(last), end)
 

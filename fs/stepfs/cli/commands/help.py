@@ -1,4 +1,4 @@
-"""`stepfs help`: the pages of the manual, which come with the package, and all options as a page for `man`."""
+"""`stepfs help`: the pages of the manual, which come with the package."""
 
 import re
 from collections.abc import Iterator
@@ -8,7 +8,6 @@ from typing import Annotated, Final
 import typer
 
 import stepfs
-from stepfs._internal.declared_option import Opt
 from stepfs.cli.program import programs
 from stepfs.errors import AbsentError
 
@@ -29,15 +28,12 @@ def help(  # noqa: A001 - the command's name
         list[str] | None,
         typer.Argument(metavar="[TOPIC]...", help="A command, a page, or words of a heading.", show_default=False),
     ] = None,
-    man: Annotated[bool, Opt("--man", "Print all commands and options as a page for `man -l -`.")] = False,
 ) -> None:
     """Show a command's help, or what the manual says of a topic; without one, list its pages and their headings."""
     words = " ".join(topic or ()).lower()
     texts = {page: _text(name) for page, name in PAGES.items()}
     found = [*_sections(texts, words)] if words else []
-    if man:
-        typer.echo("\n".join(manual()))
-    elif not words:
+    if not words:
         for page, text in texts.items():
             typer.echo("\n".join([page, *(f"  {title}" for _, title in _HEADING.findall(text))]))
     elif words in texts:
@@ -76,24 +72,3 @@ def _command(name: str) -> str:
         if command is not None:
             return str(command.get_help(typer.Context(command, info_name=name, parent=outer)))
     return ""
-
-
-def manual() -> Iterator[str]:
-    """Both programs as roff, from what `--help` prints."""
-    yield f'.TH STEPFS 1 "" "stepfs {stepfs.__version__}"\n.SH NAME\nstepfs \\- {_roff("global training steps as files")}'
-    for group in programs():
-        outer = typer.Context(group, info_name=group.name)
-        yield f".SH {_roff(group.name)}\n{_roff(group.help)}\n.PP\n{_roff(group.epilog)}"
-        for name in group.list_commands(outer):
-            command = group.get_command(outer, name)
-            context = typer.Context(command, info_name=name, parent=outer)
-            usage = " ".join(command.get_usage(context).removeprefix("Usage: ").split())
-            yield f'.SS "{_roff(usage)}"\n{_roff(command.help)}'
-            records = [parameter.get_help_record(context) for parameter in command.get_params(context)]
-            yield from (f".TP\n\\fB{_roff(left)}\\fR\n{_roff(right)}" for left, right in filter(None, records))
-
-
-def _roff(text: str) -> str:
-    """Text in which roff finds no request and no escape."""
-    plain = text.replace("\\", "\\e").replace("-", "\\-").replace('"', "\\(dq")
-    return "\n".join(f"\\&{line}" if line[:1] in {".", "'"} else line for line in map(str.strip, plain.splitlines()))

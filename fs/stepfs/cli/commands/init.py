@@ -6,8 +6,9 @@ import typer
 
 from stepfs._internal import interruption
 from stepfs._internal.declared_option import Opt
+from stepfs.cli.columns import json_text
 from stepfs.cli.failure import say
-from stepfs.cli.options import EndpointUrl, Lake
+from stepfs.cli.options import EndpointUrl, Json, Lake
 from stepfs.cli.target import opened_store
 from stepfs.errors import UsageError
 from stepfs.store.api import StoreOptions
@@ -16,8 +17,8 @@ from stepfs.store.api import StoreOptions
 def init(
     lake: Lake,
     slices: Annotated[int | None, Opt("--slices", "Files per step: one per data-parallel rank.", "N")] = None,
-    ranks: Annotated[
-        int | None, typer.Option("--ranks", metavar="N", help="Data-parallel ranks, where each has several files.")
+    data_ranks: Annotated[
+        int | None, Opt("--data-ranks", "Data-parallel ranks, where each has several files.", "N")
     ] = None,
     micro_batches: Annotated[int, Opt("--micro-batches", "Files of each rank, one per micro-batch.", "N")] = 1,
     cp: Annotated[
@@ -28,6 +29,7 @@ def init(
         bool,
         Opt("--check-payload", "Record that slices are files of this extension; producers check their first batch."),
     ] = False,
+    as_json: Json = False,
     endpoint_url: EndpointUrl = None,
 ) -> None:
     """Create a lake.
@@ -42,9 +44,11 @@ def init(
     from stepfs.store.probe import keeps_versions
     from stepfs.view.ranks import names_of
 
-    number = ranks if slices is None else slices
-    if number is None or (slices is not None and (ranks, micro_batches, cp) != (None, 1, 1)):
-        raise UsageError("give --slices N (one file per data-parallel rank), or --ranks N with --micro-batches or --cp")
+    number = data_ranks if slices is None else slices
+    if number is None or (slices is not None and (data_ranks, micro_batches, cp) != (None, 1, 1)):
+        raise UsageError(
+            "give --slices N (one file per data-parallel rank), or --data-ranks N with --micro-batches or --cp"
+        )
     grid = Grid(number, micro_batches, cp)
     check_ext(ext)
 
@@ -53,7 +57,15 @@ def init(
             identity = await create_lake(store, slices=grid, ext=ext, check_payload=check_payload)
             names = names_of(identity)
             files = " … ".join(dict.fromkeys(names[place][0].decode() for place in (0, len(names) - 1)))
-            typer.echo(f"created lake {identity.lake_id} at {store.url}: each step holds {files}")
+            made = {
+                "lake": store.url,
+                "lake_id": identity.lake_id,
+                "slices": grid.slices,
+                "grid": grid.document(),
+                "ext": ext,
+            }
+            line = f"created lake {identity.lake_id} at {store.url}: each step holds {files}"
+            typer.echo(json_text(made, indent=None) if as_json else line)
             if await keeps_versions(store):
                 advice = note_versions()
                 say(f"stepfs: {advice.detail}; {advice.remedy}")

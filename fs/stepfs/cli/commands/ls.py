@@ -12,6 +12,7 @@ from stepfs._internal.declared_option import Opt
 from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory
 from stepfs.cli.target import lake_of, opened_log, view_of
 from stepfs.format.ids import JSON_SCHEMA, Step
+from stepfs.mount.redact import redact_url
 from stepfs.store.api import StoreOptions
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ async def _print_document(log: LogReader, view: View, only: int | None) -> None:
     identity = log.identity
     head = {
         "schema": JSON_SCHEMA,
+        "lake": redact_url(log.store.url),
         "lake_id": identity.lake_id,
         "slices": identity.slices,
         "grid": identity.grid.document(),

@@ -5,11 +5,11 @@ from typing import Annotated, Any
 
 import typer
 
-from stepfs._internal.control_files import answer_within
+from stepfs._internal.control_files import answer_within, read_config
 from stepfs._internal.declared_option import Opt
-from stepfs.cli.columns import size_text
+from stepfs.cli.columns import json_text, size_text
 from stepfs.cli.failure import announce, log_as_json, say
-from stepfs.cli.options import Directory, Lake
+from stepfs.cli.options import Directory, Json, Lake
 from stepfs.cli.target import check_order
 from stepfs.errors import RefusedError, UsageError
 from stepfs.mount.options import MountOptions
@@ -29,6 +29,7 @@ def mount(
         Opt("--replace", "Have another daemon take the mount over, under its readers; mount if there is none."),
     ] = False,
     no_group: Annotated[bool, Opt("--no-group", "With --replace: for no run any more.")] = False,
+    as_json: Json = False,
     values: Annotated[dict[str, Any], MountOptions],
 ) -> None:
     """Mount a lake on a directory: one directory per committed step, one read-only file per rank."""
@@ -36,6 +37,8 @@ def mount(
     from stepfs.mount.launch import serve_in_foreground, start
 
     check_order(lake, directory, "stepfs", "mount", directory, lake)
+    if as_json and foreground:
+        raise UsageError("--json is said once the mount answers, in the background; leave out --foreground, or --json")
     given = {name for name in values if _is_given(context, name)}
     if no_group:
         if not replace or "group" in given:
@@ -51,6 +54,10 @@ def mount(
         serve_in_foreground(options, replace=replace, given=given, check=check_watching)
     for line in start(options, announce, replace=replace, given=given, check=check_watching):
         announce(f"{directory}: {line}")
+    if as_json:
+        config: Any = read_config(options.directory)
+        facts = {name: config[name] for name in ("lake", "lake_id", "directory", "pid")}
+        typer.echo(json_text(facts, indent=None))
 
 
 def _is_given(context: typer.Context, name: str) -> bool:
@@ -62,11 +69,11 @@ def warn_of_memory(options: MountOptions) -> None:
     """Warn of a budget that the kernel will not grant: the daemon would be killed once the memory is used."""
     from stepfs._internal.limits import read_memory
 
-    asked = options.memory_bytes or (None if options.cache_dir else options.cache_bytes)
+    asked = options.memory_bytes
     limit = read_memory().limit
     if asked is not None and asked > limit:
         say(
-            f"stepfs: --memory-size of {size_text(asked)} is more than this machine or its cgroup has"
+            f"stepfs: --memory of {size_text(asked)} is more than this machine or its cgroup has"
             f" ({size_text(limit)}): once it is used the daemon is killed"
         )
 

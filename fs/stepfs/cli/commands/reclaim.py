@@ -13,6 +13,7 @@ from stepfs.cli.failure import say
 from stepfs.cli.options import EndpointUrl, Json, Lake
 from stepfs.cli.target import opened_store, origin_stores
 from stepfs.errors import StoreUnreachableError, UsageError
+from stepfs.mount.redact import redact_url
 from stepfs.store.api import StoreOptions
 
 if TYPE_CHECKING:
@@ -25,10 +26,17 @@ _GRACE_S_MAX: Final = 365 * 24 * 3600.0
 def reclaim(
     lake: Lake,
     dry_run: Annotated[bool, Opt("--dry-run", "Count what would be deleted; change nothing.")] = False,
-    every: Annotated[str | None, Opt("--every", "Again and again, such as 60s.", "DURATION")] = None,
+    every: Annotated[str | None, Opt("--every", "Again and again, such as 60s.", "DURATION", environ=True)] = None,
     max_percent: Annotated[
         float,
-        Opt("--max-percent", "Refuse if more than P % of the live steps would go at once.", "P", least=0.0, most=100.0),
+        Opt(
+            "--max-percent",
+            "Refuse if more than P % of the live steps would go at once.",
+            "P",
+            least=0.0,
+            most=100.0,
+            environ=True,
+        ),
     ] = 100.0,
     grace: Annotated[
         str,
@@ -36,14 +44,9 @@ def reclaim(
             "--grace",
             "A group's need of this long ago still counts: the time to take back a wrong checkpoint.",
             "DURATION",
+            environ=True,
         ),
     ] = "1h",
-    orphans: Annotated[
-        bool,
-        Opt(
-            "--orphans", "Search all data for uploads that arrived late, as a new process does, and --every once a day."
-        ),
-    ] = False,
     as_json: Json = False,
     endpoint_url: EndpointUrl = None,
 ) -> None:
@@ -76,8 +79,8 @@ def reclaim(
                         reclaimer = Reclaimer(
                             store, identity, origins=origins, max_percent=max_percent, grace_s=grace_s
                         )
-                    report = await reclaimer.run(dry_run=dry_run, orphans=orphans)
-                    _show(report, dry_run=dry_run, as_json=as_json)
+                    report = await reclaimer.run(dry_run=dry_run)
+                    _show(report, lake, identity.lake_id, dry_run=dry_run, as_json=as_json)
                 except StoreUnreachableError as error:
                     if interval_s is None:
                         raise
@@ -89,10 +92,16 @@ def reclaim(
     interruption.run(work)
 
 
-def _show(report: Report, *, dry_run: bool, as_json: bool) -> None:
+def _show(report: Report, lake: str, lake_id: str, *, dry_run: bool, as_json: bool) -> None:
     if as_json:
         deleted = {"objects": report.deleted_objects, "bytes": report.deleted_bytes}
-        facts = {"floor": report.floor, "first_live_step": report.first_live_step, "deleted": deleted}
+        facts = {
+            "lake": redact_url(lake),
+            "lake_id": lake_id,
+            "floor": report.floor,
+            "first_live_step": report.first_live_step,
+            "deleted": deleted,
+        }
         more = {"reason": report.reason, "dry_run": dry_run}
         typer.echo(json_text(facts | more, indent=None))
         return

@@ -33,7 +33,13 @@ def replicate(
     ],
     every: Annotated[
         float | None,
-        Opt("--every", "Go on, and look for new steps this often, such as 250ms.", "DURATION", parse=parse_interval),
+        Opt(
+            "--every",
+            "Go on, and look for new steps this often, such as 250ms.",
+            "DURATION",
+            parse=parse_interval,
+            environ=True,
+        ),
     ] = None,
     first: Annotated[
         int | None, Opt("--from", "A new replica begins at this step, or at the head.", "STEP", least=0)
@@ -44,15 +50,16 @@ def replicate(
     check: Annotated[
         bool, Opt("--check", "First read all that COPY has, and put again what is not as the log says.")
     ] = False,
-    memory: Annotated[int, Opt("--memory", "For objects on their way.", "SIZE", parse=parse_size, given="1G")] = 1
-    << 30,
+    memory: Annotated[
+        int, Opt("--memory", "For objects on their way.", "SIZE", parse=parse_size, given="1G", environ=True)
+    ] = 1 << 30,
     as_json: Json = False,
     endpoint_url: EndpointUrl = None,
 ) -> None:
     """Copy a lake to another store, and with --every all that is committed to it from now on.
 
     COPY can be mounted and verified at any time; what it has given up is decided there, by `stepfs reclaim COPY`. Safe to
-    kill at any moment. If LAKE is lost for good, its producers go on in a fork: `stepfs fork COPY@STEP NEW`.
+    kill at any moment. If LAKE is lost for good, its producers go on in a fork: `stepfs fork COPY NEW`.
     """
     import trio
 
@@ -107,7 +114,7 @@ def _show(replica: Replica, *, as_json: bool, is_last: bool = False) -> None:
     span = f"steps {first} to {state.next_step - 1} of {home}" if state.next_step > first else f"no step of {home} yet"
     typer.echo(f"{copy} has {span}; copied {copier.copied} objects ({size_text(copier.copied_bytes)})")
     if is_last and (hold := replica.hold) is not None:
-        retire = command("stepfs", "checkpoint", home, "--group", hold.name, "--retire")
+        retire = command("stepfs", "retire-group", home, hold.name)
         typer.echo(f"until this runs again, {home} keeps what is needed at {copy} now; to end that: {retire}")
 
 

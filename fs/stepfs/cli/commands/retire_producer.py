@@ -10,6 +10,7 @@ from stepfs._internal import interruption
 from stepfs.cli.columns import json_text
 from stepfs.cli.options import EndpointUrl, Json, Lake
 from stepfs.cli.target import opened_log
+from stepfs.mount.redact import redact_url
 from stepfs.store.api import StoreOptions
 
 if TYPE_CHECKING:
@@ -30,14 +31,16 @@ def retire_producer(
     from stepfs._internal.clock import SystemClock
     from stepfs.lake.log import append
 
-    async def retire() -> tuple[bool, ProducerState, bool]:
+    async def retire() -> tuple[bool, ProducerState, bool, str]:
         async with opened_log(lake, StoreOptions(endpoint_url)) as log:
             fresh = await append.retire_producer(log, producer_id, SystemClock())
-            return fresh, log.state.producers[producer_id], log.state.sealed
+            return fresh, log.state.producers[producer_id], log.state.sealed, log.identity.lake_id
 
-    fresh, producer, sealed = interruption.run(retire)
+    fresh, producer, sealed, lake_id = interruption.run(retire)
     if as_json:
         facts = {
+            "lake": redact_url(lake),
+            "lake_id": lake_id,
             "producer": producer_id,
             "epoch": producer.epoch,
             "next_seq": producer.next_seq,

@@ -15,6 +15,7 @@ from stepfs._internal.declared_option import Opt
 from stepfs.cli.columns import printable, size_text, table, time_text
 from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory
 from stepfs.cli.target import is_lake
+from stepfs.mount.redact import redact_url
 from stepfs.store.api import StoreOptions
 
 if TYPE_CHECKING:
@@ -108,6 +109,7 @@ def lake_document(log: LogReader, groups: Mapping[str, GroupRecord], nodes: Sequ
     state = log.state
     return {
         "schema": JSON_SCHEMA,
+        "lake": redact_url(log.store.url),
         "lake_id": state.lake_id,
         "slices": state.slices,
         "grid": log.identity.grid.document(),

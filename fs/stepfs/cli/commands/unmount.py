@@ -3,9 +3,12 @@
 from pathlib import Path
 from typing import Annotated
 
+import typer
+
 from stepfs._internal import interruption
 from stepfs._internal.declared_option import Opt
-from stepfs.cli.options import Directory
+from stepfs.cli.columns import json_text
+from stepfs.cli.options import Directory, Json
 from stepfs.cli.target import is_lake, opened_log
 from stepfs.errors import RefusedError, StepfsError, UsageError, command
 from stepfs.store.api import StoreOptions
@@ -23,10 +26,10 @@ def unmount(
             least=0,
         ),
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """Unmount, and return when the daemon is gone and its cache removed. A busy mount is left as it is (exit 4)."""
     from stepfs.mount.unmount import unmount_and_wait
-    from stepfs.view.mounted import mounted_lake
 
     if is_lake(directory):
         raise UsageError(
@@ -34,10 +37,17 @@ def unmount(
         )
     if checkpoint is None:
         unmount_and_wait(Path(directory))
-        return
+    else:
+        _with_checkpoint(directory, checkpoint)
+    if as_json:
+        typer.echo(json_text({"directory": directory, "checkpoint": checkpoint}, indent=None))
 
+
+def _with_checkpoint(directory: str, checkpoint: int) -> None:
     from stepfs.checkpoints.record import check_next_step, check_on_mount, record_checkpoint
     from stepfs.mount.host.mount_table import real_directory
+    from stepfs.mount.unmount import unmount_and_wait
+    from stepfs.view.mounted import mounted_lake
 
     where = real_directory(Path(directory))
     mounted = mounted_lake(where)

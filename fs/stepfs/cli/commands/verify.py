@@ -17,6 +17,7 @@ from stepfs.cli.failure import explain, say
 from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory
 from stepfs.cli.target import lake_of, opened_store, origin_stores
 from stepfs.errors import CorruptError, NewerFormatError, StepfsError, UsageError, leaves
+from stepfs.mount.redact import redact_url
 from stepfs.store.api import StoreOptions
 
 if TYPE_CHECKING:
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 
 def verify(
     target: LakeOrDirectory,
-    content: Annotated[
-        bool, Opt("--content", "Check too that each slice begins like a file of its extension.")
+    check_payload: Annotated[
+        bool, Opt("--check-payload", "Check too that each slice begins like a file of its extension.")
     ] = False,
     repair: Annotated[
         bool,
@@ -52,7 +53,7 @@ def verify(
 
     lake, options = lake_of(target, StoreOptions(endpoint_url))
 
-    async def look() -> tuple[Verification, list[str], bool]:
+    async def look() -> tuple[Verification, list[str], bool, str | None]:
         async with opened_store(lake, options) as store, origin_stores(store, options) as origins:
             if repair:
                 identity = await open_lake(store)
@@ -60,12 +61,18 @@ def verify(
                 say(printable(done or "the newest control record is sound: nothing to repair"))
                 for line in await repair_log(store, identity):
                     say(printable(line))
-            return await _verify(store, origins, lake, content=content, quiet=as_json)
+            return await _verify(store, origins, lake, content=check_payload, quiet=as_json)
 
-    result, lines, is_sound = interruption.run(look)
+    result, lines, is_sound, lake_id = interruption.run(look)
     if as_json:
         errors = [asdict(damage) for damage in result.errors]
-        found = {"steps": result.steps, "slices": result.slices, "bytes": result.payload_bytes}
+        found = {
+            "lake": redact_url(lake),
+            "lake_id": lake_id,
+            "steps": result.steps,
+            "slices": result.slices,
+            "bytes": result.payload_bytes,
+        }
         typer.echo(json_text({**found, "errors": errors, "advice": lines}))
     else:
         for damage in result.errors:
@@ -80,8 +87,8 @@ def verify(
 
 async def _verify(
     store: Store, origins: OriginStores, lake: str, *, content: bool, quiet: bool
-) -> tuple[Verification, list[str], bool]:
-    """The damage, lines with remedies, and whether every object that is still read is sound."""
+) -> tuple[Verification, list[str], bool, str | None]:
+    """The damage, lines with remedies, whether every object that is still read is sound, and the lake's id."""
     from stepfs.lake.control import Control
     from stepfs.lake.identity import open_lake
     from stepfs.lake.log.reader import LogReader
@@ -107,8 +114,9 @@ async def _verify(
         if not any(damage.key in line for damage in found):
             result.damaged(Damage(None, None, "", line))
     result.errors[:0] = found
+    lake_id = None if identity is None else identity.lake_id
     if not result.errors:
-        return result, [], True
+        return result, [], True, lake_id
     opens, control_reads, has_beginning = log is not None, True, log is not None
     if identity is not None:
         with suppress(StepfsError):
@@ -116,12 +124,11 @@ async def _verify(
             if log is None:  # a fork could begin from some state although the head is unreachable
                 begun = LogReader.open(store, identity, until_damage=True)
                 has_beginning = await _ends_well(begun, StepfsError)
-    lake_id = None if identity is None else identity.lake_id
     live = range(0) if log is None else range(log.first_live_step, log.state.next_step)
     lines = from_home(lake, identity, result.errors) + advice(
         lake, lake_id, result.errors, opens=opens, has_beginning=has_beginning, live=live, control_reads=control_reads
     )
-    return result, lines, control_reads and all(is_superseded(lake_id, damage) for damage in result.errors)
+    return result, lines, control_reads and all(is_superseded(lake_id, damage) for damage in result.errors), lake_id
 
 
 async def _ends_well(work: Awaitable[object], failure: type[StepfsError]) -> bool:
@@ -137,7 +144,7 @@ def _checkable(ext: str) -> str:
     from stepfs.format.identity import is_checkable
 
     if not is_checkable(ext):
-        raise UsageError(f"--content: nothing tells a {ext} file from other bytes; verify without it")
+        raise UsageError(f"--check-payload: nothing tells a {ext} file from other bytes; verify without it")
     return ext
 
 

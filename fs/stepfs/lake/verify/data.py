@@ -389,4 +389,4 @@ def _around(url: str, lost: list[int], live: range) -> list[str]:
     more = sum(step >= end for step in lost)
     rest = f" ({more} more are damaged: verify NEW, and fork that)" if more else ""
     what = f"restore the objects, or make a new lake without steps {first} to {end - 1}{rest}"
-    return [f"{what}: {command('stepfs', 'fork', f'{url}@{first}', 'NEW', '--skip', skipped)}"]
+    return [f"{what}: {command('stepfs', 'fork', url, 'NEW', '--skip', skipped)}"]

@@ -147,8 +147,6 @@ class MountParts(LakeParts):
             disk=disk,
             opened_are_kept=options.group is not None,
             peers=self.names.ranks.peers_of(options.ranks or ()),
-            show_last=options.show_last,
-            list_latest=options.list_latest,
             has_signal=has_pending_signal,
         )
         self.meter = Meter()
@@ -410,16 +408,15 @@ def store_of(options: MountOptions, url: str, silence: Silence | None = None) ->
 
 
 def budgets(options: MountOptions) -> tuple[int, int]:
-    """(bytes of memory, bytes of disk). With `--cache-dir`, `--cache-size` bounds the disk cache, else the memory."""
-    asked, name = options.memory_bytes, "--memory-size"
+    """(bytes of memory, bytes of disk)."""
+    asked = options.memory_bytes
     if options.cache_dir is None and options.cache_bytes is not None:
-        if asked is not None:
-            raise UsageError("without --cache-dir, --cache-size means --memory-size: give one of them")
-        asked, name = options.cache_bytes, "--cache-size"
+        raise UsageError(
+            "--cache-size bounds the disk of --cache-dir: name that, or write --memory for the slices in memory"
+        )
     if asked is not None and asked < MEMORY_BYTES_MIN:
         raise UsageError(
-            f"{name} of {asked} bytes: give memory at least {MEMORY_BYTES_MIN >> 20}M, and a --cache-dir to keep more on"
-            " disk"
+            f"--memory of {asked} bytes: give at least {MEMORY_BYTES_MIN >> 20}M, and a --cache-dir to keep more on disk"
         )
     memory = asked or default_memory_bytes(read_memory())
     return memory, 0 if options.cache_dir is None else options.cache_bytes or _DISK_BYTES

@@ -29,13 +29,13 @@ from stepfs.view.tree import Tree
 
 _log = logging.getLogger("stepfs.mount")
 
-_FILES: Final = {
+FILES: Final = {
     b"status.json": Fixed.STATUS,
     b"metrics": Fixed.METRICS,
     b"config.json": Fixed.CONFIG,
     b"accesslog": Fixed.ACCESSLOG,
 }
-_DIRECTORIES: Final = {b"steps": Fixed.STEPS, b"wait": Fixed.WAIT, b"order": Fixed.ORDER}
+DIRECTORIES: Final = {b"steps": Fixed.STEPS, b"wait": Fixed.WAIT, b"order": Fixed.ORDER}
 _STEP_SUFFIX: Final = b".json"
 
 
@@ -60,7 +60,7 @@ class Control:
     prefetcher: Prefetcher | None = None  # for announced orders
 
     def __post_init__(self) -> None:
-        assert self.files.keys() >= set(_FILES.values())
+        assert self.files.keys() >= set(FILES.values())
 
     @property
     def directory(self) -> Attributes:
@@ -70,7 +70,7 @@ class Control:
         if parent is Fixed.CONTROL and name == b"leave":
             return self._leave(uid, pid)
         if parent is Fixed.CONTROL:
-            node = _FILES.get(name) or _DIRECTORIES.get(name)
+            node = FILES.get(name) or DIRECTORIES.get(name)
             return None if node is None else self.fixed(node)
         if parent is Fixed.STEPS and name.endswith(_STEP_SUFFIX):
             step = parse_number(name.removesuffix(_STEP_SUFFIX))
@@ -84,7 +84,7 @@ class Control:
         return None
 
     def fixed(self, node: Fixed) -> Attributes | None:
-        if node in _DIRECTORIES.values():
+        if node in DIRECTORIES.values():
             return attributes.control(node, self.now_ms, mode=attributes.DIRECTORY_MODE)
         if node in {Fixed.HINTED, Fixed.LEAVE}:  # not cached, because each lookup says something anew
             return attributes.control(node, self.now_ms, keep_s=0.0)
@@ -114,7 +114,7 @@ class Control:
     def opendir(self, node: Node | None) -> OpenDirectory | None:
         """Open a directory of the control tree; `wait/` and `order/` list nothing: their names are endless."""
         if node is Fixed.CONTROL:
-            names = {**_FILES, **_DIRECTORIES}
+            names = {**FILES, **DIRECTORIES}
             listed = [(name, found) for name, n in names.items() if (found := self.fixed(n)) is not None]
             return OpenFixed(listed)
         if node is Fixed.STEPS:

@@ -28,7 +28,6 @@ from stepfs.view.attributes import BLOCK_BYTES_HINT, Attributes
 from stepfs.view.names import (
     CONTROL_DIRECTORY,
     INODES_PER_STEP,
-    LATEST,
     directory_inode,
     slice_inode,
     step_file_inode,
@@ -135,8 +134,8 @@ class OpenDirectory(Protocol):
 
 @dataclass(eq=False)
 class OpenRoot:
-    """The root: `.stepfs`, under `--list-latest` `latest`, and the steps. Counts the lookups that it gives to the
-    kernel.
+    """The root: `.stepfs` and the steps; `latest` is only looked up, so that no program that walks reads a step twice. Counts
+    the lookups that it gives to the kernel.
     """
 
     table: StepTable
@@ -144,18 +143,11 @@ class OpenRoot:
     control: Attributes
     known: LookupCounts
     shown: range | None = None
-    latest: Step | None = None
 
     def list_after(self, after: int, rows: Rows) -> None:
         if after == 0 or self.shown is None:  # or another daemon began it
             self.shown = self.tree.listed()
-            self.latest = self.tree.latest() if self.tree.options.list_latest else None
         if after < 1 and not rows.add(1, CONTROL_DIRECTORY, self.control):
-            return
-        newest = self.latest if after < 2 else None
-        if newest is not None and not self.tree.readable(newest):
-            newest = None
-        if newest is not None and not rows.add(2, LATEST, attributes.latest(self.table, newest)):
             return
         steps = self._steps(self.shown, after)
         end = self._list_steps(steps, rows)

@@ -22,7 +22,7 @@ _WAIT_S = 120
 def main() -> None:
     order = json.loads(sys.argv[1])
     others = bytearray(CPU_CACHE_BYTES)
-    with Lake(order["url"], ranks=order["rank"], memory=order["memory"], prefetch_steps=order["prefetch"]) as lake:
+    with Lake(order["url"], ranks=order["rank"], memory=order["memory"], prefetch=order["prefetch"]) as lake:
         for rank in order["warm"]:
             lake[0][rank]
         print("ready", flush=True)

@@ -29,7 +29,7 @@ def large(bed: Bed) -> None:
     for _ in range(bed.plan.rounds):
         for name, budget in (("within", 2 * size), ("beyond", max(64 * MIB, size // 2))):
             touch_memory(min(size, 1 << 30))
-            with bed.mounted(url, "--memory-size", f"{max(64, budget // MIB)}M", "--no-prime") as mount:
+            with bed.mounted(url, "--memory", f"{max(64, budget // MIB)}M", "--no-prime") as mount:
                 began, before = time.perf_counter(), threads_cpu_s(mount.pid)
                 assert plain()(str(mount.path(0, 0))) == size
                 seconds.setdefault(name, []).append(time.perf_counter() - began)
