@@ -332,11 +332,15 @@ def _replace(
         _ask(sock, "replace", [spec], handovers=found["handovers"])
         os.close(spec)
         answer = _answer(sock, say)
-    if not answer and not _lives(options.directory, found["keeper"]):
-        status = command("stepfs", "status", options.directory)
-        raise RefusedError(
-            f"{options.directory}: its keeper ended before it answered; `{status}` says which daemon serves, then try again"
+    if not answer:
+        lives = _lives(options.directory, found["keeper"])
+        who = (
+            f"the next daemon ended before it was ready{_end_of(log)}"
+            if lives
+            else "its keeper ended before it answered"
         )
+        status = command("stepfs", "status", options.directory)
+        raise RefusedError(f"{options.directory}: {who}; `{status}` says which daemon serves, then try again")
     _understand(answer, None, log)
     return changes
 
@@ -371,11 +375,14 @@ def _understand(answer: dict[str, Any], process: subprocess.Popen[bytes] | None,
     if "error" in answer:
         raise DaemonError(answer["error"], answer["exit_code"], announced=answer["announced"])
     how = "" if code is None else f" (status {code})"
-    says = ""
+    raise DaemonError(f"the mount daemon ended{how} before it was ready{_end_of(log)}", 1, announced=False)
+
+
+def _end_of(log: Path) -> str:
     with suppress(OSError):  # nothing was written, or somebody has moved it
         tail = "; ".join(log.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:])
-        says = f"; {log} says: {tail}"
-    raise DaemonError(f"the mount daemon ended{how} before it was ready{says}", 1, announced=False)
+        return f"; {log} says: {tail}"
+    return ""
 
 
 def _cannot(directory: Path, why: str) -> RefusedError:

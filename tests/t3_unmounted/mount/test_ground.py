@@ -514,6 +514,19 @@ def test_a_keeper_that_is_killed_while_it_is_asked_is_said_so(tmp_path):
         launch._replace(options, found, tmp_path / "none.log", (), print, lambda _: None)
 
 
+def test_a_next_daemon_that_is_killed_leaves_the_mount_as_it_was(tmp_path, monkeypatch):
+    """Which is a refusal (exit 4), to be tried again, and no failure of the mount."""
+    monkeypatch.setattr(launch, "_lives", lambda *_: True)
+    ours, theirs = pair()
+    theirs.close()
+    options = MountOptions("file:///lake", tmp_path / "m")
+    found = {"spec": {"options": options.to_map()}, "handovers": 0, "keeper": 1, "sock": ours}
+    with pytest.raises(
+        RefusedError, match=r"the next daemon ended before it was ready.*says which daemon serves, then try again"
+    ):
+        launch._replace(options, found, tmp_path / "none.log", (), print, lambda _: None)
+
+
 def test_a_daemon_that_says_nothing_is_told_of_without_its_log(tmp_path):
     with pytest.raises(launch.DaemonError, match=r"the mount daemon ended before it was ready$"):
         launch._understand({}, None, tmp_path / "none.log")
