@@ -148,7 +148,7 @@ def mounted(url: str, directory: Path, *options: str, allowed: list[str] | None 
         config = json.loads((directory / ".stepfs/config.json").read_text())
         json_schemas.check("config", config)
         mount = Mount(
-            directory, logs / log_file(directory).name, config["pid"], Path(config["cache_dir"]), allowed or [],
+            directory, logs / log_file(directory).name, config["pid"], Path(config["cache_dir"] or directory / "no-cache"), allowed or [],
             keeper=config["keeper"],
         )  # fmt: skip
         yield mount

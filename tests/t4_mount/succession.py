@@ -27,7 +27,7 @@ def replace(mount, *options, timeout_s=PATIENCE_S):
 def replaced(mount, *options, lake=None, timeout_s=PATIENCE_S):
     os.environ["STEPFS_LOG_DIR"] = str(mount.log.parent)
     try:
-        lake = lake or mount.config()["options"]["lake"]
+        lake = lake or mount.config()["lake"]
         return stepfs("mount", lake, mount.directory, "--replace", *options, timeout_s=timeout_s)
     finally:
         del os.environ["STEPFS_LOG_DIR"]

@@ -83,12 +83,12 @@ def test_a_replacement_changes_what_is_named_and_keeps_the_rest(steady, tmp_path
         assert done.returncode == 0
         assert f"--cache-dir {second} (was --cache-dir {first})" in done.stderr
         assert "--prime (was --no-prime)" in done.stderr
-        assert mount.config()["options"] == before | {"cache_dir": str(second), "prime": True}
+        assert mount.config()["options"] == before | {"cache-dir": str(second), "prime": True}
         until(lambda: not first.exists(), "the cache of the one before is left")  # K4
         done = replaced(mount, "--no-group", "--wait", "0")
         assert done.returncode == 0
         after = mount.config()["options"]
-        assert (after["group"], after["checkpoint_dir"], after["wait_s"]) == (None, None, None)
+        assert (after["group"], after["checkpoint-dir"], after["wait"]) == (None, None, None)
         mount.pid = mount.config()["pid"]
         assert replaced(mount, "--checkpoint-dir", str(saved)).returncode == 2  # there is no group
         assert replaced(mount, "--no-group", "--group", "x").returncode == 2
@@ -234,7 +234,7 @@ def test_a_mount_in_the_background_is_taken_into_the_foreground_with_other_optio
             until(lambda: is_kept_by(mount.directory, process), "it does not take it")
             gone(mount.keeper)
             until(lambda: mount.config()["memory_bytes"] == 128 << 20, "not replaced")
-            assert mount.config()["options"]["wait_s"] == 9.0
+            assert mount.config()["options"]["wait"] == "9s"
             mount.pid = mount.config()["pid"]
             replace(mount)
             assert is_kept_by(mount.directory, process)  # as before

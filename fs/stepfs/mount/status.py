@@ -159,7 +159,7 @@ class Heartbeat:
 class Machine:
     """Facts about a mount that are known only once it stands."""
 
-    cache_dir: Path
+    cache_dir: Path | None
     memory_bytes: int
     disk_bytes: int
     device: str | None = None
@@ -281,7 +281,7 @@ class Reports:
             **self._shape(),
             "memory_bytes": self.machine.memory_bytes,
             "disk_bytes": self.machine.disk_bytes,
-            "cache_dir": str(self.machine.cache_dir),
+            "cache_dir": None if (cache := self.machine.cache_dir) is None else str(cache),
             "device": self.machine.device,
             "kernel": dict(self.machine.kernel),
             "process_start": process_start("self"),

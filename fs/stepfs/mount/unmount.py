@@ -35,7 +35,7 @@ class Daemon:
 
     pid: int
     process_start: int | None
-    cache_dir: Path
+    cache_dir: Path | None
 
     def alive(self) -> bool:
         return self.process_start is not None and process_start(self.pid) == self.process_start
@@ -44,7 +44,8 @@ class Daemon:
 def daemon_of(mounted: Mounted) -> Daemon:
     """The daemon of a live mount, from its config.json; errors as `read_control_file`."""
     body: Any = read_config(Path(mounted.directory), asked_as=mounted.asked_as)
-    return Daemon(body["pid"], body["process_start"], Path(body["cache_dir"]))
+    cache = body["cache_dir"]
+    return Daemon(body["pid"], body["process_start"], None if cache is None else Path(cache))
 
 
 def unmount_and_wait(directory: Path) -> None:
@@ -167,14 +168,14 @@ def _wait(daemon: Daemon, log: Path, descriptors: list[int], deadline: float) ->
             raise StepfsError(f"unmounted, but {who} has not ended{hangs}; look at {log}")
     if not _answers(daemon.cache_dir):
         raise StepfsError(f"unmounted, but the cache disk does not answer: {daemon.cache_dir} is left there; remove it")
-    while daemon.cache_dir.exists():
+    while daemon.cache_dir is not None and daemon.cache_dir.exists():
         if time.monotonic() > deadline:
             raise StepfsError(f"unmounted, but the cache {daemon.cache_dir} is still there; remove it")
         time.sleep(_GLANCE_S)
 
 
-def _answers(place: Path) -> bool:
-    return answer_within(place.exists) is not None
+def _answers(place: Path | None) -> bool:
+    return place is None or answer_within(place.exists) is not None
 
 
 def users_of(directory: Path) -> list[str]:

@@ -219,14 +219,14 @@ class _Session:
         with cache_directory.claimed(
             cache_dir, identity.lake_id, here, inherited=inherited, is_ours=lambda: self._has_cache
         ) as self._place:
-            cache = cache_directory.NOWHERE if self._place is None else self._place.path
+            cache = None if self._place is None else self._place.path
             machine = Machine(
                 cache, *budgets(options), handovers=self._counts["handovers"], recoveries=self._counts["recoveries"],
                 follows=None if self._tie is None else self._tie.follows,
                 keeper=None if self._tie is None else self._tie.keeper,
             )  # fmt: skip
             disk = None
-            if machine.disk_bytes and self._place is not None:
+            if machine.disk_bytes and cache is not None:
                 shared = inherited is not None
                 disk = await trio.to_thread.run_sync(
                     lambda: DiskCache(cache, identity.lake_id, limit=machine.disk_bytes, shared=shared)

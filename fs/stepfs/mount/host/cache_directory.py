@@ -25,7 +25,6 @@ from stepfs._internal.control_files import answer_within
 from stepfs._internal.own_directory import home, make_own, open_own
 from stepfs.errors import RefusedError
 
-NOWHERE: Final = Path("/nonexistent")  # in config.json of a mount without a disk cache
 _log = logging.getLogger("stepfs.mount")
 _LOCK: Final = "lock"
 # Content of the lock file: whether the directory above was made for this cache, and is removed with it after a crash,
