@@ -89,7 +89,7 @@ class _Source:
             made, _ = timed_transform(self.transform, self.spec.seed, part.epoch, self.spec.name, records)
         except (StepfsError, OSError) as error:
             return NoText(" ".join(str(error).split()))
-        ids = made.ids[part.first : part.first + len(part.ids)]
+        ids = made.samples.ids.values[part.first : part.first + len(part.ids)]
         return _shown(records) if np.array_equal(ids, part.ids) else self._changed(part)
 
     def _changed(self, part: RecordPart) -> NoText:
@@ -111,7 +111,7 @@ class _Source:
 
 
 def _shown(records: Records) -> str:
-    data = bytes(records.data)
+    data = records.data.values.tobytes()
     if records.kind is not Kind.FIELDS or data.startswith(b"{"):
         return data.decode()
     return json.dumps(unpacked(data), ensure_ascii=False, default=lambda value: f"{len(value)} bytes")
