@@ -270,7 +270,7 @@ def test_a_source_of_which_nothing_ever_fits_is_refused_and_not_read_for_ever(lo
 def test_pieces_with_and_without_rows_follow_each_other() -> None:
     ahead = Ahead([piece([3], None, records=2), piece([4], [[0, 2]], first=1, records=2)])
     got = samples_after("s", SourceState("i", "l"), ahead, sequence_length=8, long=Long.SPLIT, skips=None)
-    assert got.rows.tolist() == [[0, 0], [0, 2]]
+    assert got.heads.rows.tolist() == [[0, 0], [0, 2]]
     behind = SourceState("i", "l", into=2)
     with pytest.raises(ValueError, match="has columns, and 2 tokens of it are taken"):
         samples_after("s", behind, Ahead([piece([4], [[1]])]), sequence_length=8, long=Long.SPLIT, skips=None)

@@ -189,8 +189,8 @@ def addresses(drawn: Drawn, packed: Packed, samples: Sequence[Samples], columns:
         mine = np.flatnonzero(source == index)
         table[mine, Span.EPOCH : Span.FIRST] = one.places[one.record[number[mine]], :4]
         table[mine, Span.FIRST] = one.first[number[mine]] + packed.skip[mine]
-        if one.rows is not None:
-            table[mine, len(Span) :] = one.rows[one.record[number[mine]]]
+        if one.heads.rows is not None:
+            table[mine, len(Span) :] = one.heads.rows[one.record[number[mine]]]
     return table
 
 

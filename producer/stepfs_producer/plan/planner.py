@@ -18,7 +18,7 @@ from stepfs_producer.plan.cost import TOKENS, row_costs
 from stepfs_producer.plan.mix import ONE, Drawn, account, draw, with_live_debts
 from stepfs_producer.plan.pack import Packed, addresses, by_document, documents_of, joined, packed, placed, room_of
 from stepfs_producer.plan.rules import Exhausted, Packing, Rules
-from stepfs_producer.plan.samples import Ahead, Samples, samples_after
+from stepfs_producer.plan.samples import EXCLUDED, Ahead, Samples, samples_after
 from stepfs_producer.plan.spans import Span
 from stepfs_producer.plan.step import End, Need, SourceState, State, StepPlan
 
@@ -89,7 +89,7 @@ class Planner:
             why = f"; its last {lost} tokens were of records longer than a row, and dropped" if lost else ""
             return End(
                 f"every source is exhausted{why}",
-                {one.name: (int(one.dropped.sum()), int(one.excluded.sum())) for one in samples},
+                {one.name: (int(one.dropped.sum()), one.heads.count(EXCLUDED)) for one in samples},
             )
         return self._plan(state, samples, *self._weights(state, shares, live), length)
 

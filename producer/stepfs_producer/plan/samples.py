@@ -72,6 +72,10 @@ class Heads:
     def nbytes(self) -> int:
         return sum(one.nbytes for one in (self.tokens, self.rows, self.documents, self.plain) if one is not None)
 
+    def count(self, mark: int, records: int | None = None) -> int:
+        """How many of the first so many are BAD, or EXCLUDED; None: of all."""
+        return int((self.tokens[:records] == mark).sum())
+
     def part(self, first: int, last: int) -> Self:
         """Records `first` … `last` - 1, as views."""
         return type(self)(
@@ -108,16 +112,13 @@ class Samples:
     ended: bool
     tokens: Integers
     first: Integers  # first token in the record
-    record: Integers  # index of its record in `places`, `bad` and `lost`
+    record: Integers  # index of its record in `places`, `heads` and `lost`
     last: NDArray[np.bool_]  # whether the sample ends its record
     places: Integers  # [records, 9]: epoch, fragment, block, record in it, its records and CRC, the block behind it
-    bad: NDArray[np.bool_]  # per record
+    heads: Heads  # of the records. One with rows is one sample
     lost: Integers  # per record: tokens that truncating or dropping loses
     refused_from: int | None  # the sample before which the budget of bad records is exceeded
     dropped: NDArray[np.bool_]  # per record: it is longer than a row, and no sample
-    excluded: NDArray[np.bool_]  # per record: the plan leaves it out
-    plain: NDArray[np.bool_]  # per record: `fim` left it as it is
-    rows: Integers | None = None  # per record: rows of its columns. A record with any is one sample
     document: Integers | None = None
     """Per record: APART if each of its samples is a document, else tokens before the second one of a pair, or 0."""
 
@@ -148,10 +149,10 @@ class Samples:
             **dict(zip(("epoch", "fragment", "block", "taken", "into"), cursor, strict=True)),
             begun=crc if any(cursor[3:]) else 0,
             records=was.records + record + whole,
-            skipped=was.skipped + int(self.bad[:record].sum()),
+            skipped=was.skipped + self.heads.count(BAD, record),
             dropped=was.dropped + int(self.dropped[:record].sum()),
-            excluded=was.excluded + int(self.excluded[:record].sum()),
-            plain=was.plain + int(self.plain[: record + whole].sum()),
+            excluded=was.excluded + self.heads.count(EXCLUDED, record),
+            plain=was.plain + (0 if self.heads.plain is None else int(self.heads.plain[: record + whole].sum())),
             run=0,  # bad records behind the last sample are crossed by the next draw, and counted then
             tokens=was.tokens + int(self.tokens[:index].sum()) + given,
         )
@@ -202,9 +203,8 @@ def samples_after(
     if own is not None:
         begins = np.concatenate([[0], own.values[:-1]])[: len(own.values)]
         begins[own.begins[own.lengths > 0]] = 0
-        mine, left = (own.lengths > 0)[record], slice(_taken(own, begun), None)
-        first[mine], counts[mine] = begins[left], (own.values - begins)[left]
-    bad = heads.tokens == BAD
+        mine, taken = (own.lengths > 0)[record], len(own.values) - int(parts[own.lengths > 0].sum())
+        first[mine], counts[mine] = begins[taken:], (own.values - begins)[taken:]
     return Samples(
         name,
         state,
@@ -214,13 +214,10 @@ def samples_after(
         record,
         number == parts[record] - 1,
         places,
-        bad,
+        heads,
         lost,
-        _refused_from(state, bad, skips, record),
+        _refused_from(state, heads.tokens == BAD, skips, record),
         (parts == 0) & (heads.tokens > 0),
-        heads.tokens == EXCLUDED,
-        np.zeros(len(rest), np.bool_) if heads.plain is None else heads.plain,
-        heads.rows,
         _documents(heads.documents, pairs=pairs),
     )
 
@@ -261,11 +258,6 @@ def _begun(name: str, state: SourceState, heads: Heads) -> int:
     return begun
 
 
-def _taken(own: Ragged, begun: int) -> int:
-    """How many documents of the first record are taken."""
-    return int((own[0] <= begun).sum()) if begun else 0
-
-
 def _divided(
     heads: Heads, begun: int, own: Ragged | None, sequence_length: int, long: Long
 ) -> tuple[Integers, Integers, Integers]:
@@ -279,7 +271,7 @@ def _divided(
         fixed = own.lengths > 0
         over &= ~fixed
         parts[fixed] = own.lengths[fixed]
-        parts[:1] -= _taken(own, begun)
+        parts[:1] -= (own[0] <= begun).sum() if begun else 0
         lost[fixed] = heads.tokens[fixed] - own.values[own.ends[fixed] - 1]
     whole: NDArray[np.bool_] = np.zeros(len(rest), np.bool_) if heads.rows is None else heads.rows.sum(axis=1) > 0
     if long is Long.SPLIT:
