@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepfs_producer.plan.arrays import Integers, Mask
-from stepfs_producer.plan.ragged import Ragged, at, bounds, slices
+from stepfs_producer.plan.ragged import Ragged, bounds, places, slices
 from stepfs_producer.plan.sources import Column
 from stepfs_producer.plan.spans import Gathered, Located, Span
 
@@ -171,11 +171,11 @@ def gathered(step: StepSpans, groups: Sequence[SampleGroup], *, pairs: bool = Fa
         learned = [np.broadcast_to(_LEARNED, len(one.values)) for one in every]
         masks = zip(groups, learned, strict=True)
         mask, following_mask = taken([one if group.mask is None else group.mask for group, one in masks], 1)
-    place = [at([getattr(group, name) for group in groups], of, record) for name in ("files", "offsets")]
-    table = np.column_stack([spans[:, : Gathered.GROUP], *place, spans[:, Gathered.FIRST]])
-    if pairs:
-        sides = [np.zeros(len(group.ids), np.int64) if group.sides is None else group.sides for group in groups]
-        table = np.column_stack([table, at(sides, of, record)])
+    place = places(every, of, record)
+    address = [np.concatenate([getattr(group, name) for group in groups])[place] for name in ("files", "offsets")]
+    sides = [np.zeros(len(group.ids), np.int64) if group.sides is None else group.sides for group in groups if pairs]
+    more = [np.concatenate(sides)[place]] if pairs else []
+    table = np.column_stack([spans[:, : Gathered.GROUP], *address, spans[:, Gathered.FIRST], *more])
     columns = _columns(groups, of, record)
     rows = rows_of(columns) if columns else np.zeros_like(step.rows)
     assert np.array_equal(rows, step.rows), "columns stay with their tokens"  # hazard P17
@@ -189,7 +189,9 @@ def _documents(
     groups: Sequence[SampleGroup], of: Integers, begins: Integers, after: Integers
 ) -> tuple[Integers, NDArray[np.bool_]]:
     """Of each span: its tokens before the second document of a pair, or 0; whether it ends a document of several."""
-    cuts, base = [np.zeros(0, np.int64)], np.cumsum([0, *(len(group.ids.values) for group in groups)])
+    if all(group.documents is None for group in groups):
+        return np.zeros(len(of), np.int64), np.zeros(len(of), np.bool_)
+    cuts, base = [], np.cumsum([0, *(len(group.ids.values) for group in groups)])
     for group, begin in zip(groups, base[:-1].tolist(), strict=True):
         if group.documents is not None:
             cuts.append(group.documents.values + np.repeat(group.ids.begins + begin, group.documents.lengths))

@@ -5,7 +5,7 @@ It is pickled by its two arrays, which protocol 5 keeps beside the pickle and ma
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Self
@@ -51,11 +51,13 @@ class Ragged:
 
     @property
     def begins(self) -> Integers:
-        return np.concatenate([[0], self.ends[:-1]])[: len(self.ends)]
+        begins = np.zeros(len(self.ends), np.int64)
+        begins[1:] = self.ends[:-1]
+        return begins
 
     @property
     def lengths(self) -> Integers:
-        return np.diff(self.ends, prepend=0)
+        return self.ends - self.begins
 
     @property
     def nbytes(self) -> int:
@@ -77,14 +79,16 @@ class Ragged:
         return cls(slices([one.values for one in many], of, begins, ends), np.cumsum(ends - begins))
 
 
+def places(many: Sequence[Sized], of: Integers, record: Integers) -> Integers:
+    """The number of record `record[i]` of `many[of[i]]` among the records of all, for each i."""
+    found: Integers = np.cumsum([0, *map(len, many[:-1])])[of] + record
+    return found
+
+
 def bounds(many: Sequence[Ragged], of: Integers, record: Integers) -> tuple[Integers, Integers]:
     """Where record `record[i]` begins and ends in the values of `many[of[i]]`."""
-    return at([one.begins for one in many], of, record), at([one.ends for one in many], of, record)
-
-
-def at(many: Sequence[Integers], of: Integers, place: Integers) -> Integers:
-    """`many[of[i]][place[i]]`, for each i."""
-    return np.concatenate(many)[np.cumsum([0, *map(len, many[:-1])])[of] + place]
+    ends, place = np.concatenate([one.ends for one in many]), places(many, of, record)
+    return np.where(record > 0, ends[place - 1], 0), ends[place]
 
 
 def slices(many: Sequence[NDArray[Any]], of: Integers, begins: Integers, ends: Integers) -> NDArray[Any]:

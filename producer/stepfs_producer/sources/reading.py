@@ -32,6 +32,7 @@ from stepfs_producer.sources.record import (
     Block,
     BlockTask,
     Fragment,
+    Kind,
     Line,
     Raw,
     Records,
@@ -146,7 +147,7 @@ def _ordered(spec: SourceSpec, task: BlockTask, stored: Sequence[Raw]) -> Record
         offsets[order],
         dropped,
         bad,
-        joined_masks(masks, [len(one) // ID_BYTES for one in data]),
+        joined_masks(masks, [len(one) // ID_BYTES for one in data]) if kind is Kind.TOKENS else None,
         excluded,
     )
 
