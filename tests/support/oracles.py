@@ -23,6 +23,7 @@ from PIL import Image as Pillow
 from tokenizers import AddedToken, Tokenizer
 
 from stepfs_producer.plan.model import parsed_plan
+from stepfs_producer.plan.ragged import Ragged
 from stepfs_producer.plan.resolve import resolve
 from stepfs_producer.run.prepare import tokenizer_spec, transform_spec
 from stepfs_producer.run.workers import tasks
@@ -82,19 +83,20 @@ def ours(case: Case, folder: Path) -> Documents:
     data = packed(record)
     assert isinstance(data, bytes)
     zero = np.zeros(1, np.int64)
-    records = Records(Kind.FIELDS, data, zero + len(data), zero, zero, zero > 0, {}, None)
+    whole = Ragged(np.frombuffer(data, np.uint8), zero + len(data))
+    records = Records(Kind.FIELDS, whole, zero, zero, zero > 0)
     head, made = tasks.transform(spec, 0, 0, "s", records, 0, 1)
     if head.bad:
         raise ValueError(head.bad[0][2])
-    mask = np.ones(len(made.ids), np.uint8) if made.mask is None else made.mask
-    cuts = np.cumsum(head.parts.get(0, (len(made.ids),)))[:-1]
-    more = [made.sides.tolist()] if made.sides is not None and not head.parts else []
-    if made.columns is not None:
-        grid, pixels = made.columns.rows
+    ids, several = made.ids.values, head.heads.documents
+    mask = np.ones(len(ids), np.uint8) if made.mask is None else made.mask
+    cuts = np.zeros(0, np.int64) if several is None else several[0][:-1]
+    more = [made.sides.tolist()] if made.sides is not None and several is None else []
+    if made.columns:
+        grid, pixels = (column.values for column in made.columns)
         more += [grid.ravel().tolist(), [zlib.crc32(pixels.tobytes())]]
     return [
-        [one.tolist(), two.tolist(), *more]
-        for one, two in zip(np.split(made.ids, cuts), np.split(mask, cuts), strict=True)
+        [one.tolist(), two.tolist(), *more] for one, two in zip(np.split(ids, cuts), np.split(mask, cuts), strict=True)
     ]
 
 

@@ -8,10 +8,10 @@ from fractions import Fraction
 import numpy as np
 
 from stepfs_producer.plan.mix import MixEntry, MixSchedule, Stages, normalise
-from stepfs_producer.plan.order import record_key
+from stepfs_producer.plan.order import BlockAddress, record_key
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import Rules, SourceRule
-from stepfs_producer.plan.samples import BAD, Ahead, Piece
+from stepfs_producer.plan.samples import BAD, Ahead, BlockHead, Heads, Piece
 from stepfs_producer.plan.step import End, Need, State, StepPlan, read_position
 
 
@@ -42,14 +42,15 @@ class Corpus:
             tokens = self.tokens(block)
             for begin in range(first, max(len(tokens), 1), group):
                 taken = np.array(tokens[begin : begin + group], np.int64)
-                pieces.append(Piece(*self.place(block), len(tokens), begin, taken, self.place(block + 1)))
+                head = BlockHead(self.place(block), len(tokens), self.place(block + 1))
+                pieces.append(Piece(head, begin, Heads(taken)))
                 records -= len(taken)
             block, first = block + 1, 0
         return Ahead(tuple(pieces), ended=block == self.blocks)
 
     @staticmethod
-    def place(block: int) -> tuple[int, int, int]:
-        return (block // 64, block // 2 % 32, block % 2)
+    def place(block: int) -> BlockAddress:
+        return BlockAddress(block // 64, block // 2 % 32, block % 2)
 
     @staticmethod
     def number(epoch: int, fragment: int, block: int) -> int:

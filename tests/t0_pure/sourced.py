@@ -5,9 +5,10 @@ from __future__ import annotations
 from declared import source_spec as source
 
 from stepfs.format.planned import Listing
+from stepfs_producer.plan.order import BlockAddress
 from stepfs_producer.sources.listing import Layout, list_corpus
 from stepfs_producer.sources.reading import read_block
-from stepfs_producer.sources.record import Block, BlockAddress, Kind, SourceSpec
+from stepfs_producer.sources.record import Block, Kind, SourceSpec
 
 
 def laid_out(spec: SourceSpec, listing: Listing | None = None, **rule: int) -> Layout:
@@ -30,7 +31,7 @@ def blocks(spec: SourceSpec, layout: Layout | None = None, *, epochs: int = 1) -
 def values(found: list[Block]) -> list[bytes]:
     """What the records hold, in block order; dropped and bad ones are left out."""
     return [
-        one.records.part(index, index + 1).data
+        one.records.data[index].tobytes()
         for one in found
         for index in range(len(one.records))
         if not one.records.dropped[index] and index not in one.records.bad

@@ -21,6 +21,7 @@ from stepfs.payload import expand
 from stepfs.torch import by_source, context_parallel_part, micro_batches
 from stepfs_producer.payloads.files import construct
 from stepfs_producer.payloads.step import PayloadSpec, SampleGroup, StepSpans, gathered
+from stepfs_producer.plan.ragged import Ragged
 from stepfs_producer.plan.spans import Gathered, Span
 
 LENGTHS = {0: 64}
@@ -98,12 +99,11 @@ def test_arrays_of_tokens_are_the_same_and_boundaries_are_padded(drawn: Any, shi
 
 def test_both_documents_of_a_pair_begin_at_multiples() -> None:
     group = SampleGroup(
-        np.array([0, 8]),
-        np.arange(1, 9, dtype=np.int32),
+        Ragged(np.arange(1, 9, dtype=np.int32), np.array([8])),
         None,
         np.array([0]),
         np.array([5]),
-        cuts=np.array([3]),
+        documents=Ragged(np.array([3, 8]), np.array([2])),
         sides=np.array([1]),
     )
     table = np.zeros((1, len(Gathered) + 7), np.int64)

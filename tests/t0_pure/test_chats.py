@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import re
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -200,7 +201,7 @@ def test_keys_with_which_arrow_fills_a_struct_were_never_there(kind: Kind, form:
     assert isinstance(data, bytes)
     found = made(spec, records_of(kind, [data]))
     assert not found.bad
-    text = Tokenizer.from_file(model).decode(found.ids.tolist(), skip_special_tokens=False)
+    text = Tokenizer.from_file(model).decode(found.samples.ids.values.tolist(), skip_special_tokens=False)
     assert text.count("null") == nulls
     assert '"city": "Bern"' in text
     assert "None" not in text
@@ -463,8 +464,8 @@ def test_a_part_has_the_tokens_that_it_has_alone(kind: str, flag: str, tmp_path:
             fit = sum(size <= 60 for size in sizes)
             expected += [alone(begin, begin + fit)] if fit else []
             begin += fit or 1
-        if found.parts:
-            size = sum(found.parts)
+        if found.documents:
+            size = found.documents[-1]
             assert found.ids[:size].tolist() == [one for part in expected for one in part.ids.tolist()]
             assert found.mask[:size].tolist() == [one for part in expected for one in part.mask.tolist()]
         else:
@@ -579,9 +580,10 @@ def test_a_chat_longer_than_a_row_is_cut_between_turns(
     whole, _, none, *_ = encoded(LONG_TALK)
     assert none == ()
     most = len(encoded(LONG_TALK[: 2 * room])[0])
-    ids, mask, parts, *_ = encoded(LONG_TALK, long=long, tokens_max=most)
+    ids, mask, ends, *_ = encoded(LONG_TALK, long=long, tokens_max=most)
     expected = [encoded(one)[:2] for one in kept]
-    assert parts == tuple(len(one) for one, _ in expected)
+    parts = [len(one) for one, _ in expected]
+    assert ends == [*accumulate(parts)]
     assert max(parts) <= most
     assert ids[: sum(parts)].tolist() == [one for part, _ in expected for one in part.tolist()]
     assert mask[: sum(parts)].tolist() == [one for _, part in expected for one in part.tolist()]

@@ -24,25 +24,29 @@ from stepfs.errors import RefusedError, UsageError
 from stepfs.torch import micro_batches
 from stepfs_producer.payloads.files import construct
 from stepfs_producer.payloads.step import (
-    ColumnRows,
     Columns,
     PayloadSpec,
+    SampleGroup,
+    StepSpans,
     StepTask,
+    columns_of,
     cut_to,
-    gathered_columns,
+    gathered,
 )
 from stepfs_producer.plan.balance import MEAN, Method, Over, deal, normalised, partition_of_loads
 from stepfs_producer.plan.cost import CostModel
 from stepfs_producer.plan.file.digest import normalised as settings_of
 from stepfs_producer.plan.file.digest import plan_digest, plan_of_text, plan_text
 from stepfs_producer.plan.model import Plan
+from stepfs_producer.plan.order import BlockAddress
 from stepfs_producer.plan.parts import Balance, Output
 from stepfs_producer.plan.parts import Cost as PlanCost
 from stepfs_producer.plan.planner import Planner
+from stepfs_producer.plan.ragged import Ragged
 from stepfs_producer.plan.rules import SourceRule
-from stepfs_producer.plan.samples import Ahead, Piece, samples_after
+from stepfs_producer.plan.samples import Ahead, BlockHead, Heads, Piece, samples_after
 from stepfs_producer.plan.sources import Column, Images, Long, Parquet, Text
-from stepfs_producer.plan.spans import Span
+from stepfs_producer.plan.spans import Gathered, Span
 from stepfs_producer.plan.step import End, SourceState, StepPlan
 from stepfs_producer.run.prepare import CompiledPlan, compile_plan, grid_of, modules_of
 from stepfs_producer.sources.record import Kind
@@ -52,9 +56,9 @@ SPECS = (GRID, PIXELS)
 CALLED = transform_spec(tokenizer_spec(eos="none"), "user_functions:pictured", SPECS)
 
 
-def columns_of(counts: list[tuple[int, int]]) -> Columns:
+def pictures(counts: list[tuple[int, int]]) -> Columns:
     """Samples whose rows say whose they are."""
-    return Columns.of_samples(
+    return columns_of(
         SPECS,
         [
             {"grid": np.full((grid, 3), sample, np.int32), "pixels": np.full((pixels, 6), sample % 251, np.uint8)}
@@ -66,48 +70,31 @@ def columns_of(counts: list[tuple[int, int]]) -> Columns:
 COUNTS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3)), min_size=1, max_size=9)
 
 
-@given(COUNTS, st.data())
-def test_a_part_and_some_of_the_samples_keep_their_rows(counts, data) -> None:
-    whole = columns_of(counts)
-    first = data.draw(st.integers(0, len(counts)))
-    last = data.draw(st.integers(first, len(counts)))
-    inside = np.zeros(len(counts), np.bool_)
-    inside[first:last] = True
-    some = np.array(data.draw(st.lists(st.booleans(), min_size=len(counts), max_size=len(counts))))
-    for got, chosen in ((whole.part(first, last), inside), (whole.kept(some), some)):
-        samples = np.flatnonzero(chosen)
-        assert got.counts.tolist() == [list(counts[sample]) for sample in samples]
-        for column, rows in enumerate(got.rows):
-            expected = [sample % 251 for sample in samples for _ in range(counts[sample][column])]
-            assert rows[:, 0].tolist() == expected
-            assert rows.dtype == SPECS[column].column.dtype
+@given(st.lists(COUNTS, min_size=1, max_size=3), st.booleans(), st.data())
+def test_rows_are_gathered_in_the_order_of_the_spans(given, bare, data) -> None:
+    """Also beside a group whose source gives none."""
+    samples = [(group, sample) for group, counts in enumerate(given) for sample in range(len(counts))]
+    spans = data.draw(st.lists(st.sampled_from(samples), min_size=1))
+    groups = [group_of(len(counts), pictures(counts)) for counts in given] + [group_of(1, ())] * bare
+    spans += [(len(given), 0)] * bare
+    counts = [[0, 0] if group == len(given) else list(given[group][sample]) for group, sample in spans]
+    table = np.zeros((len(spans), len(Gathered) + 7), np.int64)
+    table[:, Gathered.GROUP], table[:, Gathered.RECORD] = np.array(spans).T
+    table[:, Span.TOKENS] = 1
+    step = StepSpans((1, 1, 1), 99, ("s",), table, np.array(counts))
+    got = gathered(step, groups)
+    for column, rows in enumerate(got.columns):
+        expected = [sample for (_, sample), mine in zip(spans, counts, strict=True) for _ in range(mine[column])]
+        assert rows.values[:, 0].tolist() == expected
+        assert rows.values.dtype == SPECS[column].column.dtype
+    if sum(map(sum, counts)):  # hazard P17
+        with pytest.raises(AssertionError, match="columns stay with their tokens"):
+            gathered(replace(step, rows=step.rows + (step.rows > 0)), groups)
 
 
-@given(st.lists(COUNTS, min_size=1, max_size=3), st.data())
-def test_gathering_puts_rows_in_the_order_of_the_spans(groups, data) -> None:
-    samples = [(group, sample) for group, counts in enumerate(groups) for sample in range(len(counts))]
-    order = data.draw(st.permutations(samples))
-    spans = order[: data.draw(st.integers(0, len(order)))]
-    taken = []
-    for number, counts in enumerate(groups):
-        mine = [(sample, span) for span, (group, sample) in enumerate(spans) if group == number]
-        numbers = np.array(mine, np.int64).reshape(-1, 2)
-        taken.append(ColumnRows(columns_of(counts), numbers[:, 0], numbers[:, 1]))
-    got = gathered_columns(len(spans), taken)
-    assert got.counts.tolist() == [list(groups[group][sample]) for group, sample in spans]
-    for column, rows in enumerate(got.rows):
-        expected = [sample for group, sample in spans for _ in range(groups[group][sample][column])]
-        assert rows[:, 0].tolist() == expected
-    assert gathered_columns(5, []) is None
-
-
-def test_rows_in_another_order_than_their_spans_would_be_noticed(monkeypatch) -> None:
-    """The mutant of hazard P17: rows as groups come."""
-    held = columns_of([(1, 1), (1, 2)])
-    taken = [ColumnRows(held, np.array([1]), np.array([1])), ColumnRows(held, np.array([0]), np.array([0]))]
-    assert gathered_columns(2, taken).rows[1][:, 0].tolist() == [0, 1, 1]
-    monkeypatch.setattr("stepfs_producer.payloads.step.sorted", list, raising=False)
-    assert gathered_columns(2, taken).rows[1][:, 0].tolist() == [1, 1, 0]
+def group_of(samples: int, columns: Columns) -> SampleGroup:
+    numbers = np.arange(samples)
+    return SampleGroup(Ragged(np.zeros(samples, np.int32), numbers + 1), None, numbers, numbers, columns)
 
 
 def called(*values: dict):
@@ -124,12 +111,12 @@ def test_what_a_function_gives_is_copied_and_stays_with_its_sample() -> None:
         {"ids": [1], "pixels": 5, "rows": 0},
     )
     assert result.bad == {}
-    assert result.lengths.tolist() == [2, 2, 0, 3, 1, 1]
-    assert result.columns.counts.tolist() == [[0, 4], [2, 1], [0, 0], [0, 2], [0, 0], [0, 0]]
-    assert result.columns.rows[1][:, 0].tolist() == [1, 1, 1, 1, 2, 4, 4]
-    assert result.columns.rows[0].tolist() == [[9, 9, 9]] * 2
+    assert result.heads.tokens.tolist() == [2, 2, 0, 3, 1, 1]
+    assert result.heads.rows.tolist() == [[0, 4], [2, 1], [0, 0], [0, 2], [0, 0], [0, 0]]
+    assert result.samples.columns[1].values[:, 0].tolist() == [1, 1, 1, 1, 2, 4, 4]
+    assert result.samples.columns[0].values.tolist() == [[9, 9, 9]] * 2
     plain = transform_spec(tokenizer_spec(eos="none"), "user_functions:pictured")
-    assert made(plain, records_of(Kind.JSON, [b"{}"])).columns is None
+    assert made(plain, records_of(Kind.JSON, [b"{}"])).samples.columns == ()
 
 
 @pytest.mark.parametrize(
@@ -147,14 +134,14 @@ def test_what_a_function_gives_is_copied_and_stays_with_its_sample() -> None:
 )  # fmt: skip
 def test_what_is_not_as_declared_makes_that_record_bad(record, why) -> None:
     result = called({"pixels": 7}, record)
-    assert result.lengths.tolist() == [2, -1]
+    assert result.heads.tokens.tolist() == [2, -1]
     assert why in result.bad[1]
     assert result.bad[1].startswith("user_functions:pictured returned ")
-    assert result.columns.counts.tolist() == [[0, 4], [0, 0]]
+    assert result.heads.rows.tolist() == [[0, 4], [0, 0]]
 
 
 def with_columns(task: StepTask) -> StepTask:
-    return replace(task, columns=columns_of([(span % 2, span % 3) for span in range(len(task.spans))]))
+    return replace(task, columns=pictures([(span % 2, span % 3) for span in range(len(task.spans))]))
 
 
 def spec_of(ext: str, *, own: bool = False, of_micro_batch: bool = False) -> PayloadSpec:
@@ -242,7 +229,8 @@ def test_a_step_without_rows_has_the_arrays_all_the_same() -> None:
 def piece(tokens, rows, first: int = 0, records: int | None = None) -> Piece:
     table = None if rows is None else np.array(rows, np.int64)
     count = len(tokens) if records is None else records
-    return Piece(0, 0, 0, count, first, np.array(tokens, np.int64), (0, 1, 0), table)
+    block = BlockHead(BlockAddress(0, 0, 0), count, BlockAddress(0, 1, 0))
+    return Piece(block, first, Heads(np.array(tokens, np.int64), table))
 
 
 @pytest.mark.parametrize("long", Long)
@@ -260,7 +248,11 @@ def test_a_sample_with_rows_is_whole_or_dropped_and_counted(long: Long) -> None:
 @pytest.mark.parametrize(("long", "rows"), [(Long.SPLIT, [[1]]), (Long.DROP, None)])
 def test_a_source_of_which_nothing_ever_fits_is_refused_and_not_read_for_ever(long, rows) -> None:
     epochs = [
-        Piece(epoch, 0, 0, 1, 0, np.array([20]), (epoch + 1, 0, 0), None if rows is None else np.array(rows))
+        Piece(
+            BlockHead(BlockAddress(epoch, 0, 0), 1, BlockAddress(epoch + 1, 0, 0)),
+            0,
+            Heads(np.array([20]), None if rows is None else np.array(rows)),
+        )
         for epoch in range(3)
     ]
 
@@ -278,7 +270,7 @@ def test_a_source_of_which_nothing_ever_fits_is_refused_and_not_read_for_ever(lo
 def test_pieces_with_and_without_rows_follow_each_other() -> None:
     ahead = Ahead([piece([3], None, records=2), piece([4], [[0, 2]], first=1, records=2)])
     got = samples_after("s", SourceState("i", "l"), ahead, sequence_length=8, long=Long.SPLIT, skips=None)
-    assert got.rows.tolist() == [[0, 0], [0, 2]]
+    assert got.heads.rows.tolist() == [[0, 0], [0, 2]]
     behind = SourceState("i", "l", into=2)
     with pytest.raises(ValueError, match="has columns, and 2 tokens of it are taken"):
         samples_after("s", behind, Ahead([piece([4], [[1]])]), sequence_length=8, long=Long.SPLIT, skips=None)

@@ -47,7 +47,7 @@ def spec_of(
 def documents(spec: TransformSpec, texts: list[str], epoch: int = 0) -> list[list[int]]:
     found, _ = timed_transform(spec, 7, epoch, "code", records_of(Kind.TEXT, [one.encode() for one in texts]))
     assert not found.bad
-    return [one.tolist() for one in np.split(found.ids, np.cumsum(found.lengths)[:-1])]
+    return [one.tolist() for one in found.samples.ids]
 
 
 @pytest.mark.parametrize("level", ["characters", "tokens"])
@@ -61,12 +61,12 @@ def test_a_document_longer_than_a_row_stays_as_it_is(kind: Kind, level: str, fil
     data = [one.encode() for one in texts] if kind is Kind.TEXT else [one.tobytes() for one in whole]
     found, _ = timed_transform(spec_of(file, level=level, row=row), 7, 0, "code", records_of(kind, data))
     torn = 0
-    for ids, plain in zip(np.split(found.ids, np.cumsum(found.lengths)[:-1]), whole, strict=True):
+    for ids, plain in zip(found.samples.ids, whole, strict=True):
         there = names & set(ids.tolist())
         assert len(there) == (3 if there else 0)
         assert len(ids) <= row if there else len(plain) + 4 > row
         torn += not there
-    assert 0 < torn == len(found.plain) < len(texts)
+    assert 0 < torn == int(found.heads.plain.sum()) < len(texts)
 
 
 def parts_of(model: Tokenizer, ids: list[int]) -> tuple[bool, list[str]]:
@@ -135,12 +135,13 @@ def test_ids_are_cut_with_their_mask(file: str, ids: list[int], closed: bool, sp
     data = np.array(ids, "<i4").tobytes()
     records = records_of(Kind.TOKENS, [data], mask=mask.tobytes())
     found = transform(spec_of(file, "1", str(int(spm))), records, [key])
-    inside = [one for one in found.ids.tolist() if one not in (*marks, eos)]
+    inside = [one for one in found.samples.ids.values.tolist() if one not in (*marks, eos)]
     if ids:
         assert sorted(inside) == sorted(one for one in ids if one != eos)
-        assert found.ids[-1] == eos
-        learned = np.ones(len(found.ids), np.uint8) if found.mask is None else found.mask
-        for one, is_learned in zip(found.ids[:-1].tolist(), learned[:-1].tolist(), strict=True):
+        made, mask = found.samples.ids.values, found.samples.mask
+        assert made[-1] == eos
+        learned = np.ones(len(made), np.uint8) if mask is None else mask
+        for one, is_learned in zip(made[:-1].tolist(), learned[:-1].tolist(), strict=True):
             assert is_learned == (one in marks or one % 2)
 
 

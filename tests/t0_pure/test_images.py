@@ -201,8 +201,8 @@ def test_what_cannot_be_decoded_is_a_bad_record_beside_good_ones(name) -> None:
     spec = transform_spec(tokenizer_spec(eos="none"), "user_functions:captioned", COLUMNS, images=SPEC)
     values = [{"jpg": data, "txt": b"ab"} for data in (plain(28, 28), BAD_IMAGES[name], plain(28, 56))]
     result = made(spec, records_of(Kind.FIELDS, [packed(value) for value in values]))
-    assert result.lengths.tolist() == [3, -1, 4]
-    assert result.columns.counts.tolist() == [[1, 4], [0, 0], [1, 8]]
+    assert result.heads.tokens.tolist() == [3, -1, 4]
+    assert result.heads.rows.tolist() == [[1, 4], [0, 0], [1, 8]]
     why = result.bad[1]
     assert why.startswith("the field jpg holds no readable JPEG, PNG, WebP or GIF (")
     assert "0x" not in why

@@ -36,7 +36,7 @@ def by_library(name: str, text: str) -> list[int]:
 
 def encoded(tokenizer: model_tokenizer.Tokenizer, texts: list[str]):
     closed = tokenizer.encode_plain(texts).closed(tokenizer.bos, tokenizer.eos)
-    return closed.ids, closed.lengths
+    return closed.ids.values, closed.ids.lengths
 
 
 def split(ids, lengths) -> list[list[int]]:
@@ -97,7 +97,7 @@ def test_a_control_token_is_found_as_its_file_says_and_its_inner_name_is_never_t
         open_tokenizer(tokenizer_spec("x.json", eos=KINDS[name], control_tokens=way), json.dumps(file))
         for way in ("tokens", "text")
     )
-    assert tokens.encode_plain([text]).ids.tolist() == expected
+    assert tokens.encode_plain([text]).ids.values.tolist() == expected
     assert isinstance(plain, model_tokenizer.ModelTokenizer)
     own = plain.by_own_names
     written = text if own else text.replace("<|x|>", plain.control_tokens["<|x|>"])
@@ -217,10 +217,10 @@ def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyP
 
 def test_a_control_token_in_a_text_is_text_or_the_token() -> None:
     text = "a<|im_end|>b"
-    assert of("qwen").encode_plain([text]).ids.tolist() != by_library("qwen", text)
+    assert of("qwen").encode_plain([text]).ids.values.tolist() != by_library("qwen", text)
     tokens = open_tokenizer(tokenizer_spec("qwen.json", control_tokens="tokens"), FILES["qwen"])
     assert isinstance(tokens, model_tokenizer.ModelTokenizer)
-    assert tokens.encode_plain([text]).ids.tolist() == by_library("qwen", text)
+    assert tokens.encode_plain([text]).ids.values.tolist() == by_library("qwen", text)
     assert tokens.spelled(text) == "<|im_end|>"
     assert tokens.spelled("a<|im_end") is None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from itertools import takewhile
+from itertools import accumulate, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,11 @@ from stepfs_producer.payloads.step import PayloadSpec, SampleGroup, StepSpans, c
 from stepfs_producer.plan.cost import CostModel
 from stepfs_producer.plan.file.digest import plan_digest, plan_of_text, plan_text
 from stepfs_producer.plan.model import parsed_plan
+from stepfs_producer.plan.order import BlockAddress
 from stepfs_producer.plan.planner import Planner
+from stepfs_producer.plan.ragged import Ragged
 from stepfs_producer.plan.rules import SourceRule
-from stepfs_producer.plan.samples import Ahead, Piece
+from stepfs_producer.plan.samples import Ahead, BlockHead, Heads, Piece
 from stepfs_producer.plan.sources import Long, Pair
 from stepfs_producer.plan.spans import Gathered, Span
 from stepfs_producer.plan.step import End, StepPlan, read_position
@@ -63,10 +65,11 @@ def sides(record: Any, tokenizer: TokenizerSpec, *, chat: bool, **names: Any) ->
     found = made(spec, records_of(Kind.JSON, [json.dumps(record).encode()]))
     if found.bad:
         raise ValueError(found.bad[0])
-    first = found.parts[0][0]
-    assert sum(found.parts[0]) == found.lengths[0] == len(found.ids)
-    learned = np.ones(len(found.ids), np.uint8) if found.mask is None else found.mask
-    ids, mask = np.split(found.ids, [first]), np.split(learned, [first])
+    assert found.heads.documents is not None
+    all_ids, (first, last) = found.samples.ids.values, found.heads.documents[0]
+    assert last == found.heads.tokens[0] == len(all_ids)
+    learned = np.ones(len(all_ids), np.uint8) if found.samples.mask is None else found.samples.mask
+    ids, mask = np.split(all_ids, [first]), np.split(learned, [first])
     return [(one.tolist(), other.tolist()) for one, other in zip(ids, mask, strict=True)]
 
 
@@ -165,6 +168,10 @@ def test_what_is_no_pair_is_named(record: Any, names: Any, chat: bool, message: 
         sides(record, tokenizer_spec(model, eos="</s>"), chat=chat, **names)
 
 
+def several(ends: list[list[int]]) -> Ragged:
+    return Ragged.of([np.array(one, np.int64) for one in ends], np.empty(0, np.int64))
+
+
 LENGTHS = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=60)
 
 
@@ -177,15 +184,16 @@ def test_no_pair_is_parted_or_cut(pairs: list[tuple[int, int]], ranks: int, micr
     )  # fmt: skip
     tokens = np.array([sum(one) for one in pairs], np.int64)
     begins = np.concatenate([[0], np.cumsum(tokens)])
-    cuts = begins[:-1] + [chosen for chosen, _ in pairs]
     numbers = np.arange(len(pairs), dtype=np.int64)
     ids = np.arange(begins[-1], dtype=np.int32)
-    group = SampleGroup(begins, ids, None, 0 * numbers, numbers, None, cuts, numbers * 0 + 1)
+    both = several([[chosen, chosen + rejected] for chosen, rejected in pairs])
+    group = SampleGroup(Ragged(ids, begins[1:]), None, 0 * numbers, numbers, (), both, numbers * 0 + 1)
     planner = Planner(rules)
     state = planner.begin()
     spec = PayloadSpec(".safetensors", False, 0, 1 << 20, by_micro, pairs=True)
     found: list[int] = []
-    known = Piece(0, 0, 0, len(pairs), 0, tokens, (1, 0, 0), parts=dict(enumerate(pairs)))
+    block = BlockHead(BlockAddress(0, 0, 0), len(pairs), BlockAddress(1, 0, 0))
+    known = Piece(block, 0, Heads(tokens, documents=both))
     whole = Ahead([known], ended=True)
     while True:
         behind = state.sources["pairs"]
@@ -238,7 +246,8 @@ def test_parts_of_a_record_are_drawn_one_by_one_wherever_a_step_ends(
 ) -> None:
     """Records without a part are longer than a row, and dropped; what lies behind parts is lost."""
     tokens = [sum(own) + tail if own else 17 + tail for own, tail in zip(parts, tails, strict=False)]
-    fixed = {number: tuple(own) for number, own in enumerate(parts) if own}
+    whole = Heads(np.array(tokens, np.int64), documents=several([[*accumulate(own)] for own in parts[: len(tokens)]]))
+    block = BlockHead(BlockAddress(0, 0, 0), len(tokens), BlockAddress(1, 0, 0))
     rules = planned.rules(
         {"talks": 1}, lengths={0: 16}, ranks=2, micro_batch_tokens=16, pad_last=True,
         sources={"talks": SourceRule("talks-1", long=Long.DROP)}, cost=CostModel(3, 2),
@@ -248,10 +257,8 @@ def test_parts_of_a_record_are_drawn_one_by_one_wherever_a_step_ends(
     while True:
         first = state.sources["talks"].taken
         pieces = [
-            Piece(0, 0, 0, len(tokens), at, np.array(tokens[at : at + group], np.int64), (1, 0, 0), None,
-                  {number - at: own for number, own in fixed.items() if at <= number < at + group})
-            for at in range(first, len(tokens), group)
-        ]  # fmt: skip
+            Piece(block, at, whole.part(at, min(at + group, len(tokens)))) for at in range(first, len(tokens), group)
+        ]
         plan = planner.next(state, {"talks": Ahead([] if state.sources["talks"].epoch else pieces, ended=True)})
         if not isinstance(plan, StepPlan):
             break
@@ -274,10 +281,12 @@ def test_the_loss_of_the_page_is_that_of_each_pair_alone() -> None:
     pairs = [(5, 6), (3, 9), (20, 4)]
     lengths = np.array([sum(one) for one in pairs], np.int64)
     begins = np.concatenate([[0], np.cumsum(lengths)])
-    cuts = begins[:-1] + [chosen for chosen, _ in pairs]
     ids = (np.arange(begins[-1]) % 11).astype(np.int32)
     mask = (np.arange(begins[-1]) % 3 > 0).astype(np.uint8)
-    group = SampleGroup(begins, ids, mask, 0 * lengths, np.arange(3), None, cuts, np.ones(3, np.int64))
+    both = several([[chosen, chosen + rejected] for chosen, rejected in pairs])
+    group = SampleGroup(
+        Ragged(ids, begins[1:]), mask, 0 * lengths, np.arange(3), documents=both, sides=np.ones(3, np.int64)
+    )
     table = np.array(
         [[0, 0, 0, 0, 11, 0, 0, 0, 0, 0], [0, 0, 0, 11, 12, 0, 0, 0, 1, 0], [0, 0, 1, 0, 24, 0, 0, 0, 2, 0]]
     )

@@ -28,13 +28,13 @@ from written import write_megatron
 from spans_audit import by_record, joined, pieces_of
 from stepfs.errors import StepfsError
 from stepfs_producer.plan.model import parsed_plan
+from stepfs_producer.plan.order import BlockAddress
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.step import End, StepPlan
 from stepfs_producer.run.load import LoadedSource, SampleBuffer, SampleChunk, spans_of
 from stepfs_producer.run.prepare import LocatedPlan, prepare_plan, source_specs
 from stepfs_producer.run.workers import tasks
 from stepfs_producer.sources.listing import Layout, list_corpus
-from stepfs_producer.sources.record import BlockAddress
 
 Settings = dict[str, Any]
 EXCLUDED = {3, 8}
@@ -221,9 +221,7 @@ def loaded(source: LoadedSource) -> SampleBuffer:
         made, group = tasks.transform(source.transform, seed, place.epoch, name, records, 0, head.records)
         assert not made.bad, made.bad
         body: Any = Body(group, 1)
-        found.add(
-            SampleChunk(place, 0, head.records, head.follows, made.lengths, body, made.columns, made.parts, head.crc32c)
-        )
+        found.add(SampleChunk(head, 0, made.heads, body))
         place = head.follows
     return found
 

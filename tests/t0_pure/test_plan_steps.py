@@ -22,9 +22,10 @@ from stepfs.cli.commands.status import plan_lines
 from stepfs.errors import RefusedError
 from stepfs.format.planned import PlanStanding, read_plan_position
 from stepfs_producer.plan.mix import ONE
+from stepfs_producer.plan.order import BlockAddress
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import Exhausted, Packing, SourceRule
-from stepfs_producer.plan.samples import BAD, Ahead, Piece, samples_after
+from stepfs_producer.plan.samples import BAD, Ahead, BlockHead, Heads, Piece, samples_after
 from stepfs_producer.plan.sources import Long, SkipBudget
 from stepfs_producer.plan.step import End, Need, SourceState, State, StepPlan, position_bytes_max, read_position
 
@@ -246,8 +247,13 @@ def test_a_position_of_before_some_records_were_counted_is_read(numbers: int, la
     assert {name: getattr(standing(msgpack.packb(before)).sources["code"], name) for name in lacks} == lacks
 
 
+def piece_of(tokens: list[int], records: int, *, crc32c: int = 0, **more) -> Piece:
+    block = BlockHead(BlockAddress(0, 0, 0), records, BlockAddress(0, 0, 1), crc32c=crc32c)
+    return Piece(block, 0, Heads(np.array(tokens, np.int64), **more))
+
+
 def test_a_record_that_fim_left_is_counted_with_its_last_part() -> None:
-    piece = Piece(0, 0, 0, 9, 0, np.array([5, 100, 5, 80]), (0, 0, 1), plain=[1, 3])
+    piece = piece_of([5, 100, 5, 80], 9, plain=np.array([False, True, False, True]))
     found = samples_after(
         "s", SourceState("", "", plain=7), Ahead((piece,)), sequence_length=64, long=Long.SPLIT, skips=None
     )
@@ -283,7 +289,7 @@ def test_a_source_that_leaves_keeps_its_place_and_hands_on_its_debt() -> None:
 
 
 def samples(tokens: list[int], *, state: SourceState | None = None, **how):
-    piece = Piece(0, 0, 0, 100, 0, np.array(tokens, np.int64), (0, 0, 1))
+    piece = piece_of(tokens, 100)
     how = {"sequence_length": 64, "long": Long.SPLIT, "skips": None, **how}
     return samples_after("s", state or SourceState("", ""), Ahead((piece,)), **how)
 
@@ -320,7 +326,7 @@ def test_a_document_begun_under_split_is_finished_under_it() -> None:
 
 
 def test_a_state_has_the_checksum_of_the_block_that_is_begun() -> None:
-    piece = Piece(0, 0, 0, 2, 0, np.array([100, 5]), (0, 0, 1), crc32c=77)
+    piece = piece_of([100, 5], 2, crc32c=77)
     found = samples_after("s", SourceState("", ""), Ahead((piece,)), sequence_length=64, long=Long.SPLIT, skips=None)
     assert [(found.state_after(kept).cursor[2:], found.state_after(kept).begun) for kept in range(4)] == [
         ((0, 0, 0), 0), ((0, 0, 64), 77), ((0, 1, 0), 77), ((1, 0, 0), 0),

@@ -165,10 +165,10 @@ def test_columns_of_token_ids_have_a_mask(tmp_path) -> None:
     parquet.write_table(pa.table(columns), tmp_path / "a.parquet")
     fields = {"tokens_field": "ids", "mask_field": "mask", "labels_field": "labels"}
     (block,) = blocks(source(tmp_path, form="parquet", shuffle=False, **fields))
-    assert np.frombuffer(block.records.data, "<i4").tolist() == [1, 2, 3]
-    assert block.records.mask == bytes([1, 0, 0])
+    assert np.frombuffer(block.records.data.values, "<i4").tolist() == [1, 2, 3]
+    assert block.records.mask.tolist() == [1, 0, 0]
     assert list(block.records.bad) == [2, 3]
-    assert block.records.ends.tolist() == [8, 12, 12, 12, 12]
+    assert block.records.data.ends.tolist() == [8, 12, 12, 12, 12]
 
 
 @pytest.mark.parametrize(
@@ -413,8 +413,8 @@ def test_token_ids_of_json_lines_have_a_mask(tmp_path) -> None:
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (block,) = blocks(source(tmp_path, tokens_field="ids", labels_field="labels", shuffle=False))
     assert block.records.kind is Kind.TOKENS
-    assert np.frombuffer(block.records.data, "<i4").tolist() == [1, 2, 3, 4]
-    assert block.records.mask == bytes([0, 1, 1, 1])
+    assert np.frombuffer(block.records.data.values, "<i4").tolist() == [1, 2, 3, 4]
+    assert block.records.mask.tolist() == [0, 1, 1, 1]
     assert sorted(block.records.bad) == [2, 3, 4, 5, 6, 7]
 
 
@@ -488,7 +488,7 @@ def test_its_parts_are_fragments_and_its_tokens_tokens(tmp_path) -> None:
     assert laid_out(spec).fragments_count == 2
     (block,) = blocks(spec)
     assert block.records.kind is Kind.TOKENS
-    assert np.frombuffer(block.records.data, "<i4").tolist() == [1, 2, 3]
+    assert np.frombuffer(block.records.data.values, "<i4").tolist() == [1, 2, 3]
     assert block.records.offsets.tolist() == [0, 1, 1000]
 
 
@@ -542,7 +542,7 @@ def test_a_field_within_a_field_and_token_ids_of_json(tmp_path: Path) -> None:
     (block,) = blocks(spec)
     assert block.records.kind is Kind.TOKENS
     assert np.frombuffer(values([block])[0], "<i4").tolist() == [1, 2]
-    assert block.records.mask == b"\0\1"
+    assert block.records.mask.tolist() == [0, 1]
     assert len(block.records.bad) == 2
 
 

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from transformed import keys_of, made, records_of
 
 from stepfs.errors import StepfsError, UsageError
+from stepfs_producer.plan.samples import BAD
 from stepfs_producer.sources.record import Kind
-from stepfs_producer.transforms.documents import BAD, Tokenised
+from stepfs_producer.transforms.documents import Tokenised
 from stepfs_producer.transforms.records import transform
 from stepfs_producer.transforms.tokenizer import ModelTokenizer
 
@@ -34,8 +35,8 @@ def called(name: str, *values: object, kind: Kind = Kind.JSON, eos: str | None =
 
 def samples(result: Tokenised) -> list[list[int] | None]:
     """Per record: ids, or None if it is bad."""
-    left = iter(result.ids.tolist())
-    out = [None if n == BAD else [next(left) for _ in range(n)] for n in result.lengths.tolist()]
+    left = iter(result.samples.ids.values.tolist())
+    out = [None if n == BAD else [next(left) for _ in range(n)] for n in result.heads.tokens.tolist()]
     assert next(left, None) is None
     assert set(result.bad) == {index for index, sample in enumerate(out) if sample is None}
     return out
@@ -46,8 +47,12 @@ def test_text_is_closed_and_what_is_no_sample_has_no_length() -> None:
     result = made(BYTES, records)
     assert samples(result) == [[97, 98, 256], [], [], None, None, [102, 256]]
     assert result.bad == {3: "not UTF-8 at byte 0", 4: "no field 'text'"}
-    assert (result.lengths.dtype, result.ids.dtype, result.mask) == (np.int64, np.int32, None)
-    assert len(made(BYTES, records.part(0, 0)).lengths) == 0
+    assert (result.heads.tokens.dtype, result.samples.ids.values.dtype, result.samples.mask) == (
+        np.int64,
+        np.int32,
+        None,
+    )
+    assert len(made(BYTES, records.part(0, 0)).heads.tokens) == 0
     dropped_and_bad = replace(records, dropped=np.ones(6, np.bool_))
     assert made(BYTES, dropped_and_bad).bad == {}, "a record of the other side is no bad record of this one"
 
@@ -56,11 +61,11 @@ def test_tokens_pass_and_are_closed_once() -> None:
     data = [ids(1, 2), ids(3, 256), ids(256), ids(), ids(5, 258), ids(6, -1)]
     result = made(BYTES, records_of(Kind.TOKENS, data, mask=bytes([0, 1, 1, 0, 1, 1, 1, 1, 1])))
     assert samples(result) == [[1, 2, 256], [3, 256], [256], [], None, None]
-    assert result.mask is not None
-    assert result.mask.tolist() == [0, 1, 1, 1, 0, 1], "an end that is added is learned as the token before it"
+    assert result.samples.mask is not None
+    assert result.samples.mask.tolist() == [0, 1, 1, 1, 0, 1], "an end that is added is learned as the token before it"
     assert result.bad[4] == "the id 258, but the ids of the tokenizer are 0 to 257"
     assert "the id -1" in result.bad[5]
-    assert made(BYTES, records_of(Kind.TOKENS, data[:2], mask=b"\1\2\3\4")).mask is None, "all ones is no mask"
+    assert made(BYTES, records_of(Kind.TOKENS, data[:2], mask=b"\1\2\3\4")).samples.mask is None, "all ones is no mask"
 
 
 def test_bos_and_eos_by_name(tmp_path: Path) -> None:
@@ -73,14 +78,14 @@ def test_bos_and_eos_by_name(tmp_path: Path) -> None:
     data = [ids(7, 8), ids(1, 7), ids(7, 2), ids(1, 7, 2), ids(1)]
     result = made(spec, records_of(Kind.TOKENS, data, mask=bytes([0, 1, 1, 1, 1, 1, 1, 1, 1, 1])))
     assert samples(result) == [[1, 7, 8, 2], [1, 7, 2], [1, 7, 2], [1, 7, 2], [1, 2]]
-    assert result.mask.tolist()[:4] == [0, 0, 1, 1]
+    assert result.samples.mask.tolist()[:4] == [0, 0, 1, 1]
 
 
 def test_a_chat_with_a_mask() -> None:
     turns = [{"by": "user", "text": "hi"}, {"by": "assistant", "text": "yo"}]
     result = called("render", {"turns": turns}, {"turns": turns[:1]}, {"turns": []}, eos=None)
     assert samples(result) == [[104, 105, 121, 111, 256], [104, 105, 256], []]
-    assert result.mask.tolist() == [0, 0, 1, 1, 1, 0, 0, 0]
+    assert result.samples.mask.tolist() == [0, 0, 1, 1, 1, 0, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +107,7 @@ def test_a_chat_with_a_mask() -> None:
 def test_what_a_function_may_return(record, sample, mask) -> None:
     result = called("anything", record)
     assert samples(result) == [sample]
-    assert (None if result.mask is None else result.mask.tolist()) == mask
+    assert (None if result.samples.mask is None else result.samples.mask.tolist()) == mask
 
 
 @pytest.mark.parametrize(
@@ -150,8 +155,8 @@ def test_records_that_are_not_json_and_functions_of_text_and_tokens() -> None:
     tokens = records_of(Kind.TOKENS, [ids(1, 2, 3)])
     halved = transform_spec(tokenizer_spec(eos="none"), "user_functions:halved")
     assert samples(made(halved, tokens)) == [[1, 3]]
-    masked = made(halved, replace(tokens, mask=b"\0\1\1"))
-    assert (masked.ids.tolist(), masked.mask.tolist()) == ([1, 3], [0, 1])
+    masked = made(halved, replace(tokens, mask=np.array([0, 1, 1], np.uint8)))
+    assert (masked.samples.ids.values.tolist(), masked.samples.mask.tolist()) == ([1, 3], [0, 1])
     overwrite = transform_spec(tokenizer_spec(eos="none"), "user_functions:overwrite")
     assert samples(made(overwrite, tokens)) == [[7, 2, 3]]
 
@@ -223,10 +228,13 @@ def test_how_records_are_grouped_does_not_show(values, cuts, dropped, eos) -> No
     parts = [(a, transform(spec, records.part(a, b), keys[a:b])) for a, b in itertools.pairwise(bounds)]
     joined = [sample for _, part in parts for sample in samples(part)]
     assert joined == samples(whole)
-    ones = [np.ones(len(p.ids), np.uint8) if p.mask is None else p.mask for _, p in parts]
+    ones = [
+        np.ones(len(part.samples.ids.values), np.uint8) if part.samples.mask is None else part.samples.mask
+        for _, part in parts
+    ]
     mask = np.concatenate([np.empty(0, np.uint8), *ones])
-    assert mask.tolist() == (np.ones_like(mask) if whole.mask is None else whole.mask).tolist()
-    assert (whole.mask is None) == bool(mask.all())
+    assert mask.tolist() == (np.ones_like(mask) if whole.samples.mask is None else whole.samples.mask).tolist()
+    assert (whole.samples.mask is None) == bool(mask.all())
     assert {a + index: why for a, part in parts for index, why in part.bad.items()} == whole.bad
 
 

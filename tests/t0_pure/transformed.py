@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 
+from stepfs_producer.plan.ragged import Ragged
 from stepfs_producer.sources.record import Kind, Records
 from stepfs_producer.transforms.documents import Tokenised, TransformSpec
 from stepfs_producer.transforms.records import transform
 
 
+def bytes_of(data: list[bytes]) -> Ragged:
+    return Ragged.of([np.frombuffer(one, np.uint8) for one in data], np.empty(0, np.uint8))
+
+
 def records_of(kind: Kind, data: list[bytes], *, dropped=(), bad=None, mask: bytes | None = None) -> Records:
     count = len(data)
     return Records(
-        kind, b"".join(data), np.cumsum([len(one) for one in data], dtype=np.int64), np.zeros(count, np.int64),
-        np.arange(count, dtype=np.int64), np.isin(np.arange(count), list(dropped)), bad or {}, mask,
+        kind, bytes_of(data), np.zeros(count, np.int64), np.arange(count, dtype=np.int64),
+        np.isin(np.arange(count), list(dropped)), bad or {}, None if mask is None else np.frombuffer(mask, np.uint8),
     )  # fmt: skip
 
 

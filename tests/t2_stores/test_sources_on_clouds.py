@@ -14,10 +14,11 @@ from declared import source_spec
 from pyarrow import parquet
 
 from stepfs.errors import AbsentError, RefusedError, UsageError
+from stepfs_producer.plan.order import BlockAddress
 from stepfs_producer.sources.files import bucket_of, split_url
 from stepfs_producer.sources.listing import Layout, list_corpus
 from stepfs_producer.sources.reading import read_block
-from stepfs_producer.sources.record import BlockAddress, SourceSpec
+from stepfs_producer.sources.record import SourceSpec
 
 Put = Callable[[str, bytes | None], None]
 
@@ -49,7 +50,7 @@ def texts(spec: SourceSpec) -> list[str]:
     place, found = BlockAddress(0, 0, 0), []
     while place.epoch == 0 and (task := layout.task(place)) is not None:
         block = read_block(spec, task)
-        found += [block.records.part(n, n + 1).data.decode() for n in range(len(block.records))]
+        found += [block.records.data[n].tobytes().decode() for n in range(len(block.records))]
         place = block.follows
     return found
 

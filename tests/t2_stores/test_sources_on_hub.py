@@ -16,11 +16,12 @@ from pyarrow import parquet
 
 from stepfs.errors import AbsentError, RefusedError, StepfsError, StoreUnreachableError, UsageError
 from stepfs_producer.plan.model import Plan
+from stepfs_producer.plan.order import BlockAddress
 from stepfs_producer.sources.files import bucket_of
 from stepfs_producer.sources.hub import HubDataset, parse_hub_url, with_commits
 from stepfs_producer.sources.listing import Layout, list_corpus
 from stepfs_producer.sources.reading import read_block
-from stepfs_producer.sources.record import BlockAddress, SourceSpec
+from stepfs_producer.sources.record import SourceSpec
 
 ROOT = f"hf://datasets/{REPOSITORY}"
 
@@ -67,7 +68,7 @@ def texts(spec: SourceSpec) -> list[str]:
     place, found = BlockAddress(0, 0, 0), []
     while place.epoch == 0 and (task := layout.task(place)) is not None:
         block = read_block(spec, task)
-        found += [block.records.part(n, n + 1).data.decode() for n in range(len(block.records))]
+        found += [block.records.data[n].tobytes().decode() for n in range(len(block.records))]
         place = block.follows
     return found
 

@@ -22,10 +22,11 @@ from stepfs.format.planned import Listing, from_shards
 from stepfs.store.listed import ListedObject
 from stepfs.store.s3.clients import Clients
 from stepfs.store.s3.read_only import ReadOnlyBucket
+from stepfs_producer.plan.order import BlockAddress
 from stepfs_producer.sources.files import bucket_of
 from stepfs_producer.sources.listing import Layout, list_corpus, located
 from stepfs_producer.sources.reading import read_block
-from stepfs_producer.sources.record import Block, BlockAddress, SourceSpec
+from stepfs_producer.sources.record import Block, SourceSpec
 
 STRANGE = [
     "c++/a b.jsonl",
@@ -72,7 +73,7 @@ def texts(spec: SourceSpec, listing: Listing | None = None) -> list[str]:
     place, found = BlockAddress(0, 0, 0), []
     while place.epoch == 0 and (task := layout.task(place)) is not None:
         block: Block = read_block(spec, task)
-        found += [block.records.part(n, n + 1).data.decode() for n in range(len(block.records))]
+        found += [block.records.data[n].tobytes().decode() for n in range(len(block.records))]
         place = block.follows
     return found
 

@@ -278,7 +278,7 @@ import sys
 from pathlib import Path
 from stepfs_producer.engine.worker import preload
 from stepfs_producer.run.workers.tasks import read, transform
-from stepfs_producer.sources.record import BlockAddress
+from stepfs_producer.plan.order import BlockAddress
 from stepfs_producer.sources.listing import list_corpus
 from stepfs_producer.sources.listing import Layout
 from stepfs_producer.plan.sources import Jsonl, Tokenizer
@@ -294,7 +294,7 @@ load_tokenizer(tokenizer)
 task = Layout(spec, list_corpus(spec)).task(BlockAddress(0, 0, 0))
 before = peak()
 head, _ = transform(TransformSpec(spec.source, tokenizer), 0, 0, "web", read(spec, task)[1], 0, 1)
-assert head.lengths[0] > 0, head
+assert head.heads.tokens[0] > 0, head
 print(peak() - before << 10)
 """
 
@@ -345,7 +345,8 @@ from stepfs_producer.engine.worker import preload
 from stepfs_producer.run.workers.tasks import read
 from stepfs_producer.sources.listing import Layout, list_corpus
 from stepfs_producer.plan.sources import Parquet
-from stepfs_producer.sources.record import BlockAddress, SourceSpec
+from stepfs_producer.plan.order import BlockAddress
+from stepfs_producer.sources.record import SourceSpec
 def peak():
     return next(int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line)
 preload(".")

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from stepfs.errors import UsageError
 from stepfs.payload import LAYOUT, SPAN_COLUMNS
 from stepfs.torch import need_torch, torch_bytes
-from stepfs_producer.payloads.step import COUNTS, NO_TOKEN, Columns, ColumnSpec, PayloadSpec, StepTask
+from stepfs_producer.payloads.step import COUNTS, NO_TOKEN, Columns, ColumnSpec, PayloadSpec, StepTask, columns_of
 from stepfs_producer.plan.arrays import IGNORED, Ids, Integers
 from stepfs_producer.plan.holds import Part, lack
 from stepfs_producer.plan.spans import Span
@@ -48,7 +48,7 @@ class RankArrays:
     spans: Integers  # [spans, columns of `stepfs.payload.COLUMNS`]
     sources: tuple[str, ...]
     sequence_length: int
-    columns: Columns | None = None  # of the spans
+    columns: Columns = ()  # of the spans
     is_masked: bool = False  # the loss may leave out tokens within a span of this step
     cu_seqlens_true: Ids | None = None  # as `cu_seqlens`, of segments without what rounds them up; None: none is
 
@@ -108,7 +108,7 @@ def _arrays(rank: _Rank, padding: int, *, labels_shifted: bool, align: int) -> R
         np.column_stack([table[:, Span.MICRO], starts % width, tokens, table[:, Span.SOURCE :]]),
         task.sources,
         task.sequence_length,
-        None if task.columns is None else task.columns.part(rank.spans.start, rank.spans.stop),
+        tuple(column.part(rank.spans.start, rank.spans.stop) for column in task.columns),
         task.mask is not None,
         _cu_seqlens(np.concatenate([[0], np.cumsum(filled)]), first_of_micro)[0] if align > 1 else None,
     )
@@ -169,8 +169,8 @@ def construct(spec: PayloadSpec, task: StepTask) -> tuple[list[bytes], list[int]
     records = spec.records(task.planned, task.shape)
     if spec.of_micro_batch:
         task = task.by_micro_batch()
-    if spec.columns and task.columns is None:
-        task = replace(task, columns=Columns.of_samples(spec.columns, [{}] * len(task.spans)))
+    if spec.columns and not task.columns:
+        task = replace(task, columns=columns_of(spec.columns, [{}] * len(task.spans)))
     arrays = rank_arrays(task, padding=spec.padding, labels_shifted=spec.labels_shifted, align=spec.align)
     payloads = [payload for rank in arrays for payload in encode(rank, spec.columns)]
     return payloads, records
@@ -240,21 +240,19 @@ def _compact(spec: PayloadSpec, rank: RankArrays) -> Tensors:
     return found
 
 
-def _inside(given: Columns | None, columns: Sequence[ColumnSpec]) -> dict[str, NDArray[Any]]:
+def _inside(given: Columns, columns: Sequence[ColumnSpec]) -> dict[str, NDArray[Any]]:
     """Arrays of the rank's file: all counts, and the rows of columns without a file."""
     found: dict[str, NDArray[Any]] = {}
-    if given is not None:
-        for column, counts, rows in zip(columns, given.counts.T, given.rows, strict=True):
-            found[column.name + COUNTS] = counts.astype("<i4")
-            if not column.own_file:
-                found[column.name] = rows
+    for column, rows in zip(columns, given, strict=True):
+        found[column.name + COUNTS] = rows.lengths.astype("<i4")
+        if not column.own_file:
+            found[column.name] = rows.values
     return found
 
 
-def _own_files(given: Columns | None, columns: Sequence[ColumnSpec]) -> list[dict[str, NDArray[Any]]]:
+def _own_files(given: Columns, columns: Sequence[ColumnSpec]) -> list[dict[str, NDArray[Any]]]:
     """The array of each file beside it."""
-    rows = () if given is None else given.rows
-    return [{column.name: each} for column, each in zip(columns, rows, strict=True) if column.own_file]
+    return [{column.name: rows.values} for column, rows in zip(columns, given, strict=True) if column.own_file]
 
 
 def _safetensors(found: Tensors, facts: Mapping[str, object]) -> bytes:
@@ -296,7 +294,7 @@ def _webdataset(arrays: RankArrays, columns: Sequence[ColumnSpec]) -> list[bytes
             key = "{2:03d}-{3:03d}-{4:06d}-{5:012d}-{6:07d}".format(*spans[0]) if spans else f"padding-{micro:04d}"
             for name in STACKED:
                 _add(archive, f"{key}.{name}.npy", _npy_bytes(getattr(arrays, name)[micro]))
-            given = None if arrays.columns is None else arrays.columns.kept(mine)
+            given = tuple(column.take(np.flatnonzero(mine)) for column in arrays.columns)
             beside_it = zip(beside, _own_files(given, columns), strict=True)
             for place, tensors in ((archive, _inside(given, columns)), *beside_it):
                 for name, array in tensors.items():

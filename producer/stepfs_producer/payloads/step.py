@@ -9,13 +9,16 @@ from typing import Any, Final, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from stepfs_producer.plan.arrays import Integers
+from stepfs_producer.plan.arrays import Integers, Mask
+from stepfs_producer.plan.ragged import Ragged, bounds, places, slices
 from stepfs_producer.plan.sources import Column
 from stepfs_producer.plan.spans import Gathered, Located, Span
 
+_LEARNED: Final = np.uint8(1)
 COUNTS: Final = "_counts"  # behind a column's name: the array with its rows per span
 
 NO_TOKEN: Final = -1
+Columns = tuple[Ragged, ...]  # of consecutive samples: of each column, in the order of their specs, its rows by sample
 
 
 class ColumnSpec(NamedTuple):
@@ -30,68 +33,17 @@ class ColumnSpec(NamedTuple):
         return self.column.file == "own"
 
 
-@dataclass(frozen=True, slots=True)
-class Columns:
-    """The columns of consecutive samples, in the order of their specs."""
-
-    counts: Integers  # [samples, columns]: rows
-    rows: tuple[NDArray[Any], ...]  # of each column: [rows, *shape], sample after sample
-
-    @classmethod
-    def of_samples(cls, specs: Sequence[ColumnSpec], given: Sequence[Mapping[str, NDArray[Any]]]) -> Self:
-        """Each sample gives some of the columns."""
-        counts = np.array([[len(one.get(spec.name, ())) for spec in specs] for one in given], np.int64)
-        rows = (
-            np.concatenate([spec.column.none(), *(one[spec.name] for one in given if spec.name in one)])
-            for spec in specs
-        )
-        return cls(counts.reshape(-1, len(specs)), tuple(rows))
-
-    @property
-    def nbytes(self) -> int:
-        return self.counts.nbytes + sum(rows.nbytes for rows in self.rows)
-
-    def part(self, first: int, last: int) -> Self:
-        """Samples `first` … `last` - 1, as views."""
-        begins, ends = self.counts[:first].sum(axis=0), self.counts[:last].sum(axis=0)
-        places = zip(self.rows, begins.tolist(), ends.tolist(), strict=True)
-        return type(self)(self.counts[first:last], tuple(rows[begin:end] for rows, begin, end in places))
-
-    def kept(self, samples: NDArray[np.bool_]) -> Self:
-        rows = (rows[np.repeat(samples, counts)] for rows, counts in zip(self.rows, self.counts.T, strict=True))
-        return type(self)(self.counts[samples], tuple(rows))
+def columns_of(specs: Sequence[ColumnSpec], given: Sequence[Mapping[str, NDArray[Any]]]) -> Columns:
+    """Each sample gives some of the columns."""
+    nothing = [spec.column.none() for spec in specs]
+    return tuple(
+        Ragged.of([one.get(spec.name, none) for one in given], none) for spec, none in zip(specs, nothing, strict=True)
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class ColumnRows:
-    """Samples of `columns`, by number, and the spans that they become."""
-
-    columns: Columns
-    samples: Integers
-    spans: Integers
-
-
-def gathered_columns(spans: int, taken: Sequence[ColumnRows]) -> Columns | None:
-    """The columns of so many spans; None if nothing is taken."""
-    if not taken:
-        return None
-    counts = np.zeros((spans, taken[0].columns.counts.shape[1]), np.int64)
-    for one in taken:
-        counts[one.spans] = one.columns.counts[one.samples]
-    return Columns(counts, tuple(_rows(taken, column) for column in range(counts.shape[1])))
-
-
-def _rows(taken: Sequence[ColumnRows], column: int) -> NDArray[Any]:
-    pieces: dict[int, NDArray[Any]] = {}
-    for one in taken:
-        rows, counts = one.columns.rows[column], one.columns.counts[:, column]
-        ends = np.cumsum(counts)
-        some = counts[one.samples] > 0
-        samples = one.samples[some]
-        begins = (ends - counts)[samples]
-        places = zip(one.spans[some].tolist(), begins.tolist(), ends[samples].tolist(), strict=True)
-        pieces |= {span: rows[begin:end] for span, begin, end in places}
-    return np.concatenate([taken[0].columns.rows[column][:0], *(pieces[span] for span in sorted(pieces))])
+def rows_of(columns: Columns) -> Integers:
+    """[samples, columns]: how many each has."""
+    return np.column_stack([column.lengths for column in columns])
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +58,7 @@ class StepTask:
     following: NDArray[np.int32]  # per span: its document's next token, or NO_TOKEN
     mask: NDArray[np.uint8] | None  # per id: 0 where the loss ignores it
     following_mask: NDArray[np.uint8] | None  # per span: the same of `following`
-    columns: Columns | None = None  # of the spans; None: no row
+    columns: Columns = ()  # of the spans; (): no row
     goes_on: NDArray[np.bool_] | None = None  # per span: of the planned span before it; None: each is a planned one
 
     @property
@@ -137,7 +89,7 @@ def cut_to(task: StepTask, ranks: Sequence[int]) -> StepTask:
         following=task.following[kept],
         mask=None if task.mask is None else task.mask[ids],
         following_mask=None if task.following_mask is None else task.following_mask[kept],
-        columns=None if task.columns is None else task.columns.kept(kept),
+        columns=tuple(column.take(np.flatnonzero(kept)) for column in task.columns),
         goes_on=None if task.goes_on is None else task.goes_on[kept],
     )
 
@@ -171,13 +123,12 @@ class PayloadSpec:
 class SampleGroup:
     """The samples of consecutive records of a block."""
 
-    begins: Integers  # where each record's tokens begin in `ids`, and where the last's end
-    ids: NDArray[np.int32]
-    mask: NDArray[np.uint8] | None  # per id: 0 where the loss ignores it; None: nowhere
+    ids: Ragged  # int32; a record that is no sample has none
+    mask: Mask | None  # per id: 0 where the loss ignores it; None: nowhere
     files: Integers  # per record
     offsets: Integers
-    columns: Columns | None = None  # of the records
-    cuts: Integers | None = None  # where in `ids` another document of the same record begins, ascending
+    columns: Columns = ()  # of the records; (): of a source that gives none
+    documents: Ragged | None = None  # see `Heads`
     sides: Integers | None = None  # per record: of its first document 1, chosen, or 2, rejected; None: of no pair
 
 
@@ -198,96 +149,86 @@ def gathered(step: StepSpans, groups: Sequence[SampleGroup], *, pairs: bool = Fa
     A span of several documents becomes one of each, at a multiple of `align`.
     With `pairs`, each says last: 0 of none, 1 chosen, 2 rejected.
     """
-    spans = step.spans
-    counts = spans[:, Span.TOKENS]
-    ends = np.cumsum(counts)
-    masked = any(group.mask is not None for group in groups)
-    tokens = int(ends[-1]) if len(ends) else 0
-    found = StepTask(
-        step.shape,
-        step.sequence_length,
-        step.sources,
-        np.column_stack([spans[:, : Gathered.GROUP], np.zeros((len(spans), 2), np.int64), spans[:, Gathered.FIRST]]),
-        np.empty(tokens, np.int32),
-        np.full(len(spans), NO_TOKEN, np.int32),
-        np.ones(tokens, np.uint8) if masked else None,
-        np.ones(len(spans), np.uint8) if masked else None,
-    )
-    order = np.argsort(spans[:, Gathered.GROUP], kind="stable")
-    bounds = np.searchsorted(spans[order, Gathered.GROUP], np.arange(len(groups) + 1))
-    assert bounds[-1] == len(spans), "every span lies in a group"
-    taken: list[ColumnRows] = []
-    cuts = [np.zeros((0, 2), np.int64)]
-    of_pairs = np.zeros(len(spans), np.int64)
-    for number, group in enumerate(groups):
-        mine = order[bounds[number] : bounds[number + 1]]
-        cuts.append(_gather_of(group, spans[mine], mine, ends[mine] - counts[mine], found))
-        if group.sides is not None:
-            of_pairs[mine] = group.sides[spans[mine, Gathered.RECORD]]
-        if group.columns is not None:
-            taken.append(ColumnRows(group.columns, spans[mine, Gathered.RECORD], mine))
-    columns = gathered_columns(len(spans), taken)
-    rows = np.zeros_like(step.rows) if columns is None else columns.counts
+    assert groups, "a step has a token"
+    spans, every = step.spans, [group.ids for group in groups]
+    of, record, tokens = spans[:, Gathered.GROUP], spans[:, Gathered.RECORD], spans[:, Span.TOKENS]
+    begins, ends = bounds(every, of, record)
+    begins = begins + spans[:, Gathered.FIRST]
+    after = begins + tokens
+    assert (after <= ends).all(), "every span lies in its record"
+    before, ends_document = _documents(groups, of, begins, after)
+    follows = (after < ends) & ~ends_document
+
+    def taken(values: Sequence[NDArray[Any]], nothing: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        """What stands in the spans, and what follows each in its document."""
+        following = np.full(len(spans), nothing, values[0].dtype)
+        following[follows] = slices(values, of[follows], after[follows], after[follows] + 1)
+        return slices(values, of, begins, after), following
+
+    ids, following = taken([one.values for one in every], NO_TOKEN)
+    mask = following_mask = None
+    if any(group.mask is not None for group in groups):
+        learned = [np.broadcast_to(_LEARNED, len(one.values)) for one in every]
+        masks = zip(groups, learned, strict=True)
+        mask, following_mask = taken([one if group.mask is None else group.mask for group, one in masks], 1)
+    place = places(every, of, record)
+    address = [np.concatenate([getattr(group, name) for group in groups])[place] for name in ("files", "offsets")]
+    sides = [np.zeros(len(group.ids), np.int64) if group.sides is None else group.sides for group in groups if pairs]
+    more = [np.concatenate(sides)[place]] if pairs else []
+    table = np.column_stack([spans[:, : Gathered.GROUP], *address, spans[:, Gathered.FIRST], *more])
+    columns = _columns(groups, of, record)
+    rows = rows_of(columns) if columns else np.zeros_like(step.rows)
     assert np.array_equal(rows, step.rows), "columns stay with their tokens"  # hazard P17
-    found = replace(found, columns=columns)
-    if pairs:
-        found = replace(found, spans=np.column_stack([found.spans, of_pairs]))
-    return _parted(found, np.concatenate(cuts), align)
+    task = StepTask(
+        step.shape, step.sequence_length, step.sources, table, ids, following, mask, following_mask, columns
+    )
+    return _parted(task, before, align) if before.any() else task
 
 
-def _parted(task: StepTask, cuts: Integers, align: int) -> StepTask:
-    """The same with its spans cut. `cuts`: [n, 2] of a span, and its tokens before another document."""
-    if not len(cuts):
-        return task
-    whole = np.column_stack([np.arange(len(task.spans)), np.zeros(len(task.spans), np.int64)])
-    places = np.concatenate([whole, cuts])
-    of, first = places[np.lexsort(places.T[::-1])].T
-    spans, goes_on = task.spans[of], first > 0
-    ends_here = np.r_[of[1:] != of[:-1], True]
-    spans[:, Span.TOKENS] = np.where(ends_here, spans[:, Span.TOKENS], np.r_[first[1:], 0]) - first
-    assert align == 1 or not (goes_on[1:] & goes_on[:-1]).any(), "a pair has two documents"
+def _documents(
+    groups: Sequence[SampleGroup], of: Integers, begins: Integers, after: Integers
+) -> tuple[Integers, NDArray[np.bool_]]:
+    """Of each span: its tokens before the second document of a pair, or 0; whether it ends a document of several."""
+    if all(group.documents is None for group in groups):
+        return np.zeros(len(of), np.int64), np.zeros(len(of), np.bool_)
+    cuts, base = [], np.cumsum([0, *(len(group.ids.values) for group in groups)])
+    for group, begin in zip(groups, base[:-1].tolist(), strict=True):
+        if group.documents is not None:
+            cuts.append(group.documents.values + np.repeat(group.ids.begins + begin, group.documents.lengths))
+    edges, begins, after = np.append(np.concatenate(cuts), NO_TOKEN), begins + base[of], after + base[of]
+    first, last = np.searchsorted(edges[:-1], begins, side="right"), np.searchsorted(edges[:-1], after)
+    assert (last - first <= 1).all(), "of the spans, a pair alone has two documents"
+    return np.where(last > first, edges[first] - begins, 0), edges[last] == after
+
+
+def _columns(groups: Sequence[SampleGroup], of: Integers, record: Integers) -> Columns:
+    """Those of the spans; () if no group has any."""
+    some: Columns = next((group.columns for group in groups if group.columns), ())
+    return tuple(
+        Ragged.gather(
+            [group.columns[number] if group.columns else column.none_of(len(group.ids)) for group in groups],
+            of,
+            record,
+        )
+        for number, column in enumerate(some)
+    )
+
+
+def _parted(task: StepTask, before: Integers, align: int) -> StepTask:
+    """The same with a span of each document. `before`: tokens of a span before its second one, or 0."""
+    of = np.repeat(np.arange(len(before)), 1 + (before > 0))
+    goes_on = np.r_[False, of[1:] == of[:-1]]
+    first = before[of] * goes_on
+    spans = task.spans[of]
+    spans[:, Span.TOKENS] = np.where((before[of] > 0) & ~goes_on, before[of], spans[:, Span.TOKENS] - first)
     spans[:, Span.COLUMN] += -(-first // align) * align
     spans[:, Located.FIRST] += first
     spans[:, Located.FIRST + 1 :] *= 1 + goes_on[:, None]
-    columns = task.columns
-    if columns is not None:
-        columns = Columns(columns.counts[of] * ~goes_on[:, None], columns.rows)
-    following = np.where(ends_here, task.following[of], NO_TOKEN).astype(np.int32)
-    following_mask = None if task.following_mask is None else task.following_mask[of]
     return replace(
         task,
         spans=spans,
-        following=following,
-        following_mask=following_mask,
-        columns=columns,
+        following=np.where(np.r_[of[1:] != of[:-1], True], task.following[of], np.int32(NO_TOKEN)),
+        following_mask=None if task.following_mask is None else task.following_mask[of],
+        columns=tuple(Ragged(column.values, column.ends[of]) for column in task.columns),
         goes_on=goes_on,
     )
-
-
-def _gather_of(group: SampleGroup, spans: Integers, numbers: Integers, places: Integers, found: StepTask) -> Integers:
-    """Fill in the spans of one group. `numbers`: theirs in the step; `places`: where their tokens belong.
-
-    [n, 2]: the spans in which another document begins, and their tokens before it.
-    """
-    record, counts = spans[:, Gathered.RECORD], spans[:, Span.TOKENS]
-    start = group.begins[record] + spans[:, Gathered.FIRST]
-    after = start + counts
-    cuts = np.zeros(0, np.int64) if group.cuts is None else group.cuts
-    first, last = np.searchsorted(cuts, start, side="right"), np.searchsorted(cuts, after)
-    ends_document = np.append(cuts, NO_TOKEN)[last] == after
-    goes_on = (after < group.begins[record + 1]) & ~ends_document
-    assert (after <= group.begins[record + 1]).all(), "every span lies in its record"
-    found.following[numbers[goes_on]] = group.ids[after[goes_on]]
-    found.spans[numbers, Located.FILE] = group.files[record]
-    found.spans[numbers, Located.OFFSET] = group.offsets[record]
-    # Slices: indices of all tokens would cost more than their copies.
-    for place, begin, count in zip(places.tolist(), start.tolist(), counts.tolist(), strict=True):
-        found.ids[place : place + count] = group.ids[begin : begin + count]
-        if group.mask is not None and found.mask is not None:
-            found.mask[place : place + count] = group.mask[begin : begin + count]
-    if group.mask is not None and found.following_mask is not None:
-        found.following_mask[numbers[goes_on]] = group.mask[after[goes_on]]
-    inside = last - first
-    of = np.repeat(np.arange(len(spans)), inside)
-    at = np.arange(len(of)) - np.repeat(np.cumsum(inside) - inside, inside) + first[of]
-    return np.column_stack([numbers[of], cuts[at] - start[of]])

@@ -7,7 +7,7 @@ sorted by raw bits of Philox: numpy keeps raw bit streams across versions, but n
 from __future__ import annotations
 
 import hashlib
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,14 @@ from numpy.typing import NDArray
 KEY_BYTES: Final = 16
 _ORDER: Final = b"stepfs-order-1\0"
 _RECORD: Final = b"stepfs-record-1\0"
+
+
+class BlockAddress(NamedTuple):
+    """The place of a block in the endless order of its source."""
+
+    epoch: int
+    fragment: int  # place of its first fragment in the order of the epoch
+    block: int  # in that fragment; 0 unless the fragment is cut into several blocks
 
 
 def block_key(seed: int, epoch: int, source: str, fragment: int, block: int) -> bytes:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from stepfs_producer.plan.arrays import Integers
 from stepfs_producer.plan.mix import Drawn
-from stepfs_producer.plan.rules import Packing
+from stepfs_producer.plan.rules import Packing, Rules
 from stepfs_producer.plan.samples import Samples
 from stepfs_producer.plan.spans import Span
 
@@ -106,14 +106,17 @@ def _decreasing(lengths: Sequence[int], rows: int, sequence_length: int) -> tupl
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """The spans of a step before they are dealt: where each stands, and in which sample."""
+    """The spans of a step before they are dealt."""
 
     kept: int  # samples of the draw
-    sample: Integers  # index into the draw
-    skip: Integers  # tokens of the sample before the span
-    tokens: Integers
+    sample: Integers  # of each span: index into the draw
+    table: Integers  # of `Span`, then the rows of each column; rank, micro, row and column are still open
     row: Integers
     cut: int
+
+    def tokens_of(self, sample: int) -> int:
+        """The tokens that a sample gives."""
+        return int(self.table[self.sample == sample, Span.TOKENS].sum())
 
 
 def room_of(tokens: Integers, document: Integers, align: int) -> Integers:
@@ -121,32 +124,6 @@ def room_of(tokens: Integers, document: Integers, align: int) -> Integers:
     second = np.where(document > 0, tokens - document, 0)
     found: Integers = -(-(tokens - second) // align) * align - (-second // align) * align
     return found
-
-
-def packed(
-    drawn: Drawn, packing: Packing, samples: Sequence[Samples], *, rows: int, sequence_length: int, align: int = 1
-) -> Packed:
-    """`align`: a document takes a multiple of so many tokens of its row."""
-    if packing is Packing.CONCAT:
-        return _concat(drawn, rows, sequence_length)
-    lengths = drawn.tokens
-    if align > 1:
-        document = documents_of(drawn, np.arange(len(lengths)), samples)
-        lengths = room_of(np.array(lengths, np.int64), document, align).tolist()
-    return _best_fit(drawn, lengths, rows, sequence_length)
-
-
-def _best_fit(drawn: Drawn, lengths: Sequence[int], rows: int, length: int) -> Packed:
-    row = best_fit(lengths, rows=rows, sequence_length=length)
-    kept = len(row)
-    return Packed(
-        kept,
-        np.arange(kept, dtype=np.int64),
-        np.zeros(kept, np.int64),
-        np.array(drawn.tokens[:kept], np.int64),
-        np.array(row, np.int64),
-        0,
-    )
 
 
 class RowPart(NamedTuple):
@@ -172,26 +149,32 @@ def concat(lengths: Sequence[int], *, rows: int, sequence_length: int) -> list[R
     return parts
 
 
-def _concat(drawn: Drawn, rows: int, length: int) -> Packed:
-    parts = concat(drawn.tokens, rows=rows, sequence_length=length)
-    sample, skip, tokens, row = np.array(parts, np.int64).reshape(-1, len(RowPart._fields)).T
-    cut = sum(part.first + part.tokens < drawn.tokens[part.sample] for part in parts)
-    return Packed(len(drawn.tokens), sample, skip, tokens, row, cut)
-
-
-def addresses(drawn: Drawn, packed: Packed, samples: Sequence[Samples], columns: int = 0) -> Integers:
-    """Spans with rank, micro, row and column still open; behind their address the rows of so many columns."""
-    source = np.array(drawn.source, np.int64)[packed.sample]
-    number = np.array(drawn.number, np.int64)[packed.sample]
-    table = np.zeros((len(source), len(Span) + columns), np.int64)
-    table[:, Span.TOKENS], table[:, Span.SOURCE] = packed.tokens, source
+def packed(drawn: Drawn, rules: Rules, samples: Sequence[Samples], *, rows: int, sequence_length: int) -> Packed:
+    """The samples in `rows` rows, each document on a multiple of the rules' `align` tokens of its row."""
+    if rules.packing is Packing.CONCAT:
+        parts = concat(drawn.tokens, rows=rows, sequence_length=sequence_length)
+        sample, skip, tokens, row = np.array(parts, np.int64).reshape(-1, len(RowPart._fields)).T
+        kept, cut = len(drawn.tokens), sum(part.first + part.tokens < drawn.tokens[part.sample] for part in parts)
+    else:
+        lengths = drawn.tokens
+        if rules.align > 1:
+            document = documents_of(drawn, np.arange(len(lengths)), samples)
+            lengths = room_of(np.array(lengths, np.int64), document, rules.align).tolist()
+        row = np.array(best_fit(lengths, rows=rows, sequence_length=sequence_length), np.int64)
+        kept, cut = len(row), 0
+        sample, skip, tokens = np.arange(kept), np.zeros(kept, np.int64), np.array(drawn.tokens[:kept], np.int64)
+    source = np.array(drawn.source, np.int64)[sample]
+    number = np.array(drawn.number, np.int64)[sample]
+    table = np.zeros((len(source), len(Span) + len(rules.columns)), np.int64)
+    table[:, Span.TOKENS], table[:, Span.SOURCE] = tokens, source
     for index, one in enumerate(samples):
         mine = np.flatnonzero(source == index)
-        table[mine, Span.EPOCH : Span.FIRST] = one.places[one.record[number[mine]], :4]
-        table[mine, Span.FIRST] = one.first[number[mine]] + packed.skip[mine]
-        if one.rows is not None:
-            table[mine, len(Span) :] = one.rows[one.record[number[mine]]]
-    return table
+        record = one.record[number[mine]]
+        table[mine, Span.EPOCH : Span.FIRST] = one.places[record, :4]
+        table[mine, Span.FIRST] = one.first[number[mine]] + skip[mine]
+        if one.heads.rows is not None:
+            table[mine, len(Span) :] = one.heads.rows[record]
+    return Packed(kept, sample, table, row, cut)
 
 
 def documents_of(drawn: Drawn, sample: Integers, samples: Sequence[Samples]) -> Integers:

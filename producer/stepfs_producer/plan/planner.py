@@ -16,9 +16,9 @@ from stepfs.errors import RefusedError
 from stepfs_producer.plan.balance import deal
 from stepfs_producer.plan.cost import TOKENS, row_costs
 from stepfs_producer.plan.mix import ONE, Drawn, account, draw, with_live_debts
-from stepfs_producer.plan.pack import Packed, addresses, by_document, documents_of, joined, packed, placed, room_of
+from stepfs_producer.plan.pack import Packed, by_document, documents_of, joined, packed, placed, room_of
 from stepfs_producer.plan.rules import Exhausted, Packing, Rules
-from stepfs_producer.plan.samples import Ahead, Samples, samples_after
+from stepfs_producer.plan.samples import EXCLUDED, Ahead, Samples, samples_after
 from stepfs_producer.plan.spans import Span
 from stepfs_producer.plan.step import End, Need, SourceState, State, StepPlan
 
@@ -89,7 +89,7 @@ class Planner:
             why = f"; its last {lost} tokens were of records longer than a row, and dropped" if lost else ""
             return End(
                 f"every source is exhausted{why}",
-                {one.name: (int(one.dropped.sum()), int(one.excluded.sum())) for one in samples},
+                {one.name: (int(one.dropped.sum()), one.heads.count(EXCLUDED)) for one in samples},
             )
         return self._plan(state, samples, *self._weights(state, shares, live), length)
 
@@ -124,10 +124,10 @@ class Planner:
             return End(f"source {samples[drawn.ended].name} is exhausted")
         if not drawn.tokens:
             return End("every source is exhausted")
-        kept = packed(drawn, rules.packing, samples, rows=rows, sequence_length=length, align=rules.align)
+        kept = packed(drawn, rules, samples, rows=rows, sequence_length=length)
         fill_rows = [rules.stages.sample_length(state.step, name) == length for name in self._names]
-        found = addresses(drawn, kept, samples, len(rules.columns))
-        table, row, document = joined(found, kept.row, documents_of(drawn, kept.sample, samples), np.array(fill_rows))
+        document = documents_of(drawn, kept.sample, samples)
+        table, row, document = joined(kept.table, kept.row, document, np.array(fill_rows))
         spans = {one.name.lower(): table[:, one] for one in (Span.TOKENS, Span.SOURCE, Span.RECORD, Span.FIRST)}
         spans |= {name: table[:, len(Span) + index] for index, name in enumerate(rules.columns)}
         columns, span_of = by_document(spans, document)
@@ -153,7 +153,7 @@ class Planner:
         )
         filled = np.bincount(row, minlength=rows)[dealt].sum(axis=2)  # spans, counted: integers
         if not filled.all() and not rules.pad_last:
-            left = f"{kept.kept} samples, {int(kept.tokens.sum())} tokens"
+            left = f"{kept.kept} samples, {int(kept.table[:, Span.TOKENS].sum())} tokens"
             return End(
                 f"what is left ({left}) does not give every micro-batch a token; until: {{last: pad}} takes it, too"
             )
@@ -211,7 +211,7 @@ def _after(
 ) -> tuple[State, dict[str, int]]:
     """The state behind the kept samples, and the tokens lost on the way, by source."""
     last = spans.kept - 1
-    given = int(spans.tokens[spans.sample == last].sum())
+    given = spans.tokens_of(last)
     cut = given if given < drawn.tokens[last] else None
     counts = np.bincount(np.array(drawn.source[: spans.kept], np.int64), minlength=len(samples)).tolist()
     sources = dict(state.sources)

@@ -6,16 +6,18 @@ sequence length and split). Loaders have no stages, so the splitting is done her
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Final
+from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stepfs.errors import RefusedError
 from stepfs_producer.plan.arrays import Integers
+from stepfs_producer.plan.order import BlockAddress
+from stepfs_producer.plan.ragged import Ragged
 from stepfs_producer.plan.sources import Long, SkipBudget
 from stepfs_producer.plan.step import SourceState
 
@@ -26,22 +28,71 @@ SKIPS_MIN: Final = 10  # bad records that a budget always allows
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """Metadata of consecutive records of one block, in block order."""
+class BlockHead:
+    """A block without its records."""
 
-    epoch: int
-    fragment: int
-    block: int
-    records: int  # in the whole block
-    first: int  # which record of the block `tokens[0]` is
+    place: BlockAddress
+    records: int
+    follows: BlockAddress
+    ended: bool = False  # the source has no block there: its epochs are used up
+    crc32c: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Heads:
+    """What is known of consecutive records without them: what a transform says of them, and what the planner plans by."""
+
     tokens: Integers  # per record; 0: dropped by its transform, BAD, or EXCLUDED
-    follows: tuple[int, int, int]  # epoch, fragment and block after this block
     rows: Integers | None = None  # [records, columns]; None: no record has any
-    parts: Mapping[int, Sequence[int]] = field(
-        default_factory=dict
-    )  # record → tokens of its documents: samples that are no longer than a row, or those of a pair, which is one
-    crc32c: int = 0  # of the whole block
-    plain: Sequence[int] = ()  # records that `fim` left as they are, because they are longer than a row
+    documents: Ragged | None = None
+    """Per record that has several documents, or tokens behind them that are lost: the token before which each ends. They are
+    samples that are no longer than a row, or those of a pair, which is one."""
+    plain: NDArray[np.bool_] | None = None  # per record: `fim` left it as it is, because it is longer than a row
+
+    @classmethod
+    def join(cls, many: Sequence[Self]) -> Self:
+        """The records of all, one or more."""
+
+        def every(name: str, nothing: Callable[[Any, int], Any]) -> list[Any]:
+            found = [getattr(one, name) for one in many]
+            some = next((one for one in found if one is not None), None)
+            if some is None:
+                return []
+            return [nothing(some, len(of.tokens)) if one is None else one for one, of in zip(found, many, strict=True)]
+
+        rows, documents, plain = every("rows", _zeros), every("documents", Ragged.none_of), every("plain", _zeros)
+        return cls(
+            np.concatenate([one.tokens for one in many]),
+            np.concatenate(rows) if rows else None,
+            Ragged.join(documents) if documents else None,
+            np.concatenate(plain) if plain else None,
+        )
+
+    @property
+    def nbytes(self) -> int:
+        return sum(one.nbytes for one in (self.tokens, self.rows, self.documents, self.plain) if one is not None)
+
+    def count(self, mark: int, records: int | None = None) -> int:
+        """How many of the first so many are BAD, or EXCLUDED; None: of all."""
+        return int((self.tokens[:records] == mark).sum())
+
+    def part(self, first: int, last: int) -> Self:
+        """Records `first` … `last` - 1, as views."""
+        return type(self)(
+            self.tokens[first:last],
+            None if self.rows is None else self.rows[first:last],
+            None if self.documents is None else self.documents.part(first, last),
+            None if self.plain is None else self.plain[first:last],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Consecutive records of one block, in block order; `first`: which record of the block they begin with."""
+
+    block: BlockHead
+    first: int
+    heads: Heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +112,13 @@ class Samples:
     ended: bool
     tokens: Integers
     first: Integers  # first token in the record
-    record: Integers  # index of its record in `places`, `bad` and `lost`
+    record: Integers  # index of its record in `places`, `heads` and `lost`
     last: NDArray[np.bool_]  # whether the sample ends its record
     places: Integers  # [records, 9]: epoch, fragment, block, record in it, its records and CRC, the block behind it
-    bad: NDArray[np.bool_]  # per record
+    heads: Heads  # of the records. One with rows is one sample
     lost: Integers  # per record: tokens that truncating or dropping loses
     refused_from: int | None  # the sample before which the budget of bad records is exceeded
     dropped: NDArray[np.bool_]  # per record: it is longer than a row, and no sample
-    excluded: NDArray[np.bool_]  # per record: the plan leaves it out
-    plain: NDArray[np.bool_]  # per record: `fim` left it as it is
-    rows: Integers | None = None  # per record: rows of its columns. A record with any is one sample
     document: Integers | None = None
     """Per record: APART if each of its samples is a document, else tokens before the second one of a pair, or 0."""
 
@@ -101,10 +149,10 @@ class Samples:
             **dict(zip(("epoch", "fragment", "block", "taken", "into"), cursor, strict=True)),
             begun=crc if any(cursor[3:]) else 0,
             records=was.records + record + whole,
-            skipped=was.skipped + int(self.bad[:record].sum()),
+            skipped=was.skipped + self.heads.count(BAD, record),
             dropped=was.dropped + int(self.dropped[:record].sum()),
-            excluded=was.excluded + int(self.excluded[:record].sum()),
-            plain=was.plain + int(self.plain[: record + whole].sum()),
+            excluded=was.excluded + self.heads.count(EXCLUDED, record),
+            plain=was.plain + (0 if self.heads.plain is None else int(self.heads.plain[: record + whole].sum())),
             run=0,  # bad records behind the last sample are crossed by the next draw, and counted then
             tokens=was.tokens + int(self.tokens[:index].sum()) + given,
         )
@@ -138,50 +186,25 @@ def samples_after(
     `ValueError` if the pieces do not begin at it or leave a gap; `RefusedError` for a source that would be read for ever,
     since none of its records fits.
     """
-    places, tokens, rows, fixed, plain = _records(name, state, ahead.pieces)
-    document = _documents(len(tokens), fixed, pairs=pairs)
-    if pairs:
-        fixed = {}
-    bad = tokens == BAD
-    rest = np.maximum(tokens, 0)
-    begun = 0
-    if state.into and len(rest) and tokens[0] != EXCLUDED:  # one that is excluded now is left where it was begun
-        begun = state.into
-        if rest[0] <= begun:
-            raise ValueError(f"source {name}: its next record has {rest[0]} tokens, {begun} of them taken")
-        rest[0] -= begun
-    whole: NDArray[np.bool_] = np.zeros(len(rest), np.bool_) if rows is None else rows.sum(axis=1) > 0
-    if begun and whole[:1].any():
-        raise ValueError(f"source {name}: its next record has columns, and {begun} tokens of it are taken")
-    parts = -(-rest // sequence_length)
-    lost = np.zeros(len(rest), np.int64)
-    over = rest > sequence_length
-    over[list(fixed)] = False
-    if long is Long.SPLIT:
-        over &= whole
-    elif begun:
-        over[0] = False  # a document begun under `split` is finished under it
-    given = np.full(len(rest), 0 if long is Long.DROP else sequence_length)[over]
-    given[whole[over]] = 0
-    lost[over] = rest[over] - given
-    rest[over] = given
-    parts[over] = given > 0
-    for index, own in fixed.items():
-        parts[index], lost[index] = len(own), rest[index] - sum(own)
+    places, heads = _known(name, state, ahead.pieces)
+    begun = _begun(name, state, heads)
+    own = None if pairs else heads.documents
+    rest, parts, lost = _divided(heads, begun, own, sequence_length, long)
     if not parts.any() and lost.any() and places[-1, 0] > state.epoch + 1:
         raise RefusedError(
             f"source {name}: a whole epoch of it gives no sample, because all are longer than {sequence_length} tokens and "
             "dropped; use longer rows or smaller images, or split its documents"
         )
     record = np.repeat(np.arange(len(rest), dtype=np.int64), parts)
-    ends = np.cumsum(parts)
-    number = np.arange(len(record), dtype=np.int64) - (ends - parts)[record]
+    number = np.arange(len(record), dtype=np.int64) - (np.cumsum(parts) - parts)[record]
     first = number * sequence_length
     counts = np.minimum(rest[record] - first, sequence_length)
-    for index, own in fixed.items():
-        mine = slice(int(ends[index]) - len(own), int(ends[index]))
-        counts[mine], first[mine] = own, np.cumsum(own) - own
     first[record == 0] += begun
+    if own is not None:
+        begins = np.concatenate([[0], own.values[:-1]])[: len(own.values)]
+        begins[own.begins[own.lengths > 0]] = 0
+        mine, taken = (own.lengths > 0)[record], len(own.values) - int(parts[own.lengths > 0].sum())
+        first[mine], counts[mine] = begins[taken:], (own.values - begins)[taken:]
     return Samples(
         name,
         state,
@@ -191,72 +214,89 @@ def samples_after(
         record,
         number == parts[record] - 1,
         places,
-        bad,
+        heads,
         lost,
-        _refused_from(state, bad, skips, record),
-        (parts == 0) & (tokens > 0),
-        tokens == EXCLUDED,
-        plain,
-        rows,
-        document,
+        _refused_from(state, heads.tokens == BAD, skips, record),
+        (parts == 0) & (heads.tokens > 0),
+        _documents(heads.documents, pairs=pairs),
     )
 
 
-def _records(
-    name: str, state: SourceState, pieces: Sequence[Piece]
-) -> tuple[Integers, Integers, Integers | None, dict[int, list[int]], NDArray[np.bool_]]:
-    """Places, tokens and rows of the records behind the cursor, the samples of those that are so many, which ones are plain."""
+def _known(name: str, state: SourceState, pieces: Sequence[Piece]) -> tuple[Integers, Heads]:
+    """The records behind the cursor: their places, and what is known of them."""
     here = (state.epoch, state.fragment, state.block, state.taken)
-    places: list[Integers] = []
-    tokens: list[Integers] = []
-    rows: list[Integers | None] = []
-    parts: dict[int, list[int]] = {}
-    plain: list[int] = []
-    known = 0
+    places = [np.zeros((0, 9), np.int64)]
+    known = [Heads(np.zeros(0, np.int64))]
     for piece in pieces:
-        block = (piece.epoch, piece.fragment, piece.block)
-        behind = here[3] - piece.first if block == here[:3] else -1
-        if not 0 <= behind <= len(piece.tokens):
-            raise ValueError(f"source {name}: expected metadata from {here} on, not of {block} from {piece.first} on")
-        count = len(piece.tokens) - behind
-        table = np.empty((count, 9), np.int64)
-        table[:] = (*block, 0, piece.records, piece.crc32c, *piece.follows)
-        table[:, 3] = np.arange(here[3], here[3] + count)
+        block, count = piece.block, len(piece.heads.tokens)
+        behind = here[3] - piece.first if block.place == here[:3] else -1
+        if not 0 <= behind <= count:
+            raise ValueError(
+                f"source {name}: expected metadata from {here} on, not of {tuple(block.place)} from {piece.first} on"
+            )
+        table = np.empty((count - behind, 9), np.int64)
+        table[:] = (*block.place, 0, block.records, block.crc32c, *block.follows)
+        after = piece.first + count
+        table[:, 3] = np.arange(here[3], after)
         places.append(table)
-        tokens.append(piece.tokens[behind:])
-        rows.append(None if piece.rows is None else piece.rows[behind:])
-        parts |= {known + at - behind: list(own) for at, own in piece.parts.items() if at >= behind}
-        plain += [known + at - behind for at in piece.plain if at >= behind]
-        known += count
-        after = here[3] + count
-        here = (*piece.follows, 0) if after == piece.records else (*block, after)
-    if not places:
-        return np.zeros((0, 9), np.int64), np.zeros(0, np.int64), None, {}, np.zeros(0, np.bool_)
-    taken = state.into
-    while taken > 0 and parts.get(0):
-        taken -= parts[0].pop(0)
-    if taken and 0 in parts:
-        raise ValueError(f"source {name}: {state.into} tokens of its next record end within a document")
-    is_plain = np.zeros(known, np.bool_)
-    is_plain[plain] = True
-    return np.concatenate(places), np.concatenate(tokens).astype(np.int64), _joined(rows, tokens), parts, is_plain
+        known.append(piece.heads.part(behind, count) if behind else piece.heads)
+        here = (*block.follows, 0) if after == block.records else (*block.place, after)
+    return np.concatenate(places), Heads.join(known)
 
 
-def _documents(records: int, fixed: Mapping[int, Sequence[int]], *, pairs: bool) -> Integers | None:
-    if not fixed:
+def _begun(name: str, state: SourceState, heads: Heads) -> int:
+    """Tokens of the first record that are taken. `ValueError` if it cannot be so."""
+    begun = state.into
+    if not begun or not len(heads.tokens) or heads.tokens[0] == EXCLUDED:
+        return 0  # one that is excluded now is left where it was begun
+    if heads.documents is not None and len(own := heads.documents[0]) and begun not in own:
+        raise ValueError(f"source {name}: {begun} tokens of its next record end within a document")
+    if heads.tokens[0] <= begun:
+        raise ValueError(f"source {name}: its next record has {max(heads.tokens[0], 0)} tokens, {begun} of them taken")
+    if heads.rows is not None and heads.rows[0].any():
+        raise ValueError(f"source {name}: its next record has columns, and {begun} tokens of it are taken")
+    return begun
+
+
+def _divided(
+    heads: Heads, begun: int, own: Ragged | None, sequence_length: int, long: Long
+) -> tuple[Integers, Integers, Integers]:
+    """Per record: the tokens that samples may have, the number of samples, the tokens that are lost."""
+    rest = np.maximum(heads.tokens, 0)
+    rest[:1] -= begun
+    parts = -(-rest // sequence_length)
+    lost = np.zeros(len(rest), np.int64)
+    over = rest > sequence_length
+    if own is not None:
+        fixed = own.lengths > 0
+        over &= ~fixed
+        parts[fixed] = own.lengths[fixed]
+        parts[:1] -= (own[0] <= begun).sum() if begun else 0
+        lost[fixed] = heads.tokens[fixed] - own.values[own.ends[fixed] - 1]
+    whole: NDArray[np.bool_] = np.zeros(len(rest), np.bool_) if heads.rows is None else heads.rows.sum(axis=1) > 0
+    if long is Long.SPLIT:
+        over &= whole
+    elif begun:
+        over[0] = False  # a document begun under `split` is finished under it
+    given = np.where(whole[over] | (long is Long.DROP), 0, sequence_length)
+    lost[over] = rest[over] - given
+    rest[over] = given
+    parts[over] = given > 0
+    return rest, parts, lost
+
+
+def _documents(documents: Ragged | None, *, pairs: bool) -> Integers | None:
+    """See `Samples.document`."""
+    if documents is None:
         return None
-    found = np.zeros(records, np.int64)
-    for index, own in fixed.items():
-        found[index] = own[0] if pairs else APART
+    found = np.where(documents.lengths > 0, APART, 0)
+    if pairs:
+        found[found < 0] = documents.values[documents.begins[found < 0]]
     return found
 
 
-def _joined(rows: Sequence[Integers | None], tokens: Sequence[Integers]) -> Integers | None:
-    columns = next((one.shape[1] for one in rows if one is not None), None)
-    if columns is None:
-        return None
-    pairs = zip(rows, tokens, strict=True)
-    return np.concatenate([np.zeros((len(of), columns), np.int64) if one is None else one for one, of in pairs])
+def _zeros(some: NDArray[Any], count: int) -> NDArray[Any]:
+    return np.zeros((count, *some.shape[1:]), some.dtype)
 
 
 def _refused_from(state: SourceState, bad: NDArray[np.bool_], skips: SkipBudget | None, record: Integers) -> int | None:

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import numpy as np
@@ -22,9 +21,11 @@ from stepfs.lake.identity import open_lake
 from stepfs.store.opening import open_store
 from stepfs_producer.plan.mix import ONE, MixEntry
 from stepfs_producer.plan.model import Plan
+from stepfs_producer.plan.order import BlockAddress
 from stepfs_producer.plan.parts import Until
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.resolve import resolve
+from stepfs_producer.plan.samples import EXCLUDED, Heads
 from stepfs_producer.plan.sources import Long, OnError
 from stepfs_producer.plan.values import Document, Problem, Where
 from stepfs_producer.run.lake import sealed_error
@@ -57,7 +58,6 @@ from stepfs_producer.sources.listing import Layout, list_corpus
 from stepfs_producer.sources.reading import read_block
 from stepfs_producer.sources.record import (
     RECORD_BYTES_MAX,
-    BlockAddress,
     BlockTask,
     Kind,
     Records,
@@ -65,7 +65,7 @@ from stepfs_producer.sources.record import (
     Unit,
     unpacked,
 )
-from stepfs_producer.transforms.documents import EXCLUDED, Tokenised, TransformSpec
+from stepfs_producer.transforms.documents import Tokenised, TransformSpec
 from stepfs_producer.transforms.images import need_pillow
 from stepfs_producer.transforms.model_folder import other_ids
 from stepfs_producer.transforms.records import open_transform, timed_transform
@@ -262,20 +262,18 @@ class _Counts(NamedTuple):
     excluded: int = 0
 
     def plus(self, made: Tokenised, work: TransformSpec) -> _Counts:
-        lengths = made.lengths
-        tokens = int(lengths[lengths > 0].sum())
+        tokens = made.heads.tokens
         whole = work.source.is_of_chats or work.source.long is Long.DROP
-        room = work.tokens_max if whole else None
-        long = [] if room is None else np.flatnonzero(lengths > room).tolist()
-        dropped = [index for index in long if work.source.pair is not None or not made.parts.get(index)]
-        parts = sum(len(one) - 1 for one in made.parts.values())
+        long = np.zeros(len(tokens), np.bool_) if work.tokens_max is None or not whole else tokens > work.tokens_max
+        if work.source.pair is None and made.heads.documents is not None:
+            long &= made.heads.documents.lengths == 0
         here = (
-            tokens,
-            tokens if made.mask is None else int(made.mask.sum()),
-            int((lengths > 0).sum()) + parts,
-            len(dropped),
-            len(made.plain),
-            int((lengths == EXCLUDED).sum()),
+            len(made.samples.ids.values),
+            made.learned,
+            _documents(made.heads),
+            int(long.sum()),
+            0 if made.heads.plain is None else int(made.heads.plain.sum()),
+            int((tokens == EXCLUDED).sum()),
         )
         return _Counts(*map(sum, zip(self, here, strict=True)))
 
@@ -300,9 +298,9 @@ def _has_tools(work: TransformSpec, records: Records) -> bool:
     if chat is None or chat.tools is not None:
         return False
     read = json.loads if records.kind is Kind.JSON else unpacked
-    for begin, end in pairwise([0, *records.ends.tolist()]):
+    for data in records.data:
         with suppress(ValueError, RecursionError):  # a bad record is counted as such
-            record = read(bytes(records.data[begin:end]))
+            record = read(data.tobytes())
             if isinstance(record, dict) and record.get("tools") not in (None, "", "[]", []):
                 return True
     return False
@@ -329,18 +327,20 @@ def _sampled(spec: SourceSpec, listing: Listing, work: TransformSpec, sample_byt
         records = read_block(small, task).records
         if not len(records):
             continue
-        count = max(int(np.searchsorted(records.ends, sample_bytes, side="right")), 1)
+        count = max(int(np.searchsorted(records.data.ends, sample_bytes, side="right")), 1)
         some = records.part(0, count)
-        share = int(some.ends[-1]) / int(records.ends[-1]) if some.ends[-1] else count / len(records)  # of the bytes
+        data = some.data.values
+        share = len(data) / len(records.data.values) if len(data) else count / len(records)  # of the bytes
         made, _ = timed_transform(work, spec.seed, 0, spec.name, some)
         counts = _Counts().plus(made, work)
         tokens = counts.tokens
         all_tokens = _estimate(layout, listing, task, tokens, share, len(records))
-        of_byte = 0.0 if records.kind is Kind.TOKENS else tokens / max(int(some.ends[-1]), 1)
+        of_byte = 0.0 if records.kind is Kind.TOKENS else tokens / max(len(data), 1)
         tokenizer, spelled, texts = load_tokenizer(work.tokenizer), None, list[str]()
         if isinstance(tokenizer, ModelTokenizer) and records.kind is not Kind.TOKENS:
-            spelled = tokenizer.spelled(bytes(some.data).decode(errors="replace"))
-            texts = [bytes(some.data[begin : begin + _TEXT_BYTES]).decode(errors="ignore") for begin in (0, *some.ends)]
+            spelled = tokenizer.spelled(data.tobytes().decode(errors="replace"))
+            begins = (0, *some.data.ends)
+            texts = [data[begin : begin + _TEXT_BYTES].tobytes().decode(errors="ignore") for begin in begins]
         return _Sample(
             all_tokens,
             of_byte,
@@ -355,8 +355,9 @@ def _sampled(spec: SourceSpec, listing: Listing, work: TransformSpec, sample_byt
     return _Sample(tokens_of_byte=1.0)  # the records are longer than what is looked at: at most a token a byte
 
 
-def _documents(made: Tokenised) -> int:
-    return int((made.lengths > 0).sum()) + sum(len(parts) - 1 for parts in made.parts.values() if parts)
+def _documents(heads: Heads) -> int:
+    several = 0 if heads.documents is None else int(np.maximum(heads.documents.lengths - 1, 0).sum())
+    return int((heads.tokens > 0).sum()) + several
 
 
 def _all(spec: SourceSpec, listing: Listing, work: TransformSpec) -> _Sample:
@@ -375,7 +376,7 @@ def _all(spec: SourceSpec, listing: Listing, work: TransformSpec) -> _Sample:
         counts, records = counts.plus(made, work), records + len(block.records)
         met |= {*block.records.excluded.values()}
         tools = tools or _has_tools(work, block.records)
-        size += len(block.records.data) if block.records.kind is not Kind.TOKENS else 0
+        size += len(block.records.data.values) if block.records.kind is not Kind.TOKENS else 0
         place = block.follows
     tokens = counts.tokens
     return _Sample(tokens or None, tokens / size if size else 0.0, records, bad, None, counts, tools=tools, met=met)

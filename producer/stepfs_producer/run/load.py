@@ -24,13 +24,14 @@ from stepfs.errors import RefusedError
 from stepfs_producer.engine.retry import KeptBody, TaskRunner, WorkersDiedError
 from stepfs_producer.payloads.step import StepSpans
 from stepfs_producer.plan.arrays import Integers
-from stepfs_producer.plan.samples import Ahead, Piece
+from stepfs_producer.plan.order import BlockAddress
+from stepfs_producer.plan.samples import Ahead, BlockHead, Heads, Piece
 from stepfs_producer.plan.spans import Gathered, Span
 from stepfs_producer.plan.step import SourceState, StepPlan
 from stepfs_producer.run.read_ahead import Work
-from stepfs_producer.run.workers.tasks import BlockHead, GroupHead, read, record_place, transform
+from stepfs_producer.run.workers.tasks import GroupHead, read, record_place, transform
 from stepfs_producer.sources.listing import Layout
-from stepfs_producer.sources.record import BlockAddress, SourceSpec
+from stepfs_producer.sources.record import SourceSpec
 from stepfs_producer.transforms.documents import TransformSpec
 
 OnLoad = Callable[[str, int, int], None]  # of every group brought in: source, tokens, those that the loss looks at
@@ -42,27 +43,21 @@ _Block = tuple[BlockHead, KeptBody]
 class SampleChunk:
     """Consecutive records of a block after their transform."""
 
-    place: BlockAddress
+    block: BlockHead
     first: int  # record of the block
-    block_records: int
-    follows: BlockAddress
-    lengths: Integers
+    heads: Heads
     body: KeptBody | None  # None: no records. The group holds it
-    columns: Integers | None = None  # [records, columns]: rows that each has beside its tokens
-    parts: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # record → tokens of its documents
-    crc32c: int = 0  # of the block
-    plain: tuple[int, ...] = ()  # records that `fim` left as they are
     begins: Integers = field(init=False)  # tokens before each record, and all of them
 
     def __post_init__(self) -> None:
         # Once per group, although many steps may take of it.
         begins = np.zeros(self.records + 1, np.int64)
-        np.cumsum(np.maximum(self.lengths, 0), out=begins[1:])
+        np.cumsum(np.maximum(self.heads.tokens, 0), out=begins[1:])
         object.__setattr__(self, "begins", begins)
 
     @property
     def records(self) -> int:
-        return len(self.lengths)
+        return len(self.heads.tokens)
 
     @property
     def tokens(self) -> int:
@@ -70,17 +65,11 @@ class SampleChunk:
 
     @property
     def nbytes(self) -> int:
-        columns = 0 if self.columns is None else self.columns.nbytes
-        return (0 if self.body is None else self.body.nbytes) + 2 * self.lengths.nbytes + columns
+        return (0 if self.body is None else self.body.nbytes) + self.begins.nbytes + self.heads.nbytes
 
     def piece(self, first: int, last: int) -> Piece:
         """Records `first` … `last` - 1 of the group, for the planner."""
-        lengths = self.lengths[first:last]
-        rows = None if self.columns is None else self.columns[first:last]
-        parts = {record - first: parts for record, parts in self.parts.items() if first <= record < last}
-        whole = self.block_records, self.first + first
-        plain = [record - first for record in self.plain if first <= record < last]
-        return Piece(*self.place, *whole, lengths, self.follows, rows, parts, self.crc32c, plain)
+        return Piece(self.block, self.first + first, self.heads.part(first, last))
 
 
 class SampleBuffer:
@@ -104,7 +93,7 @@ class SampleBuffer:
         pieces: list[Piece] = []
         left = tokens
         for group in self.groups:
-            first = self._taken - group.first if not pieces and group.place == self._here else 0
+            first = self._taken - group.first if not pieces and group.block.place == self._here else 0
             first = min(max(first, 0), group.records)
             begins = group.begins
             if int(begins[-1] - begins[first]) > left:
@@ -118,7 +107,7 @@ class SampleBuffer:
     def until(self, cursor: SourceState) -> tuple[SampleChunk, ...]:
         """The groups of a step that ends at `cursor`."""
         end = (BlockAddress(cursor.epoch, cursor.fragment, cursor.block), cursor.taken)
-        return tuple(takewhile(lambda group: (group.place, group.first) <= end, self.groups))
+        return tuple(takewhile(lambda group: (group.block.place, group.first) <= end, self.groups))
 
     def forget_before(self, cursor: SourceState) -> None:
         """Drop the groups that lie wholly before the cursor."""
@@ -127,7 +116,8 @@ class SampleBuffer:
         while self.groups:
             group = self.groups[0]
             ends = group.first + group.records
-            if group.place > here or (group.place == here and (ends > cursor.taken or not group.block_records)):
+            place = group.block.place
+            if place > here or (place == here and (ends > cursor.taken or not group.block.records)):
                 return
             self.groups.popleft()
             if group.body is not None:
@@ -158,7 +148,7 @@ def spans_of(plan: StepPlan, groups: Mapping[str, Sequence[SampleChunk]]) -> tup
 
 def _found(groups: Sequence[SampleChunk], addresses: Integers) -> tuple[Integers, Integers]:
     """The group of each record, and its number in the group. `addresses`: [n, 4] of epoch, fragment, block, record."""
-    begins = np.array([(*group.place, group.first) for group in groups], np.int64).reshape(-1, 4)
+    begins = np.array([(*group.block.place, group.first) for group in groups], np.int64).reshape(-1, 4)
     merged = np.concatenate([begins, addresses])
     order = np.lexsort(merged.T[::-1])  # stable: a group goes before its first record
     before = np.empty(len(merged), np.int64)
@@ -341,20 +331,7 @@ class SourceLoader:
 
     def _add(self, slot: _Slot) -> None:
         block, head = slot.block, slot.head
-        self.held.add(
-            SampleChunk(
-                block.place,
-                slot.first,
-                block.records,
-                block.follows,
-                head.lengths,
-                slot.body,
-                head.columns,
-                head.parts,
-                block.crc32c,
-                head.plain,
-            )
-        )
+        self.held.add(SampleChunk(block, slot.first, head.heads, slot.body))
         self.added += 1
         self._starved = False
         for _, (file, offset, reason) in sorted(head.bad.items()):
@@ -398,9 +375,9 @@ class _Slot:
     def __init__(self, block: BlockHead, first: int, last: int) -> None:
         self.block, self.first, self.last = block, first, last
         self.done = trio.Event()
-        self.head = GroupHead(np.zeros(0, np.int64), {})
+        self.head = GroupHead(Heads(np.zeros(0, np.int64)), {})
         self.body: KeptBody | None = None  # None: it has no records
 
     @property
     def tokens(self) -> int:
-        return int(np.maximum(self.head.lengths, 0).sum())
+        return int(np.maximum(self.head.heads.tokens, 0).sum())

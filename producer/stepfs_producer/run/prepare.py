@@ -38,6 +38,7 @@ from stepfs_producer.plan.file.digest import (
 from stepfs_producer.plan.file.yaml_file import PlanFile, read_plan
 from stepfs_producer.plan.mix import MixEntry, MixSchedule, Stages, normalise
 from stepfs_producer.plan.model import Plan
+from stepfs_producer.plan.order import BlockAddress
 from stepfs_producer.plan.planner import REVISION, Planner
 from stepfs_producer.plan.resolve import resolve
 from stepfs_producer.plan.rules import Exhausted, Rules, SourceRule
@@ -61,7 +62,7 @@ from stepfs_producer.sources.listing import (
     located,
 )
 from stepfs_producer.sources.reading import block_crc32c, read_block
-from stepfs_producer.sources.record import BlockAddress, BlockTask, SourceSpec
+from stepfs_producer.sources.record import BlockTask, SourceSpec
 from stepfs_producer.transforms.documents import ChatSpec, TokenizerSpec, TransformSpec
 from stepfs_producer.transforms.images import MODULES
 from stepfs_producer.transforms.model_folder import require_image_rule, special_tokens, templates_of

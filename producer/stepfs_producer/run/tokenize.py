@@ -25,13 +25,14 @@ from stepfs_producer.engine.local import local_engine
 from stepfs_producer.engine.retry import TaskRunner
 from stepfs_producer.engine.worker import preload
 from stepfs_producer.plan.holds import Part, lack
+from stepfs_producer.plan.order import BlockAddress
 from stepfs_producer.plan.samples import SKIPS_MIN
 from stepfs_producer.plan.values import nearest
 from stepfs_producer.run.prepare import LocatedPlan, looked_up
 from stepfs_producer.sources.listing import Layout
 from stepfs_producer.sources.megatron import index_of
 from stepfs_producer.sources.reading import read_block
-from stepfs_producer.sources.record import BlockAddress, BlockTask, SourceSpec
+from stepfs_producer.sources.record import BlockTask, SourceSpec
 from stepfs_producer.transforms.documents import TransformSpec
 from stepfs_producer.transforms.records import timed_transform
 
@@ -137,10 +138,11 @@ def tokenized(spec: SourceSpec, transform: TransformSpec, task: BlockTask, kind:
                 (block.records.files[index], block.records.offsets[index], why) for index, why in made.bad.items()
             )
             bad += [(int(number), int(offset), why) for number, offset, why in of_bad]
-            lengths.append(made.lengths[made.lengths > 0].astype(np.int32))
+            tokens = made.heads.tokens
+            lengths.append(tokens[tokens > 0].astype(np.int32))
             records += len(block.records)
             with _writing(Path(path).parents[1]):
-                file.write(made.ids.astype(kind).data)
+                file.write(made.samples.ids.values.astype(kind).data)
                 file.flush()
             if block.follows == task.next_fragment:
                 return _Part(np.concatenate(lengths), records, tuple(bad))

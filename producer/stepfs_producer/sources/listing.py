@@ -16,11 +16,18 @@ from stepfs.errors import AbsentError, CorruptError, RefusedError
 from stepfs.format.planned import CorpusFile, Listing
 from stepfs.store.listed import ADVICE
 from stepfs_producer.plan.arrays import Integers
-from stepfs_producer.plan.order import block_key, fragment_order
+from stepfs_producer.plan.order import BlockAddress, block_key, fragment_order
 from stepfs_producer.sources.files import FoundFile, head_of, open_file
 from stepfs_producer.sources.find import find_files
 from stepfs_producer.sources.formats import format_of
-from stepfs_producer.sources.record import BlockAddress, BlockTask, FileRef, Fragment, Kind, SourceSpec, Unit
+from stepfs_producer.sources.record import (
+    BlockTask,
+    FileRef,
+    Fragment,
+    Kind,
+    SourceSpec,
+    Unit,
+)
 
 RULE: Final = "stepfs-fragments-1"  # of cutting files into fragments and blocks: see producer/DESIGN.md
 RANGE_BYTES_MIN: Final = 1 << 20

@@ -19,15 +19,17 @@ import numpy as np
 from crc32c import crc32c
 
 from stepfs.errors import CorruptError
-from stepfs_producer.plan.order import KEY_BYTES, record_key, record_order
+from stepfs_producer.plan.arrays import Mask
+from stepfs_producer.plan.order import KEY_BYTES, BlockAddress, record_key, record_order
+from stepfs_producer.plan.ragged import Ragged, joined_masks
 from stepfs_producer.plan.values import Document
 from stepfs_producer.sources.formats import format_of
 from stepfs_producer.sources.holdout import document_of, is_of_this_run
 from stepfs_producer.sources.record import (
+    ID_BYTES,
     RECORD_BYTES_MAX,
     Bad,
     Block,
-    BlockAddress,
     BlockTask,
     Fragment,
     Kind,
@@ -114,7 +116,7 @@ def _ordered(spec: SourceSpec, task: BlockTask, stored: Sequence[Raw]) -> Record
     excluded: dict[int, Document] = {}
     exclude, names = spec.exclude, {fragment.file: fragment.ref.name for fragment in task.fragments}
     data: list[bytes] = []
-    masks: list[bytes | None] = []
+    masks: list[Mask | None] = []
     order = record_order(task.key, count, shuffle=spec.source.shuffle is not None)
     for at, index in enumerate(order.tolist()):
         raw = stored[index]
@@ -135,27 +137,19 @@ def _ordered(spec: SourceSpec, task: BlockTask, stored: Sequence[Raw]) -> Record
                 dropped[at], value = True, b""
         ids, mask = value if isinstance(value, Tokens) else (value, None)
         data.append(ids)
-        masks.append(mask)
+        masks.append(None if mask is None else np.frombuffer(mask, np.uint8))
     files = np.array([raw.file for raw in stored], np.int64)
     offsets = np.array([raw.offset for raw in stored], np.int64)
     return Records(
         kind,
-        b"".join(data),
-        np.cumsum(np.array([len(one) for one in data], np.int64)),
+        Ragged(np.frombuffer(b"".join(data), np.uint8), np.cumsum(np.array([len(one) for one in data], np.int64))),
         files[order],
         offsets[order],
         dropped,
         bad,
-        _joined(data, masks) if kind is Kind.TOKENS else None,
+        joined_masks(masks, [len(one) // ID_BYTES for one in data]) if kind is Kind.TOKENS else None,
         excluded,
     )
-
-
-def _joined(data: Sequence[bytes], masks: Sequence[bytes | None]) -> bytes | None:
-    if all(mask is None for mask in masks):
-        return None
-    pairs = zip(data, masks, strict=True)
-    return b"".join(b"\1" * (len(ids) // 4) if mask is None else mask for ids, mask in pairs)
 
 
 class _Cutter:

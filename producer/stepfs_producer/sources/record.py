@@ -11,21 +11,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from fractions import Fraction
-from pickle import PickleBuffer
-from typing import Any, Final, NamedTuple, SupportsIndex
+from typing import Any, Final, NamedTuple
 
 import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from stepfs_producer.plan.arrays import IGNORED, Integers
+from stepfs_producer.plan.arrays import IGNORED, Integers, Mask
+from stepfs_producer.plan.order import BlockAddress
+from stepfs_producer.plan.ragged import Ragged
+from stepfs_producer.plan.samples import BlockHead
 from stepfs_producer.plan.sources import BLOCK_BYTES, SourceFiles, WithText
 from stepfs_producer.plan.values import Document
 
-_PICKLE_WITH_BUFFERS: Final = 5
 RECORD_BYTES_MAX: Final = 64 << 20
 _ABSENT: Final = object()
 
+ID_BYTES: Final = 4
 TOKEN_MAX: Final = 2**31 - 1
 _NAMES_SHOWN: Final = 5
 _NAME_SHOWN: Final = 40  # characters
@@ -55,14 +57,6 @@ class Line(NamedTuple):
     offset: int
     length: int  # bytes
     data: bytes | None
-
-
-class BlockAddress(NamedTuple):
-    """The place of a block in the endless order of its source."""
-
-    epoch: int
-    fragment: int  # place of its first fragment in the order of the epoch
-    block: int  # in that fragment; 0 unless the fragment is cut into several blocks
 
 
 class Unit(Enum):
@@ -120,44 +114,33 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """Consecutive records of a block. `data[ends[i - 1]:ends[i]]` is record i."""
+    """Consecutive records of a block."""
 
     kind: Kind
-    data: bytes | memoryview
-    ends: Integers
+    data: Ragged  # bytes
     files: Integers  # per record: number of its file in the listing
     offsets: Integers  # per record: its first byte, or its row, in the file
     dropped: NDArray[np.bool_]  # per record: not of this run (holdout, fractional epoch)
     bad: Mapping[int, str] = field(default_factory=dict)  # record → why it cannot be decoded; it has no bytes
-    mask: bytes | memoryview | None = None  # of TOKENS: one byte per token, 0 where the loss ignores it
+    mask: Mask | None = None  # of TOKENS: per token, 0 where the loss ignores it
     excluded: Mapping[int, Document] = field(
         default_factory=dict
     )  # record → what the plan calls it; it is dropped, too
 
     def __len__(self) -> int:
-        return len(self.ends)
-
-    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[type[Records], tuple[object, ...]]:
-        """Protocol 5 may keep bytes beside the pickle, and map them where it is read."""
-        beside = PickleBuffer if protocol.__index__() >= _PICKLE_WITH_BUFFERS else bytes
-        mask = None if self.mask is None else beside(self.mask)
-        fields = (self.kind, beside(self.data), self.ends, self.files, self.offsets, self.dropped)
-        return Records, (*fields, self.bad, mask, self.excluded)
+        return len(self.data)
 
     def part(self, first: int, last: int) -> Records:
         """Records first … last - 1."""
-        begin = int(self.ends[first - 1]) if first else 0
-        end = int(self.ends[last - 1]) if last else 0
-        tokens = slice(begin // 4, end // 4)
+        begin, end = (int(self.data.ends[record - 1]) // ID_BYTES if record else 0 for record in (first, last))
         return Records(
             self.kind,
-            bytes(self.data[begin:end]),
-            self.ends[first:last] - begin,
+            self.data.part(first, last),
             self.files[first:last],
             self.offsets[first:last],
             self.dropped[first:last],
             {index - first: why for index, why in self.bad.items() if first <= index < last},
-            None if self.mask is None else bytes(self.mask[tokens]),
+            None if self.mask is None else self.mask[begin:end],
             {index - first: one for index, one in self.excluded.items() if first <= index < last},
         )
 
@@ -171,6 +154,10 @@ class Block:
     follows: BlockAddress  # of the next block; of the next epoch behind an epoch's last one
     ended: bool = False  # the source has no block there: its epochs are used up
     crc32c: int = 0  # of where its records begin, and of lines' bytes; nothing that policy or a library decides
+
+    @property
+    def head(self) -> BlockHead:
+        return BlockHead(self.place, len(self.records), self.follows, self.ended, self.crc32c)
 
 
 class Bad(NamedTuple):

@@ -14,6 +14,7 @@ from bisect import bisect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -94,6 +95,7 @@ class Chats:
         if room is not None and len(mask) > room:
             cut = _Cut(talk, given, self, room, whole, begins)
             found = cut.truncated() if self._spec.truncates else cut.split()
+        assert found.mask is not None
         if not found.mask.any():
             raise UnfitRecordError(f"no learned token; the roles are {_roles(talk)}, and learn is {self._chat.learn}")
         return found
@@ -330,7 +332,7 @@ class _Cut:
             return Encoded(*self._chats.rendered(self._talk, self._given))
         ids, mask = kept
         lost = self._whole.ids[len(ids) :]
-        return Encoded(np.append(ids, lost), np.append(mask, np.zeros(len(lost), np.uint8)), (len(ids),))
+        return Encoded(np.append(ids, lost), np.append(mask, np.zeros(len(lost), np.uint8)), [len(ids)])
 
     def split(self) -> Encoded:
         """Runs of whole exchanges, each behind the system's messages; those that fit nowhere stand last, and are lost."""
@@ -349,7 +351,7 @@ class _Cut:
                 (kept if found[1].any() else lost).append(found)
             begin = end
         ids, masks = zip(*kept, *lost, strict=True)
-        return Encoded(np.concatenate(ids), np.concatenate(masks), tuple(len(one) for one, _ in kept))
+        return Encoded(np.concatenate(ids), np.concatenate(masks), [*accumulate(len(one) for one, _ in kept)])
 
     def longest(self, head: int, begin: int, ends: Sequence[int]) -> tuple[int, tuple[Ids, Mask] | None]:
         """The last of `ends` up to which turns from `begin` on fit behind the first `head`, with their ids; the first end and

@@ -13,13 +13,13 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stepfs_producer.payloads.step import Columns, ColumnSpec
-from stepfs_producer.plan.arrays import Ids, Integers, Mask
+from stepfs_producer.payloads.step import ColumnSpec, SampleGroup
+from stepfs_producer.plan.arrays import Ids, Mask
+from stepfs_producer.plan.ragged import Ragged, joined_masks
+from stepfs_producer.plan.samples import Heads
 from stepfs_producer.plan.sources import Chat, Images, SourceFiles, Tokenizer
 from stepfs_producer.transforms.model_folder import Templates
 
-BAD: Final = -1  # as a length: the record could not be decoded
-EXCLUDED: Final = -2  # the same: the plan leaves it out
 _WORDS: Final = {
     "true": True, "yes": True, "1": True, "1.0": True, "": None,
     "false": False, "no": False, "0": False, "0.0": False, "none": None, "null": None,
@@ -72,8 +72,8 @@ class Encoded(NamedTuple):
     """The tokens of a whole record."""
 
     ids: Ids
-    mask: Mask
-    parts: tuple[int, ...] = ()  # see `Tokenised`
+    mask: Mask | None
+    documents: Sequence[int] = ()  # see `Heads`
     columns: Mapping[str, NDArray[Any]] = {}
     rejected: bool = False  # an answer by itself, of which the record says that it is a bad one
 
@@ -108,23 +108,21 @@ def is_of_record(error: BaseException) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Documents:
-    """Token ids end to end, with one length per document."""
+    """Token ids of documents."""
 
-    ids: Ids
-    lengths: Integers
+    ids: Ragged  # int32
     mask: Mask | None = None  # per id: 0 where the loss ignores it
 
     def closed(self, bos: int | None, eos: int | None) -> Documents:
         """The same documents, each between `bos` and `eos`. None: no such token is added."""
-        some = self.lengths > 0
-        ends = np.cumsum(self.lengths)
-        begins = ends - self.lengths
-        first, last = np.minimum(begins, len(self.ids) - 1), ends - 1
+        ids, ends, begins = self.ids.values, self.ids.ends, self.ids.begins
+        some = ends > begins
+        first, last = np.minimum(begins, len(ids) - 1), ends - 1
         missing = np.zeros((len(ends), 2), np.bool_)
         if bos is not None:
-            missing[some, 0] = self.ids[first[some]] != bos
+            missing[some, 0] = ids[first[some]] != bos
         if eos is not None:
-            missing[some, 1] = self.ids[last[some]] != eos
+            missing[some, 1] = ids[last[some]] != eos
         flat = missing.ravel()
         places = np.stack([begins, ends], axis=1).ravel()[flat]
         values = np.tile(np.array([bos or 0, eos or 0], np.int32), len(ends))[flat]
@@ -132,29 +130,24 @@ class Documents:
         if mask is not None:
             beside = np.stack([first, last], axis=1).ravel()[flat]
             mask = np.insert(mask, places, mask[beside])
-        return Documents(np.insert(self.ids, places, values), self.lengths + missing.sum(axis=1), mask)
+        return Documents(Ragged(np.insert(ids, places, values), ends + np.cumsum(missing.sum(axis=1))), mask)
 
 
 def documents_of(pieces: Sequence[Ids], masks: Sequence[Mask | None]) -> Documents:
     """Each piece is a document; without a mask, all of it is learned."""
-    lengths = np.array([len(piece) for piece in pieces], np.int64)
-    ids = np.concatenate([np.empty(0, np.int32), *pieces])
-    if all(mask is None for mask in masks):
-        return Documents(ids, lengths)
-    whole = [np.ones(len(piece), np.uint8) if mask is None else mask for piece, mask in zip(pieces, masks, strict=True)]
-    return Documents(ids, lengths, np.concatenate(whole))
+    return Documents(Ragged.of(pieces, np.empty(0, np.int32)), joined_masks(masks, [len(piece) for piece in pieces]))
 
 
 @dataclass(frozen=True, slots=True)
 class Tokenised:
     """The samples of consecutive records of a block, in block order."""
 
-    lengths: Integers  # per record: tokens, EOS and BOS included; 0: no sample, BAD, or EXCLUDED
-    ids: Ids  # of all records, end to end
-    mask: Mask | None = None  # per id: 0 where the loss ignores it; None: nowhere
+    heads: Heads
+    samples: SampleGroup
     bad: Mapping[int, str] = field(default_factory=dict)  # record → why
-    columns: Columns | None = None  # of the records; None: of a source that gives none
-    parts: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    """Record → tokens of its parts, of records that have several documents, or tokens behind them that are lost."""
-    rejected: tuple[int, ...] = ()  # records: see `Encoded`
-    plain: tuple[int, ...] = ()  # records that `fim` would rearrange, were they not longer than a row
+
+    @property
+    def learned(self) -> int:
+        """Tokens that the loss looks at."""
+        ids, mask = self.samples.ids, self.samples.mask
+        return len(ids.values) if mask is None else int(mask.sum())

@@ -43,12 +43,11 @@ class FimTransform:
         if not (text and _below(rate, self._plan.rate)):
             return None
         if self._plan.level == "tokens":
-            ids = self._tokenizer.encode_plain([text]).ids
+            [ids] = self._tokenizer.encode_plain([text]).ids
             parts = np.split(ids, _places(len(ids), cuts))
         else:
             first, last = _places(len(text), cuts)
-            plain = self._tokenizer.encode_plain([text[:first], text[first:last], text[last:]])
-            parts = np.split(plain.ids, np.cumsum(plain.lengths)[:-1])
+            parts = list(self._tokenizer.encode_plain([text[:first], text[first:last], text[last:]]).ids)
         return self._arranged(order, parts, self._names) if self._fits(sum(map(len, parts))) else None
 
     def of_ids(self, ids: Ids, mask: Mask | None, key: bytes) -> tuple[Ids, Mask | None]:

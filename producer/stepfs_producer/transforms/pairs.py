@@ -8,7 +8,7 @@ where its tokens leave those of the prompt alone; with a chat template, they are
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import takewhile
+from itertools import accumulate, takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,7 +39,8 @@ class Pairs:
             if not answer:
                 raise UnfitRecordError(f"nothing in {name!r} behind the prompt")
         found = self._as_text(prompt, *answers) if self._chats is None else self._as_chats(record, prompt, *answers)
-        for name, mask in zip(names, np.split(found.mask, found.parts[:-1]), strict=True):
+        assert found.mask is not None
+        for name, mask in zip(names, np.split(found.mask, found.documents[:-1]), strict=True):
             if not mask.any():
                 raise UnfitRecordError(f"no learned token in {name!r}; an answer has text, or an assistant's message")
         return found if self._pair.label is None else Encoded(found.ids, found.mask, rejected=rejected)
@@ -105,15 +106,15 @@ class Pairs:
             raise UnfitRecordError(
                 f"a text of {size} bytes; this tokenizer takes at most {self._tokenizer.text_bytes_max}"
             )
-        plain = self._tokenizer.encode_plain([prompt, *(prompt + one for one in answers)])
-        before, *whole = np.split(plain.ids, np.cumsum(plain.lengths)[:-1])
+        before, *whole = self._tokenizer.encode_plain([prompt, *(prompt + one for one in answers)]).ids
         begin = min(_common(before, ids) for ids in whole)
         masks: list[Mask | None] = [(np.arange(len(ids)) >= begin).astype(np.uint8) for ids in whole]
         closed = documents_of(whole, masks).closed(self._tokenizer.bos, self._tokenizer.eos)
         assert closed.mask is not None
-        first = (np.cumsum(closed.lengths) - closed.lengths)[closed.lengths > 0]
-        closed.mask[first[closed.ids[first] == self._tokenizer.bos]] = 0  # the prompt's, if no other token is
-        return Encoded(closed.ids, closed.mask, tuple(closed.lengths.tolist()))
+        ids = closed.ids.values
+        first = closed.ids.begins[closed.ids.lengths > 0]
+        closed.mask[first[ids[first] == self._tokenizer.bos]] = 0  # the prompt's, if no other token is
+        return Encoded(ids, closed.mask, closed.ids.ends.tolist())
 
     def _as_chats(self, record: Mapping[str, Any], prompt: Any, *answers: Any) -> Encoded:
         assert self._chats is not None
@@ -123,7 +124,7 @@ class Pairs:
         talks = [[*before, *chats.messages_of(answer, "assistant")] for answer in answers]
         found = [chats.rendered(*chats.prepared(talk, given)) for talk in talks]
         ids, masks = zip(*found, strict=True)
-        return Encoded(np.concatenate(ids), np.concatenate(masks), tuple(map(len, ids)))
+        return Encoded(np.concatenate(ids), np.concatenate(masks), [*accumulate(map(len, ids))])
 
 
 def _fields_of(record: Mapping[str, Any]) -> str:

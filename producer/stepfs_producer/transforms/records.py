@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepfs.errors import UsageError
-from stepfs_producer.payloads.step import Columns
+from stepfs_producer.payloads.step import Columns, SampleGroup, columns_of, rows_of
 from stepfs_producer.plan.arrays import Ids, Integers, Mask
 from stepfs_producer.plan.order import record_key
-from stepfs_producer.sources.record import Kind, Records, unpacked
+from stepfs_producer.plan.ragged import Ragged
+from stepfs_producer.plan.samples import BAD, EXCLUDED, Heads
+from stepfs_producer.sources.record import ID_BYTES, Kind, Records, unpacked
 from stepfs_producer.transforms.documents import (
-    BAD,
-    EXCLUDED,
     Documents,
     Encoded,
     Tokenised,
@@ -34,7 +34,7 @@ from stepfs_producer.transforms.user_function import UserFunction, checked_ids, 
 
 _REASON_CHARACTERS_MAX: Final = 300
 _UTF8_BYTES_MAX: Final = 4  # of a character
-_NOTHING: Final = np.empty(0, np.int32)
+_NOTHING: Final = Encoded(np.empty(0, np.int32), None)
 _PADDED: Final = ("arrow", "parquet")  # formats in which each object of a column has the keys of all
 
 
@@ -82,13 +82,11 @@ class _Work:
         self._call: UserFunction | None = None if source.transform is None else user_function(source.transform)
         self._encode = encoder_of(spec, tokenizer)
         self._fim = None if source.fim is None else FimTransform(source.fim, tokenizer, spec.tokens_max)
-        self._parts: dict[int, tuple[int, ...]] = {}
-        self._rejected: list[int] = []
         self._plain: list[int] = []
         self._texts: dict[int, str] = {}
-        self._ids: dict[int, tuple[Ids, Mask | None]] = {}
+        self._found: dict[int, Encoded] = {}
         self._columns: dict[int, Mapping[str, NDArray[Any]]] = {}
-        self._ends = records.ends.tolist()
+        self._data, self._ends = records.data.values.data, [*records.data.ends.tolist(), 0]
         self._read: Callable[[int, bytes], object] = {
             Kind.TEXT: self._read_text,
             Kind.JSON: self._read_object,
@@ -104,15 +102,10 @@ class _Work:
             self._plain.append(index)
 
     def _take(self, index: int, key: bytes) -> None:
-        begin = self._ends[index - 1] if index else 0
-        value = self._read(index, bytes(self._records.data[begin : self._ends[index]]))
+        value = self._read(index, bytes(self._data[self._ends[index - 1] : self._ends[index]]))
         if self._encode is not None:
-            found = self._encode(value)
-            self._ids[index], self._columns[index] = found[:2], found.columns
-            if found.parts:
-                self._parts[index] = found.parts
-            if found.rejected:
-                self._rejected.append(index)
+            self._found[index] = found = self._encode(value)
+            self._columns[index] = found.columns
             return
         if self._call is not None:
             made = self._call(value, key, self._tokenizer.vocabulary, self._spec.columns)
@@ -130,14 +123,14 @@ class _Work:
             if moved is None:
                 self._texts[index] = text
             else:
-                self._ids[index] = moved, None
+                self._found[index] = Encoded(moved, None)
         elif isinstance(value, np.ndarray):
             self._take_ids(index, key, value, self._mask_of(index))
         else:
             raise UsageError("whole records need a transform, which makes text or token ids of them")
 
     def _take_ids(self, index: int, key: bytes, ids: Ids, mask: Mask | None) -> None:
-        self._ids[index] = (ids, mask) if self._fim is None else self._fim.of_ids(ids, mask, key)
+        self._found[index] = Encoded(*((ids, mask) if self._fim is None else self._fim.of_ids(ids, mask, key)))
 
     def _short(self, text: str) -> str:
         most = self._tokenizer.text_bytes_max
@@ -146,30 +139,43 @@ class _Work:
         return text
 
     def tokenised(self) -> Tokenised:
-        plain = self._encoded()
-        pieces: list[Ids] = [_NOTHING] * len(self._records)
-        masks: list[Mask | None] = [None] * len(self._records)
-        for index, (ids, mask) in self._ids.items():
-            pieces[index], masks[index] = ids, mask
-        documents = self._joined(plain, pieces, masks) if self._ids else self._only_texts(plain)
+        documents = self._documents()
         closed = documents  # the ends of chats and pairs are there
         if self._encode is None:
             closed = documents.closed(self._tokenizer.bos, self._tokenizer.eos)
-        lengths = closed.lengths
-        lengths[list(self.bad)] = BAD
-        lengths[list(self._records.excluded)] = EXCLUDED
+        tokens = closed.ids.lengths
+        columns = self._beside(tokens)
+        tokens[list(self.bad)] = BAD
+        tokens[list(self._records.excluded)] = EXCLUDED
         mask = None if closed.mask is None or closed.mask.all() else closed.mask
-        left = tuple(index for index in self._plain if index not in self.bad)
-        bad = dict(sorted(self.bad.items()))
-        beside, rejected = self._beside(lengths), tuple(self._rejected)
-        return Tokenised(lengths, closed.ids, mask, bad, beside, self._parts, rejected, left)
+        sides = None if self._spec.source.pair is None else np.ones(len(tokens), np.int64)
+        if sides is not None:
+            sides[[index for index, one in self._found.items() if one.rejected]] = 2
+        plain = None
+        if left := [index for index in self._plain if index not in self.bad]:
+            plain = np.zeros(len(tokens), np.bool_)
+            plain[left] = True
+        several = self._several()
+        records = self._records
+        return Tokenised(
+            Heads(tokens, rows_of(columns) if columns else None, several, plain),
+            SampleGroup(closed.ids, mask, records.files, records.offsets, columns, several, sides),
+            dict(sorted(self.bad.items())),
+        )
 
-    def _beside(self, lengths: Integers) -> Columns | None:
+    def _several(self) -> Ragged | None:
+        """See `Heads.documents`."""
+        if not any(one.documents for one in self._found.values()):
+            return None
+        found = (self._found.get(index, _NOTHING).documents for index in range(len(self._records)))
+        return Ragged.of([np.array(ends, np.int64) for ends in found], np.zeros(0, np.int64))
+
+    def _beside(self, lengths: Integers) -> Columns:
         """The columns of the samples; a record that is none has no row."""
         if not self._spec.columns:
-            return None
+            return ()
         given = [self._columns.get(index, {}) if length > 0 else {} for index, length in enumerate(lengths)]
-        return Columns.of_samples(self._spec.columns, given)
+        return columns_of(self._spec.columns, given)
 
     def _encoded(self) -> Documents:
         try:
@@ -183,16 +189,16 @@ class _Work:
                     del self._texts[index]
             return self._tokenizer.encode_plain(list(self._texts.values()))
 
-    def _only_texts(self, plain: Documents) -> Documents:
-        lengths = np.zeros(len(self._records), np.int64)
-        lengths[list(self._texts)] = plain.lengths
-        return Documents(plain.ids, lengths)
-
-    def _joined(self, plain: Documents, pieces: list[Ids], masks: list[Mask | None]) -> Documents:
-        ends = np.cumsum(plain.lengths)
-        for index, piece in zip(self._texts, np.split(plain.ids, ends[:-1]), strict=False):
-            pieces[index] = piece
-        return documents_of(pieces, masks)
+    def _documents(self) -> Documents:
+        """Of each record the one that it is."""
+        plain = self._encoded().ids
+        if not self._found:
+            lengths = np.zeros(len(self._records), np.int64)
+            lengths[list(self._texts)] = plain.lengths
+            return Documents(Ragged(plain.values, np.cumsum(lengths)))
+        found = self._found | {index: Encoded(ids, None) for index, ids in zip(self._texts, plain, strict=True)}
+        pieces = [found.get(index, _NOTHING) for index in range(len(self._records))]
+        return documents_of([one.ids for one in pieces], [one.mask for one in pieces])
 
     def _read_text(self, _index: int, data: bytes) -> str:
         try:
@@ -220,8 +226,7 @@ class _Work:
     def _mask_of(self, index: int) -> Mask | None:
         if self._records.mask is None:
             return None
-        begin = self._ends[index - 1] // 4 if index else 0
-        mask = np.frombuffer(self._records.mask[begin : self._ends[index] // 4], np.uint8)
+        mask = self._records.mask[self._ends[index - 1] // ID_BYTES : self._ends[index] // ID_BYTES]
         return np.asarray(mask != 0, np.uint8)
 
 

@@ -23,6 +23,7 @@ import numpy as np
 
 from stepfs.errors import AbsentError, MissingPackageError, RefusedError, StepfsError, UsageError
 from stepfs_producer.plan.arrays import Ids, Integers
+from stepfs_producer.plan.ragged import Ragged
 from stepfs_producer.plan.sources import Tokenizer as PlanTokenizer
 from stepfs_producer.plan.values import NONE
 from stepfs_producer.sources.record import RECORD_BYTES_MAX
@@ -318,8 +319,8 @@ class BytesOfText(Tokenizer):
 
     def encode_plain(self, texts: Sequence[str]) -> Documents:
         data = [text.encode() for text in texts]
-        lengths = np.array([len(text) for text in data], np.int64)
-        return Documents(np.frombuffer(b"".join(data), np.uint8).astype(np.int32), lengths)
+        ends = np.cumsum(np.array([len(text) for text in data], np.int64))
+        return Documents(Ragged(np.frombuffer(b"".join(data), np.uint8).astype(np.int32), ends))
 
 
 class ModelTokenizer(Tokenizer):
@@ -373,7 +374,7 @@ class ModelTokenizer(Tokenizer):
             counts = [len(ids) for ids in numbers]
             parts.append(np.fromiter(chain.from_iterable(numbers), np.int32, sum(counts)))
             lengths += counts
-        return Documents(np.concatenate(parts), np.array(lengths, np.int64))
+        return Documents(Ragged(np.concatenate(parts), np.cumsum(np.array(lengths, np.int64))))
 
     def name_of(self, number: int) -> str | None:
         known = self._model.id_to_token(number) if 0 <= number < self.vocabulary else None

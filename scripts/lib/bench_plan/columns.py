@@ -15,12 +15,10 @@ from bench.report import Report, Row
 from stepfs_producer.payloads.files import construct
 from stepfs_producer.payloads.step import (
     NO_TOKEN,
-    ColumnRows,
-    Columns,
     ColumnSpec,
     PayloadSpec,
     StepTask,
-    gathered_columns,
+    columns_of,
 )
 from stepfs_producer.plan.sources import Column, Images
 from stepfs_producer.transforms.images import with_images
@@ -47,22 +45,18 @@ def run(report: Report, _directory: Path, *, quick: bool) -> None:
     )
     for own in (False, True):
         column = ColumnSpec("pixels", Column(dtype="uint8", shape=(588,), file="own" if own else "rank"))
-        held = Columns.of_samples(
-            (column,), [{"pixels": np.full((ROWS, 588), span, np.uint8)} for span in range(SPANS)]
-        )
+        rows = [{"pixels": np.full((ROWS, 588), span, np.uint8)} for span in range(SPANS)]
+        [held] = columns_of((column,), rows)
         order = np.random.default_rng(0).permutation(SPANS)
-        taken = [ColumnRows(held, order, np.arange(SPANS))]
         task = step()
-        gather = best_ms(partial(gathered_columns, SPANS, taken), quick=quick)
-        whole = StepTask(*task, gathered_columns(SPANS, taken))
+        gather = best_ms(partial(held.take, order), quick=quick)
+        whole = StepTask(*task, (held.take(order),))
         payloads = PayloadSpec(".safetensors", True, 0, 1 << 17, columns=(column,))
         plain = PayloadSpec(".safetensors", True, 0, 1 << 17)
         make = best_ms(partial(construct, payloads, whole), quick=quick)
         without = best_ms(partial(construct, plain, StepTask(*task)), quick=quick)
         files, _ = construct(payloads, whole)
-        what = (
-            f"20 MB of patches {'into files beside' if own else 'into the files'}, ms of CPU: gathered_columns, written"
-        )
+        what = f"20 MB of patches {'into files beside' if own else 'into the files'}, ms of CPU: gathered, written"
         report.add(Row(what, f"{gather:.0f}, {make:.0f}", f"the same tokens alone {without:.0f}", None))
         if own:
             read = sum(map(len, files[::2])) / sum(map(len, files))

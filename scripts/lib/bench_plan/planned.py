@@ -9,9 +9,10 @@ from typing import Any
 
 from stepfs_producer.plan.arrays import Integers
 from stepfs_producer.plan.mix import MixEntry, MixSchedule, Stages, normalise
+from stepfs_producer.plan.order import BlockAddress
 from stepfs_producer.plan.planner import Planner
 from stepfs_producer.plan.rules import Rules, SourceRule
-from stepfs_producer.plan.samples import Ahead, Piece
+from stepfs_producer.plan.samples import Ahead, BlockHead, Heads, Piece
 from stepfs_producer.plan.step import End, Need, SourceState, State, StepPlan
 
 Weights = Mapping[str, int]
@@ -42,7 +43,8 @@ def ahead_of(source: SourceState, lengths: Integers, count: int, rows: Integers 
     while count > 0:
         tokens = lengths[taken : taken + count]
         theirs = None if rows is None else rows[taken : taken + count]
-        pieces.append(Piece(epoch, 0, 0, len(lengths), taken, tokens, (epoch + 1, 0, 0), theirs))
+        block = BlockHead(BlockAddress(epoch, 0, 0), len(lengths), BlockAddress(epoch + 1, 0, 0))
+        pieces.append(Piece(block, taken, Heads(tokens, theirs)))
         count -= len(tokens)
         epoch, taken = epoch + 1, 0
     return Ahead(tuple(pieces))

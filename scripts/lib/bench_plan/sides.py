@@ -30,16 +30,18 @@ from stepfs_producer.engine.retry import KeptBody
 from stepfs_producer.engine.worker import preload
 from stepfs_producer.payloads.files import construct
 from stepfs_producer.payloads.step import SampleGroup, gathered
+from stepfs_producer.plan.order import BlockAddress
 from stepfs_producer.plan.planner import Planner
+from stepfs_producer.plan.samples import BlockHead
 from stepfs_producer.plan.step import End, Need, State
 from stepfs_producer.run.lake import ensure_lake
 from stepfs_producer.run.load import LoadedSource, SampleBuffer, SampleChunk, spans_of
 from stepfs_producer.run.memory import memory_of
 from stepfs_producer.run.pipeline import Pipeline, RunCallbacks, RunConfig, StepSink
 from stepfs_producer.run.prepare import PreparedPlan, grid_of, looked_up, plan_at
-from stepfs_producer.run.workers.tasks import BlockHead, GroupHead, read, transform
+from stepfs_producer.run.workers.tasks import GroupHead, read, transform
 from stepfs_producer.run.workers.upload import Destination, put_step
-from stepfs_producer.sources.record import BlockAddress, BlockTask, SourceSpec
+from stepfs_producer.sources.record import BlockTask, SourceSpec
 from stepfs_producer.transforms.documents import TransformSpec
 
 BLOCKS_AHEAD = 3  # of each source, in the Pool
@@ -132,9 +134,7 @@ class _Source:
         """One more block."""
         block, head, samples = self._waiting.popleft().get()
         body = KeptBody(_Here(samples), _never, lambda _: None)
-        self.held.add(
-            SampleChunk(block.place, 0, block.records, block.follows, head.lengths, body, crc32c=block.crc32c)
-        )
+        self.held.add(SampleChunk(block, 0, head.heads, body))
         self.held.ended = block.ended
         self._submit()
 

@@ -22,7 +22,8 @@ from stepfs.format.grid import Grid
 from stepfs.torch import micro_batches
 from stepfs_producer import Producer
 from stepfs_producer.payloads.files import construct
-from stepfs_producer.payloads.step import Columns, PayloadSpec
+from stepfs_producer.payloads.step import PayloadSpec
+from stepfs_producer.plan.ragged import Ragged
 
 STEPS = 3
 RANKS, MICRO, _ = EXAMPLE.shape
@@ -185,13 +186,10 @@ WEIGHT = column_spec("weight", "float32", ())
 COUNTS = np.array([[1, 0, 2], [0, 3, 0], [1, 1, 1]])
 TASK = replace(
     EXAMPLE,
-    columns=Columns(
-        COUNTS,
-        (
-            np.arange(2, dtype=np.uint8)[:, None].repeat(1 << 16, axis=1),
-            np.arange(4000, dtype=np.int16).reshape(4, 1000),
-            np.arange(3, dtype=np.float32),
-        ),
+    columns=(
+        Ragged(np.arange(2, dtype=np.uint8)[:, None].repeat(1 << 16, axis=1), np.cumsum(COUNTS[:, 0])),
+        Ragged(np.arange(4000, dtype=np.int16).reshape(4, 1000), np.cumsum(COUNTS[:, 1])),
+        Ragged(np.arange(3, dtype=np.float32), np.cumsum(COUNTS[:, 2])),
     ),
 )
 

@@ -24,6 +24,7 @@ from stepfs.lake.kept_plans import LineageReader
 from stepfs_producer.commit.uploads import pack_position
 from stepfs_producer.plan.file.digest import plan_digest, plan_text
 from stepfs_producer.plan.model import parsed_plan
+from stepfs_producer.plan.order import BlockAddress
 from stepfs_producer.plan.step import SourceState, State
 from stepfs_producer.run.history import find as rooms
 from stepfs_producer.run.history.find import Absence, Found, Occurrence, RecordQuery, find_record
@@ -31,7 +32,6 @@ from stepfs_producer.run.history.positions import Positions
 from stepfs_producer.run.prepare import source_specs
 from stepfs_producer.sources.listing import Layout, list_corpus
 from stepfs_producer.sources.reading import read_block
-from stepfs_producer.sources.record import BlockAddress
 
 STEPS = 20_000
 RECORDS = 8_000  # two epochs and a half

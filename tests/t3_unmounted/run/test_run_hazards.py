@@ -28,6 +28,7 @@ from stepfs_producer.engine.api import Lost, WorkerDied
 from stepfs_producer.engine.retry import KeptBody
 from stepfs_producer.payloads.step import PayloadSpec
 from stepfs_producer.plan.planner import Planner
+from stepfs_producer.plan.ragged import Ragged
 from stepfs_producer.plan.rules import SourceRule
 from stepfs_producer.plan.sources import SkipBudget
 from stepfs_producer.plan.step import State, read_position
@@ -76,7 +77,7 @@ class DyingConstructors(HereEngine):
             self.done[arguments[0].name, *arguments[1].place] += 1
         elif function is transform:
             _, _, epoch, name, block, first, last = arguments
-            self.done[name, epoch, bytes(pickle.loads(block.body).data), first, last] += 1
+            self.done[name, epoch, pickle.loads(block.body).data.values.tobytes(), first, last] += 1
         return result
 
 
@@ -118,9 +119,9 @@ _calls = itertools.count(1)
 def lengthening(*arguments):
     """P16: every call gives one token more."""
     head, body = transform(*arguments)
-    lengths = head.lengths + next(_calls)
-    ids = np.zeros(lengths.sum(), np.int32)
-    return replace(head, lengths=lengths), replace(body, begins=np.r_[0, np.cumsum(lengths)], ids=ids)
+    tokens = head.heads.tokens + next(_calls)
+    ids = Ragged(np.zeros(tokens.sum(), np.int32), np.cumsum(tokens))
+    return replace(head, heads=replace(head.heads, tokens=tokens)), replace(body, ids=ids)
 
 
 async def test_a_lost_body_whose_transform_gives_another_result_ends_the_run(corpus, monkeypatch) -> None:

@@ -23,6 +23,7 @@ from stepfs.lake.log.reader import LogReader
 from stepfs.payload import COLUMNS, Spans
 from stepfs_producer.engine.worker import find_modules_in
 from stepfs_producer.plan.model import Plan
+from stepfs_producer.plan.order import BlockAddress
 from stepfs_producer.plan.step import State, read_position
 from stepfs_producer.run.history.kept_plans import plan_of, require_files
 from stepfs_producer.run.history.positions import CommitBehind, Positions
@@ -31,7 +32,7 @@ from stepfs_producer.run.lake import committed_positions, frozen_listing
 from stepfs_producer.run.prepare import source_specs
 from stepfs_producer.sources.listing import Layout, located_files
 from stepfs_producer.sources.reading import read_block
-from stepfs_producer.sources.record import Block, BlockAddress, BlockTask, SourceSpec
+from stepfs_producer.sources.record import Block, BlockTask, SourceSpec
 
 Cursor = tuple[int, ...]  # epoch, fragment, block, taken, into
 

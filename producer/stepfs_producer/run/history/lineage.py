@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-import numpy as np
 import trio
-from numpy.typing import NDArray
 
 from stepfs.errors import AbsentError, UsageError
 from stepfs.format.grid import Grid
@@ -18,24 +17,8 @@ from stepfs.lake.kept_plans import LineageReader, commit_of, kept_listing
 from stepfs.lake.log.reader import LogReader
 from stepfs.payload import Spans
 
-
-@dataclass(frozen=True, slots=True)
-class RecordPart:
-    """Tokens of a record, as a step holds them."""
-
-    source: str
-    epoch: int
-    file: int  # number in the listing
-    record: int  # its place in the file
-    first: int  # token of the record
-    ids: NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class NoText:
-    """Why the text of a record is not at hand, in a line."""
-
-    why: str
+if TYPE_CHECKING:
+    from stepfs_producer.run.history.texts import NoText, RecordPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +105,8 @@ async def _found(
     of_one_each = grid.micro > 1 and wanted.slice is None and wanted.micro is not None
     found: list[ShownSpan] = []
     parts: list[RecordPart] = []
+    if with_parts:
+        from stepfs_producer.run.history.texts import RecordPart  # noqa: PLC0415 - spans alone need no package of plans
 
     def take(index: SliceIndex, spans: Spans) -> None:
         rank, micro = placed[index]
@@ -200,9 +185,8 @@ def _named(span: ShownSpan, listings: Mapping[str, Listing]) -> ShownSpan:
 async def _texts(
     log: LogReader, digest: str, listings: Mapping[str, Listing], parts: Sequence[RecordPart], directory: str
 ) -> Sequence[str | NoText]:
-    # Spans alone need no package of plans.
-    from stepfs_producer.run.history.kept_plans import plan_of  # noqa: PLC0415
-    from stepfs_producer.run.history.texts import record_texts  # noqa: PLC0415
+    from stepfs_producer.run.history.kept_plans import plan_of  # noqa: PLC0415 - as above
+    from stepfs_producer.run.history.texts import NoText, record_texts  # noqa: PLC0415
 
     plan = await plan_of(log, digest) if digest else None
     if plan is None:

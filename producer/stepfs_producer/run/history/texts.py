@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stepfs.errors import StepfsError
 from stepfs.format.planned import Listing
@@ -21,7 +22,6 @@ from stepfs_producer.engine.worker import find_modules_in
 from stepfs_producer.plan.model import Plan
 from stepfs_producer.plan.resolve import resolve
 from stepfs_producer.run.history.kept_plans import require_files
-from stepfs_producer.run.history.lineage import NoText, RecordPart
 from stepfs_producer.run.prepare import source_specs, tokenizer_spec, transform_spec
 from stepfs_producer.sources.listing import Layout, located_files
 from stepfs_producer.sources.reading import read_record
@@ -32,6 +32,25 @@ from stepfs_producer.transforms.tokenizer import pinned
 
 RESTORE: Final = "restore it"
 _RECORDS_KEPT: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class RecordPart:
+    """Tokens of a record, as a step holds them."""
+
+    source: str
+    epoch: int
+    file: int  # number in the listing
+    record: int  # its place in the file
+    first: int  # token of the record
+    ids: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class NoText:
+    """Why the text of a record is not at hand, in a line."""
+
+    why: str
 
 
 def record_texts(
@@ -89,7 +108,7 @@ class _Source:
             made, _ = timed_transform(self.transform, self.spec.seed, part.epoch, self.spec.name, records)
         except (StepfsError, OSError) as error:
             return NoText(" ".join(str(error).split()))
-        ids = made.ids[part.first : part.first + len(part.ids)]
+        ids = made.samples.ids.values[part.first : part.first + len(part.ids)]
         return _shown(records) if np.array_equal(ids, part.ids) else self._changed(part)
 
     def _changed(self, part: RecordPart) -> NoText:
@@ -111,7 +130,7 @@ class _Source:
 
 
 def _shown(records: Records) -> str:
-    data = bytes(records.data)
+    data = records.data.values.tobytes()
     if records.kind is not Kind.FIELDS or data.startswith(b"{"):
         return data.decode()
     return json.dumps(unpacked(data), ensure_ascii=False, default=lambda value: f"{len(value)} bytes")

@@ -7,49 +7,34 @@ Workers import this module, so nothing here may need trio.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate
-
-import numpy as np
+from dataclasses import dataclass
 
 from stepfs_producer.payloads.files import construct
 from stepfs_producer.payloads.step import PayloadSpec, SampleGroup, StepSpans, cut_to, gathered
-from stepfs_producer.plan.arrays import Integers
+from stepfs_producer.plan.samples import BlockHead, Heads
 from stepfs_producer.sources.reading import read_block
-from stepfs_producer.sources.record import BlockAddress, BlockTask, Records, SourceSpec
+from stepfs_producer.sources.record import BlockTask, Records, SourceSpec
 from stepfs_producer.transforms.documents import TransformSpec
 from stepfs_producer.transforms.records import timed_transform
-
-
-@dataclass(frozen=True, slots=True)
-class BlockHead:
-    """A block without its records."""
-
-    place: BlockAddress
-    records: int
-    follows: BlockAddress
-    ended: bool
-    crc32c: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupHead:
     """A group of samples without them. Equal ones are of equal results, however long those took."""
 
-    lengths: Integers  # per record: tokens; 0: no sample, BAD: undecodable
+    heads: Heads
     bad: Mapping[int, tuple[int, int, str]]  # record → file, offset, why
-    columns: Integers | None = None  # [records, columns]: rows that each has beside its tokens
     seconds: float = 0.0  # of the transform
     learned: int = 0  # tokens that the loss looks at
-    parts: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # record → tokens of its documents
-    plain: tuple[int, ...] = ()  # records that `fim` left as they are
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, GroupHead) and self._result() == other._result()
 
     def _result(self) -> tuple[object, ...]:
-        columns = None if self.columns is None else self.columns.tolist()
-        return self.lengths.tolist(), self.bad, columns, self.parts, self.plain
+        heads = self.heads
+        documents = None if heads.documents is None else [one.tolist() for one in heads.documents]
+        more = [None if one is None else one.tolist() for one in (heads.tokens, heads.rows, heads.plain)]
+        return more, documents, self.bad
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -57,7 +42,7 @@ class GroupHead:
 def read(spec: SourceSpec, task: BlockTask) -> tuple[BlockHead, Records]:
     """See `read_block`."""
     block = read_block(spec, task)
-    return BlockHead(block.place, len(block.records), block.follows, block.ended, block.crc32c), block.records
+    return block.head, block.records
 
 
 def transform(
@@ -66,17 +51,8 @@ def transform(
     """Records `first` … `last` - 1 of a block; see `timed_transform`."""
     records = block.part(first, last)
     made, seconds = timed_transform(spec, seed, epoch, name, records)
-    bad = {index: (int(records.files[index]), int(records.offsets[index]), why) for index, why in made.bad.items()}
-    begins = np.concatenate([[0], np.cumsum(np.maximum(made.lengths, 0))])
-    edges = [begins[record] + edge for record, parts in made.parts.items() for edge in accumulate(parts)]
-    cuts = np.array(edges, np.int64) if edges else None
-    sides = None if spec.source.pair is None else np.ones(len(records), np.int64)
-    if sides is not None:
-        sides[list(made.rejected)] = 2
-    group = SampleGroup(begins, made.ids, made.mask, records.files, records.offsets, made.columns, cuts, sides)
-    columns = None if made.columns is None else made.columns.counts
-    learned = len(made.ids) if made.mask is None else int(made.mask.sum())
-    return GroupHead(made.lengths, bad, columns, seconds, learned, made.parts, made.plain), group
+    bad = {index: (*record_place(records, index), why) for index, why in made.bad.items()}
+    return GroupHead(made.heads, bad, seconds, made.learned), made.samples
 
 
 def record_place(block: Records, index: int) -> tuple[int, int]:
