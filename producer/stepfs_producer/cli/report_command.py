@@ -58,7 +58,7 @@ def report_lake(
             status = lake_document(log, groups, nodes)
             free = _free_bytes(log, capacity)
             wanted = text and out is not None
-            return await report_of_lake(reader, status, plan_dir, free_bytes=free, text=wanted, say=_say)
+            return await report_of_lake(reader, status, plan_dir, free_bytes=free, text=wanted)
 
     _give(interruption.run(look), out, text=text, as_json=as_json)
 

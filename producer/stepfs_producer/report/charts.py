@@ -44,6 +44,7 @@ _STYLE: Final[Mapping[str, Any]] = {
     "grid.linewidth": 0.6,
     "path.simplify": True,
 }
+_TIMES: Final = ((600.0, "%H:%M:%S"), (86_400.0, "%H:%M"), (864_000.0, "%b %d %H:%M"), (float("inf"), "%Y-%m-%d"))
 _YEAR_S_MAX: Final = 253_402_300_799  # of the year 9999
 
 
@@ -99,21 +100,19 @@ def _draw(axes: Axes, line: Line, x: Axis) -> None:
     points = [
         (at, value) for at, value in zip(line.x, line.y, strict=True) if x.kind != "time" or 0 <= at < _YEAR_S_MAX
     ]
-    places = [datetime.fromtimestamp(at, UTC) if x.kind == "time" else at for at, _ in points]
     axes.plot(
-        places,  # type: ignore[arg-type]
+        [at for at, _ in points],
         [value for _, value in points],
         color=_SERIES[number],
         linewidth=1.2 if line.dashed else 1.8,
         linestyle="--" if line.dashed else "-",
         marker=None if line.dashed or len(points) > _MARKED_MAX else _MARKERS[number],
         markersize=4,
-        drawstyle="default",
     )
 
 
 def _set_up(axes: Axes, x: Axis, y: Axis) -> None:
-    from matplotlib import dates, ticker  # noqa: PLC0415
+    from matplotlib import ticker  # noqa: PLC0415
 
     axes.set_xlabel(x.label)
     axes.set_ylabel(y.label)
@@ -121,9 +120,12 @@ def _set_up(axes: Axes, x: Axis, y: Axis) -> None:
     axes.set_ylim(y.least, y.most)
     for axis, which in ((axes.xaxis, x), (axes.yaxis, y)):
         if which.kind == "time":
-            places = dates.AutoDateLocator(maxticks=5)
-            axis.set_major_locator(places)
-            axis.set_major_formatter(dates.ConciseDateFormatter(places))
+            begin, end = axes.dataLim.intervalx
+            places = [begin + (end - begin) * number / 3 for number in range(4)] if 0 < begin < end else []
+            form = next(form for span_s, form in _TIMES if end - begin < span_s)
+            forms = [f"{form}\n%Y-%m-%d" if number == 0 and "%Y" not in form else form for number in range(len(places))]
+            texts = [datetime.fromtimestamp(at, UTC).strftime(one) for at, one in zip(places, forms, strict=True)]
+            axis.set_ticks(places, texts)
         elif which.kind == "power":
             ticks = range(0, int(which.most or 0) + 1, max(1, round((which.most or 0) / 6)))
             axis.set_ticks(list(ticks), [f"{1 << tick:,}" for tick in ticks])

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise, zip_longest
 from typing import Any, Final
+from urllib.parse import urlsplit, urlunsplit
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from stepfs_producer.plan.arrays import Integers
 from stepfs_producer.plan.balance import Over
 from stepfs_producer.plan.mix import ONE, MixSchedule
 from stepfs_producer.plan.model import Plan
-from stepfs_producer.plan.parts import Stage
+from stepfs_producer.plan.resolve import resolve
 from stepfs_producer.run.results import slowest_to_mean
 from stepfs_producer.run.view import Row
 
@@ -98,16 +99,14 @@ class Forecast:
 
     steps_per_day: float
     bytes_per_day: float
-    step_bytes: float
-    steps_left: int | None
     ends: float | None
     bytes_at_end: int | None
     free_bytes: int | None
     full: float | None
 
 
-def stages_of(stages: Sequence[Stage]) -> list[dict[str, int]]:
-    return [{"from": one.from_, "sequence_length": one.sequence_length} for one in stages]
+def stages_of(plan: Plan) -> list[dict[str, int]]:
+    return [{"from": one.from_, "sequence_length": one.sequence_length} for one in resolve(plan).stages]
 
 
 def wanted_shares(mix: MixSchedule, names: Sequence[str], steps: range) -> dict[str, float]:
@@ -121,6 +120,14 @@ def slowest_of(plan: Plan, costs: Mapping[str, Integers]) -> dict[str, float]:
     """Slowest ÷ mean rank by load, of [ranks, micro-batches], where the plan says that ranks meet."""
     level = 0 if plan.balance.over is Over.RANKS else 1
     return {name: slowest_to_mean(one)[level] for name, one in costs.items()}
+
+
+def without_secrets(url: str) -> str:
+    """The URL without user, password and query."""
+    if "://" not in url or url.startswith("file:"):
+        return url
+    parts = urlsplit(url)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
 def joined(shares: Sequence[Shares], most: int) -> list[Shares]:
@@ -146,25 +153,25 @@ def spread(steps: range, most: int) -> list[int]:
 
 
 def forecast_of(
-    points: Sequence[CommitPoint], steps_left: int | None, live_bytes: int, free_bytes: int | None
+    points: Sequence[CommitPoint], now_s: float, steps_left: int | None, live_bytes: int, free_bytes: int | None
 ) -> Forecast | None:
     """None where commits do not show a pace. `points`: in order of steps; `free_bytes`: that the store still takes."""
     recent = points[-max(2, len(points) // _RECENT) :]
     if len(recent) < 2 or recent[-1].time_s <= recent[0].time_s:
         return None
     begin, end = recent[0], recent[-1]
-    span_s, steps = end.time_s - begin.time_s, end.next_step - begin.next_step
-    bytes_per_s = (end.total_bytes - begin.total_bytes) / span_s
-    step_bytes = (end.total_bytes - begin.total_bytes) / steps if steps else 0.0
-    full = None if free_bytes is None or not bytes_per_s else end.time_s + free_bytes / bytes_per_s
-    ends = None if steps_left is None or not steps else end.time_s + steps_left * span_s / steps
+    span_s, steps, grown = (
+        end.time_s - begin.time_s,
+        end.next_step - begin.next_step,
+        end.total_bytes - begin.total_bytes,
+    )
+    ends = None if steps_left is None else now_s + steps_left * span_s / steps
+    full = None if free_bytes is None or not grown else now_s + free_bytes * span_s / grown
     return Forecast(
         steps_per_day=DAY_S * steps / span_s,
-        bytes_per_day=DAY_S * bytes_per_s,
-        step_bytes=step_bytes,
-        steps_left=steps_left,
+        bytes_per_day=DAY_S * grown / span_s,
         ends=ends,
-        bytes_at_end=None if steps_left is None else round(live_bytes + steps_left * step_bytes),
+        bytes_at_end=None if steps_left is None else round(live_bytes + steps_left * grown / steps),
         free_bytes=free_bytes,
         full=None if full is None or (ends is not None and ends < full) else full,
     )
@@ -197,7 +204,7 @@ class Report:
     time_s: float
     contents: Sequence[Contents]
     run: Run | None  # None: of a plan
-    steps: Sequence[int]  # that were planned, or whose files were looked at, by the lake's numbers
+    sample: str  # which steps the figures are of, in words
     notes: Sequence[str]  # what is not known, and why
     rows: Sequence[tuple[str, Row]] = ()  # a row and its place in words
     no_ids: str = ""  # why rows have ids in place of text

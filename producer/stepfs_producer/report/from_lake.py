@@ -6,7 +6,7 @@ What is read is bounded, however long the lake is; a step that cannot be read is
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Final
 
@@ -26,7 +26,6 @@ from stepfs_producer.payloads.step import COUNTS
 from stepfs_producer.plan.arrays import IGNORED, Integers
 from stepfs_producer.plan.cost import TOKENS, CostModel
 from stepfs_producer.plan.model import Plan
-from stepfs_producer.plan.resolve import resolve
 from stepfs_producer.report.figures import (
     CommitPoint,
     Contents,
@@ -41,20 +40,21 @@ from stepfs_producer.report.figures import (
     spread,
     stages_of,
     wanted_shares,
+    without_secrets,
 )
 from stepfs_producer.report.from_plan import POINTS, ROWS
 from stepfs_producer.run.check import estimate_plan
 from stepfs_producer.run.history.kept_plans import plan_of
 from stepfs_producer.run.history.lineage import Wanted, slices_of
 from stepfs_producer.run.prepare import schedule_of
-from stepfs_producer.run.view import Decoded, Row, Words, decoded, payloads_of_a_plan, seen_in_lake
+from stepfs_producer.run.view import SIDES, Decoded, Row, Words, decoded, payloads_of_a_plan, seen_in_lake
 
 COMMITS_MAX: Final = 256  # that are read, each by two requests at most
 LOOKED_MAX: Final = 16  # steps whose files are read
 LOOK_BYTES_MAX: Final = 256 << 20  # of their files in all
 PLANS_MAX: Final = 4  # producers whose contents are shown
 _ROW_STEPS: Final = 4  # from which rows are shown
-_SOURCE, _TOKENS = 3, 2  # columns of spans in files
+_TOKENS, _SOURCE, _SIDE = 2, 3, 8  # columns of spans in files; the last one where there are pairs
 
 
 async def report_of_lake(
@@ -64,17 +64,14 @@ async def report_of_lake(
     *,
     free_bytes: int | None,
     text: bool,
-    say: Callable[[str], None],
 ) -> Report:
     """`status`: the lake's document; `free_bytes`: that its store still takes, where that is known."""
-    return await _LakeReport(reader, status, directory, say).made(free_bytes, text=text)
+    return await _LakeReport(reader, status, directory).made(free_bytes, text=text)
 
 
 class _LakeReport:
-    def __init__(
-        self, reader: LineageReader, status: Mapping[str, Any], directory: str, say: Callable[[str], None]
-    ) -> None:
-        self._reader, self._status, self._directory, self._say = reader, status, directory, say
+    def __init__(self, reader: LineageReader, status: Mapping[str, Any], directory: str) -> None:
+        self._reader, self._status, self._directory = reader, status, directory
         self._log: LogReader = reader.log
         self._notes: dict[str, None] = {}  # in order, each once
         self._plans: dict[str, Plan | None] = {}  # by digest
@@ -84,20 +81,24 @@ class _LakeReport:
         live = range(log.first_live_step, log.state.next_step)
         own = range(max(live.start, log.state.origins[0].end if log.state.origins else 0), live.stop)
         if own.start > live.start:
-            self._note(f"commits of steps below {own.start} are in {log.state.origins[0].url}")
+            self._note(f"commits of steps below {own.start} are in {without_secrets(log.state.origins[0].url)}")
         commits = await self._commits(own)
         contents = await self._contents(commits)
-        steps = await self._look(spread(live, self._looked_max(len(live))), contents)
-        rows, no_ids = await self._rows(steps) if text else ([], "")
+        candidates = spread(live, self._looked_max(len(live)))
+        steps = await self._look(candidates, contents)
+        rows, no_ids = await self._rows(steps or candidates[-1:]) if text else ([], "")
         points = [
             CommitPoint(one.time_ms / 1000, one.producer_id, one.next_seq, one.next_step, one.total_bytes)
             for one in commits
         ]
         left = [one.steps - one.step for one in contents if one.steps is not None]
         known = sum(left) if left and len(left) == len(contents) else None
-        forecast = None if log.state.sealed else forecast_of(points, known, log.live_bytes, free_bytes)
+        now_s = time.time()
+        forecast = None if log.state.sealed else forecast_of(points, now_s, known, log.live_bytes, free_bytes)
         run = Run(self._status, points, forecast)
-        return Report(log.store.url, time.time(), contents, run, steps, list(self._notes), rows, no_ids)
+        looked = f"Files of {len(steps)} steps were looked at: {', '.join(map(str, steps))}. " if steps else ""
+        sample = f"{looked}Commits read: {len(commits)} of {log.state.version + 1} versions of the log."
+        return Report(without_secrets(log.store.url), now_s, contents, run, sample, list(self._notes), rows, no_ids)
 
     def _note(self, line: str) -> None:
         self._notes.setdefault(line)
@@ -149,7 +150,7 @@ class _LakeReport:
         plan = await self._plan(newest.digest)
         found = Contents(name, newest.digest, newest.step)
         if plan is not None:
-            found.steps, found.stages = estimate_plan(plan).steps, stages_of(resolve(plan).stages)
+            found.steps, found.stages = estimate_plan(plan).steps, stages_of(plan)
         read = (read_plan_position(commit.position) for commit in commits if commit.producer_id == name)
         known = sorted([one for one in (*read, newest) if one is not None], key=lambda one: one.step)
         counts = [(one.step, {source: each.tokens for source, each in one.sources.items()}) for one in known]
@@ -218,18 +219,21 @@ class _LakeReport:
             sums.take(decoded(self._log.identity.ext, payload, Words()), *place)
 
     async def _rows(self, steps: Sequence[int]) -> tuple[list[tuple[str, Row]], str]:
-        rows: list[tuple[str, Row]] = []
-        chosen = spread(range(len(steps)), _ROW_STEPS) if steps else []
+        """Rows of rank 0, of as few steps as have enough of them, and why they have ids in place of text."""
+        rows: list[tuple[int, Row]] = []
+        first = [steps[at] for at in spread(range(len(steps)), _ROW_STEPS)]
         why = ""
-        for at in chosen:
+        for step in [*first, *(step for step in steps if step not in first)]:
+            if len(rows) >= ROWS:
+                break
             try:
-                seen = await seen_in_lake(self._reader, Wanted(steps[at], 0), self._directory, self._note)
+                seen = await seen_in_lake(self._reader, Wanted(step, 0), self._directory, self._note)
             except StepfsError as error:
-                self._note(f"no rows of step {steps[at]}: {error}")
+                self._note(f"no rows of step {step}: {error}")
                 continue
             why = seen.words.why
-            rows += [(f"step {steps[at]}", row) for row in seen.rows[: -(-ROWS // len(chosen))]]
-        return rows, why
+            rows += [(step, row) for row in seen.rows[: -(-ROWS // len(first))]]
+        return [(f"step {step}", row) for step, row in sorted(rows[:ROWS], key=lambda one: one[0])], why
 
 
 class StepSums:
@@ -245,13 +249,19 @@ class StepSums:
     def take(self, found: Decoded, rank: int, micro: int) -> None:
         """A file, whose first micro-batch is `micro` of `rank`."""
         table = found.spans
+        if found.documents is None:
+            raise UsageError("files of ids alone do not say how full rows are, and what is in them")
         if table is None:
-            raise UsageError("files of this kind do not say what is in them; .safetensors, .pt and .tar do")
+            self._tokens, self._room = self._tokens + int((found.documents >= 0).sum()), self._room + found.ids.size
+            return
         tokens = table[:, _TOKENS].astype(np.int64)
         self._tokens += int(tokens.sum())
         self._room += found.ids.size * self._cp
         for number, name in enumerate(found.sources):
-            self._lengths.setdefault(name, []).append(tokens[table[:, _SOURCE] == number])
+            mine = table[:, _SOURCE] == number
+            begins = np.flatnonzero(table[mine, _SIDE] != SIDES.index("rejected")) if table.shape[1] > _SIDE else None
+            own = tokens[mine]  # both documents of a pair are one, as the planner has them
+            self._lengths.setdefault(name, []).append(own if begins is None else np.add.reduceat(own, begins))
         self._note_learned(found, table)
         costs = {} if self._plan is None else costs_of(self._plan, tokens, found.beside)
         for number in range(len(found.ids)):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import groupby
 from typing import Final
 
 import numpy as np
 
 from stepfs_producer.plan.mix import ONE
 from stepfs_producer.plan.planner import Planner
-from stepfs_producer.plan.resolve import resolve
 from stepfs_producer.plan.spans import Span
 from stepfs_producer.plan.step import StepPlan
 from stepfs_producer.report.figures import (
@@ -21,6 +21,7 @@ from stepfs_producer.report.figures import (
     StepLook,
     joined,
     slowest_of,
+    spread,
     stages_of,
 )
 from stepfs_producer.run.check import Inspection, estimate_plan
@@ -30,7 +31,8 @@ from stepfs_producer.run.results import PlanTotals, Progress, bad_records_named,
 from stepfs_producer.run.view import samples_of
 
 ROWS: Final = 20
-POINTS: Final = 64  # of a line in a chart
+POINTS: Final = 64  # of a share's line in a chart
+LOOKS_MAX: Final = 256  # of the steps in it
 _REASONS: Final = 3  # of bad records, by source
 
 
@@ -51,7 +53,7 @@ async def report_of_plan(
         str(place.file),
         prepared.digest,
         steps=estimate_plan(place.plan).steps,
-        stages=stages_of(resolve(place.plan).stages),
+        stages=stages_of(place.plan),
     )
     with progress("report", steps) as show, bad_records_named(totals, say):
         callbacks = callbacks_of(prepared, totals, show)
@@ -64,12 +66,15 @@ async def report_of_plan(
         ended = await conduct_here(prepared, place.directory, None, None, watched, state, steps_max=steps, of_step=0.0)
     _note_sources(contents, place, found, totals)
     contents.shares = joined(contents.shares, POINTS)
+    sample = f"Its first {totals.steps} steps were planned over the real records; no lake was touched."
+    contents.looked = [contents.looked[at] for at in spread(range(totals.steps), LOOKS_MAX)]
     rows, notes = [], [f"the plan ends within the steps that were planned: {ended}"] if ended else []
     if text:
-        seen = await samples_of(place, None, -(-ROWS // len(place.plan.sources)), say)
-        rows = [("", row) for row in seen.rows[:ROWS]]
-    planned_steps = [one.step for one in contents.looked]
-    return Report(str(place.file), time.time(), [contents], None, planned_steps, notes, rows)
+        seen = await samples_of(place, None, ROWS, say)
+        by_source = [list(group) for _, group in groupby(seen.rows, lambda row: row.documents[0].source)]
+        each = -(-ROWS // max(len(by_source), 1))
+        rows = [("", row) for group in by_source for row in group[:each]][:ROWS]
+    return Report(str(place.file), time.time(), [contents], None, sample, notes, rows)
 
 
 def _note(contents: Contents, place: LocatedPlan, plan: StepPlan) -> None:

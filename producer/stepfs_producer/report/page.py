@@ -6,17 +6,16 @@ import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from itertools import zip_longest
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit, urlunsplit
 
 from stepfs._internal.clock import age_text
 from stepfs.errors import AbsentError, RefusedError, UsageError
 from stepfs_producer.report.charts import COLOURS, MARKS, Axis, Line, drawn
-from stepfs_producer.report.figures import DAY_S, Contents, Report, Run
+from stepfs_producer.report.figures import DAY_S, Contents, Report, Run, without_secrets
 from stepfs_producer.run.view import Part, Row, escaped
 
 _TEXT_MAX: Final = 400  # characters of a part
@@ -24,8 +23,11 @@ _TAIL: Final = 120  # of them, at its end
 _PARTS_MAX: Final = 40  # of a document
 _DOCUMENTS_MAX: Final = 6  # of a row
 _ROWS_CHARACTERS_MAX: Final = 400_000  # of all rows: at most 4 bytes each, and 5 of `&quot;` for one
+_LINES_MAX: Final = 200  # of a table
 _MARKUP: Final = 40  # characters around a part
+_AHEAD: Final = 3  # times the time that is known, at most, of a forecast in a chart
 _UNITS: Final = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
+_BEGINNING: Final = b"<!doctype html>"
 STEP: Final = Axis("step")
 
 
@@ -33,6 +35,10 @@ def check_place(path: Path) -> None:
     """Refuse before any work what `write` would refuse behind it."""
     if path.exists() and not path.is_file():
         raise UsageError(f"--out {path}: is no regular file; name a file, such as report.html")
+    if path.exists() and path.stat().st_size:
+        with path.open("rb") as file:
+            if not file.read(len(_BEGINNING)).lower().startswith(_BEGINNING):
+                raise RefusedError(f"--out {path}: is there, and is no page; name another file")
     if not path.absolute().parent.is_dir():
         raise AbsentError(f"--out {path}: there is no directory {path.absolute().parent}; make it first")
 
@@ -79,19 +85,12 @@ def page_of(report: Report, filters: Mapping[str, Callable[..., str]], *, text: 
         rows_left=len(report.rows) - len(rows),
         marks=MARKS,
         contents=[(one, [*_charts_of(one)]) for one in report.contents],
-        run_charts=[] if report.run is None else [*_charts_of_run(report.run)],
+        run_charts=[] if report.run is None else [*_charts_of_run(report.run, report.time_s)],
         documents_max=_DOCUMENTS_MAX,
         parts_max=_PARTS_MAX,
+        lines_max=_LINES_MAX,
         piece=_piece,
     )
-
-
-def without_secrets(url: str) -> str:
-    """The URL without user, password and query."""
-    if "://" not in url or url.startswith("file:"):
-        return url
-    parts = urlsplit(url)
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
 def _within(rows: Sequence[tuple[str, Row]]) -> Iterator[tuple[str, Row]]:
@@ -176,7 +175,7 @@ def _charts_of_looks(one: Contents) -> Iterator[Chart]:
         yield Chart("Slowest ÷ mean rank: 1 is even", svg, loads[:COLOURS])
 
 
-def _charts_of_run(run: Run) -> Iterator[Chart]:
+def _charts_of_run(run: Run, now_s: float) -> Iterator[Chart]:
     if not run.commits:
         return
     names = sorted({one.producer for one in run.commits})
@@ -187,17 +186,15 @@ def _charts_of_run(run: Run) -> Iterator[Chart]:
     time = Axis("time of the commit, UTC", "time")
     left = f"{len(names) - COLOURS} more producers are not drawn." if len(names) > COLOURS else ""
     yield Chart("Steps committed, by producer", drawn(lines, time, Axis("steps", least=0)), names[:COLOURS], left)
-    power = max(0, (max(one.total_bytes for one in run.commits).bit_length() - 1) // 10)
-    unit, size = _UNITS[min(power, len(_UNITS) - 1)], 1024 ** min(power, len(_UNITS) - 1)
-    grown = [Line([one.time_s for one in run.commits], [one.total_bytes / size for one in run.commits])]
-    last, forecast, note = run.commits[-1], run.forecast, ""
-    until = None if forecast is None else forecast.full or forecast.ends
-    if forecast is not None and until is not None and until > last.time_s:
-        more = forecast.bytes_per_day * (until - last.time_s) / DAY_S
-        grown.append(
-            Line([last.time_s, until], [last.total_bytes / size, (last.total_bytes + more) / size], dashed=True)
-        )
-        note = "Dashed: at the pace of the last commits, until " + (
-            "the store is full." if forecast.full else "the plan ends."
-        )
-    yield Chart("Bytes committed, reclaimed ones included", drawn(grown, time, Axis(unit, least=0)), (), note)
+    seen = Line([one.time_s for one in run.commits], [one.total_bytes for one in run.commits])
+    lines, last, span_s = [seen], run.commits[-1], run.commits[-1].time_s - run.commits[0].time_s
+    until = None if run.forecast is None else run.forecast.full or run.forecast.ends
+    if run.forecast is not None and until is not None and now_s - last.time_s < span_s:
+        until = min(until, now_s + _AHEAD * span_s)
+        more = run.forecast.bytes_per_day * (until - now_s) / DAY_S
+        lines.append(Line([now_s, until], [last.total_bytes, last.total_bytes + more], dashed=True))
+    power = min(max(0, (int(lines[-1].y[-1]).bit_length() - 1) // 10), len(_UNITS) - 1)
+    lines = [replace(line, y=[size / 1024**power for size in line.y]) for line in lines]
+    svg = drawn(lines, time, Axis(_UNITS[power], least=0))
+    note = "Dashed: at the pace of the last commits." if len(lines) > 1 else ""
+    yield Chart("Bytes committed, reclaimed ones included", svg, (), note)
