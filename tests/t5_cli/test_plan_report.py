@@ -205,7 +205,7 @@ def test_a_damaged_step_is_named_and_left_out(made: Path, tmp_path: Path) -> Non
     victim.write_bytes(body)
     document = reported(lake, "--json").document
     assert [one["step"] for one in document["contents"][0]["looked"]] == [0, 2]
-    assert [note.partition(":")[0] for note in document["notes"] if "left out" in note] == ["step 1 was left out"]
+    assert [note.partition(":")[0] for note in document["notes"] if "left out" in note] == ["step 1 left out"]
 
 
 def test_a_full_disk_and_ctrl_c_leave_what_was_there(made: Path, tmp_path: Path, monkeypatch) -> None:

@@ -139,7 +139,11 @@ def joined(shares: Sequence[Shares], most: int) -> list[Shares]:
             group[0].first,
             group[-1].next,
             {name: sum(one.tokens.get(name, 0) for one in group) for name in group[-1].tokens},
-            {name: sum(one.wanted.get(name, 0.0) for one in group) / len(group) for name in group[-1].wanted},
+            {
+                name: sum(one.wanted.get(name, 0.0) * (one.next - one.first) for one in group)
+                / (group[-1].next - group[0].first)
+                for name in group[-1].wanted
+            },
         )
         for group in groups
     ]

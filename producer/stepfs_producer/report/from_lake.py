@@ -6,17 +6,17 @@ What is read is bounded, however long the lake is; a step that cannot be read is
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from typing import Any, Final
 
 import numpy as np
 import trio
 from numpy.typing import NDArray
 
-from stepfs.errors import StepfsError, UsageError
+from stepfs.errors import AbsentError, CorruptError, RefusedError, UsageError
 from stepfs.format.commit import Commit
-from stepfs.format.ids import SliceIndex, Step
+from stepfs.format.ids import SliceIndex, Step, Version
 from stepfs.format.planned import PlanStanding, read_plan_position
 from stepfs.format.snapshot import StepEntry
 from stepfs.lake.concurrency import in_order
@@ -53,6 +53,7 @@ COMMITS_MAX: Final = 256  # that are read, each by two requests at most
 LOOKED_MAX: Final = 16  # steps whose files are read
 LOOK_BYTES_MAX: Final = 256 << 20  # of their files in all
 PLANS_MAX: Final = 4  # producers whose contents are shown
+_PROBLEMS_MAX: Final = 10  # that are named
 _ROW_STEPS: Final = 4  # from which rows are shown
 _TOKENS, _SOURCE, _SIDE = 2, 3, 8  # columns of spans in files; the last one where there are pairs
 
@@ -74,6 +75,7 @@ class _LakeReport:
         self._reader, self._status, self._directory = reader, status, directory
         self._log: LogReader = reader.log
         self._notes: dict[str, None] = {}  # in order, each once
+        self._problems: dict[str, list[str]] = {}  # error → what it left out
         self._plans: dict[str, Plan | None] = {}  # by digest
 
     async def made(self, free_bytes: int | None, *, text: bool) -> Report:
@@ -91,14 +93,22 @@ class _LakeReport:
             CommitPoint(one.time_ms / 1000, one.producer_id, one.next_seq, one.next_step, one.total_bytes)
             for one in commits
         ]
-        left = [one.steps - one.step for one in contents if one.steps is not None]
+        left = [max(0, one.steps - one.step) for one in contents if one.steps is not None]
         known = sum(left) if left and len(left) == len(contents) else None
         now_s = time.time()
         forecast = None if log.state.sealed else forecast_of(points, now_s, known, log.live_bytes, free_bytes)
         run = Run(self._status, points, forecast)
         looked = f"Files of {len(steps)} steps were looked at: {', '.join(map(str, steps))}. " if steps else ""
         sample = f"{looked}Commits read: {len(commits)} of {log.state.version + 1} versions of the log."
-        return Report(without_secrets(log.store.url), now_s, contents, run, sample, list(self._notes), rows, no_ids)
+        return Report(without_secrets(log.store.url), now_s, contents, run, sample, list(self._lines()), rows, no_ids)
+
+    def _lines(self) -> Iterator[str]:
+        yield from self._notes
+        for error, left_out in list(self._problems.items())[:_PROBLEMS_MAX]:
+            more = f" and {len(left_out) - 1} more" if len(left_out) > 1 else ""
+            yield f"{left_out[0]}{more} left out: {error}"
+        if len(self._problems) > _PROBLEMS_MAX:
+            yield f"{len(self._problems) - _PROBLEMS_MAX} more problems; `stepfs verify` names them all"
 
     def _note(self, line: str) -> None:
         self._notes.setdefault(line)
@@ -106,21 +116,32 @@ class _LakeReport:
     async def _commits(self, steps: range) -> list[Commit]:
         log = self._log
 
-        async def read(step: int) -> StepEntry:
-            return await log.lone_entry(Step(step))
+        async def version(step: int) -> Version | None:
+            entry = None
+            with self._left_out(f"step {step}"):
+                entry = await log.lone_entry(Step(step))
+            return None if entry is None else entry.version
 
-        async with aclosing(in_order(spread(steps, COMMITS_MAX), read)) as entries:
-            versions = sorted({entry.version async for _, entry in entries})
-        found = []
-        async with aclosing(
-            in_order(versions, lambda version: commit_of(log.store, log.identity.lake_id, version))
-        ) as commits:
-            async for _, commit in commits:
-                if commit is not None:
-                    found.append(commit)
-        if len(found) < len(versions):
-            self._note(f"{len(versions) - len(found)} of {len(versions)} commits are gone from the log")
-        return found
+        async def commit(version: Version) -> Commit | None:
+            found = None
+            with self._left_out(f"version {version} of the log"):
+                found = await commit_of(log.store, log.identity.lake_id, version)
+                if found is None:
+                    raise AbsentError("it is gone; try again")
+            return found
+
+        async with aclosing(in_order(spread(steps, COMMITS_MAX), version)) as versions:
+            known = sorted({one async for _, one in versions if one is not None})
+        async with aclosing(in_order(known, commit)) as commits:
+            return [one async for _, one in commits if one is not None]
+
+    @contextmanager
+    def _left_out(self, what: str) -> Iterator[None]:
+        """Around what is left out, and named, where it cannot be read; a store that does not answer ends the report."""
+        try:
+            yield
+        except (AbsentError, CorruptError, RefusedError, UsageError) as error:
+            self._problems.setdefault(str(error), []).append(what)
 
     async def _plan(self, digest: str) -> Plan | None:
         if digest not in self._plans:
@@ -179,16 +200,11 @@ class _LakeReport:
         by_name = {one.name: one for one in contents}
         looked = []
         for step in steps:
-            try:
+            with self._left_out(f"step {step}"):
                 entry = await self._log.lone_entry(Step(step))
                 if (whose := by_name.get(entry.producer_id)) is not None:
                     await self._look_at(entry, whose)
                     looked.append(step)
-            except UsageError as error:  # files of a kind without spans are of that kind in every step
-                self._note(str(error))
-                break
-            except StepfsError as error:
-                self._note(f"step {step} was left out: {error}")
         return looked
 
     async def _look_at(self, entry: StepEntry, whose: Contents) -> None:
@@ -226,13 +242,10 @@ class _LakeReport:
         for step in [*first, *(step for step in steps if step not in first)]:
             if len(rows) >= ROWS:
                 break
-            try:
+            with self._left_out(f"what step {step} reads"):
                 seen = await seen_in_lake(self._reader, Wanted(step, 0), self._directory, self._note)
-            except StepfsError as error:
-                self._note(f"no rows of step {step}: {error}")
-                continue
-            why = seen.words.why
-            rows += [(step, row) for row in seen.rows[: -(-ROWS // len(first))]]
+                why = seen.words.why
+                rows += [(step, row) for row in seen.rows[: -(-ROWS // len(first))]]
         return [(f"step {step}", row) for step, row in sorted(rows[:ROWS], key=lambda one: one[0])], why
 
 
@@ -250,7 +263,7 @@ class StepSums:
         """A file, whose first micro-batch is `micro` of `rank`."""
         table = found.spans
         if found.documents is None:
-            raise UsageError("files of ids alone do not say how full rows are, and what is in them")
+            raise UsageError("files of ids alone do not say what is in rows")
         if table is None:
             self._tokens, self._room = self._tokens + int((found.documents >= 0).sum()), self._room + found.ids.size
             return

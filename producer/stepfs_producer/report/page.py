@@ -45,7 +45,7 @@ def check_place(path: Path) -> None:
 
 def write(path: Path, text: str) -> None:
     """Put it there whole, mode 0600, or leave what is there."""
-    own = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}")
+    own = path.with_name(f".stepfs-report-{secrets.token_hex(4)}")
     try:
         with os.fdopen(os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
             os.fchmod(file.fileno(), 0o600)
@@ -153,7 +153,7 @@ def _charts_of(one: Contents) -> Iterator[Chart]:
             for number, each in enumerate(lengths)
             if sum(each)
         ]
-        x_axis = Axis("tokens of a document, at least", "power", 0, max(top - 1, 1))
+        x_axis = Axis("tokens of a document, at least", "power", -0.3, max(top, 2) - 0.7)
         svg = drawn(lines, x_axis, Axis("share of its documents", "percent", least=0))
         yield Chart("Length of documents, as rows hold them", svg, legend)
 
