@@ -12,8 +12,12 @@ from stepfs_producer.plan.mix import ONE, MixEntry, MixSchedule
 from stepfs_producer.report.charts import Axis, Line, drawn
 from stepfs_producer.report.figures import (
     CommitPoint,
+    Contents,
+    Report,
+    Run,
     Shares,
     SourceFigures,
+    StepLook,
     between,
     forecast_of,
     joined,
@@ -21,6 +25,8 @@ from stepfs_producer.report.figures import (
     wanted_shares,
     without_secrets,
 )
+from stepfs_producer.report.page import page_of
+from stepfs_producer.run.view import Document, Part, Row
 
 DAY = 86_400.0
 
@@ -100,3 +106,31 @@ def test_a_drawing_has_its_texts_and_the_colours_of_the_page(days):
     assert not re.findall(r"#[0-9a-f]{6}|http(?!://www\.w3\.org/1999/xlink)", svg)
     assert "var(--c2)" in svg, "the tenth line has the third colour"
     assert drawn([], Axis("x"), Axis("y", "percent")).count("<text") >= 2
+
+
+def test_a_page_of_the_most_that_there_may_be_has_less_than_two_mebibytes():
+    name = "語" * 190
+    producers = [Contents(f"{number}{name}", "0" * 32, 5, 9, 5) for number in range(4)]
+    for contents in producers:
+        contents.sources = {f"{n}{name}": SourceFigures(tokens=n, lengths=[1] * 30) for n in range(3000)}
+        names = dict.fromkeys(contents.sources, 1)
+        contents.shares = [Shares(n, n + 1, names, names) for n in range(64)]
+        contents.looked = [StepLook(n, n / 256, {"cost": 1.5, "tokens": 1.0}) for n in range(256)]
+    group = {"need": 3, "kept": list(range(4000)), "held_bytes": 1, "held_for": None}
+    node = {"host": name, "directory": "/run", "group": "g", "frontier": 3, "last_step": 2, "waited": 0.5, "time": 1.0}
+    status = {
+        "next_step": 9, "first_step": 0, "frontier": 8, "sealed": False, "live_bytes": 5, "total_bytes": 9, "time": 5.0,
+        "groups": {f"{n}{name}": group for n in range(300)}, "nodes": [{**node, "stale": True}] * 3000,
+        "producers": {f"{n}{name}": {"retired": False, "next_seq": 1, "epoch": 1, "time": 5.0} for n in range(3000)},
+    }  # fmt: skip
+    points = [CommitPoint(float(n), f"{n % 9}{name}", n, n + 1, 1 << n) for n in range(256)]
+    forecast = forecast_of(points, 300.0, 7, 9, 1 << 300)
+    parts = [Part("text", '"' * 5000, [1] * 5000, learned=True)] * 100
+    document = Document(0, 9, name, 0, name, 1, 0, None, (), parts, 3)
+    rows = [("step 1", Row(0, 0, 0, 9, 3, [document] * 100))] * 20
+    report = Report("s3://a:b@c/d", 1e9, producers, Run(status, points, forecast), "A sample.", ["a"] * 20, rows, "why")
+    page = page_of(report, {"size": str, "when": str}, text=True)
+    assert 1 << 19 < len(page.encode()) < 2 << 20
+    assert "s3://c/d" in page
+    assert "more rows were left out" in page
+    assert page.count("2900 more are not shown") == 6
