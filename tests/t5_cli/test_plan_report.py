@@ -74,7 +74,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_of_a_lake_it_finds_in_the_files_what_the_plan_had_meant(made: Path) -> None:
-    of_plan = reported(made / "plan.yaml", "--steps", STEPS, "--json").document
+    of_plan = reported(made / "plan.yaml", "--limit-steps", STEPS, "--json").document
     of_lake = reported(f"file://{made}/lake", "--json", "--capacity", "1G").document
     for document in (of_plan, of_lake):
         json_schemas.check("produce-report", document)
@@ -236,9 +236,9 @@ def test_a_full_disk_and_ctrl_c_leave_what_was_there(made: Path, tmp_path: Path,
         (["PLAN", "--out", "."], 2, "is no regular file"),
         (["PLAN", "--out", "/nowhere/r.html"], 3, "there is no directory /nowhere"),
         (["PLAN", "--json", "--capacity", "1G"], 2, "--capacity is for lakes"),
-        (["LAKE", "--json", "--steps", "3"], 2, "--steps is for plans"),
+        (["LAKE", "--json", "--limit-steps", "3"], 2, "--limit-steps is for plans"),
         (["LAKE", "--json", "--holdout"], 2, "--holdout is for plans"),
-        (["LAKE", "--json", "--capacity", "3Q"], 2, "write a number and K, M, G or T"),
+        (["LAKE", "--json", "--capacity", "3Q"], 2, "write a number and K, M, G, T or P"),
         (["none.yaml", "--json"], 3, "no such file"),
         (["file:///nowhere", "--json"], 3, "is not a lake"),
     ],

@@ -270,9 +270,8 @@ def report(
         Path | None, Opt("--out", "The file to write, which replaces one of that name: one HTML page.", "FILE")
     ] = None,
     no_text: Annotated[bool, Opt("--no-text", "Show no rows of training text.")] = False,
-    steps: Annotated[  # without a variable: STEPFS_STEPS is what a mount shows
-        int | None,
-        typer.Option("--steps", help="Of a plan: plan the first N steps; 100 by default.", metavar="N", min=1),
+    limit_steps: Annotated[
+        int | None, Opt("--limit-steps", "Of a plan: plan the first N steps; 100 by default.", "N", least=1)
     ] = None,
     capacity: Annotated[
         str | None,
@@ -292,7 +291,11 @@ def report(
     from stepfs_producer.cli.report_command import report_lake, report_plan
 
     lakes = is_lake(target)
-    of_one = {"--steps": (steps, not lakes), "--holdout": (holdout or None, not lakes), "--capacity": (capacity, lakes)}
+    of_one = {
+        "--limit-steps": (limit_steps, not lakes),
+        "--holdout": (holdout or None, not lakes),
+        "--capacity": (capacity, lakes),
+    }
     for option, (given, fits) in of_one.items():
         if given is not None and not fits:
             raise UsageError(f"{option} is for {'plans' if lakes else 'lakes'}; {target} is none")
@@ -303,7 +306,7 @@ def report(
         at = StoreOptions(endpoint_url)
         report_lake(target, at, plan_dir, held, out, text=not no_text, as_json=as_json)
     else:
-        report_plan(Path(target), steps or 100, out, held_out=holdout, text=not no_text, as_json=as_json)
+        report_plan(Path(target), limit_steps or 100, out, held_out=holdout, text=not no_text, as_json=as_json)
 
 
 def _parted(text: str) -> tuple[str, int | None, int | None]:

@@ -86,7 +86,7 @@ class Contents:
 class CommitPoint:
     """A commit that was read: what its producer and the lake had behind it."""
 
-    time_s: float  # by the producer's clock
+    time: float  # seconds since 1970, by the producer's clock
     producer: str
     producer_steps: int
     next_step: int
@@ -161,11 +161,11 @@ def forecast_of(
 ) -> Forecast | None:
     """None where commits do not show a pace. `points`: in order of steps; `free_bytes`: that the store still takes."""
     recent = points[-max(2, len(points) // _RECENT) :]
-    if len(recent) < 2 or recent[-1].time_s <= recent[0].time_s:
+    if len(recent) < 2 or recent[-1].time <= recent[0].time:
         return None
     begin, end = recent[0], recent[-1]
     span_s, steps, grown = (
-        end.time_s - begin.time_s,
+        end.time - begin.time,
         end.next_step - begin.next_step,
         end.total_bytes - begin.total_bytes,
     )
@@ -205,7 +205,7 @@ class Report:
     """All figures of a plan or a lake."""
 
     what: str  # the plan's file, or the lake's URL
-    time_s: float
+    time: float
     contents: Sequence[Contents]
     run: Run | None  # None: of a plan
     sample: str  # which steps the figures are of, in words
@@ -216,4 +216,5 @@ class Report:
     def document(self) -> dict[str, Any]:
         """The document of `stepfs-produce report --json` (fs/JSON.md), without its number: the figures, and no row."""
         figures = asdict(replace(self, rows=()))
-        return {name: one for name, one in figures.items() if name not in {"rows", "no_ids"}}
+        what = {"plan": self.what if self.run is None else None, "lake": None if self.run is None else self.what}
+        return what | {name: one for name, one in figures.items() if name not in {"what", "rows", "no_ids"}}

@@ -85,7 +85,7 @@ def page_of(report: Report, filters: Mapping[str, Callable[..., str]], *, text: 
         rows_left=len(report.rows) - len(rows),
         marks=MARKS,
         contents=[(one, [*_charts_of(one)]) for one in report.contents],
-        run_charts=[] if report.run is None else [*_charts_of_run(report.run, report.time_s)],
+        run_charts=[] if report.run is None else [*_charts_of_run(report.run, report.time)],
         documents_max=_DOCUMENTS_MAX,
         parts_max=_PARTS_MAX,
         lines_max=_LINES_MAX,
@@ -182,14 +182,14 @@ def _charts_of_run(run: Run, now_s: float) -> Iterator[Chart]:
     lines = []
     for number, name in enumerate(names[:COLOURS]):
         own = [one for one in run.commits if one.producer == name]
-        lines.append(Line([one.time_s for one in own], [one.producer_steps for one in own], number))
+        lines.append(Line([one.time for one in own], [one.producer_steps for one in own], number))
     time = Axis("time of the commit, UTC", "time")
     left = f"{len(names) - COLOURS} more producers are not drawn." if len(names) > COLOURS else ""
     yield Chart("Steps committed, by producer", drawn(lines, time, Axis("steps", least=0)), names[:COLOURS], left)
-    seen = Line([one.time_s for one in run.commits], [one.total_bytes for one in run.commits])
-    lines, last, span_s = [seen], run.commits[-1], run.commits[-1].time_s - run.commits[0].time_s
+    seen = Line([one.time for one in run.commits], [one.total_bytes for one in run.commits])
+    lines, last, span_s = [seen], run.commits[-1], run.commits[-1].time - run.commits[0].time
     until = None if run.forecast is None else run.forecast.full or run.forecast.ends
-    if run.forecast is not None and until is not None and now_s - last.time_s < span_s:
+    if run.forecast is not None and until is not None and now_s - last.time < span_s:
         until = min(until, now_s + _AHEAD * span_s)
         more = run.forecast.bytes_per_day * (until - now_s) / DAY_S
         lines.append(Line([now_s, until], [last.total_bytes, last.total_bytes + more], dashed=True))
