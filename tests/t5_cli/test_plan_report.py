@@ -184,7 +184,7 @@ def test_lakes_without_a_plan_without_a_step_and_of_a_fork(made: Path, file_url:
     page = (tmp_path / "r.html").read_text()
     assert (page.count("<svg "), "tok-1</span>" in page) == (2, True)
     fork = f"file://{tmp_path}/fork"
-    assert stepfs("fork", f"file://{made}/lake@8", fork, "--skip", "8:").code == 0
+    assert stepfs("fork", f"file://{made}/lake", fork, "--skip", "8:").code == 0
     assert produce("run", made / "plan.yaml", fork, "--limit-steps", 14, "--workers", 1).code == 0
     forked = reported(fork, "--json").document
     assert [one["step"] for one in forked["contents"][0]["looked"]] == [*range(8), 12, 13], (
