@@ -31,7 +31,7 @@ _STYLE: Final[Mapping[str, Any]] = {
     "svg.fonttype": "none",  # texts, not outlines
     "svg.hashsalt": "stepfs",  # equal figures give equal pages
     "text.parse_math": False,
-    "font.size": 10,
+    "font.size": 11,
     "axes.edgecolor": _INK,
     "axes.labelcolor": _INK,
     "xtick.color": _INK,
