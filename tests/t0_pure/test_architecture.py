@@ -131,7 +131,7 @@ BREACHES = {
     ],
     "each optional library has one home": [
         (f"stepfs_producer.cli.borrows_{library}", library)
-        for library in ("PIL", "pyarrow", "ray", "trio_parallel", "yaml", "zstandard")
+        for library in ("PIL", "matplotlib", "pyarrow", "ray", "trio_parallel", "yaml", "zstandard")
     ],
     "the kernel is known to stepfs.mount alone": [("stepfs.data.kernel", "pyfuse3"), ("stepfs.cli.kernel", "pyfuse3")],
     "S3 is known to stepfs.store.s3 alone": [

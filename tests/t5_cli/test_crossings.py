@@ -73,9 +73,9 @@ FEATURES = {
     "replica_fork": Feature("", "log objects position"),  # a fork of a replica
     "near": Feature("--near", "objects", "data/near.py"),
     "accepted": Feature("--accept-changes", "position samples"),
-    "past": Feature(  # find, replay, lineage
+    "past": Feature(  # find, replay, lineage, report
         "--to --record --plan-dir", "position samples log",
-        "run/history/find.py run/history/replay.py run/history/lineage.py run/history/texts.py",
+        "run/history/find.py run/history/replay.py run/history/lineage.py run/history/texts.py report/from_lake.py",
     ),
     "chats": Feature("", "position samples", "transforms/chat.py transforms/pairs.py transforms/fim.py"),  # and pairs, FIM
     "csi": Feature("", "place daemon", "csi/node.py csi/holder.py"),
@@ -84,7 +84,7 @@ FEATURES = {
 # why an option is of no feature → the options
 APART = {
     "it says the same in another form": "--json --watch --bundle --metrics-port --metrics-address --text "
-    "--log-format --ids --full",
+    "--log-format --ids --full --out --no-text --capacity",
     "it says how a store or a machine is reached": "--endpoint-url --engine --ray-address --workers --wait-for-lake",
     "it bounds resources, and changes no byte": "--memory --prefetch --prime --poll --steps-per-second",
     "it chooses what one command looks at": "--step --source --file --samples "

@@ -75,6 +75,7 @@ TABLE = [
     ("pyarrow", "parquet", ["check", "plan.yaml"], {"source": "format: parquet, files: corpus.parquet"}, ""),
     ("zstandard", "zstd", ["check", "plan.yaml"], {"source": "format: jsonl, files: corpus.jsonl.zst"}, ""),
     ("tokenizers", "produce", ["check", "plan.yaml"], {"tokenizer": "{kind: huggingface, file: tokenizer.json}"}, ""),
+    ("matplotlib", "report", ["report", "plan.yaml", "--out", "report.html"], {}, ""),
     ("ray", "ray", ["run", "plan.yaml", "LAKE", "--engine", "ray"], {}, ""),
 ]
 

@@ -207,6 +207,10 @@ PRINTED = {
         r"-- rank 1, micro-batch 0, row 0: 64 tokens",
         r"{'lines': {'documents': \d",
     ],
+    "A report to look at": [
+        r"\d+ steps in .*, all committed",
+        r"Files of 12 steps were looked at: 0, 1, 2, .*, 11\. Commits read: \d+ of \d+ versions of the log\.",
+    ],
     "From a data set of Hugging Face": [
         r"answers +arrow",
         r"\d steps in .*, all committed",

@@ -262,6 +262,53 @@ def view(
             view_lake(asked, plan_dir, how)
 
 
+def report(
+    target: Annotated[
+        str, typer.Argument(metavar="PLAN|LAKE", help="A plan's YAML file, or a lake.", callback=not_empty)
+    ],
+    out: Annotated[
+        Path | None, Opt("--out", "The file to write, which replaces one of that name: one HTML page.", "FILE")
+    ] = None,
+    no_text: Annotated[bool, Opt("--no-text", "Show no rows of training text.")] = False,
+    limit_steps: Annotated[
+        int | None, Opt("--limit-steps", "Of a plan: plan the first N steps; 100 by default.", "N", least=1)
+    ] = None,
+    capacity: Annotated[
+        str | None,
+        Opt("--capacity", "Of a lake: what its bucket may hold in all, for the day when it is full.", "SIZE"),
+    ] = None,
+    holdout: Holdout = False,
+    plan_dir: PlanDirectory = ".",
+    as_json: Json = False,
+    endpoint_url: EndpointUrl = None,
+) -> None:
+    """Draw what a plan gives or how a lake stands, as one page for a browser: no network, no script.
+
+    Of a plan, before any run: shares beside the mix, tokens, epochs, bad records, lengths, fill, balance, and rows as text. Of
+    a lake the same from some of its steps, which the page names, and commits, readers, checkpoints, sizes and a forecast.
+    """
+    from stepfs.format.arguments import parse_size
+    from stepfs_producer.cli.report_command import report_lake, report_plan
+
+    lakes = is_lake(target)
+    of_one = {
+        "--limit-steps": (limit_steps, not lakes),
+        "--holdout": (holdout or None, not lakes),
+        "--capacity": (capacity, lakes),
+    }
+    for option, (given, fits) in of_one.items():
+        if given is not None and not fits:
+            raise UsageError(f"{option} is for {'plans' if lakes else 'lakes'}; {target} is none")
+    if out is None and not as_json:
+        raise UsageError("the page needs a name: add --out report.html, or --json for the figures")
+    if lakes:
+        held = None if capacity is None else parse_size(capacity)
+        at = StoreOptions(endpoint_url)
+        report_lake(target, at, plan_dir, held, out, text=not no_text, as_json=as_json)
+    else:
+        report_plan(Path(target), limit_steps or 100, out, held_out=holdout, text=not no_text, as_json=as_json)
+
+
 def _parted(text: str) -> tuple[str, int | None, int | None]:
     match = _PLACE.fullmatch(text)
     assert match is not None
@@ -376,5 +423,5 @@ def tokenize(
     typer.echo(report)
 
 
-for command in (run, check, keys, simulate, view, lineage, find, replay, text, tokenize):
+for command in (run, check, keys, simulate, view, report, lineage, find, replay, text, tokenize):
     app.command(command.__name__)(reported("stepfs-produce")(plan_packages()(with_options(command))))

@@ -26,7 +26,18 @@ from stepfs_producer.cli.reports import refuse
 from stepfs_producer.plan.values import nearest
 from stepfs_producer.run.check import inspect
 from stepfs_producer.run.prepare import LocatedPlan, plan_file_at
-from stepfs_producer.run.view import Document, Part, Row, Seen, Words, of_micro, rows_of, samples_of, seen_in_lake
+from stepfs_producer.run.view import (
+    Document,
+    Part,
+    Row,
+    Seen,
+    Words,
+    escaped,
+    of_micro,
+    rows_of,
+    samples_of,
+    seen_in_lake,
+)
 
 _SHOWN: Final = 400  # characters of a longer text, and as many tokens of its ids
 _TAIL: Final = 120  # of them, at its end
@@ -189,13 +200,9 @@ class _Pen:
         return f"{self._escaped(text[: _SHOWN - _TAIL])} {left} {self._escaped(text[-_TAIL:])}"
 
     def _escaped(self, text: str) -> str:
-        """What moves a cursor, turns the order of letters or looks like a mark is shown as Python writes it."""
         own = (self._open + self._close) if self._wide else ""  # else < and >, which are letters of every program
-        shown = "".join(one if one.isprintable() and one not in own else self._code(one) for one in text)
+        shown = escaped(text, self._line, own)  # and what looks like a mark
         return shown if self._colours else shown.replace("[[", "[\\[").replace("]]", "]\\]")
-
-    def _code(self, letter: str) -> str:
-        return f"{self._line}\n" if letter == "\n" else letter.encode("unicode_escape").decode()
 
 
 def _lines(seen: Seen, pen: _Pen) -> Iterator[str | Text]:

@@ -64,7 +64,7 @@ class PlanTotals:
         self.lost += sum(plan.lost.values())
         self.planning_s += planning_s
         for name, costs in {"": plan.costs, **plan.loads}.items():
-            (before, before_micro), (whole, micro) = self.slowest.get(name, (0.0, 0.0)), _slowest(costs)
+            (before, before_micro), (whole, micro) = self.slowest.get(name, (0.0, 0.0)), slowest_to_mean(costs)
             self.slowest[name] = before + whole, before_micro + micro
         for name, share in zip(plan.sources, plan.shares, strict=True):
             self.wanted[name] = self.wanted.get(name, 0.0) + plan.tokens * share / ONE
@@ -123,7 +123,7 @@ class PlanTotals:
         }
 
 
-def _slowest(costs: NDArray[np.int64]) -> tuple[float, float]:
+def slowest_to_mean(costs: NDArray[np.int64]) -> tuple[float, float]:
     """Slowest ÷ mean rank of [ranks, micro-batches]: where ranks meet once, and where they meet at every micro-batch.
 
     1 of a load that a step has nowhere.

@@ -10,7 +10,7 @@ import io
 import math
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import pairwise, zip_longest
@@ -156,8 +156,15 @@ def rows_of(
 
     `UsageError` for a payload that no plan made, `CorruptError` for a damaged one.
     """
+    with payloads_of_a_plan(what):
+        return list(_rows(decoded(ext, payload, words), words, rank, micro))
+
+
+@contextmanager
+def payloads_of_a_plan(what: str) -> Iterator[None]:
+    """Around what reads a payload. `UsageError` for one that no plan made, `CorruptError` for a damaged one."""
     try:
-        return list(_rows(_decoded(ext, payload, words), words, rank, micro))
+        yield
     except (NoSpansError, KeyError) as error:
         raise UsageError(f"{what}: no plan made this file; `stepfs show` shows its arrays") from error
     except UnreadablePayloadError as error:
@@ -166,7 +173,8 @@ def rows_of(
         raise CorruptError(f"{what}: is no file of a plan that can be read ({error})") from error
 
 
-def _decoded(ext: str, payload: bytes | memoryview, words: Words) -> Decoded:
+def decoded(ext: str, payload: bytes | memoryview, words: Words) -> Decoded:
+    """The arrays, within `payloads_of_a_plan`."""
     kind = last_suffix(ext)
     if kind == ".bin":
         wide = words.tokenizer is not None and words.tokenizer.vocabulary > _WIDE
@@ -284,6 +292,18 @@ def _text(words: Words, ids: list[int], before: int | None) -> str | None:
         if whole.startswith(head) and not head.endswith("\ufffd"):
             return whole[len(head) :]
     return words.tokenizer.decoded(ids)
+
+
+def escaped(text: str, line: str = "↵", own: str = "") -> str:
+    """What moves a cursor, turns the order of letters, or is one of `own`, as Python writes it; a mark before each new line."""
+    return "".join(
+        one
+        if one.isprintable() and one not in own
+        else f"{line}\n"
+        if one == "\n"
+        else one.encode("unicode_escape").decode()
+        for one in text
+    )
 
 
 def _images(beside: Arrays, words: Words, span: int) -> Iterator[str]:
