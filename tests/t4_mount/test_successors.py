@@ -174,7 +174,7 @@ def test_a_daemon_that_dies_before_it_serves_leaves_the_mount_to_the_one_before(
     with mounted(steady, tmp_path / "m", allowed=["ended before it served"]) as mount, steady_readers(steady, mount):
         for _ in range(2):
             with tampered(monkeypatch, tmp_path, DIES[when]):
-                assert replaced(mount).returncode == 1
+                assert replaced(mount).returncode == 4
             assert mount.config()["pid"] == mount.pid
         replace(mount)
     assert not running(mount.pid)

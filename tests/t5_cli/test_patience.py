@@ -336,7 +336,7 @@ LEFT_BEHIND = [
 AT_NIGHT = [
     (("stepfs.store.local.local_store", "LocalStore", "_get"), ["ls", "LAKE"], signal.SIGTERM),
     (("stepfs.store.local.local_store", "LocalStore", "_get"), ["run", "PLAN", "LAKE"], signal.SIGINT),
-    (LISTING, ["check", "PLAN"], signal.SIGINT), (LISTING, ["simulate", "PLAN", "--steps", "5"], signal.SIGINT),
+    (LISTING, ["check", "PLAN"], signal.SIGINT), (LISTING, ["simulate", "PLAN", "--limit-steps", "5"], signal.SIGINT),
     (LISTING, ["replay", "PLANNED", "--steps", "0:2"], signal.SIGTERM),
     ((FINDING, "", "require_files"), ["find", "PLANNED", *RECORD], signal.SIGINT),
     (("stepfs_producer.run.history.texts", "_Source", "text"), ["lineage", "PLANNED", "--step", "0", "--text"], signal.SIGINT),

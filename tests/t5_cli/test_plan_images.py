@@ -201,7 +201,7 @@ def test_replay_and_lineage_know_images(original) -> None:
 def test_check_and_simulate_show_slices_and_both_loads(original) -> None:
     directory, _, document = original
     assert "4 (mesh dp=2: 2 ranks; each coordinate of dp has 2 slices)" in produce("check", directory / "plan.yaml").out
-    done = produce("simulate", directory / "plan.yaml", "--steps", 3, "--workers", 1)
+    done = produce("simulate", directory / "plan.yaml", "--limit-steps", 3, "--workers", 1)
     assert re.search(
         r"^  tokens +slowest ÷ mean rank 1\.\d+.*\n  pixels +slowest ÷ mean rank 1\.", done.out, re.MULTILINE
     )
@@ -219,7 +219,7 @@ def test_a_bad_image_stops_the_plan_or_is_skipped_and_counted(tmp_path) -> None:
         done.err,
     )
     assert "too many records could not be decoded" in done.err.splitlines()[-1]
-    tried = produce("simulate", plan, "--steps", 2, "--workers", 1)
+    tried = produce("simulate", plan, "--limit-steps", 2, "--workers", 1)
     assert (tried.code, tried.err.splitlines()) == (4, done.err.splitlines()), "without a lake as well"
     plan.write_text(plan.read_text().replace("images: jpg,", "images: jpg, on_error: skip,"))
     done = produce("run", plan, lake, "--workers", 1, "--accept-changes", "--json")

@@ -237,7 +237,6 @@ def test_a_replay_begins_anywhere_and_makes_the_wanted_ranks_alone(here: Path, t
     listed = stepfs("ls", lake_of(here), "--step", 5, "--json").document["steps"][0]["files"]
     assert [one["size"] for one in listed] == [(tmp_path / "out" / name).stat().st_size for name in found[:2]]
     one_line(replayed(here, "--to", tmp_path / "out", steps="6:7"), 4, "name an empty directory")
-    one_line(replayed(here, "--to", tmp_path / "o", "--compare"), 2, "--compare and --to are two purposes")
     one_line(replayed(here, "--ranks", "2"), 2, "--ranks names rank 2; the lake has 2 data ranks")
     one_line(replayed(here, steps="9:5"), 2, "write A:B with A < B")
     one_line(replayed(here, steps="5:99"), 3, "step 12 is not in the lake")
@@ -254,7 +253,7 @@ def test_a_planted_difference_is_found_and_described(tmp_path, monkeypatch, muta
     monkeypatch.setattr(session, "put_step", partial(put_planted, mutant))
     made(tmp_path, steps=6)
     done = replayed(tmp_path, steps="0:6")
-    assert done.code == 1
+    assert done.code == 8
     assert done.err.startswith("stepfs-produce: step 3, rank 1 (slice 1): ")
     assert said in done.err
     assert done.out.endswith(": 1 differ\n")
@@ -267,7 +266,7 @@ def test_a_changed_file_is_refused_by_name_or_found(here: Path) -> None:
     before = path.read_bytes()
     path.write_bytes(behind_the_head(path))
     done = replayed(here, "--json")
-    assert done.code == 1
+    assert done.code == 8
     assert done.document["different"]
     found = [one["what"] for one in done.document["differences"]]
     assert any("source prose, file #0" in what for what in found)

@@ -24,7 +24,7 @@ check = partial(produce, "check")
 
 def test_what_it_says_is_what_a_run_says(plan, file_url):
     before = sorted(plan.parent.rglob("*"))
-    done = simulate(plan, "--steps", 9, "--workers", 2, "--json")
+    done = simulate(plan, "--limit-steps", 9, "--workers", 2, "--json")
     assert (done.returncode, done.stderr) == (0, "")
     assert sorted(plan.parent.rglob("*")) == before
     simulated = done.document
@@ -40,7 +40,7 @@ def test_it_ends_where_the_plan_does_and_shows_a_page(plan):
     plan.write_text(PLAN + "defaults: {epochs: 1, on_error: {do: skip}}\nuntil: {exhausted: first}\n")
     code = plan.parent / "code/0.jsonl"
     code.write_text(code.read_text() + "no json\n")
-    done = simulate(plan, "--steps", 10_000, "--workers", 1)
+    done = simulate(plan, "--limit-steps", 10_000, "--workers", 1)
     assert (done.returncode, done.stderr) == (0, "")
     assert re.search(r"^steps      \d+ in .* exhausted", done.stdout)
     for name in ("code", "prose"):
@@ -79,7 +79,7 @@ def test_functions_of_the_user_may_stand_beside_the_plan(plan, monkeypatch):
     plan.write_text(
         PLAN.replace("files: code/", f"files: code/, transform: '{mine}:render'") + f"cost: {{call: '{mine}:flops'}}\n"
     )
-    done = simulate(plan, "--steps", 3, "--workers", 1, "--json")
+    done = simulate(plan, "--limit-steps", 3, "--workers", 1, "--json")
     assert (done.returncode, done.stderr) == (0, "")
     code = done.document["sources"]["code"]
     assert code["tokens"] == pytest.approx(6 * code["records"], abs=6), "five bytes and the end of each document"
@@ -90,5 +90,5 @@ def test_a_simulation_needs_no_memory_for_steps_that_it_does_not_make(plan, file
     monkeypatch.setattr(memory, "read_memory", lambda: Memory(64 << 20, 32 << 20, 0.0))
     refused = produce("run", plan, file_url, "--workers", 1)
     assert (refused.returncode, "it may use 16 MiB" in refused.stderr) == (2, True)
-    done = simulate(plan, "--steps", 3, "--workers", 1, "--json")
+    done = simulate(plan, "--limit-steps", 3, "--workers", 1, "--json")
     assert (done.returncode, done.document["steps"]) == (0, 3)

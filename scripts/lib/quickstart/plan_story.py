@@ -51,7 +51,7 @@ def tell(story: Story, running: ExitStack) -> None:
     story.say(f"code.jsonl, prose.jsonl, tokenizer.json of {VOCABULARY} tokens, and a plan:")
     console.print(PLAN, markup=False, soft_wrap=True)
     show_output("check", str(plan))
-    simulated = json.loads(run("stepfs-produce", "simulate", str(plan), "--steps", str(STEPS), "--json").stdout)
+    simulated = json.loads(run("stepfs-produce", "simulate", str(plan), "--limit-steps", str(STEPS), "--json").stdout)
     story.say(f"simulated {STEPS} steps")
     run("stepfs", "init", story.lake, "--slices", str(RANKS), "--ext", ".safetensors")
     mount = story.directory / "planned"
