@@ -29,9 +29,8 @@ EDITS = {
         ]
     },
     "an option renamed": {
-        OPTIONS: [("    prime: Annotated[", "    primes: Annotated[")],
-        STATE: [("options.prime ", "options.primes ")],
-        "mount/daemon/session": [("options.prime ", "options.primes ")],
+        OPTIONS: [("    metrics_address: Annotated[", "    metrics_at: Annotated[")],
+        "mount/daemon/session": [("options.metrics_address", "options.metrics_at")],
     },
     "a limit renamed": {KEEPER: [('"within_s"', '"window_s"')], LAUNCH: [('"within_s"', '"window_s"')]},
     "a message more": {

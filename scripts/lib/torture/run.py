@@ -241,9 +241,8 @@ def _other_version(run: Run) -> list[Path]:
 
 _LATER = (
     ("__init__.py", '__version__ = "', '__version__ = "9.'),
-    ("mount/options.py", "    prime: Annotated[", "    primes: Annotated["),
-    ("mount/daemon/parts.py", "options.prime ", "options.primes "),
-    ("mount/daemon/session.py", "options.prime ", "options.primes "),
+    ("mount/options.py", "    metrics_address: Annotated[", "    metrics_at: Annotated["),
+    ("mount/daemon/session.py", "options.metrics_address", "options.metrics_at"),
 )
 
 
