@@ -44,7 +44,7 @@ def test_the_screen_of_a_mount_at_work():
         "s3://training/run, group pretrain  (pid 4711, up 1 min)",
         "",
         "steps    1200 to 1834; last read 1830",
-        "readers  waited 25.0 % of the time, 0 waiting for a commit, 8 open files",
+        "readers  waited 25.0 % of the time; 0 waiting for a commit, 8 open files",
         "reading  1.00 MiB/s through the daemon, 512 MiB/s primed, 90.0 % of opens found their bytes",
         "fetched  2.00 MiB/s in 5.0/s GETs, 2 retries",
         "cache    3.00 GiB of 8.00 GiB in memory, 0 B of 0 B on disk",

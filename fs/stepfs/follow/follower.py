@@ -60,6 +60,8 @@ class Follower:
         self._skims = False  # the next look
         self._checks = 0  # of the lake's identity and of its history, in turns
         self.looked_at: float | None = None  # trio time of the last look that succeeded
+        self._away_since_s: float | None = None  # trio time at which the first of the looks that fail began
+        self._away_s = 0.0  # of the outages that ended
 
     @property
     def frontier(self) -> Step:
@@ -74,6 +76,13 @@ class Follower:
         if self._failure is None and silent_s > SILENCE_S:
             return "the store does not answer"
         return self._failure
+
+    def away_s(self) -> float:
+        """How long the lake could not be followed, in all, up to now."""
+        since_s = self._away_since_s
+        if since_s is None and self._asked is not None and trio.current_time() - self._asked[1] > SILENCE_S:
+            since_s = self._asked[1]
+        return self._away_s + (0.0 if since_s is None else trio.current_time() - since_s)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Look, publish, sleep for the interval that `pace` and `spacing` give."""
@@ -174,11 +183,15 @@ class Follower:
         except StepfsError as error:
             self._failed(error)
         else:
+            if self._away_since_s is not None:
+                self._away_s, self._away_since_s = self.away_s(), None
             if self._failure is not None:
                 _log.warning("the store answers again")
                 self._failure = None
 
     def _failed(self, error: StepfsError) -> None:
+        if self._away_since_s is None:
+            self._away_since_s = self._began
         if self._failure is None:
             quiet = (
                 "what is in memory stays readable" if isinstance(error, StoreUnreachableError) else "the view stands"

@@ -8,7 +8,7 @@ import errno
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import trio
 
@@ -88,9 +88,16 @@ class ReaderParts(LakeParts):
         )
         self.waits.tell, self.waits.among_workers = _log.warning, options.is_worker
         self._copies = CopyPool(memory_bytes // LENT_SHARE)
+        self._reads = 0
         # The process that made the `Lake` speaks for the workers of its loader.
         if options.group is not None and not options.is_worker:
             self.group = self.group_follower(options.group)
+
+    def answered(self) -> int:
+        return self._reads
+
+    async def sums(self) -> dict[str, Any]:
+        return self.slices.ledger.sums()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -113,6 +120,7 @@ class ReaderParts(LakeParts):
         `NoSuchStepError`, `ReclaimedError`, `WaitExpiredError` as `wait_for`; `CorruptError` names the object;
         `StoreUnreachableError` once the store did not deliver within the deadline.
         """
+        self._reads += 1
         entry = await self._entry(step, waits=waits)
         handle = self.slices.open(entry, index)
         try:

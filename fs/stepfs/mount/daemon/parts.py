@@ -43,7 +43,7 @@ from stepfs.mount.fuse.operations import StepOperations
 from stepfs.mount.host.kernel import has_pending_signal
 from stepfs.mount.options import MountOptions
 from stepfs.mount.state import State, taken, tell_unknown, types_of
-from stepfs.mount.status import Heartbeat, Machine, Reports
+from stepfs.mount.status import Heartbeat, LastMinute, Machine, Reports
 from stepfs.store.api import Store, StoreOptions
 from stepfs.store.opening import open_store
 from stepfs.store.silence import Silence
@@ -156,9 +156,13 @@ class MountParts(LakeParts):
         self.primer = Primer(self.slices, pages, state.primed) if options.prime else None
         self.withdrawal = Withdrawal(self.tree, self.known, self.meter)
         self.on_left = self.withdrawal.note
+        ledger = self.slices.ledger
+        ledger.pulse.now = time.monotonic  # requests wait on while the process is stopped
+        self.minute = LastMinute(ledger.sums, lambda: self.meter.opened, lambda: log.state.next_step)
         self.reports = Reports(
-            self, options, machine, meter=self.meter, known=self.known, files=self.files, ranks=self.names.ranks
-        )
+            self, options, machine, meter=self.meter, known=self.known, files=self.files, ranks=self.names.ranks,
+            minute=self.minute,
+        )  # fmt: skip
         self.operations = self._make_operations()
         self.heartbeat: Heartbeat | None = None
         self.meter.on_opened = self._decide_opened
@@ -195,7 +199,7 @@ class MountParts(LakeParts):
             self.store.counts,
             self.slices.counts,
             self.reports.facts,
-            self.waits.seconds,
+            self.slices.ledger.durations,
             self.follower.lag_s,
             self.reports.labels(),
         )
@@ -237,6 +241,12 @@ class MountParts(LakeParts):
             files=self.files,
             is_own=self._is_own,
         )
+
+    def answered(self) -> int:
+        return self.meter.reading()
+
+    def note_beat(self) -> None:
+        self.minute.note()
 
     def changed(self) -> None:
         """Put on record what is shown from now on, before anybody hears of it."""
@@ -353,6 +363,7 @@ class MountParts(LakeParts):
                 self.group.group.name,
                 directory=self.options.directory,
                 facts=self.reports.facts,
+                sums=self.slices.ledger.sums,
             )
             await background.start(heartbeat.run)
 

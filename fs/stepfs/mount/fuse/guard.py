@@ -75,6 +75,10 @@ class Meter:
         self.started_at = time.time()
         self.on_opened: Callable[[], None] = lambda: None  # called when `opened` grows
 
+    def reading(self) -> int:
+        """Requests so far with which readers come to their bytes."""
+        return self.requests["lookup"] + self.requests["open"] + self.requests["read"]
+
     def note_open(self, step: Step) -> None:
         self.last_step = step
         if step >= self.opened:
