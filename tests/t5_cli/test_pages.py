@@ -229,6 +229,8 @@ PRINTED = {
         r"slow-run +slow +\d+ +\d+ +\d.* for commits",
         r"note +mount \S+/slow-run +alive, but its readers waited (?s:.*?)→ the producers must act",
         r'stepfs_reader_wait_seconds_sum{cause="commit",for="commit"} [1-9]',
+        "tracks: .*fetches.*slice 0: reader",
+        r"both.json.gz: \d+ events",
     ],
     "One lake, two stores": [
         "step-000000008",

@@ -16,6 +16,7 @@ from typing import Final
 
 import trio
 
+from stepfs._internal import tracing
 from stepfs.data.blocks import Block, CachedSlice, Range, RangeCheck, State
 from stepfs.data.buffers import Buffer, Pool
 from stepfs.data.circuit_breaker import Attempt
@@ -215,6 +216,7 @@ class _Race:
     winner: Buffer | None = None
     error: StepfsError | None = None  # of the attempt that ended last
     throttled: bool = False
+    retry: int = 0  # attempts for this block before it
     done: trio.Event = field(default_factory=trio.Event)
 
     @property
@@ -263,12 +265,13 @@ class Fetcher:
         """
         began = trio.current_time()
         deadline = began + self.deadline_s
-        mismatches = 0
+        mismatches = retries = 0
         attempt = buffer or lease()
         error: StepfsError | None = None
         while True:
             if attempt is not None:
-                race = await self._race(block, attempt, lease)
+                race = await self._race(block, attempt, lease, retries)
+                retries += 1
                 if race.winner is not None:
                     return race.winner
                 error = race.error
@@ -298,11 +301,11 @@ class Fetcher:
         _tell_memory(waited_s, step)
         await trio.sleep(TUNING.memory_poll_s)
 
-    async def _race(self, block: Block, buffer: Buffer, lease: Lease) -> _Race:
+    async def _race(self, block: Block, buffer: Buffer, lease: Lease, retry: int) -> _Race:
         assert self._nursery is not None
         entry, range_ = block.entry, block.range
         block.enter(self.throttle.cause if self.throttle.interval_s else Cause.STORE)
-        race = _Race(running=1)
+        race = _Race(running=1, retry=retry)
         self._nursery.start_soon(self._attempt, race, entry, range_, buffer)
         with trio.move_on_after(self.policy.delay_s(range_.size)):
             await race.done.wait()
@@ -318,11 +321,17 @@ class Fetcher:
         return race
 
     async def _attempt(self, race: _Race, entry: StepEntry, range_: Range, buffer: Buffer, hedge: bool = False) -> None:
-        won = False
+        won, began_s = False, trio.current_time()
         try:
             error = await self._get(race, entry, range_, buffer)
             won = error is None and race.winner is None
             race.error = error or race.error
+            if tracing.ring is not None:
+                took_s, slices = trio.current_time() - began_s, sorted({int(piece.index) for piece in range_.pieces})
+                tracing.ring.add(
+                    "fetches", f"GET step {entry.step}", took_s, step=entry.step, slices=slices, size=range_.size,
+                    offset=range_.offset, hedge=hedge, retry=race.retry, error=error and type(error).__name__,
+                )  # fmt: skip
         finally:
             race.running -= 1
             if won:

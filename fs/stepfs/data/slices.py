@@ -446,7 +446,7 @@ class SliceHandle:
             self._slices.counts.bytes_delivered += stop - offset
             return self._held.window(number, start, start + stop - offset)
         with (
-            self._slices.ledger.waiting("data", self._held.entry.step) as wait,
+            self._slices.ledger.waiting("data", self._held.entry.step, index=self._held.index) as wait,
             self._slices.shelter.wait(self._slices.deadline_s),
         ):
             view = await self._window(offset, stop, wait)

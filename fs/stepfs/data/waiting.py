@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import trio
 
+from stepfs._internal import tracing
 from stepfs._internal.histogram import Histogram
 
 _BEAT_S: Final = 0.1  # while readers are at work
@@ -44,6 +45,7 @@ class Wait:
 
     what: str  # it waits for: "commit", "index", "data"
     step: int
+    index: int | None  # the slice
     began_s: float
     base: Cause  # of what nothing else explains
     late_s: float  # of the loop, by its pulse, when it began
@@ -115,10 +117,10 @@ class Ledger:
         self._ended_s = -inf
 
     @contextmanager
-    def waiting(self, what: str, step: int, base: Cause = Cause.STORE) -> Iterator[Wait]:
+    def waiting(self, what: str, step: int, base: Cause = Cause.STORE, index: int | None = None) -> Iterator[Wait]:
         """Inside the context a reader may wait, for a commit, for an index or for data."""
         now_s = trio.current_time()
-        wait = Wait(what, step, now_s, base, self.pulse.late_s)
+        wait = Wait(what, step, index, now_s, base, self.pulse.late_s)
         if not self._under_way:
             self._since_s = now_s
         self._under_way[wait] = None
@@ -132,6 +134,9 @@ class Ledger:
             if wait.waited:
                 cause, seconds = self._judged(wait, self._ended_s)
                 self._observe(what, cause, seconds)
+                if tracing.ring is not None:
+                    track = f"waits for {what}" if index is None else f"slice {index}: waits"
+                    tracing.ring.add(track, f"{cause}: step {step}", seconds, step=step, cause=str(cause))
 
     def _judged(self, wait: Wait, now_s: float) -> tuple[Cause, float]:
         late_s = self.pulse.late_s - wait.late_s
@@ -144,6 +149,8 @@ class Ledger:
     def note(self, cause: Cause, seconds: float) -> None:
         """Requests were held so long before this process saw them; which ones, nobody knows: it counts as one wait."""
         self._observe("request", cause, seconds)
+        if tracing.ring is not None:
+            tracing.ring.add("daemon", str(cause), seconds)
         if not self._under_way:
             self._blocked_s += seconds
 

@@ -11,6 +11,7 @@ from typing import Final
 
 import trio
 
+from stepfs._internal import tracing
 from stepfs._internal.clock import SystemClock
 from stepfs._internal.histogram import Histogram
 from stepfs.errors import RefusedError, StepfsError, StoreUnreachableError
@@ -144,6 +145,9 @@ class Follower:
         finally:
             self._asked = None
             self.spacing.note_look()
+            if tracing.ring is not None:
+                took_s = clock.current_time() - self._began
+                tracing.ring.add("looks at the log", "look", took_s, head=self.reader.state.version)
         self.looked_at = trio.current_time()
         if changed:
             self._show()
@@ -165,6 +169,8 @@ class Follower:
         if state.version > version:  # more than the floor has moved
             self.lag_s.observe(max(0, self.now_ms() - state.time_ms) / 1000)
             newest = state.next_step - 1
+            if tracing.ring is not None:
+                tracing.ring.add("commits seen", f"steps up to {newest}", step=newest, version=state.version)
             _log.debug("steps up to %d are visible", newest, extra={"step": newest, "version": state.version})
 
     async def check_identity(self) -> None:

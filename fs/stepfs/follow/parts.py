@@ -8,6 +8,7 @@ from typing import Final, Protocol
 
 import trio
 
+from stepfs._internal import tracing
 from stepfs.checkpoints.formats import NextStep, Place
 from stepfs.checkpoints.watch import Progress, Watch, WatchState
 from stepfs.data.disk_cache import DiskCache
@@ -302,6 +303,7 @@ class LakeParts:
 
     def note_beat(self) -> None:
         """Called at each beat of the loop, several times a second while readers are at work."""
+        tracing.look()
 
     async def close_stores(self) -> None:
         """All but the lake's own, which belongs to the caller."""

@@ -13,6 +13,7 @@ from typing import Any, Final, NoReturn
 import trio
 
 from stepfs import errors
+from stepfs._internal import tracing
 from stepfs.data.announced_orders import Hint
 from stepfs.data.buffers import MAPPED_BYTES_MIN, Buffer, Pool
 from stepfs.data.fetch import CONNECTIONS_MAX
@@ -121,12 +122,18 @@ class ReaderParts(LakeParts):
         `StoreUnreachableError` once the store did not deliver within the deadline.
         """
         self._reads += 1
+        began_s = trio.current_time() if tracing.ring is not None else 0.0
         entry = await self._entry(step, waits=waits)
         handle = self.slices.open(entry, index)
         try:
-            return await self._copies.copy_of(handle)
+            copy = await self._copies.copy_of(handle)
         except errors.AbsentError as error:
             await self._explain_absence(step, error)
+        else:
+            if tracing.ring is not None and began_s:
+                took_s = trio.current_time() - began_s
+                tracing.ring.add(f"slice {index}: reader", f"read step {step}", took_s, step=step, size=len(copy))
+            return copy
         finally:
             handle.close()
 

@@ -40,7 +40,7 @@ async def test_the_control_directory_lists_what_it_has():
     async with mounted() as m:
         m.commit(3)
         assert await m.names(".stepfs") == [
-            "status.json", "metrics", "config.json", "accesslog", "steps", "wait", "order",
+            "status.json", "metrics", "config.json", "accesslog", "trace", "steps", "wait", "order",
         ]  # fmt: skip
         assert await m.names(".stepfs", "steps") == ["0.json", "1.json", "2.json"]
         assert await m.read(".stepfs", "steps", "1.json") == b"step 1\n"

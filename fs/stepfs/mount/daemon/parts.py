@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
+from stepfs._internal import tracing
 from stepfs._internal.clock import SystemClock
 from stepfs._internal.limits import MEMORY_BYTES_MIN, default_memory_bytes, read_memory
 from stepfs.checkpoints.formats import NextStep, Place
@@ -220,6 +221,7 @@ class MountParts(LakeParts):
                 Fixed.METRICS: self._render_metrics,
                 Fixed.CONFIG: lambda: status.render(self.reports.config()),
                 Fixed.ACCESSLOG: self.meter.accesslog,
+                Fixed.TRACE: tracing.wanted,
                 Fixed.HINTED: lambda: status.render(self.reports.orders()),
             },
             describe_step=lambda entry: status.describe_step(
@@ -246,6 +248,7 @@ class MountParts(LakeParts):
         return self.meter.reading()
 
     def note_beat(self) -> None:
+        super().note_beat()
         self.minute.note()
 
     def changed(self) -> None:
