@@ -167,15 +167,18 @@ class Block:
         waited_s = now_s - began_s
         held_s = self.held_s if self.short_s is None else now_s - self.short_s
         memory_s = min(waited_s, held_s)
-        parts = dict.fromkeys(Cause, 0.0)
+        parts: dict[Cause, float] = {}
         ends_s = now_s
         for since_s, cause in reversed(self.phases):
-            parts[cause] += max(0.0, ends_s - max(since_s, began_s))
-            ends_s = min(ends_s, max(since_s, began_s))
-        parts[Cause.STORE] += max(0.0, ends_s - began_s)  # all connections are at work
+            if ends_s <= began_s:
+                break
+            start_s = max(since_s, began_s)
+            parts[cause] = parts.get(cause, 0.0) + ends_s - start_s
+            ends_s = start_s
+        parts[Cause.STORE] = parts.get(Cause.STORE, 0.0) + ends_s - began_s  # all connections are at work
         if memory_s:
             parts = {cause: part * (1 - memory_s / waited_s) for cause, part in parts.items()}
-            parts[Cause.MEMORY] += memory_s
+            parts[Cause.MEMORY] = parts.get(Cause.MEMORY, 0.0) + memory_s
         return parts
 
     @property

@@ -38,6 +38,8 @@ class Cause(enum.StrEnum):
     DAEMON = "daemon"  # the loop was late: no processor, or the process was stopped
     TAKEOVER = "takeover"  # no daemon read requests: a hand-over, or a death
 
+    __hash__ = str.__hash__  # not in Python: each wait makes some maps
+
 
 @dataclass(eq=False, slots=True)
 class Wait:

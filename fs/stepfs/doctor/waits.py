@@ -19,7 +19,7 @@ _FOR: Final = {
     "unreachable": "for a store that does not answer",
     "near": "for bytes from the nearer place",
     "disk": "for bytes from the cache disk",
-    "memory": "for memory",
+    "memory": "for room in memory",
     "daemon": "for the daemon, whose loop was late",
     "takeover": "for the next daemon",
 }
