@@ -1,4 +1,9 @@
-"""One step every half second: slower than any trainer. `python slow_producer.py LAKE STEPS`"""
+"""One step every half second: slower than any trainer, whose mount then says what it waits for.
+
+    python slow_producer.py LAKE STEPS
+
+Prints nothing: `stepfs status DIR` does.
+"""
 
 import io
 import sys

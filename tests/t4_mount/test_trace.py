@@ -109,7 +109,11 @@ def test_what_is_no_mount_a_profile_that_is_none_and_a_full_disk(lake, tmp_path)
                 assert os.listdir(small) == ["filler"]
             finally:
                 subprocess.run(["umount", small], check=True)
-    assert not out.exists()
+        assert not out.exists()
+        missing = stepfs("trace", mount.directory, "--out", out, "--merge", tmp_path / "none.json", "--seconds", "0.1")
+        assert missing.returncode == 3
+        assert "none.json does not exist" in missing.stderr
+        assert json.loads(out.read_text())["schemaVersion"] == 1, "what was traced is not lost"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root alone becomes another user")

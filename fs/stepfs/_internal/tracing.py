@@ -74,8 +74,11 @@ class Ring:
         """In a process that was forked: what it has, into a file for the one that writes the trace."""
         if self.spool is not None and self.pid != os.getpid() and self._events:
             lines = "".join(json.dumps(event) + "\n" for event in self.take())
-            with suppress(OSError), (self.spool / f"{os.getpid()}.jsonl").open("a") as file:
-                file.write(lines)
+            try:
+                with (self.spool / f"{os.getpid()}.jsonl").open("a") as file:
+                    file.write(lines)
+            except OSError:  # the trace is over, as a rule
+                self.wanted_until = 0.0
 
 
 def begin(spool: Path | None = None) -> Ring:
@@ -234,6 +237,16 @@ def check_out(out: Path) -> None:
         raise AbsentError(f"{out.parent} does not exist; name a file in a directory that does")
     if out.is_dir() or not os.access(out.parent, os.W_OK):
         raise RefusedError(f"{out} cannot be written; name a file in a directory of your own")
+
+
+def finish(out: Path, recording: Recording, merge: Path | None) -> None:
+    """Write the trace, merged with a profile if that can be read; else alone, and its error is raised. Errors as `write`."""
+    try:
+        profile = None if merge is None else read_profile(merge)
+    except StepfsError:
+        write(out, recording.document())
+        raise
+    write(out, recording.document(profile))
 
 
 def write(out: Path, document: Mapping[str, Any]) -> None:

@@ -105,6 +105,7 @@ class Heartbeat:
     directory: Path
     facts: Callable[[], Mapping[str, Any]]  # `Reports.facts`
     sums: Callable[[], Mapping[str, Any]] = lambda: {"seconds": {}, "blocked_s": 0.0}  # `Ledger.sums`
+    has_read: Callable[[], bool] = lambda: False  # whether a reader has opened a step
 
     def __post_init__(self) -> None:
         self._published_at = time.perf_counter()
@@ -124,7 +125,7 @@ class Heartbeat:
                 beat_s = min(2 * beat_s, BEAT_S)
                 while (left_s := due_s - trio.current_time()) > 0:
                     await trio.sleep(min(left_s, _NEWS_S) if unread else left_s)
-                    if unread and self.facts()["last_step"] is not None:
+                    if unread and self.has_read():
                         unread, beat_s = False, _FIRST_BEAT_S
                         break
         finally:

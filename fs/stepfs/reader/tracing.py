@@ -19,8 +19,9 @@ from stepfs.errors import RefusedError
 def trace(path: str | os.PathLike[str], *, merge: str | os.PathLike[str] | None = None) -> Iterator[None]:
     """Write what the lakes of this process do inside the context to `path`, as Chrome's trace events on torch.profiler's clock.
 
-    The loader's workers that are forked inside belong to it. Gzip if `path` ends in .gz; `merge`: a file of torch.profiler,
-    read at the end, into a copy of which the events are put. At most 64 MB of events: the oldest go, and the file says so.
+    The loader's workers that are forked inside belong to it, but for the events of their last second. Gzip if `path` ends
+    in .gz; `merge`: a file of torch.profiler, read at the end, into a copy of which the events are put. At most 64 MB of
+    events: the oldest go, and the file says so.
 
     `AbsentError`, `RefusedError` for a path that cannot be written, and while another trace is taken; `StepfsError` for a disk
     that is full: then nothing is under the name.
@@ -53,4 +54,4 @@ def _write(out: Path, events: list[Event], lost: int, spool: Path, merge: Path |
             with suppress(ValueError, TypeError):  # the last one, of a worker that was killed
                 found.append(Event(*json.loads(line)))
         recording.add(int(part.stem), f"stepfs, worker pid {part.stem}", found)
-    tracing.write(out, recording.document(None if merge is None else tracing.read_profile(merge)))
+    tracing.finish(out, recording, merge)

@@ -188,6 +188,7 @@ class Beating:
     def heartbeat(self, identity) -> Heartbeat:
         return Heartbeat(
             self.store, identity, "run", directory=self.options.directory, facts=lambda: facts_of(self.follower, self.meter),
+            has_read=lambda: self.meter.last_step is not None,
         )  # fmt: skip
 
 

@@ -246,16 +246,27 @@ def test_a_mistake_is_told_in_the_words_of_python_and_from_few_frames(url):
 
 
 def test_the_workers_that_a_loader_forks_are_in_the_trace(url, tmp_path):
-    """Each with its own process; killed or not, what it has handed on is there."""
+    """Each with its own process; what it has handed on is there, and it does so within a second."""
     dataset = StepDataset(url, rank=0, stop=5)
     loader = DataLoader(dataset, batch_size=None, num_workers=2, collate_fn=bytes, persistent_workers=True)
     with trace(tmp_path / "t.json.gz"):
         assert len(list(loader)) == 5
         spool = tracing.ring.spool  # type: ignore[union-attr]
-        until(lambda: "read step 4" in "".join(part.read_text() for part in spool.iterdir()))
+        until(lambda: "".join(part.read_text() for part in spool.iterdir()).count("read step") == 5)
     assert not spool.exists()
     events = json.loads(gzip.decompress((tmp_path / "t.json.gz").read_bytes()))["traceEvents"]
     reads = {event["name"]: event["pid"] for event in events if event["name"].startswith("read step")}
     assert set(reads) == {f"read step {step}" for step in range(5)}
     assert len(set(reads.values()) - {os.getpid()}) == 2
-    del loader
+
+
+def test_a_worker_that_outlives_the_trace_keeps_no_events(url, tmp_path):
+    dataset = StepDataset(url, rank=0, stop=5)
+    loader = DataLoader(dataset, batch_size=None, num_workers=1, collate_fn=is_traced, persistent_workers=True)
+    with trace(tmp_path / "t.json"):
+        assert all(loader)
+    until(lambda: not any(loader))
+
+
+def is_traced(_payload: object) -> bool:
+    return tracing.ring is not None

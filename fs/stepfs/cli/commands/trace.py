@@ -28,7 +28,8 @@ def trace(
         float, Opt("--seconds", "How long; Ctrl-C ends it earlier.", "SECONDS", least=0.1, most=3600)
     ] = 30.0,
     merge: Annotated[
-        str | None, Opt("--merge", "Put the events into a copy of this trace of torch.profiler.", "FILE")
+        str | None,
+        Opt("--merge", "Put the events into a copy of this trace of torch.profiler, read at the end.", "FILE"),
     ] = None,
 ) -> None:
     """Trace the reads, waits, fetches, priming, evictions and looks of a mount.
@@ -41,7 +42,9 @@ def trace(
 
     place = Path(out)
     tracing.check_out(place)
-    profile = None if merge is None else tracing.read_profile(Path(merge))
+    profile = None if merge is None else Path(merge)
+    if profile is not None and profile.exists():  # else the profiler writes it later
+        tracing.read_profile(profile)
     read_config(directory)  # a mount that answers
     recorder = _Recorder(directory, tracing.Recording())
     interruption.listen()
@@ -51,7 +54,7 @@ def trace(
         ended = "interrupted"
         recorder.look()
     recording = recorder.recording
-    tracing.write(place, recording.document(profile))
+    tracing.finish(place, recording, profile)
     lost = f", {recording.lost} lost" if recording.lost else ""
     typer.echo(
         f"{place}: {recording.count} events{lost}" + (f" ({ended})" if recorder.trouble is None and ended else "")
@@ -97,11 +100,11 @@ class _Recorder:
             if before is None:
                 raise self.trouble from error
             return False
-        name = f"stepfs mount {directory}, pid {pid}"
-        if before == pid:
-            self.recording.add(pid, name, events)
-        else:
+        name = f"stepfs: {directory}, pid {pid}"
+        if before is None:
             self.recording.skip(pid, name, events)
+        else:
+            self.recording.add(pid, name, events)
         if before not in {None, pid}:
             self.recording.note(pid, "another daemon serves", before=before)
             say(f"pid {pid} serves in place of {before}, whose last events may be missing")

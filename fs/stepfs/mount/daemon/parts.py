@@ -367,6 +367,7 @@ class MountParts(LakeParts):
                 directory=self.options.directory,
                 facts=self.reports.facts,
                 sums=self.slices.ledger.sums,
+                has_read=lambda: self.meter.last_step is not None,
             )
             await background.start(heartbeat.run)
 
