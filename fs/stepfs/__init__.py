@@ -15,13 +15,14 @@ if TYPE_CHECKING:
     from stepfs import torch as torch
     from stepfs.reader.dataset import StepDataset as StepDataset
     from stepfs.reader.lake import Lake as Lake
+    from stepfs.reader.tracing import trace as trace
     from stepfs.shuffled_steps import ShuffledSteps as ShuffledSteps
     from stepfs.training import CheckpointHook as CheckpointHook
     from stepfs.training import StreamState as StreamState
 
 __version__ = "0.1.0"
 __all__ = [
-    "CheckpointHook", "Lake", "ShuffledSteps", "StepDataset", "StreamState", "__version__",
+    "CheckpointHook", "Lake", "ShuffledSteps", "StepDataset", "StreamState", "__version__", "trace",
 ]  # fmt: skip
 
 _MODULES: Final = frozenset(("announce", "errors", "torch"))  # not in a `*`: the user's `torch` is another one
@@ -31,6 +32,7 @@ _HOMES: Final = {
     "ShuffledSteps": "stepfs.shuffled_steps",
     "StepDataset": "stepfs.reader.dataset",
     "StreamState": "stepfs.training",
+    "trace": "stepfs.reader.tracing",
 }
 
 

@@ -31,7 +31,7 @@ _HEAD: Final = """\
 The public names of both packages, made from their docstrings by `scripts/lib/api_page.py`. Every other module and name may
 change with any version. A plan needs the extra `produce`, `torch.dump` the extra `torch`. Both packages have `__version__`.
 
-    from stepfs import CheckpointHook, Lake, ShuffledSteps, StepDataset, StreamState
+    from stepfs import CheckpointHook, Lake, ShuffledSteps, StepDataset, StreamState, trace
     from stepfs_producer import Producer
 """
 
@@ -41,6 +41,7 @@ def page() -> str:
     parts = [_HEAD, "## stepfs: reading\n"]
     for name in ("StepDataset", "ShuffledSteps", "Lake", "StreamState", "CheckpointHook"):
         parts += _class(f"stepfs.{name}", getattr(stepfs, name))
+    parts += _function("stepfs.trace", stepfs.trace)
     for name in stepfs.torch.__all__:
         parts += _function(f"stepfs.torch.{name}", getattr(stepfs.torch, name))
     parts += ["## stepfs.announce: an order of steps\n", _beginning(announce)]

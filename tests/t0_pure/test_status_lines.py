@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 
 from stepfs.cli.commands.status import mount_lines, producer_lines
+from stepfs.data.waiting import Cause
+from stepfs.doctor.waits import finding, of_cause
 
 NOW_S = 1_700_000_030.0
 
@@ -44,7 +46,7 @@ def test_the_screen_of_a_mount_at_work():
         "s3://training/run, group pretrain  (pid 4711, up 1 min)",
         "",
         "steps    1200 to 1834; last read 1830",
-        "readers  waited 25.0 % of the time, 0 waiting for a commit, 8 open files",
+        "readers  waited 25.0 % of the time; 0 waiting for a commit, 8 open files",
         "reading  1.00 MiB/s through the daemon, 512 MiB/s primed, 90.0 % of opens found their bytes",
         "fetched  2.00 MiB/s in 5.0/s GETs, 2 retries",
         "cache    3.00 GiB of 8.00 GiB in memory, 0 B of 0 B on disk",
@@ -87,3 +89,54 @@ def test_a_producer_that_no_longer_commits_shows_for_how_long():
     assert state(7300) == "quiet for 2 h 1 min"
     assert state(200_000) == "quiet for 2 d 7 h"
     assert state(200_000, retired=True) == "retired"
+
+
+def of_waits(shares, **minute):
+    seconds = {cause: 100 * share for cause, share in shares.items()}
+    last = {
+        "span_s": 58.0,
+        "shares": shares,
+        "blocked_s": 1.0,
+        "read_per_s": None,
+        "committed_per_s": None,
+        "ahead": None,
+    }
+    counts = dict.fromkeys(shares, 2)
+    return {**LATER, "waits": {"seconds": seconds, "count": counts, "blocked_s": 2.0, "last_minute": last | minute}}
+
+
+def test_who_must_act_and_when_the_trainer_reaches_the_frontier():
+    rates = {"read_per_s": 4.4, "committed_per_s": 4.1, "ahead": 55}
+    lines = list(mount_lines(of_waits({"commit": 0.028, "store": 0.003}, **rates), {}))
+    assert lines[3:7] == [
+        (
+            "readers  waited 3.1 % of the last minute: 2.8 % for commits (the trainer reads 4.4 steps/s, producers commit 4.1),"
+            " 0.3 % for bytes from the store; 0 waiting for a commit, 8 open files"
+        ),
+        "waits    3.1 s in 4 waits, each reader's added up (2.8 s commit, 0.3 s store); at least one waited in 2.0 s",
+        "act      the producers must act: start more of them, or give each more workers; `stepfs status LAKE` names the quiet ones",
+        "outlook  at this pace the trainer reaches the frontier in 3 min (the trainer reads 4.4 steps/s, producers commit 4.1)",
+    ]
+    for same in ({"read_per_s": 4.1}, {"ahead": 0}, {"ahead": None}, {"committed_per_s": None}):
+        assert not [line for line in mount_lines(of_waits({}, **rates | same), {}) if line.startswith("outlook")]
+
+
+def test_each_cause_has_words_and_advice_and_a_little_waiting_needs_none():
+    for cause in Cause:
+        assert of_cause(cause) != f"for {cause}"
+        (what, advice) = finding(of_waits({str(cause): 0.5}))
+        assert what.startswith(f"alive, but its readers waited 50.0 % of the last minute: 50.0 % {of_cause(cause)}")
+        assert advice
+    assert finding(of_waits({"commit": 0.01})) is None
+    assert finding(LATER) is None, "a daemon of another version"
+    assert not [line for line in mount_lines(of_waits({"commit": 0.01}), {}) if line.startswith("act")]
+
+
+def test_a_reader_that_was_refused_and_one_that_waits_are_told_with_the_log():
+    refused = [{"time": 3661.0, "step": 5, "error": "ENOENT", "why": "waited 1 s in vain: …"}]
+    told = {"waiting_for": "waiting for step 6; …", "refused": refused, "log": "/var/log/stepfs/run.log"}
+    lines = list(mount_lines(of_waits({}) | told, {}))
+    assert "now      waiting for step 6; …; its log is /var/log/stepfs/run.log" in lines
+    assert (
+        "refused  step 5 with ENOENT at 01:01:01Z: waited 1 s in vain: …; its log is /var/log/stepfs/run.log" in lines
+    )

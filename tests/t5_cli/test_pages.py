@@ -223,6 +223,15 @@ PRINTED = {
         r"40 steps in .*\(1 excluded\)(?s:.*)no step holds it",
         "20 steps of plan made again in .*: all the same",
     ],
+    "Why the GPU waited": [
+        r"readers +waited \d+\.\d % of the last .* for commits",
+        r"waits .*\n+act +the producers must act",
+        r"slow-run +slow +\d+ +\d+ +\d.* for commits",
+        r"note +mount \S+/slow-run +alive, but its readers waited (?s:.*?)→ the producers must act",
+        r'stepfs_reader_wait_seconds_sum{cause="commit",for="commit"} [1-9]',
+        "tracks: .*fetches.*slice 0: reader",
+        r"both.json.gz: \d+ events",
+    ],
     "One lake, two stores": [
         "step-000000008",
         r"created lake \w+ at file://\S+/new, a fork of file://\S+/copy at step 9, with 9 steps",

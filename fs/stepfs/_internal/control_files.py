@@ -15,9 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeVar
 
-from stepfs.errors import AbsentError, StepfsError, command
+from stepfs.errors import AbsentError, RefusedError, StepfsError, command
 
 ANSWER_S: Final = 5.0
+_FORBIDDEN: Final = frozenset({errno.EACCES, errno.EPERM})
 _DAEMON_GONE: Final = frozenset({errno.ENOTCONN, errno.ECONNABORTED})
 
 # The numbers of setresuid and setresgid: the C library's functions change all threads.
@@ -76,7 +77,8 @@ def _take_rights_in_this_thread(user: int, group: int) -> None:
 def read_control_file(directory: Path, name: str, *, asked_as: Identity | None = None) -> str:
     """The text of `.stepfs/<name>` of the mount at `directory`.
 
-    `AbsentError` if `directory` is not a stepfs mount, `StepfsError` if its daemon is gone or does not answer.
+    `AbsentError` if `directory` is not a stepfs mount, `RefusedError` if it is another user's, `StepfsError` if its daemon
+    is gone or does not answer.
     """
     answer = answer_within((directory / ".stepfs" / name).read_text, asked_as=asked_as)
     if isinstance(answer, (FileNotFoundError, NotADirectoryError)):
@@ -94,7 +96,8 @@ def read_control_file(directory: Path, name: str, *, asked_as: Identity | None =
                 f"{directory}: the mount's daemon is gone; `stepfs mount` there again clears it, or"
                 f" `{command('stepfs', 'unmount', directory)}`"
             )
-        raise StepfsError(f"{directory}: the mount cannot be read ({answer.strerror}); ask the user who mounted it")
+        kind = RefusedError if answer.errno in _FORBIDDEN else StepfsError
+        raise kind(f"{directory}: the mount cannot be read ({answer.strerror}); ask the user who mounted it")
     return answer
 
 

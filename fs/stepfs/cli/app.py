@@ -16,6 +16,7 @@ SUMMARIES: Final = {
     "ls": "List the steps of a lake as a mount would.",
     "show": "Show the arrays of a payload.",
     "status": "Show the state of a lake or of a mount.",
+    "trace": "Write what a mount does beside the profiler's trace.",
     "checkpoint": "Record that a checkpoint exists.",
     "reclaim": "Delete the steps that no checkpoint needs.",
     "retire-group": "End a training run that holds steps.",

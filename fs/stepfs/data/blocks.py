@@ -14,6 +14,7 @@ import trio
 from crc32c import crc32c
 
 from stepfs.data.buffers import Buffer
+from stepfs.data.waiting import Cause
 from stepfs.errors import StepfsError
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex, Step
 from stepfs.format.snapshot import StepEntry
@@ -127,7 +128,9 @@ class State(enum.Enum):
 class Block:
     """One ranged GET and its result. `buffer` holds verified bytes iff READY."""
 
-    __slots__ = ("buffer", "entry", "error", "owners", "range", "read_at", "settled", "state", "waiting")
+    __slots__ = (
+        "buffer", "entry", "error", "held_s", "owners", "phases", "range", "read_at", "settled", "short_s", "state", "waiting"
+    )  # fmt: skip
 
     def __init__(self, entry: StepEntry, range_: Range, owners: list[CachedSlice]) -> None:
         self.entry = entry
@@ -139,6 +142,44 @@ class Block:
         self.settled = trio.Event()  # READY, FAILED or DROPPED
         self.waiting = 0  # readers blocked on it
         self.read_at = 0.0  # trio time of the last read
+        self.short_s: float | None = None  # trio time since which it cannot begin for want of memory
+        self.held_s = 0.0  # how long it could not, until it began
+        self.phases: list[tuple[float, Cause]] = []  # since when it is fetched from where
+
+    def enter(self, cause: Cause) -> None:
+        """It is fetched from another place from now on."""
+        if not self.phases or self.phases[-1][1] is not cause:
+            self.phases.append((trio.current_time(), cause))
+
+    def recast(self, cause: Cause) -> None:
+        """What was asked last did not answer, or only hesitantly."""
+        self.phases[-1] = self.phases[-1][0], cause
+
+    def begin(self) -> None:
+        """Memory was found for it."""
+        self.state = State.FETCHING
+        if self.short_s is not None:
+            self.held_s, self.short_s = trio.current_time() - self.short_s, None
+
+    def blame(self, began_s: float) -> dict[Cause, float]:
+        """Seconds by cause of a wait for it since `began_s`. With room for it earlier, it would have come so much earlier."""
+        now_s = trio.current_time()
+        waited_s = now_s - began_s
+        held_s = self.held_s if self.short_s is None else now_s - self.short_s
+        memory_s = min(waited_s, held_s)
+        parts: dict[Cause, float] = {}
+        ends_s = now_s
+        for since_s, cause in reversed(self.phases):
+            if ends_s <= began_s:
+                break
+            start_s = max(since_s, began_s)
+            parts[cause] = parts.get(cause, 0.0) + ends_s - start_s
+            ends_s = start_s
+        parts[Cause.STORE] = parts.get(Cause.STORE, 0.0) + ends_s - began_s  # all connections are at work
+        if memory_s:
+            parts = {cause: part * (1 - memory_s / waited_s) for cause, part in parts.items()}
+            parts[Cause.MEMORY] = parts.get(Cause.MEMORY, 0.0) + memory_s
+        return parts
 
     @property
     def step(self) -> Step:

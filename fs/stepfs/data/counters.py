@@ -36,7 +36,6 @@ class DataCounts:
     disk_written: int = _counter("Bytes written to the disk cache")
     adopted_files: int = _counter("Files found in the disk cache at start, left by a crashed mount")
     fetch_seconds: Histogram = field(default_factory=Histogram)  # GETs that delivered
-    wait_seconds: Histogram = field(default_factory=Histogram)  # reads that had to wait for their bytes
 
     def as_dict(self) -> dict[str, int]:
         return {name: getattr(self, name) for name in HELP}

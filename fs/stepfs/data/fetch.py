@@ -16,6 +16,7 @@ from typing import Final
 
 import trio
 
+from stepfs._internal import tracing
 from stepfs.data.blocks import Block, CachedSlice, Range, RangeCheck, State
 from stepfs.data.buffers import Buffer, Pool
 from stepfs.data.circuit_breaker import Attempt
@@ -24,6 +25,7 @@ from stepfs.data.disk_cache import WriteBehind
 from stepfs.data.memory_cache import Cache
 from stepfs.data.near import Answer, Near
 from stepfs.data.tuning import TUNING
+from stepfs.data.waiting import Cause
 from stepfs.errors import AbsentError, CorruptError, StepfsError, StoreUnreachableError
 from stepfs.format.ids import SliceIndex, SliceKey, Step
 from stepfs.format.snapshot import StepEntry
@@ -179,6 +181,7 @@ class Throttle:
 
     def __init__(self) -> None:
         self.interval_s = 0.0
+        self.cause = Cause.UNREACHABLE  # of the interval
         self._next_at = 0.0
         self._round = 0
         self._changed = trio.Event()
@@ -191,8 +194,9 @@ class Throttle:
         self._next_at = trio.current_time() + self.interval_s
         return self._round
 
-    def failed(self, token: int) -> None:
-        """The request could not reach the store."""
+    def failed(self, token: int, cause: Cause = Cause.UNREACHABLE) -> None:
+        """The request could not reach the store, or was sent away."""
+        self.cause = cause
         if token == self._round:
             self._round += 1
             self.interval_s = min(max(self.interval_s * 2, TUNING.throttle_first_s), TUNING.throttle_max_s)
@@ -211,7 +215,17 @@ class _Race:
     running: int = 0
     winner: Buffer | None = None
     error: StepfsError | None = None  # of the attempt that ended last
+    throttled: bool = False
+    retry: int = 0  # attempts for this block before it
     done: trio.Event = field(default_factory=trio.Event)
+
+    @property
+    def trouble(self) -> Cause | None:
+        """What of the store has made it long."""
+        if self.throttled:
+            return Cause.THROTTLED
+        failed = self.winner is None and isinstance(self.error, StoreUnreachableError)
+        return Cause.UNREACHABLE if failed else None
 
 
 @dataclass(eq=False)
@@ -224,6 +238,7 @@ class Fetcher:
     get_timeout_s: float = 60.0  # of one GET
     deadline_s: float = 300.0  # of all attempts for one block
     concurrency: ConcurrencyLimit = field(default_factory=ConcurrencyLimit)  # learns from GETs
+    throttled: Callable[[], int] = lambda: 0  # answers of the store that ask for fewer requests
 
     def __post_init__(self) -> None:
         self.policy = HedgePolicy()
@@ -242,22 +257,21 @@ class Fetcher:
         assert self._nursery is not None
         self._nursery.start_soon(call, *arguments)
 
-    async def fetch(
-        self, entry: StepEntry, range_: Range, buffer: Buffer | None, lease: Lease, again: Again | None = None
-    ) -> Buffer:
-        """The verified bytes of a range, in `buffer` or in another from `lease`; consumes `buffer` in any case. Where the
+    async def fetch(self, block: Block, buffer: Buffer | None, lease: Lease, again: Again | None = None) -> Buffer:
+        """The verified bytes of a block, in `buffer` or in another from `lease`; consumes `buffer` in any case. Where the
         store does not answer, `again` is asked before the next attempt.
 
         `CorruptError`, `AbsentError`; `StoreUnreachableError` at the deadline.
         """
         began = trio.current_time()
         deadline = began + self.deadline_s
-        mismatches = 0
+        mismatches = retries = 0
         attempt = buffer or lease()
         error: StepfsError | None = None
         while True:
             if attempt is not None:
-                race = await self._race(entry, range_, attempt, lease)
+                race = await self._race(block, attempt, lease, retries)
+                retries += 1
                 if race.winner is not None:
                     return race.winner
                 error = race.error
@@ -277,7 +291,8 @@ class Fetcher:
                 if answer is Answer.LATE:
                     attempt = lease()
             if attempt is None:
-                await self._wait_for_memory(entry.step, began)
+                block.enter(Cause.MEMORY)
+                await self._wait_for_memory(block.step, began)
 
     async def _wait_for_memory(self, step: Step, began_s: float) -> None:
         waited_s = trio.current_time() - began_s
@@ -286,9 +301,11 @@ class Fetcher:
         _tell_memory(waited_s, step)
         await trio.sleep(TUNING.memory_poll_s)
 
-    async def _race(self, entry: StepEntry, range_: Range, buffer: Buffer, lease: Lease) -> _Race:
+    async def _race(self, block: Block, buffer: Buffer, lease: Lease, retry: int) -> _Race:
         assert self._nursery is not None
-        race = _Race(running=1)
+        entry, range_ = block.entry, block.range
+        block.enter(self.throttle.cause if self.throttle.interval_s else Cause.STORE)
+        race = _Race(running=1, retry=retry)
         self._nursery.start_soon(self._attempt, race, entry, range_, buffer)
         with trio.move_on_after(self.policy.delay_s(range_.size)):
             await race.done.wait()
@@ -299,14 +316,22 @@ class Fetcher:
                 race.running += 1
                 self._nursery.start_soon(self._attempt, race, entry, range_, second, True)
         await race.done.wait()
+        if race.trouble is not None:
+            block.recast(race.trouble)
         return race
 
     async def _attempt(self, race: _Race, entry: StepEntry, range_: Range, buffer: Buffer, hedge: bool = False) -> None:
-        won = False
+        won, began_s = False, trio.current_time()
         try:
-            error = await self._get(entry, range_, buffer)
+            error = await self._get(race, entry, range_, buffer)
             won = error is None and race.winner is None
             race.error = error or race.error
+            if tracing.ring is not None:
+                took_s, slices = trio.current_time() - began_s, sorted({int(piece.index) for piece in range_.pieces})
+                tracing.ring.add(
+                    "fetches", f"GET step {entry.step}", took_s, step=entry.step, slices=slices, size=range_.size,
+                    offset=range_.offset, hedge=hedge, retry=race.retry, error=error and type(error).__name__,
+                )  # fmt: skip
         finally:
             race.running -= 1
             if won:
@@ -317,7 +342,7 @@ class Fetcher:
             if won or not race.running:
                 race.done.set()
 
-    async def _get(self, entry: StepEntry, range_: Range, buffer: Buffer) -> StepfsError | None:
+    async def _get(self, race: _Race, entry: StepEntry, range_: Range, buffer: Buffer) -> StepfsError | None:
         """One GET, verified. The error is returned, and fresh: a traceback would keep the buffer in sight."""
         tgb, size = entry.tgb, range_.size
         name = f"{tgb.key}: step {entry.step}"
@@ -328,6 +353,7 @@ class Fetcher:
         got: int | None = None
         check = RangeCheck(range_, buffer)
         self.counts.requests += 1
+        throttled = self.throttled()
         try:
             with trio.move_on_after(self.get_timeout_s) as scope:
                 store = await self.store_of(tgb)
@@ -335,13 +361,15 @@ class Fetcher:
                 got = await store.read_into(tgb.key, range_.offset, buffer.view(), check.update)
         except StepfsError as failure:
             if isinstance(failure, StoreUnreachableError):
-                self.throttle.failed(token)
+                told = self.throttled() > throttled
+                self.throttle.failed(token, Cause.THROTTLED if told else Cause.UNREACHABLE)
             return type(failure)(*failure.args)
         else:
             if got is not None:
                 took_s = trio.current_time() - began
         finally:
             self.concurrency.end(started, size, took_s)
+            race.throttled |= self.throttled() > throttled
         if scope.cancelled_caught:
             self.throttle.failed(token)
             return StoreUnreachableError(f"{name}: no answer within {self.get_timeout_s:g} s")
@@ -536,6 +564,8 @@ class BlockLoader:
                     self._wake = trio.Event()
                 short, wait_s = self._start_loads(nursery), inf
                 self._short_since_s = inf if short is None else min(self._short_since_s, trio.current_time())
+                if short is not None and short.short_s is None:
+                    short.short_s = trio.current_time()
                 if short is not None:
                     poll = self.cache.pool.lingering or self.cache.pool.refused
                     wait_s = TUNING.memory_poll_s if poll else TUNING.memory_told_s
@@ -557,7 +587,7 @@ class BlockLoader:
             if block is None or buffer is None:
                 return block
             self._short_since_s = inf
-            block.state = State.FETCHING
+            block.begin()
             self._active.append(block)
             for owner in block.owners:
                 owner.loading += 1
@@ -602,7 +632,7 @@ class BlockLoader:
             return buffer
         left = None if answer is Answer.LATE else buffer
         lease = partial(self.cache.lease, block.range.size, block)
-        return await self.fetcher.fetch(block.entry, block.range, left, lease, again)
+        return await self.fetcher.fetch(block, left, lease, again)
 
     async def _load_near(self, near: Near, block: Block, buffer: Buffer) -> Answer:
         """Ask the nearer place. A block that nobody opened yet waits there for its copy, which is made after the commit."""
@@ -612,6 +642,7 @@ class BlockLoader:
         def waits() -> bool:
             return block.state is State.FETCHING and not block.pinned and near.may_come(block.step)
 
+        block.enter(Cause.NEAR)
         while True:
             answer = await self._ask_near(near, block, buffer)
             if answer is not Answer.ABSENT:
@@ -645,6 +676,7 @@ class BlockLoader:
 
     async def _load_copy(self, block: Block, buffer: Buffer) -> Answer:
         """Load a block from disk into `buffer`; a damaged file is removed."""
+        block.enter(Cause.DISK)
         owner = block.owners[0]
         attempt = Attempt(buffer, RangeCheck(block.range, buffer))
         await self.disk_copies.load(owner, block.range.offset - owner.ref.offset, attempt)

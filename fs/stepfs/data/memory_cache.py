@@ -10,6 +10,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable
 from typing import Final, TypeAlias
 
+from stepfs._internal import tracing
 from stepfs.data.blocks import NEXT, Block, CachedSlice, Range, Role, State, join_pieces
 from stepfs.data.buffers import Buffer, Pool
 from stepfs.data.counters import DataCounts
@@ -233,8 +234,7 @@ class Cache:
             victim = self._victim(block)
             if victim is None:
                 return None
-            self.drop(victim)
-            self._counts.evicted += 1
+            self._evict(victim)
         if not block.pinned and not self.copied(block) and block not in self._unsaved:
             self._unsaved[block] = buffer.capacity
             self._unsaved_bytes += buffer.capacity
@@ -297,6 +297,12 @@ class Cache:
         self.drop(block)  # its readers look again, and find the parts
         return parts
 
+    def _evict(self, block: Block) -> None:
+        self._counts.evicted += 1
+        if tracing.ring is not None:
+            tracing.ring.add("evictions", f"step {block.step}", step=block.step, size=block.range.size)
+        self.drop(block)
+
     def drop(self, block: Block) -> None:
         """Forget a block in any state; its memory is released once no reader sees it."""
         self.evictable.discard(block)
@@ -326,8 +332,7 @@ class Cache:
             victim = self.evictable.pop_unneeded()
             if victim is None:
                 return False
-            self.drop(victim)
-            self._counts.evicted += 1
+            self._evict(victim)
         return True
 
     def release(self, held: CachedSlice) -> None:
@@ -342,8 +347,7 @@ class Cache:
             victim = order.pop_spent() or order.pop_farthest() or order.pop_awaited(0)
             if victim is None:
                 return
-            self.drop(victim)
-            self._counts.evicted += 1
+            self._evict(victim)
 
     def opened(self) -> list[CachedSlice]:
         return [held for held in self._slices.values() if held.handles]

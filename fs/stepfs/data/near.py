@@ -12,6 +12,7 @@ from math import inf
 
 import trio
 
+from stepfs._internal import tracing
 from stepfs.data.blocks import Block, RangeCheck
 from stepfs.data.buffers import Buffer
 from stepfs.data.circuit_breaker import Attempt, Patience
@@ -78,7 +79,13 @@ class Near:
         if self.patience.is_over(insists=insists):
             return Answer.NONE
         attempt, key = Attempt(buffer, RangeCheck(block.range, buffer)), block.entry.tgb.key
+        began_s = trio.current_time()
         await self.patience.wait_for(attempt, partial(self.store.read_into, key, block.range.offset))
+        if tracing.ring is not None:
+            took_s, found = trio.current_time() - began_s, attempt.got is not None and not attempt.late
+            tracing.ring.add(
+                "nearer place", f"step {block.step}", took_s, step=block.step, found=found, size=block.range.size
+            )
         if attempt.late or attempt.error is not None:
             self.counts.near_failed += 1
             return Answer.LATE if attempt.late else Answer.NONE

@@ -19,6 +19,7 @@ from typing import Final, Protocol, TypeVar
 
 import trio
 
+from stepfs._internal import tracing
 from stepfs.data.blocks import CachedSlice
 from stepfs.data.slices import PageCache, Priming, Slices
 from stepfs.data.tuning import TUNING
@@ -440,7 +441,12 @@ class Primer(Priming):
 
     async def _prime(self, batch: Sequence[CachedSlice]) -> None:
         ready = [held for held in batch if held.ready and held.key in self._primed]
+        began_s = trio.current_time()
         stored = await self._store(ready)
+        if tracing.ring is not None:
+            seconds, size = trio.current_time() - began_s, sum(held.length for held in ready)
+            steps = sorted({int(held.entry.step) for held in ready})
+            tracing.ring.add("priming", f"{len(ready)} files", seconds, steps=steps, size=size, stored=sum(stored))
         for held in batch:
             if held not in ready:
                 self._forget(held.key)  # evicted, or no longer planned, while room was made for another

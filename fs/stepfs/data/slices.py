@@ -23,6 +23,7 @@ from stepfs.data.disk_cache import DiskCache, WriteBehind
 from stepfs.data.fetch import BlockLoader, ConcurrencyLimit, Fetcher, FetchQueue, PrefetchRequest, StoreOf
 from stepfs.data.memory_cache import Cache, OpenSlices, ReadingOrder
 from stepfs.data.near import Near
+from stepfs.data.waiting import Ledger, Wait
 from stepfs.errors import StepfsError, StoreUnreachableError
 from stepfs.format.ids import BLOCK_BYTES, SliceIndex, SliceKey, Step
 from stepfs.format.snapshot import StepEntry
@@ -115,8 +116,12 @@ class Slices:
         `peers`: how many readers open each slice, one behind the other. `near`: asked for bytes before `store`.
         """
         self.counts = DataCounts()
+        self.ledger = Ledger()
         pool, concurrency = Pool(memory_bytes), concurrency or ConcurrencyLimit()
-        self._fetcher = Fetcher(pool, self.counts, self._store_of, deadline_s=deadline_s, concurrency=concurrency)
+        self._fetcher = Fetcher(
+            pool, self.counts, self._store_of, deadline_s=deadline_s, concurrency=concurrency,
+            throttled=lambda: store.counts.throttled,
+        )  # fmt: skip
         patience = partial(Patience, pool=pool, start_soon=self._fetcher.start_soon)
         self.disk_copies = WriteBehind(
             disk, self.counts, self._written, self._is_pinned, self._is_last_copy, patience(str(disk and disk.path))
@@ -185,14 +190,15 @@ class Slices:
         held.move_to(number)
         self._loader.notify()
 
-    async def ready_block(self, held: CachedSlice, number: int) -> None:
-        """Return once block `number` is READY; the caller uses it before its next await."""
+    async def ready_block(self, held: CachedSlice, number: int, wait: Wait) -> None:
+        """Return once block `number` is READY; the caller uses it before its next await. `wait`: of the reader."""
         while True:
             block = held.places[number]
             if block is None:
                 held.reading = number  # a slice that was passed is fetched from this block on
                 self._demand(held)
-                await self._loader.planned.wait()
+                with wait.on(dict):
+                    await self._loader.planned.wait()
                 continue
             if block.state is State.READY:
                 block.read_at = trio.current_time()
@@ -201,7 +207,8 @@ class Slices:
             self._loader.readers_waiting += 1
             self._loader.notify()
             try:
-                await block.settled.wait()
+                with wait.on(partial(block.blame, trio.current_time())):
+                    await block.settled.wait()
             finally:
                 block.waiting -= 1
                 self._loader.readers_waiting -= 1
@@ -438,27 +445,26 @@ class SliceHandle:
         if start + size <= BLOCK_BYTES and self._held.is_ready(number):  # the common case, without a timer
             self._slices.counts.bytes_delivered += stop - offset
             return self._held.window(number, start, start + stop - offset)
-        began = trio.current_time()
-        try:
-            with self._slices.shelter.wait(self._slices.deadline_s):
-                view = await self._window(offset, stop)
-                self._slices.counts.bytes_delivered += len(view)
-                return view
-        finally:
-            self._slices.counts.wait_seconds.observe(trio.current_time() - began)
+        with (
+            self._slices.ledger.waiting("data", self._held.entry.step, index=self._held.index) as wait,
+            self._slices.shelter.wait(self._slices.deadline_s),
+        ):
+            view = await self._window(offset, stop, wait)
+            self._slices.counts.bytes_delivered += len(view)
+            return view
         raise StoreUnreachableError(
             f"{self._held.entry.tgb.key}: the store did not deliver step {self._held.entry.step} "
             f"within {self._slices.deadline_s:g} s; check it, the read may be repeated"
         )
 
-    async def _window(self, offset: int, stop: int) -> memoryview:
+    async def _window(self, offset: int, stop: int, wait: Wait) -> memoryview:
         first, last = offset // BLOCK_BYTES, (stop - 1) // BLOCK_BYTES
         if first == last:
-            await self._slices.ready_block(self._held, first)
+            await self._slices.ready_block(self._held, first, wait)
             return self._held.window(first, offset - first * BLOCK_BYTES, stop - first * BLOCK_BYTES)
         joined = bytearray()  # copied at once: a view held meanwhile keeps memory from the block awaited
         for number in range(first, last + 1):
-            await self._slices.ready_block(self._held, number)
+            await self._slices.ready_block(self._held, number, wait)
             base = number * BLOCK_BYTES
             joined += self._held.window(number, max(offset - base, 0), min(stop - base, BLOCK_BYTES))
         return memoryview(joined)

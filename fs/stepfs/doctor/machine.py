@@ -24,6 +24,7 @@ from stepfs import __version__
 from stepfs._internal.control_files import ANSWER_S, answer_within, read_config, read_status
 from stepfs._internal.limits import cgroup_limit
 from stepfs.checkpoints.formats import Place, look
+from stepfs.doctor.waits import finding as waits_finding
 from stepfs.errors import AbsentError, StepfsError, command
 from stepfs.mount.host.abort import CAP_SYS_ADMIN, capabilities
 from stepfs.mount.host.mount_points import Health, check_health, give_up_command, is_closed, list_within
@@ -255,7 +256,8 @@ def check_alive(mounted: Mounted) -> Finding:
 def _at_work(subject: str, directory: Path) -> Finding:
     """What a mount that answers says of its lake."""
     try:
-        store = read_status(directory)["store"]
+        status = read_status(directory)
+        store = status["store"]
         config: Any = read_config(directory)
     except (StepfsError, KeyError) as error:
         return note(subject, f"alive, but its status cannot be read: {error}", "look at its log")
@@ -265,6 +267,8 @@ def _at_work(subject: str, directory: Path) -> Finding:
         why = answer_within(partial(_why_nothing_is_recorded, watched))
         if isinstance(why, str) and why:
             return note(subject, "alive, but no checkpoint can be recorded", why)
+    if (waits := waits_finding(status)) is not None:
+        return note(subject, *waits)
     return ok(subject, "alive")
 
 

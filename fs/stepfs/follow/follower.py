@@ -11,6 +11,7 @@ from typing import Final
 
 import trio
 
+from stepfs._internal import tracing
 from stepfs._internal.clock import SystemClock
 from stepfs._internal.histogram import Histogram
 from stepfs.errors import RefusedError, StepfsError, StoreUnreachableError
@@ -60,6 +61,8 @@ class Follower:
         self._skims = False  # the next look
         self._checks = 0  # of the lake's identity and of its history, in turns
         self.looked_at: float | None = None  # trio time of the last look that succeeded
+        self._away_since_s: float | None = None  # trio time at which the first of the looks that fail began
+        self._away_s = 0.0  # of the outages that ended
 
     @property
     def frontier(self) -> Step:
@@ -74,6 +77,13 @@ class Follower:
         if self._failure is None and silent_s > SILENCE_S:
             return "the store does not answer"
         return self._failure
+
+    def away_s(self) -> float:
+        """How long the lake could not be followed, in all, up to now."""
+        since_s = self._away_since_s
+        if since_s is None and self._asked is not None and trio.current_time() - self._asked[1] > SILENCE_S:
+            since_s = self._asked[1]
+        return self._away_s + (0.0 if since_s is None else trio.current_time() - since_s)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Look, publish, sleep for the interval that `pace` and `spacing` give."""
@@ -135,6 +145,9 @@ class Follower:
         finally:
             self._asked = None
             self.spacing.note_look()
+            if tracing.ring is not None:
+                took_s = clock.current_time() - self._began
+                tracing.ring.add("looks at the log", "look", took_s, head=self.reader.state.version)
         self.looked_at = trio.current_time()
         if changed:
             self._show()
@@ -156,6 +169,8 @@ class Follower:
         if state.version > version:  # more than the floor has moved
             self.lag_s.observe(max(0, self.now_ms() - state.time_ms) / 1000)
             newest = state.next_step - 1
+            if tracing.ring is not None:
+                tracing.ring.add("commits seen", f"steps up to {newest}", step=newest, version=state.version)
             _log.debug("steps up to %d are visible", newest, extra={"step": newest, "version": state.version})
 
     async def check_identity(self) -> None:
@@ -174,11 +189,15 @@ class Follower:
         except StepfsError as error:
             self._failed(error)
         else:
+            if self._away_since_s is not None:
+                self._away_s, self._away_since_s = self.away_s(), None
             if self._failure is not None:
                 _log.warning("the store answers again")
                 self._failure = None
 
     def _failed(self, error: StepfsError) -> None:
+        if self._away_since_s is None:
+            self._away_since_s = self._began
         if self._failure is None:
             quiet = (
                 "what is in memory stays readable" if isinstance(error, StoreUnreachableError) else "the view stands"

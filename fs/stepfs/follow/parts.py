@@ -8,6 +8,7 @@ from typing import Final, Protocol
 
 import trio
 
+from stepfs._internal import tracing
 from stepfs.checkpoints.formats import NextStep, Place
 from stepfs.checkpoints.watch import Progress, Watch, WatchState
 from stepfs.data.disk_cache import DiskCache
@@ -258,8 +259,9 @@ class LakeParts:
         )
         self.slices.on_reading = self.prefetcher.note_open
         self.waits = Waits(
-            self.tree, log, self.changes, deadline_s=options.deadline_s, wait_s=options.wait_s, has_signal=has_signal
-        )
+            self.tree, log, self.changes, deadline_s=options.deadline_s, wait_s=options.wait_s, has_signal=has_signal,
+            ledger=self.slices.ledger, away_s=lambda: self.follower.away_s(),  # noqa: PLW0108 - it is made below
+        )  # fmt: skip
         self.spacing = Spacing(mounts, lambda: store.counts.throttled)
         self.follower = Follower(
             log,
@@ -285,6 +287,7 @@ class LakeParts:
         for part in (self.waits, self.slices, governor, self.prefetcher):
             await background.start(part.run)
         await self.follow(background)
+        background.start_soon(self.slices.ledger.watch, self.answered, self.note_beat)
         if self.slices.near is not None:
             background.start_soon(self.slices.near.look, self.log.identity.lake_id)
 
@@ -293,6 +296,14 @@ class LakeParts:
         if not self._follows:
             self._follows = True
             await background.start(self.follower.run)
+
+    def answered(self) -> int:
+        """How many requests of readers were answered so far."""
+        return 0
+
+    def note_beat(self) -> None:
+        """Called at each beat of the loop, several times a second while readers are at work."""
+        tracing.look()
 
     async def close_stores(self) -> None:
         """All but the lake's own, which belongs to the caller."""

@@ -10,15 +10,16 @@ import enum
 import errno
 import logging
 import math
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import trio
 
 from stepfs._internal.clock import SystemClock, state_text
-from stepfs._internal.histogram import Histogram
+from stepfs.data.waiting import Cause, Ledger, Wait
 from stepfs.errors import AbsentError, ReclaimedError, StepfsError, StoreUnreachableError
 from stepfs.follow.changes import Changes
 from stepfs.format.ids import Step
@@ -33,6 +34,8 @@ _RETRY_S: Final = 0.5
 _TELL_AFTER_S: Final = 10.0
 _TELL_EVERY_S: Final = 60.0
 _TOLD_PRODUCERS: Final = 3
+_REFUSED_MAX: Final = 8
+_ALIKE_MS: Final = 1000
 _log = logging.getLogger("stepfs.mount")
 
 HasPendingSignal = Callable[[int], bool]
@@ -56,6 +59,16 @@ class _Deadline:
     idle_since: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A reader whose wait ended in vain: it got an error."""
+
+    time_ms: int
+    step: Step
+    error: str  # errno's name
+    why: str
+
+
 @dataclass(eq=False)
 class Waits:
     """All waiting of one mount. `run` reads the index, so a caller that leaves aborts no request."""
@@ -69,10 +82,12 @@ class Waits:
     has_signal: HasPendingSignal | None = None
     tell: Callable[[str], None] = _log.info  # the reason of a long wait for a commit
     among_workers: bool = False  # of several processes with different steps, the one with the next step tells
+    ledger: Ledger = field(default_factory=Ledger)
+    away_s: Callable[[], float] = lambda: 0.0  # how long, so far, nobody could see whether a step was committed
 
     def __post_init__(self) -> None:
         self.expired_errno = errno.ETIMEDOUT if self.wait_s is None else errno.ENOENT  # of a wait for a commit
-        self.seconds = {"commit": Histogram(), "index": Histogram()}  # duration of waits, by their reason
+        self.refused: deque[Refused] = deque(maxlen=_REFUSED_MAX)  # the last ones
         self.given = False  # another daemon has the mount: it answers those that wait for a commit
         self._nursery: trio.Nursery | None = None
         self._telling = False
@@ -135,8 +150,14 @@ class Waits:
         if not self._telling and self._nursery is not None:
             self._telling = True
             self._nursery.start_soon(self._tell)
+        began_s, away_s = trio.current_time(), self.away_s()
+
+        def parts() -> dict[Cause, float]:
+            unseen_s = min(self.away_s() - away_s, trio.current_time() - began_s)
+            return {Cause.COMMIT: trio.current_time() - began_s - unseen_s, Cause.UNREACHABLE: unseen_s}
+
         try:
-            with self._timed("commit"), self.changes.listening():
+            with self.ledger.waiting("commit", step, Cause.COMMIT) as wait, self.changes.listening():
                 while True:
                     changed = self.changes.next_change
                     never = self.reader.astray or self.reader.newer
@@ -144,11 +165,37 @@ class Waits:
                         raise type(never)(*never.args)
                     if not self.given and not self.tree.awaited(step):
                         return WaitOutcome.READY if step < self.tree.next_step else WaitOutcome.NEVER
-                    outcome = await self._watch(changed, deadline.at, pid)
+                    with wait.on(parts):
+                        outcome = await self._watch(changed, deadline.at, pid)
+                    began_s, away_s = trio.current_time(), self.away_s()
                     if outcome is not WaitOutcome.READY:
+                        self._note_refused(step, outcome, trio.current_time() - deadline.since)
                         return outcome
         finally:
             self._leave(step, deadline)
+
+    @property
+    def waiting_for(self) -> str | None:
+        """What the readers wait for, in a sentence; None if none waits."""
+        waited = [step for step, deadline in self._deadlines.items() if deadline.waiters]
+        return self._sentence(min(waited)) if waited else None
+
+    def _sentence(self, step: Step) -> str:
+        return f"waiting for step {step}; {_committed(self.reader.state, SystemClock().now_ms())}"
+
+    def _note_refused(self, step: Step, outcome: WaitOutcome, waited_s: float) -> None:
+        """Its error says little: the reason is in the log, and where `.stepfs/status.json` shows it."""
+        now_ms = SystemClock().now_ms()
+        last = self.refused[-1] if self.refused else None
+        if outcome is WaitOutcome.INTERRUPTED or (last and last.step == step and now_ms - last.time_ms < _ALIKE_MS):
+            return  # its other ranks wait for it, too
+        if outcome is WaitOutcome.SILENT:
+            why, code = f"the store did not deliver the index of step {step}", errno.ETIMEDOUT
+        else:
+            why, code = f"step {step} was not committed; {_committed(self.reader.state, now_ms)}", self.expired_errno
+        why = f"waited {waited_s:.0f} s in vain: {why}"
+        self.refused.append(Refused(now_ms, step, errno.errorcode[code], why))
+        _log.info("%s", why)
 
     async def _tell(self) -> None:
         """Tell what the readers wait for: 10 s after the first of them came, then each minute, until none waits."""
@@ -159,7 +206,7 @@ class Waits:
             if trio.current_time() >= due:
                 told_at = trio.current_time()
                 if not self.among_workers or step == self.tree.next_step:
-                    self.tell(f"waiting for step {step}; {_committed(self.reader.state, SystemClock().now_ms())}")
+                    self.tell(self._sentence(step))
             else:
                 await trio.sleep(min(due - trio.current_time(), _TELL_AFTER_S))
         self._telling = False
@@ -169,11 +216,14 @@ class Waits:
 
         Raises the reader's errors, except that an unreachable store is retried until the deadline.
         """
-        with self._timed("index"):
-            found = await self._loaded(step, pid, trio.current_time() + self.deadline_s)
-        return WaitOutcome.SILENT if found is WaitOutcome.EXPIRED else found
+        with self.ledger.waiting("index", step) as wait, wait.on(dict):
+            found = await self._loaded(step, pid, trio.current_time() + self.deadline_s, wait)
+        if found is WaitOutcome.EXPIRED:
+            found = WaitOutcome.SILENT
+            self._note_refused(step, found, self.deadline_s)
+        return found
 
-    async def _loaded(self, step: Step, pid: int, until: float) -> StepEntry | WaitOutcome:
+    async def _loaded(self, step: Step, pid: int, until: float, wait: Wait) -> StepEntry | WaitOutcome:
         while True:
             load = self._load(step)
             outcome = await self._watch(load.done, until, pid)
@@ -191,17 +241,10 @@ class Waits:
                 return WaitOutcome.NEVER
             elif not isinstance(load.error, StoreUnreachableError):
                 raise type(load.error)(*load.error.args)  # a fresh exception: its traceback is this caller's
+            wait.base = Cause.UNREACHABLE
             outcome = await self._watch(trio.Event(), min(until, trio.current_time() + _RETRY_S), pid)
             if outcome is WaitOutcome.INTERRUPTED or trio.current_time() >= until:
                 return outcome
-
-    @contextmanager
-    def _timed(self, what: str) -> Iterator[None]:
-        began = trio.current_time()
-        try:
-            yield
-        finally:
-            self.seconds[what].observe(trio.current_time() - began)
 
     async def _watch(self, event: trio.Event, until: float, pid: int) -> WaitOutcome:
         """READY when the event is set, EXPIRED at `until`, INTERRUPTED when the caller has a signal."""

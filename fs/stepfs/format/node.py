@@ -12,6 +12,8 @@ from stepfs.format.ids import Step
 
 _TEXT_BYTES_MAX: Final = 4096
 PERMILLE: Final = 1000
+_CAUSES: Final = "causes"
+_CAUSES_MAX: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,9 @@ class NodeRecord:
     read_to: Step  # one past the step opened last; 0 before the first
     waited_permille: int  # of the time since the former record in which a reader was blocked
     time_ms: int
+    causes: tuple[
+        tuple[str, int], ...
+    ] = ()  # thousandths of that time in which one waited, by cause, the greatest first
 
     @property
     def frontier(self) -> Step:
@@ -47,13 +52,23 @@ def node_name(host: str, directory: str) -> str:
 
 
 def encode_node(lake_id: str, record: NodeRecord) -> bytes:
-    return encode(Kind.NODE, {"lake": lake_id, **_LAYOUT.body(record)})
+    causes = {_CAUSES: dict(record.causes)} if record.causes else {}
+    return encode(Kind.NODE, {"lake": lake_id, **_LAYOUT.body(record), **causes})
 
 
 def decode_node(data: bytes, what: str) -> tuple[str, NodeRecord]:
     """→ (lake id, record)."""
     fields = decode(Kind.NODE, data, what)
-    return fields.text("lake"), _LAYOUT.read(fields)
+    return fields.text("lake"), _LAYOUT.read(fields, causes=_causes_of(fields))
+
+
+def _causes_of(fields: Fields) -> tuple[tuple[str, int], ...]:
+    """None in a record of an earlier version."""
+    if _CAUSES not in fields:
+        return ()
+    causes = fields.map(_CAUSES)
+    names = [name for name, _ in causes.others(frozenset())[:_CAUSES_MAX] if isinstance(name, str)]
+    return tuple(sorted(((name, causes.integer(name, high=PERMILLE)) for name in names), key=lambda item: -item[1]))
 
 
 def _any_text(name: str) -> Stored:

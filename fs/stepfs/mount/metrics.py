@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,6 +23,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from stepfs._internal.histogram import SECONDS, Histogram
 from stepfs.data.counters import HELP, DataCounts
+from stepfs.data.waiting import Cause
 from stepfs.store.api import Counts
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class MountCollector(Collector):
     store: Counts
     data: DataCounts
     facts: Callable[[], Facts]
-    waits: Mapping[str, Histogram]  # seconds that readers waited, by cause
+    waits: Mapping[tuple[str, Cause], Histogram]  # `Ledger.durations`
     lag: Histogram  # seconds from commit to sight
     info: Mapping[str, str]  # constant labels that tell this mount from others
 
@@ -135,26 +136,25 @@ class MountCollector(Collector):
         )
 
     def _times(self) -> Iterator[Metric]:
-        waits = {**self.waits, "data": self.data.wait_seconds}
-        yield _family(
-            "stepfs_request_seconds", "Time to answer a file system request", "operation", self.meter.durations
-        )
-        yield _family("stepfs_reader_wait_seconds", "Waiting of readers, by what for", "for", waits)
-        yield _family("stepfs_fetch_seconds", "One GET of a slice", "", {"": self.data.fetch_seconds})
+        durations = {(operation,): each for operation, each in self.meter.durations.copy().items()}
+        yield _family("stepfs_request_seconds", "Time to answer a file system request", ["operation"], durations)
+        waited = "Waiting of readers, by what for and by what has caused it"
+        yield _family("stepfs_reader_wait_seconds", waited, ["for", "cause"], self.waits)
+        yield _family("stepfs_fetch_seconds", "One GET of a slice", [], {(): self.data.fetch_seconds})
         yield _family(
             "stepfs_commit_visible_seconds",
             "From a commit, by its producer's clock, until it is seen here",
-            "",
-            {"": self.lag},
+            [],
+            {(): self.lag},
         )
 
 
-def _family(name: str, text: str, label: str, histograms: Mapping[str, Histogram]) -> HistogramMetricFamily:
-    family = HistogramMetricFamily(name, text, labels=[label] if label else [])
-    for value, histogram in sorted(dict(histograms).items()):
+def _family(name: str, text: str, labels: Sequence[str], histograms: Mapping[Any, Histogram]) -> HistogramMetricFamily:
+    family = HistogramMetricFamily(name, text, labels=labels)
+    for values, histogram in sorted(dict(histograms).items()):
         bounds = (*(f"{bound:g}" for bound in SECONDS), "+Inf")
         buckets = list(zip(bounds, histogram.cumulative(), strict=True))
-        family.add_metric([value] if label else [], buckets, histogram.sum)
+        family.add_metric(values, buckets, histogram.sum)
     return family
 
 

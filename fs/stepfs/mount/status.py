@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +43,10 @@ _log = logging.getLogger("stepfs.mount")
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
+_FIRST_BEAT_S: Final = 4.0  # from the first step that is read to the next record; then twice as long, up to the usual
+_NEWS_S: Final = 1.0  # in which the first read is noticed
+_SAMPLE_S: Final = 5.0
+_SAMPLES: Final = 12  # in a minute
 _REMOVE_S: Final = 5.0  # an unmount waits no longer for an unreachable store; readers see the record's age
 
 
@@ -99,20 +104,30 @@ class Heartbeat:
     group: str
     directory: Path
     facts: Callable[[], Mapping[str, Any]]  # `Reports.facts`
+    sums: Callable[[], Mapping[str, Any]] = lambda: {"seconds": {}, "blocked_s": 0.0}  # `Ledger.sums`
+    has_read: Callable[[], bool] = lambda: False  # whether a reader has opened a step
 
     def __post_init__(self) -> None:
         self._published_at = time.perf_counter()
         self._waited_s = 0.0
+        self._sums = self.sums()
         self._troubled = False
         self.stays = False  # the record is the next daemon's
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Publish until cancelled, then remove the record."""
         task_status.started()
+        beat_s, unread = BEAT_S, True
         try:
             while True:
                 await self._publish()
-                await trio.sleep(BEAT_S)
+                due_s = trio.current_time() + beat_s
+                beat_s = min(2 * beat_s, BEAT_S)
+                while (left_s := due_s - trio.current_time()) > 0:
+                    await trio.sleep(min(left_s, _NEWS_S) if unread else left_s)
+                    if unread and self.has_read():
+                        unread, beat_s = False, _FIRST_BEAT_S
+                        break
         finally:
             with trio.move_on_after(_REMOVE_S, shield=True) as scope:
                 if not self.stays:
@@ -141,7 +156,9 @@ class Heartbeat:
         facts, now = self.facts(), time.perf_counter()
         waited_s, last = facts["waited_s"], facts["last_step"]
         share = (waited_s - self._waited_s) / max(now - self._published_at, 1e-9)
-        self._published_at, self._waited_s = now, waited_s
+        before, sums = self._sums, self.sums()
+        causes = shares(sums, before, now - self._published_at)
+        self._published_at, self._waited_s, self._sums = now, waited_s, sums
         return NodeRecord(
             group=self.group,
             host=socket.gethostname(),
@@ -151,8 +168,69 @@ class Heartbeat:
             next_step=Step(facts["next_step"]),
             read_to=Step(0 if last is None else last + 1),
             waited_permille=min(PERMILLE, round(PERMILLE * share)),
+            causes=tuple((name, most) for name, part in causes.items() if (most := round(PERMILLE * part))),
             time_ms=SystemClock().now_ms(),
         )
+
+
+def shares(sums: Mapping[str, Any], before: Mapping[str, Any], span_s: float) -> dict[str, float]:
+    """The share of the time in which a reader waited, by cause, the greatest first: that of all, in proportion to the sums."""
+    blocked = min(1.0, max(0.0, sums["blocked_s"] - before["blocked_s"]) / max(span_s, 1e-9))
+    grown = {name: max(0.0, s - before["seconds"].get(name, 0.0)) for name, s in sums["seconds"].items()}
+    total_s = sum(grown.values())
+    ordered = sorted(grown.items(), key=lambda item: -item[1])
+    return {name: blocked * seconds / total_s for name, seconds in ordered if total_s and seconds}
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    at_s: float
+    sums: Mapping[str, Any]
+    opened: int
+    next_step: int
+
+
+class LastMinute:
+    """What readers waited for, and how fast steps were read and committed, in the last minute."""
+
+    def __init__(
+        self, sums: Callable[[], Mapping[str, Any]], opened: Callable[[], int], next_step: Callable[[], int]
+    ) -> None:
+        self._sums, self._opened, self._next_step = sums, opened, next_step
+        self._samples: deque[_Sample] = deque(maxlen=_SAMPLES)
+
+    def _look(self) -> _Sample:
+        return _Sample(trio.current_time(), self._sums(), self._opened(), self._next_step())
+
+    def note(self) -> None:
+        """Called often; samples now and then."""
+        if not self._samples or trio.current_time() - self._samples[-1].at_s >= _SAMPLE_S:
+            self._samples.append(self._look())
+
+    def document(self) -> dict[str, Json]:
+        """`read_per_s` is null until a second has passed since the first read."""
+        now = self._look()
+        first = self._samples[0] if self._samples else now
+        span_s = now.at_s - first.at_s
+        reading = next((sample for sample in self._samples if sample.opened), now)
+        read_s = now.at_s - reading.at_s
+        return {
+            "span_s": round(span_s, 3),
+            "shares": {name: round(part, 6) for name, part in shares(now.sums, first.sums, span_s).items()},
+            "blocked_s": round(now.sums["blocked_s"] - first.sums["blocked_s"], 6),
+            "read_per_s": round((now.opened - reading.opened) / read_s, 3) if read_s >= 1 else None,
+            "ahead": now.next_step - now.opened if now.opened else None,
+            "committed_per_s": round((now.next_step - first.next_step) / span_s, 3) if span_s >= 1 else None,
+        }
+
+
+def log_place() -> str | None:
+    """The file that this process logs to; None if it is none."""
+    try:
+        place = str(Path("/proc/self/fd/2").readlink())
+    except OSError:
+        return None
+    return place if place.startswith("/") and not place.startswith(("/dev/", "/proc/")) else None
 
 
 @dataclass(slots=True)
@@ -182,6 +260,7 @@ class Reports:
     known: LookupCounts
     files: FileTable
     ranks: RankMap
+    minute: LastMinute
 
     def facts(self) -> dict[str, Any]:
         """The facts that status.json shares with the metrics and the fleet view. Any thread may ask for them."""
@@ -237,6 +316,13 @@ class Reports:
                 "requests": self.lake.store.counts.requests,
                 "bytes_read": self.lake.store.counts.bytes_read,
             },
+            "waits": {**self.lake.slices.ledger.sums(), "last_minute": self.minute.document()},
+            "waiting_for": self.lake.waits.waiting_for,
+            "refused": [
+                {"time": one.time_ms / 1000, "step": one.step, "error": one.error, "why": one.why}
+                for one in self.lake.waits.refused
+            ],
+            "log": log_place(),
             "order_needs_from": self.lake.prefetcher.hints.needed_from(),
             "requests": dict(sorted(self.meter.requests.items())),
             "faults": self.meter.faults,

@@ -8,11 +8,12 @@ import errno
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import trio
 
 from stepfs import errors
+from stepfs._internal import tracing
 from stepfs.data.announced_orders import Hint
 from stepfs.data.buffers import MAPPED_BYTES_MIN, Buffer, Pool
 from stepfs.data.fetch import CONNECTIONS_MAX
@@ -88,9 +89,16 @@ class ReaderParts(LakeParts):
         )
         self.waits.tell, self.waits.among_workers = _log.warning, options.is_worker
         self._copies = CopyPool(memory_bytes // LENT_SHARE)
+        self._reads = 0
         # The process that made the `Lake` speaks for the workers of its loader.
         if options.group is not None and not options.is_worker:
             self.group = self.group_follower(options.group)
+
+    def answered(self) -> int:
+        return self._reads
+
+    async def sums(self) -> dict[str, Any]:
+        return self.slices.ledger.sums()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -113,12 +121,19 @@ class ReaderParts(LakeParts):
         `NoSuchStepError`, `ReclaimedError`, `WaitExpiredError` as `wait_for`; `CorruptError` names the object;
         `StoreUnreachableError` once the store did not deliver within the deadline.
         """
+        self._reads += 1
+        began_s = trio.current_time() if tracing.ring is not None else 0.0
         entry = await self._entry(step, waits=waits)
         handle = self.slices.open(entry, index)
         try:
-            return await self._copies.copy_of(handle)
+            copy = await self._copies.copy_of(handle)
         except errors.AbsentError as error:
             await self._explain_absence(step, error)
+        else:
+            if tracing.ring is not None and began_s:
+                took_s = trio.current_time() - began_s
+                tracing.ring.add(f"slice {index}: reader", f"read step {step}", took_s, step=step, size=len(copy))
+            return copy
         finally:
             handle.close()
 

@@ -258,6 +258,10 @@ class StepDataset:
         """The lakes that it reads: each has a group of its own to be told of checkpoints."""
         return [self.lake] if self._beside is None else [self.lake, self._beside.lake]
 
+    def waits(self) -> dict[str, Any]:
+        """`Lake.waits` of its lake, in this process: of a loader's workers each has its own."""
+        return self.lake.waits()
+
     def _let_rest(self) -> None:
         """Those that were opened here: mostly it is workers that read."""
         for lake in self.lakes:

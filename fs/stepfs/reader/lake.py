@@ -322,6 +322,12 @@ class Lake:
         """The counters of this process's data layer (requests, bytes fetched …), as `data` of a mount's status."""
         return self._parts().slices.counts.as_dict()
 
+    def waits(self) -> dict[str, Any]:
+        """Why reads waited, in this process: `seconds` and `count` by cause (`commit`, `store`, `memory` …: fs/OPERATIONS.md),
+        each thread's waits by themselves; `blocked_s`, in which at least one waited.
+        """
+        return self._call(lambda parts: parts.sums())
+
     def close(self) -> None:
         """End the background thread and free the memory; views that were given out stay valid. Idempotent.
 

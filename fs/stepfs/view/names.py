@@ -83,6 +83,7 @@ class Fixed(enum.IntEnum):
     ORDER = 10
     HINTED = 11  # every accepted name in `.stepfs/order/`
     LEAVE = 12
+    TRACE = 13
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import trio
 import trio.testing
 from data_doubles import World
 
-from stepfs.data.blocks import join_pieces, pieces_of
+from stepfs.data.blocks import Block, join_pieces, pieces_of
 from stepfs.data.buffers import Pool
 from stepfs.data.counters import DataCounts
 from stepfs.data.fetch import Fetcher, HedgePolicy, Throttle
@@ -35,7 +35,7 @@ class Bench:
         entry = self.world.add_step([size])
         (range_,) = join_pieces(pieces_of(SliceIndex(0), entry.tgb.slice(SliceIndex(0))))
         lease = lambda: self.pool.take(size)
-        buffer = await self.fetcher.fetch(entry, range_, lease(), lease)
+        buffer = await self.fetcher.fetch(Block(entry, range_, []), lease(), lease)
         assert bytes(buffer.view()) == self.world.payloads[entry.step][0]
         self.pool.give(buffer)
 

@@ -155,6 +155,7 @@ async def mounted(
             Fixed.METRICS: lambda: "metrics\n",
             Fixed.CONFIG: lambda: "config\n",
             Fixed.ACCESSLOG: meter.accesslog,
+            Fixed.TRACE: lambda: "trace\n",
         },
         describe_step=describe,
         opened=files,

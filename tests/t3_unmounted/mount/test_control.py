@@ -22,6 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from stepfs._internal.histogram import Histogram
 from stepfs.data.counters import DataCounts
+from stepfs.data.waiting import Cause
 from stepfs.errors import RefusedError, UsageError
 from stepfs.format.arguments import parse_duration, parse_interval, parse_size
 from stepfs.format.commit import COMMIT_ID_BYTES, DIGEST_BYTES, Commit, CommitKind, encode_commit
@@ -39,7 +40,7 @@ async def test_the_control_directory_lists_what_it_has():
     async with mounted() as m:
         m.commit(3)
         assert await m.names(".stepfs") == [
-            "status.json", "metrics", "config.json", "accesslog", "steps", "wait", "order",
+            "status.json", "metrics", "config.json", "accesslog", "trace", "steps", "wait", "order",
         ]  # fmt: skip
         assert await m.names(".stepfs", "steps") == ["0.json", "1.json", "2.json"]
         assert await m.read(".stepfs", "steps", "1.json") == b"step 1\n"
@@ -172,7 +173,8 @@ def test_counters_are_prometheus_text():
     meter = Meter()
     meter.done("lookup", (1, b"x"), 0.5, errno.ENOENT)
     meter.done("lookup", (1, b"x"), 0.25, 0)
-    data, lag, waits = DataCounts(hits=4), Histogram(), {"commit": Histogram()}
+    data, lag, waits = DataCounts(hits=4), Histogram(), {("commit", Cause.UNREACHABLE): Histogram()}
+    waits["commit", Cause.UNREACHABLE].observe(2.0)
     for seconds in (0.0004, 0.02, 1000.0):
         lag.observe(seconds)
     data.fetch_seconds.observe(0.003)
@@ -188,7 +190,8 @@ def test_counters_are_prometheus_text():
     assert samples["stepfs_commit_visible_seconds_bucket", "300"] == 2
     assert samples["stepfs_commit_visible_seconds_bucket", "+Inf"] == 3
     assert samples["stepfs_fetch_seconds_count",] == 1
-    assert samples["stepfs_reader_wait_seconds_count", "data"] == 0
+    assert samples["stepfs_reader_wait_seconds_count", "unreachable", "commit"] == 1
+    assert samples["stepfs_reader_wait_seconds_sum", "unreachable", "commit"] == 2
     assert samples["stepfs_request_errors_total", "ENOENT", "lookup"] == 1
     assert samples["stepfs_store_requests_total", "get"] == 3
     assert samples["stepfs_data_hits_total",] == 4

@@ -21,6 +21,7 @@ from prometheus_client.utils import INF
 from stepfs._internal import scrape
 from stepfs._internal.histogram import SECONDS, Histogram
 from stepfs.data.counters import DataCounts
+from stepfs.data.waiting import Cause as WaitCause
 from stepfs.errors import RefusedError
 from stepfs.mount import metrics
 from stepfs.mount.fuse.guard import Meter
@@ -42,7 +43,7 @@ def registry():
     meter.done("read", (1,), 0.5, errno.EIO)
     collector = metrics.MountCollector(
         meter, Counts(), DataCounts(), lambda: FACTS,
-        {"commit": Histogram(), "index": Histogram()}, Histogram(), {"lake_id": "0" * 32, "group": "g"},
+        {(what, WaitCause.STORE): Histogram() for what in ("commit", "index")}, Histogram(), {"lake_id": "0" * 32, "group": "g"},
     )  # fmt: skip
     return metrics.registry_of(collector)
 
@@ -86,7 +87,7 @@ def labels_left(expression: str) -> set[str]:
         assert name in known, f"nothing exports {name}"
         assert labels <= known[name] | SCRAPED
         rated = re.search(rf"\b(rate|increase)\({name}\b", expression) is not None
-        assert name.endswith(("_total", "_bucket")) == rated
+        assert name.endswith(("_total", "_bucket", "_sum")) == rated
         assert name.endswith("_bucket") == ("histogram_quantile" in expression)
     available = set.union(*(known[name] for name in wanted)) | SCRAPED
     grouped = {label.strip() for by in re.findall(r"\bby \(([^)]*)\)", expression) for label in by.split(",")}

@@ -188,6 +188,7 @@ class Beating:
     def heartbeat(self, identity) -> Heartbeat:
         return Heartbeat(
             self.store, identity, "run", directory=self.options.directory, facts=lambda: facts_of(self.follower, self.meter),
+            has_read=lambda: self.meter.last_step is not None,
         )  # fmt: skip
 
 
@@ -202,6 +203,10 @@ async def test_a_mount_speaks_every_30_s_and_is_silent_once_it_ended(autojump_cl
         assert (first.directory, first.frontier, first.last_step) == ("/mnt/run", -1, None)
         mount.table.commit(5)
         mount.meter.last_step = Step(3)
+        await trio.sleep(2)
+        (record,) = await list_nodes(store, identity, ["run"])
+        assert record.last_step == 3, "the first read is news"
+        await trio.sleep(BEAT_S)
         puts = store.counts.put
         await trio.sleep(10 * BEAT_S)
         assert store.counts.put - puts == 10

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import os
@@ -13,12 +14,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from beside import until
 from safetensors.torch import save
 from shelf import SMALL, commit_on_disk, lake_of, lake_on_disk, payload, seal_on_disk
 from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, IterableDataset
 
-from stepfs import Lake, ShuffledSteps, StepDataset, StreamState
+from stepfs import Lake, ShuffledSteps, StepDataset, StreamState, trace
+from stepfs._internal import tracing
 from stepfs.errors import ClosedError, CorruptError, NoSuchStepError, ReclaimedError, UsageError, WaitExpiredError
 from stepfs.torch import dump
 from stepfs_producer import Producer
@@ -240,3 +243,30 @@ def test_a_mistake_is_told_in_the_words_of_python_and_from_few_frames(url):
     with Lake(url) as lake, pytest.raises(NoSuchStepError) as late:
         lake[STEPS]
     assert "trio" not in "".join(traceback.format_tb(late.value.__traceback__))
+
+
+def test_the_workers_that_a_loader_forks_are_in_the_trace(url, tmp_path):
+    """Each with its own process; what it has handed on is there, and it does so within a second."""
+    dataset = StepDataset(url, rank=0, stop=5)
+    loader = DataLoader(dataset, batch_size=None, num_workers=2, collate_fn=bytes, persistent_workers=True)
+    with trace(tmp_path / "t.json.gz"):
+        assert len(list(loader)) == 5
+        spool = tracing.ring.spool  # type: ignore[union-attr]
+        until(lambda: "".join(part.read_text() for part in spool.iterdir()).count("read step") == 5)
+    assert not spool.exists()
+    events = json.loads(gzip.decompress((tmp_path / "t.json.gz").read_bytes()))["traceEvents"]
+    reads = {event["name"]: event["pid"] for event in events if event["name"].startswith("read step")}
+    assert set(reads) == {f"read step {step}" for step in range(5)}
+    assert len(set(reads.values()) - {os.getpid()}) == 2
+
+
+def test_a_worker_that_outlives_the_trace_keeps_no_events(url, tmp_path):
+    dataset = StepDataset(url, rank=0, stop=5)
+    loader = DataLoader(dataset, batch_size=None, num_workers=1, collate_fn=is_traced, persistent_workers=True)
+    with trace(tmp_path / "t.json"):
+        assert all(loader)
+    until(lambda: not any(loader))
+
+
+def is_traced(_payload: object) -> bool:
+    return tracing.ring is not None

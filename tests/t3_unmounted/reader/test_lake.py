@@ -17,9 +17,9 @@ from typing import get_type_hints
 import pytest
 import trio
 from beside import WAIT_S, background_threads, in_thread, is_waiting, until
-from shelf import SMALL, commit_on_disk, lake_of, lake_on_disk, payload, seal_on_disk
+from shelf import SMALL, Shelf, commit_on_disk, lake_of, lake_on_disk, payload, seal_on_disk
 
-from stepfs import CheckpointHook, Lake, StreamState
+from stepfs import CheckpointHook, Lake, StepDataset, StreamState
 from stepfs._internal import background
 from stepfs._internal.clock import SystemClock
 from stepfs.errors import (
@@ -431,3 +431,31 @@ def test_a_worker_reads_where_a_sandbox_has_no_pidfd(still, monkeypatch):
         lake.as_worker(2, owner=1)
         assert lake[0][0] == payload(0, 0, SMALL)
         assert lake[1][0] == payload(1, 0, SMALL)
+
+
+@pytest.mark.logs("waiting for step 1; 1 are committed")
+async def test_why_a_reader_without_a_mount_waited(autojump_clock):
+    """The same causes, by the same sums: slow producers, then a slow store."""
+    shelf = await Shelf.of(1000)
+    async with shelf.reader(wait_s=100) as assembly:
+        began = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(shelf.read, assembly, 1, 0)
+            await trio.sleep(20)
+            await shelf.commit(1000)
+        sums = await assembly.sums()
+        spent = trio.current_time() - began
+        assert sums["seconds"]["commit"] == pytest.approx(spent, rel=0.05)
+        assert sums["blocked_s"] == pytest.approx(spent, rel=0.05)
+
+
+def test_the_waits_of_a_lake_are_those_of_this_process(url):
+    with Lake(url, wait=60) as lake:
+        assert set(lake.waits()) == {"seconds", "count", "blocked_s"}
+        later = threading.Timer(0.2, commit_on_disk, (url, range(5, 6)))
+        later.start()
+        bytes(lake[5][0])
+        later.join()
+        assert lake.waits()["seconds"]["commit"] > 0
+        dataset = StepDataset(lake, rank=0, stop=3)
+        assert dataset.waits() == lake.waits()

@@ -10,7 +10,7 @@ import typer
 
 from stepfs._internal import interruption
 from stepfs._internal.declared_option import Opt
-from stepfs.cli.columns import json_text
+from stepfs.cli.columns import json_text, printable
 from stepfs.cli.failure import say
 from stepfs.cli.options import EndpointUrl, Json, not_empty
 from stepfs.cli.target import is_lake, opened_store, origin_stores
@@ -63,7 +63,7 @@ def doctor(
 def _lines(findings: Sequence[Finding]) -> Iterator[str]:
     width = max(len(finding.subject) for finding in findings)
     for finding in findings:
-        yield f"{finding.level:4}  {finding.subject:{width}}  {finding.detail}"
+        yield f"{finding.level:4}  {finding.subject:{width}}  {printable(finding.detail)}"
         if finding.remedy:
             yield f"{'':4}  {'':{width}}  → {finding.remedy}"
 

@@ -167,7 +167,7 @@ def _held_bytes(log: LogReader, record: GroupRecord) -> int:
 
 
 def _node_document(record: NodeRecord) -> dict[str, object]:
-    """`waited`: share of the time in which a reader was blocked; `time`: by that machine's clock."""
+    """`waited`, `causes`: share of the time in which a reader was blocked; `time`: by that machine's clock."""
     from stepfs.format.node import PERMILLE
 
     return {
@@ -179,6 +179,7 @@ def _node_document(record: NodeRecord) -> dict[str, object]:
         "frontier": record.frontier,
         "last_step": record.last_step,
         "waited": record.waited_permille / PERMILLE,
+        "causes": {cause: part / PERMILLE for cause, part in record.causes},
         "time": record.time_ms / 1000,
         "stale": _is_stale(record),
     }
@@ -193,10 +194,18 @@ def _is_stale(record: NodeRecord) -> bool:
 
 
 def _node_lines(nodes: Sequence[NodeRecord]) -> Iterator[str]:
+    """The mount whose readers waited most comes first."""
+    from stepfs.doctor.waits import shares_text
     from stepfs.format.node import PERMILLE
 
     if not nodes:
         return
+
+    def waited(record: NodeRecord) -> str:
+        total = sum(part for _, part in record.causes) or record.waited_permille
+        causes = shares_text({printable(cause): part / PERMILLE for cause, part in record.causes})
+        return f"{100 * total / PERMILLE:.1f} %" + (f": {causes}" if causes else "")
+
     yield ""
     rows = [
         [
@@ -205,10 +214,10 @@ def _node_lines(nodes: Sequence[NodeRecord]) -> Iterator[str]:
             printable(record.group),
             str(record.frontier),
             "none" if record.last_step is None else str(record.last_step),
-            f"{100 * record.waited_permille / PERMILLE:.1f} %",
+            waited(record),
             time_text(record.time_ms) + (" (stale)" if _is_stale(record) else ""),
         ]
-        for record in nodes
+        for record in sorted(nodes, key=lambda record: -record.waited_permille)
     ]
     yield from table(["HOST", "MOUNT", "GROUP", "FRONTIER", "LAST READ", "WAITED", "SEEN"], rows)
 
@@ -305,6 +314,8 @@ async def _mount_reports(directory: Path) -> AsyncGenerator[Report, None]:
 
 def mount_lines(now: Mapping[str, object], before: Mapping[str, object]) -> Iterator[str]:
     """A mount on one screen; its rates are those since `before`, or since its start. Fields may be missing."""
+    from stepfs.doctor.waits import minute_of, wait_lines, waited_text
+
     data, cache, store = (_mapping(now.get(name)) for name in ("data", "cache", "store"))
     before = before if before.get("pid") == now.get("pid") else {}
     span_s = _number(now, "uptime_s") - _number(before, "uptime_s")
@@ -327,10 +338,9 @@ def mount_lines(now: Mapping[str, object], before: Mapping[str, object]) -> Iter
     yield f"{now.get('lake')}, {group}  (pid {now.get('pid')}, up {age_text(_number(now, 'uptime_s'))})"
     yield ""
     yield f"steps    {now.get('first_step')} to {now.get('frontier')}; last read {_shown(now.get('last_step'))}"
-    yield (
-        f"readers  waited {100 * min(1.0, rate('waited_s')):.1f} % of the time, {now.get('waiting')} waiting for a commit,"
-        f" {now.get('open_files')} open files"
-    )
+    waited = waited_text(now) if minute_of(now) else f"waited {100 * min(1.0, rate('waited_s')):.1f} % of the time"
+    yield f"readers  {waited}; {now.get('waiting')} waiting for a commit, {now.get('open_files')} open files"
+    yield from wait_lines(now)
     yield f"reading  {size('bytes_read')} through the daemon, {size('data', 'primed')} primed, {hits}"
     yield f"fetched  {size('data', 'bytes_fetched')} in {rate('data', 'requests'):.1f}/s GETs{trouble}"
     near = {name: _number(data, f"near_{name}") for name in ("hits", "absent", "corrupt", "failed")}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
+from stepfs._internal import tracing
 from stepfs._internal.clock import SystemClock
 from stepfs._internal.limits import MEMORY_BYTES_MIN, default_memory_bytes, read_memory
 from stepfs.checkpoints.formats import NextStep, Place
@@ -43,7 +44,7 @@ from stepfs.mount.fuse.operations import StepOperations
 from stepfs.mount.host.kernel import has_pending_signal
 from stepfs.mount.options import MountOptions
 from stepfs.mount.state import State, taken, tell_unknown, types_of
-from stepfs.mount.status import Heartbeat, Machine, Reports
+from stepfs.mount.status import Heartbeat, LastMinute, Machine, Reports
 from stepfs.store.api import Store, StoreOptions
 from stepfs.store.opening import open_store
 from stepfs.store.silence import Silence
@@ -156,9 +157,13 @@ class MountParts(LakeParts):
         self.primer = Primer(self.slices, pages, state.primed) if options.prime else None
         self.withdrawal = Withdrawal(self.tree, self.known, self.meter)
         self.on_left = self.withdrawal.note
+        ledger = self.slices.ledger
+        ledger.pulse.now = time.monotonic  # requests wait on while the process is stopped
+        self.minute = LastMinute(ledger.sums, lambda: self.meter.opened, lambda: log.state.next_step)
         self.reports = Reports(
-            self, options, machine, meter=self.meter, known=self.known, files=self.files, ranks=self.names.ranks
-        )
+            self, options, machine, meter=self.meter, known=self.known, files=self.files, ranks=self.names.ranks,
+            minute=self.minute,
+        )  # fmt: skip
         self.operations = self._make_operations()
         self.heartbeat: Heartbeat | None = None
         self.meter.on_opened = self._decide_opened
@@ -195,7 +200,7 @@ class MountParts(LakeParts):
             self.store.counts,
             self.slices.counts,
             self.reports.facts,
-            self.waits.seconds,
+            self.slices.ledger.durations,
             self.follower.lag_s,
             self.reports.labels(),
         )
@@ -216,6 +221,7 @@ class MountParts(LakeParts):
                 Fixed.METRICS: self._render_metrics,
                 Fixed.CONFIG: lambda: status.render(self.reports.config()),
                 Fixed.ACCESSLOG: self.meter.accesslog,
+                Fixed.TRACE: tracing.wanted,
                 Fixed.HINTED: lambda: status.render(self.reports.orders()),
             },
             describe_step=lambda entry: status.describe_step(
@@ -237,6 +243,13 @@ class MountParts(LakeParts):
             files=self.files,
             is_own=self._is_own,
         )
+
+    def answered(self) -> int:
+        return self.meter.reading()
+
+    def note_beat(self) -> None:
+        super().note_beat()
+        self.minute.note()
 
     def changed(self) -> None:
         """Put on record what is shown from now on, before anybody hears of it."""
@@ -353,6 +366,8 @@ class MountParts(LakeParts):
                 self.group.group.name,
                 directory=self.options.directory,
                 facts=self.reports.facts,
+                sums=self.slices.ledger.sums,
+                has_read=lambda: self.meter.last_step is not None,
             )
             await background.start(heartbeat.run)
 

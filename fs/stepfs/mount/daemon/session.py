@@ -24,6 +24,7 @@ import trio
 
 from stepfs._internal import interruption
 from stepfs.data.disk_cache import DiskCache
+from stepfs.data.waiting import Cause
 from stepfs.errors import AbsentError, RefusedError, command
 from stepfs.format.identity import LakeIdentity
 from stepfs.lake.identity import open_lake
@@ -130,6 +131,7 @@ class _Session:
         self._crashed: bool = start.get("how") == "follow"  # the daemon before has
         self._guarded = self._ran = False
         self._old = -1  # of the daemon before: readable when that is dead
+        self._died_s: float | None = None  # when it did, by the machine's monotonic clock
         self._writing = trio.Lock()
         self._state = State.fresh() if tie is None or self._before is None else State(tie.state)
 
@@ -342,12 +344,16 @@ class _Session:
         if before is not None:
             await mount.see_all(SEEN_S / 2)  # before the keeper loses patience
         mount.begin()
+        held = before is not None and watchdog.unanswered(link.mount) != 0
         link.attach()
         if self._crashed:
             link.resend()
-        elif before is not None:
-            gap_ms = 1e3 * (time.monotonic() - left.stopped_s)
-            _log.info("nobody read the requests of %s for %.1f ms", self._directory, gap_ms)
+        stopped_s = self._died_s if self._crashed else left.stopped_s
+        if before is not None and stopped_s is not None:
+            gap_s = time.monotonic() - stopped_s
+            _log.info("nobody read the requests of %s for %.1f ms", self._directory, 1e3 * gap_s)
+            if held:
+                mount.slices.ledger.note(Cause.TAKEOVER, gap_s)
 
     async def _await_turn(self, tie: Tie, mount: MountParts, link: Link) -> None:
         """Until the keeper says that this daemon serves. The errors of `see`."""
@@ -360,7 +366,7 @@ class _Session:
                     link.device = tie.device = given[0]
                     self._old = given[1] if len(given) > 1 else -1
                     link.owner = True
-                    self._crashed = said["crashed"]
+                    self._crashed, self._died_s = said["crashed"], said.get("died_s")
                     self._know(mount, said)
                     return
                 case None:

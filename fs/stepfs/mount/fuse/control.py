@@ -34,6 +34,7 @@ FILES: Final = {
     b"metrics": Fixed.METRICS,
     b"config.json": Fixed.CONFIG,
     b"accesslog": Fixed.ACCESSLOG,
+    b"trace": Fixed.TRACE,
 }
 DIRECTORIES: Final = {b"steps": Fixed.STEPS, b"wait": Fixed.WAIT, b"order": Fixed.ORDER}
 _STEP_SUFFIX: Final = b".json"
@@ -44,6 +45,7 @@ class Control:
     """The control directory of one mount.
 
     status.json  metrics  config.json  accesslog      fixed names
+    trace                                             opening it traces for some seconds (`tracing.wanted`)
     steps/<step>.json                                 facts of a step's commit; its position is read at open
     wait/<step>                                       reading it blocks until the step is committed
     order/<hint>                                      looking it up announces an order (`take_hint`)
@@ -121,8 +123,10 @@ class Control:
             return OpenStepFiles(self.reader, self.tree)
         return OpenFixed([]) if node in {Fixed.WAIT, Fixed.ORDER} else None
 
-    def open(self, node: Node | None) -> OpenContent:
-        """Open any file here but a step's."""
+    def open(self, node: Node | None, uid: int = 0) -> OpenContent:
+        """Open any file here but a step's. Errno EACCES for a user who may not trace."""
+        if node is Fixed.TRACE:
+            _check_owner(uid)
         if isinstance(node, Fixed) and node in self.files:
             return OpenContent(self.files[node]().encode())
         raise pyfuse3.FUSEError(errno.EISDIR if isinstance(node, Fixed) else errno.ENOENT)

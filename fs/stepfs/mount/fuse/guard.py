@@ -19,10 +19,12 @@ from typing import Any, Final, NoReturn, TypeVar, cast
 import pyfuse3
 import trio
 
+from stepfs._internal import tracing
 from stepfs._internal.histogram import Histogram
 from stepfs.errors import ReclaimedError, StepfsError, StoreUnreachableError
 from stepfs.follow.waits import WaitOutcome
 from stepfs.format.ids import Step
+from stepfs.view.names import SliceFile, node_of
 
 _log = logging.getLogger("stepfs.mount")
 
@@ -75,6 +77,10 @@ class Meter:
         self.started_at = time.time()
         self.on_opened: Callable[[], None] = lambda: None  # called when `opened` grows
 
+    def reading(self) -> int:
+        """Requests so far with which readers come to their bytes."""
+        return self.requests["lookup"] + self.requests["open"] + self.requests["read"]
+
     def note_open(self, step: Step) -> None:
         self.last_step = step
         if step >= self.opened:
@@ -88,6 +94,8 @@ class Meter:
         if error:
             self.errors[operation, error] += 1
         self.accesses.append(Access(time.time(), operation, subject, duration_s, error))
+        if tracing.ring is not None:
+            _trace(tracing.ring, self.accesses[-1])
 
     def accesslog(self) -> str:
         """The newest requests, oldest first: `time operation(subject) errno <seconds>`."""
@@ -96,6 +104,19 @@ class Meter:
             f"{a.operation}({shown(a.subject)}) {errno.errorcode.get(a.errno, 'OK')} <{a.duration_s:.6f}>\n"
             for a in list(self.accesses)
         )
+
+
+def _trace(ring: tracing.Ring, access: Access) -> None:
+    """The opens and reads of slices."""
+    number = access.subject[0] if access.subject else 0
+    if access.operation not in {"open", "read"} or not isinstance(number, int):
+        return
+    node = node_of(number if access.operation == "open" else number >> 1)  # handles: `files.inode_of`
+    if isinstance(node, SliceFile):
+        facts = {"errno": errno.errorcode[access.errno]} if access.errno else {}
+        more = dict(zip(("offset", "size"), access.subject[1:], strict=False)) if access.operation == "read" else {}
+        name = f"{access.operation} step {node.step}"
+        ring.add(f"slice {node.index}: reader", name, access.duration_s, step=node.step, **more, **facts)
 
 
 def shown(subject: Subject) -> str:

@@ -328,7 +328,7 @@ class StepOperations(pyfuse3.Operations):
             return await self._open_rank(inode, node, ctx)
         if not isinstance(node, StepFile | WaitFile):
             self.files.check_room(ctx.uid)
-            opened = self.control.open(node)
+            opened = self.control.open(node, ctx.uid)
         else:
             with self._waiting.held(ctx.uid), self.slices.shelter.wait():
                 if isinstance(node, StepFile):

@@ -431,7 +431,8 @@ class Keeper:
         self.stage = "serving"
         crashed = self.serving is None and new.how != "first"
         before = [self.serving.alive] if self.serving is not None else []
-        send(new.sock, {"do": "serve", "crashed": crashed, **self._known()}, [self.device, *before])
+        died_s = self.deaths[-1] if crashed and self.deaths else None
+        send(new.sock, {"do": "serve", "crashed": crashed, "died_s": died_s, **self._known()}, [self.device, *before])
         self.after("road", self.limits["serves_s"], self._late)
 
     def _on_serving(self, new: Child, said: Said, given: Sequence[int]) -> Sequence[int]:
