@@ -27,7 +27,7 @@ from api_page import page
 from stepfs import announce, errors, payload
 from stepfs.cli.app import app
 from stepfs.csi.node import OPTIONS
-from stepfs.data.counters import HELP
+from stepfs.data.counters import METRICS
 from stepfs.format.ids import JSON_SCHEMA
 from stepfs.mount import metrics
 from stepfs.mount.fuse import control
@@ -117,7 +117,7 @@ def _fields(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _metrics() -> list[str]:
-    named = {f"stepfs_{name}" for name in metrics.GAUGES} | {f"stepfs_data_{name}" for name in HELP}
+    named = {f"stepfs_{name}" for name in metrics.GAUGES} | {f"stepfs_data_{name}" for name in METRICS.values()}
     named |= {*re.findall(r'"(stepfs_[a-z_]+)"', inspect.getsource(metrics))}
     return sorted(
         named

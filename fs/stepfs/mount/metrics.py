@@ -21,8 +21,9 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from stepfs import __version__
 from stepfs._internal.histogram import SECONDS, Histogram
-from stepfs.data.counters import HELP, DataCounts
+from stepfs.data.counters import HELP, METRICS, DataCounts
 from stepfs.data.waiting import Cause
 from stepfs.store.api import Counts
 
@@ -62,8 +63,11 @@ GAUGES: Final[Mapping[str, tuple[str, Callable[[Facts], float]]]] = {
     "waiting_requests": ("File system requests waiting for a commit", lambda facts: facts["waiting"]),
     "open_files": ("Files open now", lambda facts: facts["open_files"]),
     "known_directories": ("Step directories the kernel holds", lambda facts: facts["known_directories"]),
-    "memory_bytes": ("Bytes of slices in memory, primed pages included", lambda facts: facts["cache"]["memory_bytes"]),
-    "memory_limit_bytes": ("The budget for them", lambda facts: facts["cache"]["memory_limit_bytes"]),
+    "cache_memory_bytes": (
+        "Bytes of slices in memory, primed pages included",
+        lambda facts: facts["cache"]["memory_bytes"],
+    ),
+    "cache_memory_limit_bytes": ("The budget for them", lambda facts: facts["cache"]["memory_limit_bytes"]),
     "disk_bytes": ("Bytes of slices in the disk cache", lambda facts: facts["cache"]["disk_bytes"]),
     "disk_limit_bytes": (
         "The budget for them; 0 without a disk cache",
@@ -89,6 +93,7 @@ class MountCollector(Collector):
     info: Mapping[str, str]  # constant labels that tell this mount from others
 
     def collect(self) -> Iterable[Metric]:
+        yield InfoMetricFamily("stepfs_build", "The program", value={"version": __version__})
         yield InfoMetricFamily("stepfs_mount", "What is mounted", value=dict(self.info))
         yield from self._requests()
         yield from self._times()
@@ -98,7 +103,7 @@ class MountCollector(Collector):
         yield store
         yield CounterMetricFamily("stepfs_store_read_bytes", "Bytes from the store", value=self.store.bytes_read)
         for name, value in self.data.as_dict().items():
-            yield CounterMetricFamily(f"stepfs_data_{name}", HELP[name], value=value)
+            yield CounterMetricFamily(f"stepfs_data_{METRICS[name]}", HELP[name], value=value)
         facts = self.facts()
         yield CounterMetricFamily(
             "stepfs_handovers", "Daemons of this mount that gave it to the next one", value=facts["handovers"]

@@ -44,7 +44,7 @@ class PlanMetrics(Collector):
             totals.planning_s,
         )
         yield CounterMetricFamily(
-            _PREFIX + "slowest_to_mean",
+            _PREFIX + "slowest_to_mean_ratio",
             "Sum over steps of the cost of the slowest rank by the mean rank's",
             totals.slowest[""][0],
         )
