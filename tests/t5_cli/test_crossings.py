@@ -92,7 +92,7 @@ APART = {
     "it is written into the lake or plan once, and compared": "--ext --check-payload "
     "--input --seq-len --batch-size --tokenizer-file --eos",
     "it ends a run earlier": "--limit-steps",
-    "it says where and how long one command writes down what others do": "trace:--out trace:--seconds trace:--merge",
+    "it says where and how long one command writes down what it or others do": "trace:--out trace:--seconds trace:--merge run:--trace",
 }
 
 # cells that say the same: tests, and code that keeps features apart

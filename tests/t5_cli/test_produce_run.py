@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import signal
@@ -250,3 +251,31 @@ def test_skipped_records_are_told_and_listed(plan: Path, tmp_path: Path) -> None
     assert told == {("0/0.jsonl", 0), ("0/0.jsonl", path.stat().st_size - 4)}
     assert all(one["reason"] for one in summary["bad_records"])
     assert done.err.count("skipped: source code, 0/0.jsonl at ") == 2
+
+
+def test_a_run_writes_a_trace_of_what_it_did(plan: Path, tmp_path: Path, undisturbed) -> None:
+    """Each step, each commit and each task of a worker is an event; and the steps are as without it."""
+    url, out = f"file://{tmp_path}/lake", tmp_path / "run.json.gz"
+    done = run(plan, url, "--limit-steps", 6, "--trace", out)
+    assert done.returncode == 0, done.err
+    assert committed(url) == undisturbed[:6]
+    with gzip.open(out) as file:
+        events = json.load(file)["traceEvents"]
+    rows = {(one["pid"], one["tid"]): one["args"]["name"] for one in events if one.get("name") == "thread_name"}
+    found: dict[str, list[str]] = {}
+    for one in events:
+        if one["ph"] in {"X", "i"}:
+            found.setdefault(rows[one["pid"], one["tid"]].partition(" ")[0], []).append(one["name"])
+    assert sorted(found["steps"]) == [f"step {step}" for step in range(6)]
+    assert "step 5" in found["planner"]
+    assert {"read code", "transform prose", "put_step"} <= {*found["workers"]}
+    assert "Committed" in found["commits"]
+    assert any(name.startswith("for ") for name in found["waits"])
+
+
+@pytest.mark.parametrize("out", ["{}/none/run.json", "{}"])
+def test_a_trace_that_cannot_be_written_stops_the_run_before_it_begins(plan: Path, tmp_path: Path, out: str) -> None:
+    url = f"file://{tmp_path}/lake"
+    done = run(plan, url, "--limit-steps", 1, "--trace", out.format(tmp_path))
+    assert (done.returncode in {3, 4}, done.err.count("\n")) == (True, 1), done.err
+    assert not (tmp_path / "lake").exists()

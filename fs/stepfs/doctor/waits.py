@@ -27,13 +27,13 @@ _FOR: Final = {
 # Who must act, and how.
 _ADVICE: Final = {
     "commit": "the producers must act: start more of them, or give each more workers; `stepfs status LAKE` names the quiet ones",
-    "store": "this mount must fetch more at a time or further ahead: name its `--ranks`, more `--memory-size` or `--prefetch`; or"
+    "store": "this mount must fetch more at a time or further ahead: name its `--ranks`, more `--memory` or `--prefetch`; or"
     " read a replica (`--near`)",
     "throttled": "the store must act: fewer mounts and producers at once on this bucket, or a prefix or server with a higher limit",
     "unreachable": "the store or the network must act: `stepfs doctor LAKE` looks at both",
     "near": "the nearer place must act: look at its disk or server, or mount without `--near`",
-    "disk": "the cache disk must act: a faster `--cache-dir`, or more `--memory-size`",
-    "memory": "this node must act: more `--memory-size`, or fewer `--ranks`, so that the next step fits beside this one",
+    "disk": "the cache disk must act: a faster `--cache-dir`, or more `--memory`",
+    "memory": "this node must act: more `--memory`, or fewer `--ranks`, so that the next step fits beside this one",
     "daemon": "this node must act: its processors are taken, or the daemon was stopped; leave it a core",
     "takeover": "its log says why another daemon has taken over, and `dmesg` whether memory was short",
 }

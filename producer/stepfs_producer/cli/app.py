@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -54,9 +55,14 @@ def run(
     endpoint_url: EndpointUrl = None,
     as_json: Json = False,
     log_format: LogFormat = "text",
+    trace: Annotated[
+        Path | None,
+        Opt("--trace", "Write what the run does to this file, as Chrome's trace events (.gz: packed).", "FILE"),
+    ] = None,
     values: Annotated[dict[str, Any], RunOptions],
 ) -> None:
     """Run PLAN into LAKE, created when absent; run again after any ending, it continues exactly."""
+    from stepfs.reader.tracing import trace as traced
     from stepfs_producer.cli.reports import run_and_report
     from stepfs_producer.run.prepare import plan_at
 
@@ -64,7 +70,9 @@ def run(
         log_as_json()
     check_order(lake, plan, "stepfs-produce", "run", lake, plan)
     options = RunOptions(lake, **values, store_options=StoreOptions(endpoint_url))
-    if code := run_and_report(plan_at(Path(plan), held_out=holdout), options, as_json=as_json):
+    with nullcontext() if trace is None else traced(trace):
+        code = run_and_report(plan_at(Path(plan), held_out=holdout), options, as_json=as_json)
+    if code:
         raise typer.Exit(code)
 
 

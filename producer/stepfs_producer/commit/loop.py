@@ -15,7 +15,7 @@ from typing import Final
 
 import trio
 
-from stepfs._internal import entropy
+from stepfs._internal import entropy, tracing
 from stepfs._internal.clock import Clock
 from stepfs.errors import FencedError, OtherHistoryError, SealedError, StepfsError, StoreUnreachableError
 from stepfs.format.commit import COMMIT_ID_BYTES, Commit
@@ -378,6 +378,8 @@ class CommitLoop:
         self.tally.attempts += 1
         outcome = await self._committer.attempt(self._rebase, self._lost, alone=self._pacer.is_alone)
         exposure_s = self._committer.exposure_s
+        if tracing.ring is not None:
+            tracing.ring.add("commits", type(outcome).__name__, trio.current_time() - started_s, head=self.head.version)
         self._pacer.note_head(
             self.head, self._me.producer_id, trio.current_time(), self._committer.reader.control.record.pauses_asked
         )

@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 
 import trio
 
+from stepfs._internal import tracing
 from stepfs.errors import RefusedError, StepfsError, StoreUnreachableError
 from stepfs_producer.backoff import Backoff, Outage
 from stepfs_producer.engine.api import Engine, H, Kept, Lost, Reference, WorkerDied
@@ -330,6 +331,8 @@ class TaskRunner:
 
     def _note(self, function: Callable[..., object], source: str, seconds: float) -> None:
         self.seconds += seconds
+        if tracing.ring is not None:
+            tracing.ring.add("workers", f"{function.__name__} {source}".rstrip(), seconds)
         before = self._means_s.get((function, source), seconds)
         self._means_s[function, source] = _KEPT * before + (1 - _KEPT) * seconds
 

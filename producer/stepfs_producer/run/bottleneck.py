@@ -14,6 +14,8 @@ from typing import Final
 
 import trio
 
+from stepfs._internal import tracing
+
 BUSY: Final = 0.8  # share of their time that workers can be expected to work
 
 _MOST: Final = 0.75  # of the workers' time: less of it is nobody's alone
@@ -93,6 +95,8 @@ class Waits:
 
     def note(self, cause: Cause, seconds: float, source: str = "") -> None:
         self.seconds[cause, source] = self.seconds.get((cause, source), 0.0) + seconds
+        if tracing.ring is not None and cause is not Cause.PLANNER:  # which works
+            tracing.ring.add("waits", f"for {cause} {source}".rstrip(), seconds)
 
     def most(self, held_s: float) -> tuple[Cause, str] | None:
         """The cause of most waiting. `held_s`: seconds that appends waited for trainers, which count as the store's here."""

@@ -15,6 +15,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 import trio
 
+from stepfs._internal import tracing
 from stepfs._internal.limits import usable_cpus
 from stepfs_producer.backoff import Outage
 from stepfs_producer.commit.producer import GIVE_UP_AFTER_S
@@ -161,6 +162,8 @@ class StepBuilder:
         while self._unsettled and self._unsettled[0].done.is_set():
             making = self._unsettled.popleft()
             now_s = trio.current_time()
+            if tracing.ring is not None:
+                tracing.ring.add("steps", f"step {making.plan.step}", now_s - making.reserved_s, step=making.plan.step)
             self._waits.note(Cause.WORKERS, now_s - max(making.reserved_s, self._settled_s))
             self._settled_s = now_s
             self._room.give(self._row_bytes(making.plan))
@@ -272,6 +275,9 @@ class PlannerTask:
 
         began_s, before_s = trio.current_time(), self._tasks.held_s()
         planned, self.seconds = await trio.to_thread.run_sync(plan, abandon_on_cancel=True)
+        if tracing.ring is not None:
+            what = f"step {planned.step}" if isinstance(planned, StepPlan) else type(planned).__name__
+            tracing.ring.add("planner", what, self.seconds)
         waited_s = trio.current_time() - began_s - self.seconds
         self._waits.note(Cause.PLANNER, self.seconds)
         if waited_s > 0:
