@@ -88,7 +88,7 @@ def ours(case: Case, directory: Path) -> Any:
         for block in blocks(source_specs(plan)["a"]):
             records = block.records
             for index in range(len(records)):
-                data = bytes(records.part(index, index + 1).data)
+                data = bytes(records.part(index, index + 1).data.values)
                 whole = records.kind in {Kind.FIELDS, Kind.JSON}
                 value = (
                     {"bad": records.bad[index]} if index in records.bad else unpacked(data) if whole else data.decode()

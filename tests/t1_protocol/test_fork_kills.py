@@ -82,7 +82,7 @@ def test_a_fork_killed_at_any_await_is_whole_or_no_lake_and_the_next_names_its_g
         else:
             await Stores.of(world, place, "next").fork(world.identity)
             said = "".join(record.getMessage() for record in caplog.records)
-            assert held == {name for name in held if f"--group {name} --retire" in said}
+            assert held == {name for name in held if f" {name}" in said and "stepfs retire-group " in said}
             named += len(held)
             assert await retired_by_hand(world, place) == held
         await is_whole(world, place, AROUND)
@@ -257,8 +257,9 @@ async def test_a_copy_of_a_fork_releases_nothing_in_the_parent_and_says_how(worl
     await let_go(copy, child, step)
     assert (await group(world, f":fork/{child.lake_id}").read()).need == NEED  # type: ignore[union-attr]
     (record,) = caplog.records
-    ends = "13 --keep 1" if step == 11 else "--retire"
-    assert record.getMessage().endswith(f"stepfs checkpoint {stores.parent.url} --group :fork/{child.lake_id} {ends}")
+    parent, name = stores.parent.url, f":fork/{child.lake_id}"
+    moved, ended = f"stepfs checkpoint {parent} --group {name} 13 --keep 1", f"stepfs retire-group {parent} {name}"
+    assert record.getMessage().endswith(moved if step == 11 else ended)
     await checkpoint(world, "run", 14)
     await clean(world)
     await is_whole(world, place, AROUND)

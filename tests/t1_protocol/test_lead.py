@@ -148,7 +148,10 @@ async def test_a_hold_names_group_and_checkpoint_and_what_to_type(world: World, 
     for number, line in enumerate(told):
         assert f"{url}: held back by max_lead (10) for {SAY_AFTER_S + number * SAY_EVERY_S:.0f} s: " in line
         assert "group 'g0' needs all from step 0, 10 steps are committed since; let it record a later" in line
-        assert f"`stepfs checkpoint {url} --group g0 … --keep 1`, or if it has ended, `stepfs checkpoint" in line
+        assert (
+            f"`stepfs checkpoint {url} --group g0 … --keep 1`, or if it has ended, `stepfs retire-group {url} g0`"
+            in line
+        )
         assert "--drop" not in line
 
 

@@ -54,8 +54,9 @@ def test_what_a_silent_producer_left_goes_once_it_is_retired(lake):
 
 def test_it_says_so_when_there_is_nothing_to_do(lake):
     first = json.loads(stepfs("retire-producer", lake, "tok-0", "--json").out)
+    of = {"lake": lake, "lake_id": stepfs("status", lake, "--json").document["lake_id"]}
     again = json.loads(stepfs("retire-producer", lake, "tok-0", "--json").out)
-    expected = {"schema": 1, "producer": "tok-0", "epoch": 2, "next_seq": 3, "retired": True, "sealed": False}
+    expected = {"schema": 1, **of, "producer": "tok-0", "epoch": 2, "next_seq": 3, "retired": True, "sealed": False}
     assert first == {**expected, "changed": True}
     assert again == {**expected, "changed": False}
     assert "already" in stepfs("retire-producer", lake, "tok-0").out
