@@ -87,7 +87,11 @@ class StreamState:
             raise RefusedError(
                 f"{directory} shows {document['world']} ranks, the trainer has {world}: mount it with --world {world}, or its --mesh"
             )
-        stream = cls(lake_id=document["lake_id"], slices=document["slices"], origins=document["origins"])
+        stream = cls(
+            lake_id=document["lake_id"],
+            slices=document["slices"],
+            origins={one["lake_id"]: one["cut"] for one in document["origins"]},
+        )
         stream._object_of = partial(_object_on_mount, Path(directory))
         return stream
 

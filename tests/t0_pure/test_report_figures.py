@@ -117,7 +117,15 @@ def test_a_page_of_the_most_that_there_may_be_has_less_than_two_mebibytes():
         contents.shares = [Shares(n, n + 1, names, names) for n in range(64)]
         contents.looked = [StepLook(n, n / 256, {"cost": 1.5, "tokens": 1.0}) for n in range(256)]
     group = {"need": 3, "kept": list(range(4000)), "held_bytes": 1, "held_for": None}
-    node = {"host": name, "directory": "/run", "group": "g", "frontier": 3, "last_step": 2, "waited": 0.5, "time": 1.0}
+    node = {
+        "host": name,
+        "directory": "/run",
+        "group": "g",
+        "frontier": 3,
+        "last_step": 2,
+        "waited_ratio": 0.5,
+        "time": 1.0,
+    }
     status = {
         "next_step": 9, "first_step": 0, "frontier": 8, "sealed": False, "live_bytes": 5, "total_bytes": 9, "time": 5.0,
         "groups": {f"{n}{name}": group for n in range(300)}, "nodes": [{**node, "stale": True}] * 3000,

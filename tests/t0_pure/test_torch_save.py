@@ -163,7 +163,7 @@ def test_identity_comes_from_the_mount(tmp_path):
     with pytest.raises(AbsentError, match="not a stepfs mount"):
         StreamState.of_mount(tmp_path)
     (tmp_path / ".stepfs").mkdir()
-    status = {"lake_id": "a" * 32, "slices": 8, "world": 16, "origins": {}}
+    status = {"lake_id": "a" * 32, "slices": 8, "world": 16, "origins": []}
     (tmp_path / ".stepfs" / "status.json").write_text(json.dumps(status))
     for world in (None, 16):
         stream = StreamState.of_mount(tmp_path, world=world)

@@ -193,7 +193,7 @@ class TestStatus:
         silent, live = stepfs("status", lake, "--json").document["nodes"]
         assert live == {
             "group": "train", "host": "node-1", "directory": "/mnt/run", "pid": 7, "stepfs": "1.0", "frontier": 4,
-            "last_step": 2, "waited": 0.125, "causes": {}, "time": now_ms / 1000, "stale": False,
+            "last_step": 2, "waited_ratio": 0.125, "causes": {}, "time": now_ms / 1000, "stale": False,
         }  # fmt: skip
         assert (silent["host"], silent["last_step"], silent["stale"]) == ("node-0", None, True)
         out = stepfs("status", lake).out

@@ -61,7 +61,7 @@ def test_parent_and_fork_let_go_of_each_other(s3_url, tmp_path):
         with mounted(fork, tmp_path / "fork", *group) as after:
             assert read(after) == payloads(*kept)
             lake_id = before.status()["lake_id"]
-            assert (before.status()["origins"], after.status()["origins"]) == ({}, {lake_id: 15})
+            assert (before.status()["origins"], after.status()["origins"]) == ([], [{"lake_id": lake_id, "cut": 15}])
             stream, trained = StreamState.of_mount(after.directory), StreamState.of_mount(before.directory)
             trained.next_step = 15
             stream.load_state_dict(trained.state_dict())

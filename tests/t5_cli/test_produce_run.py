@@ -229,7 +229,7 @@ def test_lines_are_objects_if_asked(plan: Path, file_url: str, monkeypatch) -> N
     assert done.returncode == 0
     *_, line = map(json.loads, done.err.splitlines())
     assert (line["level"], line["logger"], line["message"][:14]) == ("INFO", "stepfs-produce", "plan: 2 steps,")
-    assert line["time"].endswith("Z")
+    assert line["timestamp"].endswith("Z")
     refused = run(plan, file_url, "--producer-id", "p" * 300, "--log-format", "json")
     (line,) = map(json.loads, refused.err.splitlines())
     assert (refused.returncode, line["level"]) == (2, "ERROR")
@@ -247,7 +247,7 @@ def test_skipped_records_are_told_and_listed(plan: Path, tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
     summary = done.document
     assert summary["sources"]["code"]["skipped"] == 2
-    told = {(one["file"], one["offset"]) for one in summary["bad_records"]}
+    told = {(one["file"], one["record"]) for one in summary["bad_records"]}
     assert told == {("0/0.jsonl", 0), ("0/0.jsonl", path.stat().st_size - 4)}
     assert all(one["reason"] for one in summary["bad_records"])
     assert done.err.count("skipped: source code, 0/0.jsonl at ") == 2

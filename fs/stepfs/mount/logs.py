@@ -27,6 +27,7 @@ from stepfs.mount.redact import redacted
 
 _log = logging.getLogger("stepfs.mount")
 
+_WORDS: Final = {"version": "log_version"}  # in objects, where a version could be the program's
 FIELDS: Final = ("operation", "errno", "step", "slice", "rank", "version", "group", "lake_id", "repeated")
 WINDOW_S: Final = 60.0
 KINDS_MAX: Final = 16_384  # kinds; beyond that the one that was met least lately is forgotten
@@ -112,12 +113,14 @@ class Json(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         body: dict[str, object] = {
-            "time": time.replace("+00:00", "Z"),
+            "timestamp": time.replace("+00:00", "Z"),
             "level": record.levelname,
             "logger": record.name,
             **self._mount,
             "message": redacted(record.getMessage()),
-            **{name: redacted(v) if isinstance(v, str) else v for name, v in facts_of(record).items()},
+            **{
+                _WORDS.get(name, name): redacted(v) if isinstance(v, str) else v for name, v in facts_of(record).items()
+            },
         }
         if record.exc_info:
             body["traceback"] = redacted(self.formatException(record.exc_info))

@@ -302,7 +302,7 @@ class Reports:
             "schema": JSON_SCHEMA,
             **facts,
             **self._shape(),
-            "origins": dict(state.origin_cuts),
+            "origins": [{"lake_id": lake_id, "cut": cut} for lake_id, cut in state.origin_cuts.items()],
             "slices": state.slices,
             "ext": self.lake.log.identity.ext,
             "head": state.version,

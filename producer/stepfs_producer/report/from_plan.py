@@ -96,7 +96,7 @@ def _note_sources(contents: Contents, place: LocatedPlan, found: Inspection, tot
         for field in ("tokens", "share", "records", "skipped", "dropped", "excluded", "epoch"):
             setattr(source, field, counts[field])
         source.seen, source.learned = totals.loaded.get(name, (0, 0))
-        source.reasons = [f"{bad.file} at {bad.offset}: {bad.reason}" for bad in totals.bad if bad.source == name][
+        source.reasons = [f"{bad.file} at {bad.record}: {bad.reason}" for bad in totals.bad if bad.source == name][
             :_REASONS
         ]
         if facts is not None and facts.tokens and name in needed:

@@ -29,7 +29,7 @@ class BadRecord:
 
     source: str
     file: str
-    offset: int
+    record: int  # where it begins
     reason: str
 
 
@@ -70,7 +70,7 @@ class PlanTotals:
             self.wanted[name] = self.wanted.get(name, 0.0) + plan.tokens * share / ONE
 
     def bad_lines(self) -> list[str]:
-        return [f"source {bad.source}, {bad.file} at {bad.offset}: {bad.reason}" for bad in self.bad[:_BAD_LINES]]
+        return [f"source {bad.source}, {bad.file} at {bad.record}: {bad.reason}" for bad in self.bad[:_BAD_LINES]]
 
     def note_bad(self, record: BadRecord) -> None:
         if len(self.bad) < _BAD_KEPT:

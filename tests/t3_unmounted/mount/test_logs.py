@@ -46,9 +46,9 @@ def test_a_line_for_machines_is_one_object_whatever_it_says():
     assert "\n" not in line
     body = json.loads(line)
     assert body.pop("traceback").endswith("CorruptError: two\nlines")
-    assert body.pop("time").endswith("Z")
+    assert body.pop("timestamp").endswith("Z")
     assert body == {
-        "level": "WARNING", "logger": "stepfs.mount", "mount": "/m", "message": 'say "ä"\n', "step": 7, "version": 3
+        "level": "WARNING", "logger": "stepfs.mount", "mount": "/m", "message": 'say "ä"\n', "step": 7, "log_version": 3
     }  # fmt: skip
 
 

@@ -178,7 +178,7 @@ def _node_document(record: NodeRecord) -> dict[str, object]:
         "stepfs": record.version,
         "frontier": record.frontier,
         "last_step": record.last_step,
-        "waited": record.waited_permille / PERMILLE,
+        "waited_ratio": record.waited_permille / PERMILLE,
         "causes": {cause: part / PERMILLE for cause, part in record.causes},
         "time": record.time_ms / 1000,
         "stale": _is_stale(record),
