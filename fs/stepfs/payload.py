@@ -88,6 +88,7 @@ class Spans:
     sources: tuple[str, ...]
     table: Integers  # [spans, COLUMNS and, where the plan has pairs, PAIR]
     ids: NDArray[Any]  # integers [micro, tokens]
+    tags: tuple[str, ...] = ()  # of each span, "" where its source has none; (): no source of the plan has
 
     def ids_of(self, span: int) -> Integers:
         micro, start, tokens = self.table[span, : _TOKENS + 1].tolist()
@@ -212,10 +213,11 @@ def _spans_of_arrays(ext: str, payload: Buffer) -> Spans:
     facts: dict[str, Any] = {
         name: json.loads(fact) if isinstance(fact, str) else fact
         for name, fact in contents.facts.items()
-        if name in {"layout", "sources", "span_columns"}
+        if name in {"layout", "sources", "span_columns", "tags"}
     }
     table = _known(_integers(arrays["spans"]).astype(np.int64), facts, SPAN_COLUMNS)
-    return Spans(tuple(map(str, facts.get("sources", []))), table, _integers(arrays["input_ids"]))
+    sources, tags = (tuple(map(str, facts.get(name, []))) for name in ("sources", "tags"))
+    return Spans(sources, table, _integers(arrays["input_ids"]), tags)
 
 
 def _known(table: Integers, facts: Mapping[str, Any], columns: tuple[str, ...]) -> Integers:
@@ -239,6 +241,7 @@ def _spans_of_tar(payload: Buffer) -> Spans:
     rows: list[list[int]] = []
     ids: list[NDArray[Any]] = []
     facts: dict[str, Any] = {}
+    tags: list[str] = []
     with tarfile.open(fileobj=io.BytesIO(payload), mode="r:") as archive:
         for member in archive:
             file = archive.extractfile(member)
@@ -248,13 +251,14 @@ def _spans_of_tar(payload: Buffer) -> Spans:
                 ids.append(_integers(_of_npy(file.read())))
             elif member.name.endswith(".json"):
                 facts = json.load(file)
+                tags += map(str, facts.get("tags", []))
                 if facts["spans"]:
                     known = _known(np.array(facts["spans"], np.int64), facts, SPAN_COLUMNS[1:])
                     rows += [[len(ids) - 1, *span] for span in known.tolist()]
     if not facts.get("sources"):
         raise NoSpansError("has no spans")
     table = np.array(rows, np.int64).reshape(-1, len(rows[0]) if rows else len(COLUMNS))
-    return Spans(tuple(map(str, facts["sources"])), table, np.stack(ids))
+    return Spans(tuple(map(str, facts["sources"])), table, np.stack(ids), tuple(tags))
 
 
 def _check(spans: Spans) -> None:
@@ -270,5 +274,5 @@ def _check(spans: Spans) -> None:
             and (start <= ids.shape[1] - tokens).all()
             and source.max() < len(spans.sources)
         )
-    if not fits:
+    if not fits or len(spans.tags) not in (0, len(table)):
         raise UnreadablePayloadError("has spans that do not fit its tokens")

@@ -30,6 +30,7 @@ _STACKED: Final = frozenset({"input_ids", "labels", "position_ids", "doc_ids"})
 _OFFSETS: Final = "cu_seqlens_offsets"
 _IGNORED: Final = -100
 _TRUE: Final = "cu_seqlens_true"
+_TAGS: Final = "tags"
 _COUNTS: Final = "_counts"  # behind a column's name: its rows per span
 
 
@@ -220,6 +221,8 @@ def _one(batch: Mapping[str, Any], micro: int, offsets: list[int], numbers: list
     }
     if _TRUE in batch:
         own[_TRUE] = batch[_TRUE][first:last]
+    if isinstance(batch.get(_TAGS), list):  # of a `.pt`; else a column of that name
+        own[_TAGS] = batch[_TAGS][begin:end]
     own |= {name: batch[name][micro : micro + 1] for name in _STACKED & batch.keys()}
     for name, counts in batch.items():
         if name.endswith(_COUNTS):

@@ -26,6 +26,7 @@ class Piece:
     ids: list[int]
     micro: int = 0
     side: int = 0  # of a pair: 1 chosen, 2 rejected; 0 of none
+    tag: str = ""
 
 
 def pieces_of(ext: str, payload: Buffer) -> Iterator[Piece]:
@@ -34,7 +35,8 @@ def pieces_of(ext: str, payload: Buffer) -> Iterator[Piece]:
     for row, columns in enumerate(spans.table.tolist()):
         micro, _, _, source, epoch, file, offset, first = columns[:PAIR]
         address = (spans.sources[source], file, offset)
-        yield Piece(epoch, address, first, spans.ids_of(row).tolist(), micro, *columns[PAIR:])
+        tag = spans.tags[row] if spans.tags else ""
+        yield Piece(epoch, address, first, spans.ids_of(row).tolist(), micro, max(columns[PAIR:], default=0), tag)
 
 
 def by_record(pieces: Iterable[Piece]) -> Records:

@@ -27,6 +27,7 @@ from written import write_megatron
 
 from spans_audit import by_record, joined, pieces_of
 from stepfs.errors import StepfsError
+from stepfs.payload import expand
 from stepfs_producer.plan.model import parsed_plan
 from stepfs_producer.plan.order import BlockAddress
 from stepfs_producer.plan.planner import Planner
@@ -38,7 +39,7 @@ from stepfs_producer.sources.listing import Layout, list_corpus
 
 Settings = dict[str, Any]
 EXCLUDED = {3, 8}
-RECORDS, ROW, _FIRST = 12, 128, 20  # ids of records begin with their numbers, from there on
+RECORDS, ROW, ALIGN, _FIRST = 12, 128, 8, 20  # ids of records begin with their numbers, from there on
 FIM = ("<fim_prefix>", "<fim_middle>", "<fim_suffix>")
 END = "<|endoftext|>"
 TEMPLATE = (
@@ -101,6 +102,10 @@ def _in_stages(plan: Settings) -> None:
     plan["stages"] = [{"sequence_length": ROW // 2}, {"from": 2, "sequence_length": ROW}]
 
 
+def _aligned(plan: Settings) -> None:
+    plan["pack"] = {**plan.get("pack", {}), "align": ALIGN}
+
+
 FEATURES: dict[str, tuple[Callable[[Settings], None], str]] = {  # and what names it, where it is refused
     "chat": (_of_source(chat={}), "chat"),
     "shown": (_showing, "images|chat"),
@@ -115,7 +120,7 @@ FEATURES: dict[str, tuple[Callable[[Settings], None], str]] = {  # and what name
     ".tar": (_of_output(ext=".tar"), ".tar"),
     "a file a micro-batch": (_of_output(files="micro_batches"), "micro_batches"),
     "labels: same": (_of_output(labels="same"), "labels"),
-    "concat": (lambda plan: plan.update(pack="concat"), "concat"),
+    "concat": (lambda plan: plan.update(pack={**plan.get("pack", {}), "method": "concat"}), "concat"),
     "stages": (_in_stages, "stages"),
     "its own length": (_of_source(sequence_length=ROW // 2), "sequence_length"),
     "truncate": (_of_source(long="truncate"), "long"),
@@ -125,6 +130,9 @@ FEATURES: dict[str, tuple[Callable[[Settings], None], str]] = {  # and what name
     "two loads": (lambda plan: plan.update(balance={"loads": ["tokens", "numbers"]}), "load"),
     "as stored": (_of_source(shuffle="none"), "shuffle"),
     "exclude": (_excluding, "exclude"),
+    "compact": (_of_output(arrays="compact"), "compact"),
+    "align": (_aligned, "align"),
+    "tag": (_of_source(tag="lang"), "tag"),
 }
 CUTTING = {"stages", "its own length", "concat", "truncate"}
 
@@ -135,6 +143,10 @@ def png(n: int) -> bytes:
     return file.getvalue()
 
 
+def lang(n: int) -> str:
+    return f"{n % 3} – ☃"
+
+
 def record(n: int, kind: str = "jsonl") -> Settings:
     asks = [{"type": "image"}] * (kind in WITH_BYTES) + [{"type": "text", "text": f"{n}?"}]
     return {
@@ -142,6 +154,7 @@ def record(n: int, kind: str = "jsonl") -> Settings:
         "text": TEXTS[n],
         "messages": [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": f"{n} is it"}],
         "prompt": f"{n}: ", "better": "yes", "worse": "no", "good": n % 3 < 2, "ids": IDS[n], "mask": [one % 2 for one in IDS[n]],
+        "lang": lang(n),
     }  # fmt: skip
 
 
@@ -296,7 +309,7 @@ def prove(settings: Settings, features: set[str], kind: str) -> None:
         assert [int((6 * 4096 * one + one**2).sum()) for one in tokens] == told.ravel().tolist(), "told is measured"
     if ext == ".safetensors":
         for payload in payloads:
-            prove_labels(load(payload), features, kind, model)
+            prove_labels(expand(load(payload)), features, kind, model)
     found: Counter[int] = Counter()
     for pieces in by_record(piece for payload in payloads for piece in pieces_of(ext, payload)).values():
         sides = [piece.side for piece in pieces]
@@ -306,6 +319,7 @@ def prove(settings: Settings, features: set[str], kind: str) -> None:
         assert sides == (
             [2 - record(n)["good"]] if "label" in features else [1, 2] if "pair" in features else [0] * len(sides)
         )
+        assert {piece.tag for piece in pieces} == {lang(n) if "tag" in features else ""}
         found[n] += 1
         if "truncate" not in features or len(expected) <= ROW:
             assert ids == expected or ("fim" in features and same(restored(ids, model), expected, model))
@@ -415,6 +429,8 @@ def test_a_cell_works_or_is_refused_by_name(one: str, other: str, kind: str, pla
     if kind == "webdataset" and "chat" in settings["sources"]["a"] and "pair" not in settings["sources"]["a"]:
         name = settings["sources"]["a"]["chat"].get("messages", "messages")
         settings["sources"]["a"]["chat"] = {"messages": f"{name}.json"}
+    if kind == "webdataset" and "tag" in settings["sources"]["a"]:
+        settings["sources"]["a"]["tag"] = "lang.txt"
     try:
         prove(settings, {one, other}, kind)
     except StepfsError as error:

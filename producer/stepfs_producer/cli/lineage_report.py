@@ -102,7 +102,8 @@ def _lines(lake: str, shown: Shown) -> Iterator[str]:
         epochs = ", ".join(map(str, one["epochs"]))
         yield printable(f"{name}: {one['tokens']} tokens, {one['share']:.2%}, epoch {epochs}")
     yield ""
-    header = ["RANK", "MICRO", "START", "TOKENS", "SOURCE", "EPOCH", "FILE", "RECORD", "FIRST"]
+    tags = ["TAG"] if any(span.tag is not None for span in shown.spans) else []
+    header = ["RANK", "MICRO", "START", "TOKENS", "SOURCE", "EPOCH", "FILE", "RECORD", "FIRST", *tags]
     if not shown.with_text:
         yield from table(header, [_cells(span) for span in shown.spans])
         return
@@ -135,4 +136,5 @@ def _cells(span: ShownSpan) -> list[str]:
         file,
         str(span.record),
         str(span.first),
+        *([] if span.tag is None else [printable(span.tag)]),
     ]

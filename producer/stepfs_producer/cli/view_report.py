@@ -230,7 +230,8 @@ def _heading(one: Document) -> str:
         return f"document at {one.start}: {_count(one)}"
     side = "" if one.side is None else f" {one.side.upper()}"
     first = f", from its token {one.first} on" if one.first and one.side is None else ""
-    return printable(f"{one.source}{side}  record {one.record} of {one.file}{first}: {_count(one)}")
+    tag = f", tag {one.tag}" if one.tag else ""
+    return printable(f"{one.source}{side}  record {one.record} of {one.file}{first}{tag}: {_count(one)}")
 
 
 def _count(one: Document) -> str:

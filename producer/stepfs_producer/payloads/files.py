@@ -20,6 +20,7 @@ from stepfs.torch import need_torch, torch_bytes
 from stepfs_producer.payloads.step import COUNTS, NO_TOKEN, Columns, ColumnSpec, PayloadSpec, StepTask, columns_of
 from stepfs_producer.plan.arrays import IGNORED, Ids, Integers
 from stepfs_producer.plan.holds import Part, lack
+from stepfs_producer.plan.ragged import Ragged
 from stepfs_producer.plan.spans import Span
 
 NO_DOCUMENT: Final = -1
@@ -50,6 +51,7 @@ class RankArrays:
     sequence_length: int
     columns: Columns = ()  # of the spans
     is_masked: bool = False  # the loss may leave out tokens within a span of this step
+    tags: tuple[str, ...] | None = None  # of the spans; None: the plan has none
     cu_seqlens_true: Ids | None = None  # as `cu_seqlens`, of segments without what rounds them up; None: none is
 
 
@@ -110,8 +112,13 @@ def _arrays(rank: _Rank, padding: int, *, labels_shifted: bool, align: int) -> R
         task.sequence_length,
         tuple(column.part(rank.spans.start, rank.spans.stop) for column in task.columns),
         task.mask is not None,
+        None if task.tags is None else _texts(task.tags.part(rank.spans.start, rank.spans.stop)),
         _cu_seqlens(np.concatenate([[0], np.cumsum(filled)]), first_of_micro)[0] if align > 1 else None,
     )
+
+
+def _texts(tags: Ragged) -> tuple[str, ...]:
+    return tuple(one.tobytes().decode() for one in tags)
 
 
 def _placed(values: Ids, taken: NDArray[np.bool_], filler: int) -> Ids:
@@ -171,6 +178,8 @@ def construct(spec: PayloadSpec, task: StepTask) -> tuple[list[bytes], list[int]
         task = task.by_micro_batch()
     if spec.columns and not task.columns:
         task = replace(task, columns=columns_of(spec.columns, [{}] * len(task.spans)))
+    if spec.tagged and task.tags is None:  # all spans are of sources without
+        task = replace(task, tags=Ragged.of_bytes([b""] * len(task.spans)))
     arrays = rank_arrays(task, padding=spec.padding, labels_shifted=spec.labels_shifted, align=spec.align)
     payloads = [payload for rank in arrays for payload in encode(rank, spec.columns)]
     return payloads, records
@@ -210,7 +219,8 @@ def _of_tensors(
         "span_columns": list(SPAN_COLUMNS[: rank.spans.shape[1]]),
     }
     beside = [encode(own, facts) for own in _own_files(rank.columns, columns)]
-    return [encode({**tensors(rank), **_inside(rank.columns, columns)}, facts), *beside]
+    own = facts if rank.tags is None else {**facts, "tags": list(rank.tags)}
+    return [encode({**tensors(rank), **_inside(rank.columns, columns)}, own), *beside]
 
 
 def _full(rank: RankArrays) -> Tensors:
@@ -301,6 +311,8 @@ def _webdataset(arrays: RankArrays, columns: Sequence[ColumnSpec]) -> list[bytes
                     _add(place, f"{key}.{name}.npy", _npy_bytes(array))
             columns_of = SPAN_COLUMNS[1 : arrays.spans.shape[1]]
             facts = {"layout": LAYOUT, "spans": spans, "span_columns": columns_of, "sources": arrays.sources}
+            if arrays.tags is not None:
+                facts["tags"] = [arrays.tags[span] for span in np.flatnonzero(mine).tolist()]
             _add(archive, f"{key}.json", json.dumps(facts).encode())
     return [buffer.getvalue() for buffer in buffers]
 

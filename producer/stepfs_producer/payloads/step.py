@@ -60,6 +60,7 @@ class StepTask:
     following_mask: NDArray[np.uint8] | None  # per span: the same of `following`
     columns: Columns = ()  # of the spans; (): no row
     goes_on: NDArray[np.bool_] | None = None  # per span: of the planned span before it; None: each is a planned one
+    tags: Ragged | None = None  # UTF-8 of the spans; None: no source of theirs has any
 
     @property
     def planned(self) -> NDArray[np.int64]:
@@ -91,6 +92,7 @@ def cut_to(task: StepTask, ranks: Sequence[int]) -> StepTask:
         following_mask=None if task.following_mask is None else task.following_mask[kept],
         columns=tuple(column.take(np.flatnonzero(kept)) for column in task.columns),
         goes_on=None if task.goes_on is None else task.goes_on[kept],
+        tags=None if task.tags is None else task.tags.take(np.flatnonzero(kept)),
     )
 
 
@@ -107,6 +109,7 @@ class PayloadSpec:
     pairs: bool = False  # spans say of which side of a pair they are
     compact: bool = False  # of the arrays, those that determine the others
     align: int = 1  # a document takes a multiple of so many tokens of its row
+    tagged: bool = False  # a source of the plan has tags, so each file says those of its spans
 
     def records(self, spans: NDArray[np.int64], shape: tuple[int, int, int]) -> list[int]:
         """How many spans each file has, none in a file beside a rank's; their first columns are rank and micro-batch."""
@@ -130,6 +133,7 @@ class SampleGroup:
     columns: Columns = ()  # of the records; (): of a source that gives none
     documents: Ragged | None = None  # see `Heads`
     sides: Integers | None = None  # per record: of its first document 1, chosen, or 2, rejected; None: of no pair
+    tags: Ragged | None = None  # per record: UTF-8; None: of a source without
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +184,16 @@ def gathered(step: StepSpans, groups: Sequence[SampleGroup], *, pairs: bool = Fa
     rows = rows_of(columns) if columns else np.zeros_like(step.rows)
     assert np.array_equal(rows, step.rows), "columns stay with their tokens"  # hazard P17
     task = StepTask(
-        step.shape, step.sequence_length, step.sources, table, ids, following, mask, following_mask, columns
+        step.shape,
+        step.sequence_length,
+        step.sources,
+        table,
+        ids,
+        following,
+        mask,
+        following_mask,
+        columns,
+        tags=_gathered([group.tags for group in groups], groups, of, record),
     )
     return _parted(task, before, align) if before.any() else task
 
@@ -203,15 +216,21 @@ def _documents(
 
 def _columns(groups: Sequence[SampleGroup], of: Integers, record: Integers) -> Columns:
     """Those of the spans; () if no group has any."""
-    some: Columns = next((group.columns for group in groups if group.columns), ())
-    return tuple(
-        Ragged.gather(
-            [group.columns[number] if group.columns else column.none_of(len(group.ids)) for group in groups],
-            of,
-            record,
-        )
-        for number, column in enumerate(some)
-    )
+    number = max(len(group.columns) for group in groups)
+    each = [[group.columns[one] if group.columns else None for group in groups] for one in range(number)]
+    found = (_gathered(one, groups, of, record) for one in each)
+    return tuple(one for one in found if one is not None)
+
+
+def _gathered(
+    values: Sequence[Ragged | None], groups: Sequence[SampleGroup], of: Integers, record: Integers
+) -> Ragged | None:
+    """What groups have of their records, by span; None if no group has any."""
+    some = next((one for one in values if one is not None), None)
+    if some is None:
+        return None
+    known = zip(values, groups, strict=True)
+    return Ragged.gather([some.none_of(len(group.ids)) if one is None else one for one, group in known], of, record)
 
 
 def _parted(task: StepTask, before: Integers, align: int) -> StepTask:
@@ -231,4 +250,5 @@ def _parted(task: StepTask, before: Integers, align: int) -> StepTask:
         following_mask=None if task.following_mask is None else task.following_mask[of],
         columns=tuple(Ragged(column.values, column.ends[of]) for column in task.columns),
         goes_on=goes_on,
+        tags=None if task.tags is None else task.tags.take(of),
     )

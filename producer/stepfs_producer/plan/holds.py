@@ -18,6 +18,7 @@ class Part(StrEnum):
     SPANS = "spans, which say of which answer a document is"
     COLUMNS = "room for columns"
     COMPACT = "compact arrays"
+    TAGS = "room for tags"
 
 
 HOLDS: Final[Mapping[str, frozenset[Part]]] = {

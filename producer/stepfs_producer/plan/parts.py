@@ -33,6 +33,7 @@ from stepfs_producer.plan.values import (
 _COLUMNS_MAX: Final = 16
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,23}", re.ASCII)
 _MESH: Final = "mesh"
+_TAGS: Final = "tags"  # of a file, where a source has any
 _TAKEN: Final = frozenset({
     "input_ids", "labels", "position_ids", "doc_ids", "cu_seqlens", "cu_seqlens_offsets", "cu_seqlens_true", "spans",
     "last_labels", "label_bits", "sources",
@@ -106,6 +107,11 @@ def problems_of_files(output: Output, sources: Mapping[str, SourceFiles]) -> Ite
     for name, source in sources.items():
         if source.pair is not None and (what := lack(output.ext, PartOfFile.SPANS)):
             yield Problem(("sources", name, "pair"), what, of_key=True)
+        if source.tag is not None and (what := lack(output.ext, PartOfFile.TAGS)):
+            yield Problem(("sources", name, "tag"), what, of_key=True)
+        if source.tag is not None and _TAGS in output.columns:
+            what = f"the tags of source {name!r} have this name in the files; give the column another one"
+            yield Problem(("output", "columns", _TAGS), what, of_key=True)
         for column, need in source.image_columns.items():
             given = output.columns.get(column)
             if given is None or (given.dtype, given.shape) != (need.dtype, need.shape):

@@ -29,6 +29,13 @@ class Ragged:
         return cls(np.concatenate([none, *records]), np.cumsum(np.array([len(one) for one in records], np.int64)))
 
     @classmethod
+    def of_bytes(cls, records: Sequence[bytes]) -> Self:
+        """As values of uint8."""
+        return cls(
+            np.frombuffer(b"".join(records), np.uint8), np.cumsum(np.array([len(one) for one in records], np.int64))
+        )
+
+    @classmethod
     def join(cls, many: Sequence[Self]) -> Self:
         """The records of all, one or more, one after the other."""
         before = np.cumsum([0, *(len(one.values) for one in many[:-1])])

@@ -18,7 +18,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, cast, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from stepfs_producer.plan.part import POLICY, Before, Part
+from stepfs_producer.plan.part import POLICY, Before, Key, Part
 from stepfs_producer.plan.values import (
     A_LIST,
     NONE,
@@ -429,6 +429,11 @@ class SourceFiles(Defaults):
         return None
 
     @property
+    def tag(self) -> str | None:
+        """The field of a text that is kept beside the samples."""
+        return None
+
+    @property
     def is_of_chats(self) -> bool:
         """Whether a record is a conversation or a pair, which is never cut but between turns."""
         return self.chat is not None or self.pair is not None
@@ -458,6 +463,8 @@ class WithText(SourceFiles, init=False):
 
     text_field: Annotated[str, _FIELD] = "text"
     """Field that holds the text."""
+    tag: Annotated[Annotated[str, _FIELD] | None, Key(later=True)] = None
+    """Field of a text of up to 256 bytes that the files say of each span; a record without one cannot be decoded."""
 
     @property
     def takes_whole(self) -> bool:

@@ -128,6 +128,7 @@ def payload_spec(plan: Plan, *, padding: int, vocabulary: int) -> PayloadSpec:
         any(source.pair is not None for source in plan.sources.values()),
         output.arrays == "compact",
         plan.align,
+        any(source.tag is not None for source in plan.sources.values()),
     )
 
 

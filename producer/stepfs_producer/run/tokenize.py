@@ -161,6 +161,7 @@ def _check(place: LocatedPlan, name: str) -> None:
         "mask_field": (mask, Part.LABELS),
         "labels_field": (labels, Part.LABELS),
         "images": (source.images, Part.COLUMNS),
+        "tag": (source.tag, Part.TAGS),
     }
     for key, (value, part) in more.items():
         if value is not None:

@@ -105,6 +105,7 @@ class Document:
     images: Sequence[str]
     parts: Sequence[Part]
     padding: int  # tokens behind it
+    tag: str | None = None  # None: the plan has none
 
     @property
     def learned(self) -> int:
@@ -138,6 +139,7 @@ class Decoded:
     sources: Sequence[str]
     length: int  # of a row
     beside: Arrays  # columns and their counts
+    tags: Sequence[str] = ()  # of the spans; (): the plan has none
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +196,7 @@ def decoded(ext: str, payload: bytes | memoryview, words: Words) -> Decoded:
         else expand({one.name: one.values for one in found.arrays} | {"spans": spans.table})
     )
     length = int(str((found.facts if found is not None else {}).get("sequence_length", spans.ids.shape[1])))
-    return Decoded(spans.ids, batch["labels"], batch["doc_ids"], spans.table, spans.sources, length, batch)
+    return Decoded(spans.ids, batch["labels"], batch["doc_ids"], spans.table, spans.sources, length, batch, spans.tags)
 
 
 def _of_tar(payload: bytes | memoryview) -> dict[str, NDArray[Any]]:
@@ -258,7 +260,8 @@ def _document(
         named = None if words.tokenizer is None else words.tokenizer.name_of(following)
         parts.append(Part("cut", named or _text(words, [following], None), [following], learned=True))
     images = [] if span is None else list(_images(found.beside, words, span))
-    return Document(start, len(ids), source, epoch, file, record, first, side, images, parts, 0)
+    tag = found.tags[span] if found.tags and span is not None else None
+    return Document(start, len(ids), source, epoch, file, record, first, side, images, parts, 0, tag)
 
 
 def _parts(words: Words, ids: list[int], learned: NDArray[np.bool_] | None, fim: Mapping[int, str]) -> Iterator[Part]:

@@ -38,6 +38,7 @@ from stepfs_producer.sources.record import (
     fields_of,
     kind_of,
     packed,
+    tagged,
     text_of,
     tokens_of,
     weight_of,
@@ -97,9 +98,12 @@ class OwnFormat(Format):
         if isinstance(stored, Bad):
             return stored
         if isinstance(stored, dict):
-            if kind in {Kind.JSON, Kind.FIELDS}:
-                return packed(stored)
-            return fields_of(source, stored)
+            whole = kind in {Kind.JSON, Kind.FIELDS}
+            return tagged(source, packed(stored) if whole else fields_of(source, stored), stored)
+        if source.tag is not None:
+            raise UsageError(
+                f"{self._name} yields {type(stored).__name__}, which has no field for the plan's tag; yield a dict"
+            )
         if kind is Kind.TEXT and isinstance(stored, (str, bytes)):
             assert isinstance(source, WithText)
             return text_of(stored, source.text_field)

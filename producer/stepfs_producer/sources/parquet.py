@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
 
 from stepfs.errors import CorruptError, MissingPackageError, UsageError
@@ -30,6 +31,7 @@ from stepfs_producer.sources.record import (
     text_of,
     tokens_of,
     weight_of,
+    with_tag,
 )
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ _BUFFER_BYTES: Final = 1 << 20
 _JSON: Final = "arrow.json"  # of the Arrow field: the name that `Json()` of datasets has there
 ROWS_MAX: Final = 256  # decoded at a time
 _TEXTS: Final = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view", "null")
+_OF_TEXT: Final = {"text_field", "tag"}
 _LISTS: Final = ("list", "large_list", "list_view", "large_list_view", "fixed_size_list")
 BATCH_BYTES: Final = 4 << 20  # of the needed columns as listed, in rows of the group's mean size
 
@@ -63,7 +66,7 @@ class ParquetFormat(Format):
             )
             if signed:  # asking for an encrypted column's sizes would end the process
                 raise _unreadable(file.location, "it is encrypted")
-            needed = needed_columns(spec.source)
+            needed = _read_columns(spec.source)
             check_columns(spec, file.location, parquet.schema_arrow)
             groups = []
             for number in range(parquet.num_row_groups):
@@ -85,7 +88,7 @@ class ParquetFormat(Format):
             batches = parquet.iter_batches(
                 batch_size=batch_size,
                 row_groups=[fragment.part],
-                columns=needed_columns(spec.source),
+                columns=_read_columns(spec.source),
                 use_threads=False,
             )
             for batch in batches:
@@ -94,8 +97,14 @@ class ParquetFormat(Format):
                     offset += 1
 
 
+def _read_columns(source: SourceFiles) -> list[str] | None:
+    """Those of the record, and of its tag; None: all."""
+    needed = needed_columns(source)
+    return needed if needed is None or source.tag in (None, *needed) else [*needed, str(source.tag)]
+
+
 def needed_columns(source: SourceFiles) -> list[str] | None:
-    """None: all."""
+    """Those of the record; None: all."""
     if source.id_fields is not None:
         return [name for name in source.id_fields if name]
     if source.takes_whole:
@@ -153,7 +162,8 @@ def check_columns(spec: SourceSpec, location: str, schema: Any) -> None:
     elif not source.takes_whole:
         assert isinstance(source, WithText)
         wanted = {"text_field": source.text_field}
-    _refuse_columns(spec, location, schema.names, needed_columns(source))
+    wanted["tag"] = source.tag
+    _refuse_columns(spec, location, schema.names, _read_columns(source))
     for option, name in wanted.items():
         if name is None:
             continue
@@ -163,7 +173,7 @@ def check_columns(spec: SourceSpec, location: str, schema: Any) -> None:
                 f"source {spec.name}: {location} has no column {name!r}; set {option} to one of "
                 f"{', '.join(schema.names[:20])}"
             )
-        if option == "text_field":
+        if option in _OF_TEXT:
             kind = kind.value_type if types.is_dictionary(kind) else getattr(kind, "storage_type", kind)
             fits = any(getattr(types, f"is_{one}")(kind) for one in _TEXTS)
         else:
@@ -172,7 +182,7 @@ def check_columns(spec: SourceSpec, location: str, schema: Any) -> None:
             numbers = (types.is_integer, types.is_boolean, types.is_null)
             fits = types.is_null(kind) or (listed and any(test(kind.value_type) for test in numbers))
         if not fits:
-            need = "text" if option == "text_field" else "lists of integers"
+            need = "text" if option in _OF_TEXT else "lists of integers"
             raise UsageError(
                 f"source {spec.name}: {location}: column {name!r} is of type {kind}, not of {need}; "
                 f"set {option} to another column"
@@ -190,7 +200,13 @@ def _refuse_columns(spec: SourceSpec, location: str, names: Sequence[str], neede
 
 
 def values_of(source: SourceFiles, batch: Any) -> Iterator[Value]:
-    """The records of a batch of Arrow's."""
+    """The records of a batch of Arrow's, with their tags where the source has any."""
+    if source.tag is None:
+        return _untagged(source, batch)
+    return map(with_tag, _untagged(source, batch), _texts(batch, source.tag), repeat(source.tag))
+
+
+def _untagged(source: SourceFiles, batch: Any) -> Iterator[Value]:
     if source.id_fields is not None:
         columns = [None if name is None else _column(batch, name) for name in source.id_fields]
         for row in range(batch.num_rows):
@@ -200,12 +216,17 @@ def values_of(source: SourceFiles, batch: Any) -> Iterator[Value]:
             yield found if isinstance(found, Bad) else packed(found)
     else:
         assert isinstance(source, WithText)
-        from pyarrow import large_binary  # noqa: PLC0415
-
-        # As bytes: one text that is not UTF-8 must not make its neighbours unreadable.
-        column = _column(batch, source.text_field)
-        for text in getattr(column, "storage", column).cast(large_binary()).to_pylist():
+        for text in _texts(batch, source.text_field):
             yield text_of(text, source.text_field)
+
+
+def _texts(batch: Any, name: str) -> list[bytes | None]:
+    """As bytes: one text that is not UTF-8 must not make its neighbours unreadable."""
+    from pyarrow import large_binary  # noqa: PLC0415
+
+    column = _column(batch, name)
+    found: list[bytes | None] = getattr(column, "storage", column).cast(large_binary()).to_pylist()
+    return found
 
 
 def _column(batch: Any, name: str) -> Any:

@@ -37,6 +37,7 @@ from stepfs_producer.sources.record import (
     Raw,
     Records,
     SourceSpec,
+    Tagged,
     Tokens,
     Value,
     weight_of,
@@ -117,6 +118,7 @@ def _ordered(spec: SourceSpec, task: BlockTask, stored: Sequence[Raw]) -> Record
     exclude, names = spec.exclude, {fragment.file: fragment.ref.name for fragment in task.fragments}
     data: list[bytes] = []
     masks: list[Mask | None] = []
+    tags: list[bytes] = []
     order = record_order(task.key, count, shuffle=spec.source.shuffle is not None)
     for at, index in enumerate(order.tolist()):
         raw = stored[index]
@@ -125,6 +127,7 @@ def _ordered(spec: SourceSpec, task: BlockTask, stored: Sequence[Raw]) -> Record
             dropped[at] = True
         else:
             value = raw.stored if isinstance(raw.stored, Bad) else rule.decode(spec, raw.stored)
+        value, tag = value if isinstance(value, Tagged) else (value, b"")
         if (size := weight_of(value)) > RECORD_BYTES_MAX:
             value = Bad(f"a record of {size} bytes; at most {RECORD_BYTES_MAX} are read")
         if isinstance(value, Bad):
@@ -137,18 +140,20 @@ def _ordered(spec: SourceSpec, task: BlockTask, stored: Sequence[Raw]) -> Record
                 dropped[at], value = True, b""
         ids, mask = value if isinstance(value, Tokens) else (value, None)
         data.append(ids)
+        tags.append(tag)
         masks.append(None if mask is None else np.frombuffer(mask, np.uint8))
     files = np.array([raw.file for raw in stored], np.int64)
     offsets = np.array([raw.offset for raw in stored], np.int64)
     return Records(
         kind,
-        Ragged(np.frombuffer(b"".join(data), np.uint8), np.cumsum(np.array([len(one) for one in data], np.int64))),
+        Ragged.of_bytes(data),
         files[order],
         offsets[order],
         dropped,
         bad,
         joined_masks(masks, [len(one) // ID_BYTES for one in data]) if kind is Kind.TOKENS else None,
         excluded,
+        None if spec.source.tag is None else Ragged.of_bytes(tags),
     )
 
 

@@ -25,6 +25,7 @@ from stepfs_producer.plan.sources import BLOCK_BYTES, SourceFiles, WithText
 from stepfs_producer.plan.values import Document
 
 RECORD_BYTES_MAX: Final = 64 << 20
+TAG_BYTES_MAX: Final = 256
 _ABSENT: Final = object()
 
 ID_BYTES: Final = 4
@@ -126,6 +127,7 @@ class Records:
     excluded: Mapping[int, Document] = field(
         default_factory=dict
     )  # record → what the plan calls it; it is dropped, too
+    tags: Ragged | None = None  # UTF-8; None: the source has none
 
     def __len__(self) -> int:
         return len(self.data)
@@ -142,6 +144,7 @@ class Records:
             {index - first: why for index, why in self.bad.items() if first <= index < last},
             None if self.mask is None else self.mask[begin:end],
             {index - first: one for index, one in self.excluded.items() if first <= index < last},
+            None if self.tags is None else self.tags.part(first, last),
         )
 
 
@@ -173,13 +176,22 @@ class Tokens(NamedTuple):
     mask: bytes | None  # one byte per id
 
 
-Value = bytes | Tokens | Bad
+class Tagged(NamedTuple):
+    """A record, and the tag that it has."""
+
+    value: bytes | Tokens
+    tag: bytes  # UTF-8
+
+
+Value = bytes | Tokens | Bad | Tagged
 
 
 def weight_of(value: Value) -> int:
-    """Its bytes."""
+    """Its bytes, without its tag."""
     if isinstance(value, Bad):
         return 0
+    if isinstance(value, Tagged):
+        value = value.value
     return len(value.ids if isinstance(value, Tokens) else value)
 
 
@@ -257,9 +269,27 @@ def json_line(source: SourceFiles, line: Line) -> Value:
         return value
     if not isinstance(value, dict):
         return Bad("not a JSON object")
-    if kind_of(source) is Kind.JSON:
-        return line.data.strip()
-    return fields_of(source, value)
+    return tagged(source, line.data.strip() if kind_of(source) is Kind.JSON else fields_of(source, value), value)
+
+
+def tagged(source: SourceFiles, value: Value, fields: Mapping[str, Any]) -> Value:
+    """A record with the tag among its fields, where the source has one."""
+    if source.tag is None:
+        return value
+    found = _field(fields, source.tag)
+    if found is _ABSENT:
+        return Bad(f"no field {source.tag!r} for its tag; it has {_names(fields)}")
+    return with_tag(value, found, source.tag)
+
+
+def with_tag(value: Value, found: object, field: str) -> Value:
+    """A record with its tag; `Bad` where that is none."""
+    tag = text_of(found, field)
+    if isinstance(value, Bad | Tagged) or isinstance(tag, Bad):
+        return value if isinstance(value, Bad | Tagged) else tag
+    if len(tag) > TAG_BYTES_MAX:
+        return Bad(f"a tag of {len(tag)} bytes in the field {field!r}; at most {TAG_BYTES_MAX} are kept")
+    return Tagged(value, tag)
 
 
 def _parsed(data: bytes) -> Any:
@@ -300,13 +330,13 @@ def _field(value: Any, name: str) -> Any:
     return value
 
 
-def _names(value: dict[str, Any]) -> str:
+def _names(value: Mapping[str, Any]) -> str:
     """The first fields of a record, for messages."""
     shown = ", ".join(repr(name[:_NAME_SHOWN]) for name in list(value)[:_NAMES_SHOWN])
     return (shown or "none") + (", …" if len(value) > _NAMES_SHOWN else "")
 
 
-def text_of(value: object, field: str) -> Value:
+def text_of(value: object, field: str) -> bytes | Bad:
     if isinstance(value, bytes):
         try:
             value.decode()

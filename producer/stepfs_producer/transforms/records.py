@@ -159,7 +159,7 @@ class _Work:
         records = self._records
         return Tokenised(
             Heads(tokens, rows_of(columns) if columns else None, several, plain),
-            SampleGroup(closed.ids, mask, records.files, records.offsets, columns, several, sides),
+            SampleGroup(closed.ids, mask, records.files, records.offsets, columns, several, sides, records.tags),
             dict(sorted(self.bad.items())),
         )
 

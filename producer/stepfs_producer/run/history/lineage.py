@@ -49,6 +49,7 @@ class ShownSpan:
     first: int  # token of the record
     text: str | None = None
     problem: str | None = None  # why there is no text although it was wanted
+    tag: str | None = None  # None: the plan has none
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,8 @@ async def _found(
         for row in _rows(spans, 0 if of_one_each else wanted.micro, wanted.token):
             number, start, tokens, source, epoch, file, record, first, *_ = spans.table[row].tolist()
             named = (spans.sources[source], epoch, file, None, record, first)
-            found.append(ShownSpan(index, rank, micro + number, start, tokens, *named))
+            tag = spans.tags[row] if spans.tags else None
+            found.append(ShownSpan(index, rank, micro + number, start, tokens, *named, tag=tag))
             if with_parts:
                 ids = spans.ids_of(row)
                 parts.append(RecordPart(spans.sources[source], epoch, file, record, first, ids))

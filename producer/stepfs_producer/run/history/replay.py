@@ -190,6 +190,9 @@ def _difference(mine: Spans, theirs: Spans) -> str:
         if (at := np.flatnonzero(ids != others)).size:
             token = int(at[0])
             return f"token {token} of {_span(mine, span)} is {ids[token]}, in the lake {others[token]}"
+    for span, (tag, other_tag) in enumerate(zip(mine.tags, theirs.tags, strict=False)):
+        if tag != other_tag:
+            return f"the tag of {_span(mine, span)} is {tag!r}, in the lake {other_tag!r}"
     return "the same spans and tokens, other bytes"
 
 
