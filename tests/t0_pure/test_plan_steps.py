@@ -211,9 +211,9 @@ states = st.dictionaries(
 )
 
 
-@given(states, st.integers(0, 2**63 - 1))
-def test_a_position_is_read_back_and_never_outgrows_its_bound(sources, step: int) -> None:
-    state = State("digest", step, sources)
+@given(states, st.integers(0, 2**63 - 1), st.none() | st.integers(0, 2**63 - 1))
+def test_a_position_is_read_back_and_never_outgrows_its_bound(sources, step: int, since: int | None) -> None:
+    state = State("digest", step, sources, since=since)
     stored = msgpack.packb(state.position())
     assert read_position(msgpack.unpackb(stored)) == state
     assert len(stored) <= position_bytes_max(state)
@@ -227,6 +227,7 @@ def test_a_position_is_read_back_and_never_outgrows_its_bound(sources, step: int
         ({"sources": {"code": ["a", "b", 1]}}, "malformed"),
         ({"sources": 3}, "malformed"),
         ({"step": None}, "malformed"),
+        ({"since": "x"}, "malformed"),
     ],
 )
 def test_what_is_no_position_of_a_plan_is_refused(change: dict[str, object], advice: str) -> None:
@@ -245,6 +246,29 @@ def test_a_position_of_before_some_records_were_counted_is_read(numbers: int, la
     before = {**position, "sources": {name: one[: 2 + numbers] for name, one in position["sources"].items()}}  # type: ignore[attr-defined]
     assert read_position(before).sources["code"] == replace(CODE, **lacks)
     assert {name: getattr(standing(msgpack.packb(before)).sources["code"], name) for name in lacks} == lacks
+
+
+def test_a_changed_plan_holds_since_the_step_at_which_it_began_until_the_next_change() -> None:
+    def begun(state: State | None, digest: str) -> State:
+        return Planner(replace(small_plan()[0], digest=digest)).begin(state)
+
+    first = replace(begun(None, "a"), step=7)
+    assert first.since is None
+    assert "since" not in first.position()
+    again = replace(begun(first, "a"), step=9)
+    assert again.since is None
+    changed = begun(again, "b")
+    assert changed.position()["since"] == 9
+    assert begun(again, "b") == changed, "killed before its first step"
+    later = read_position(replace(changed, step=12).position())
+    assert begun(later, "b").since == 9
+    assert begun(later, "a").since == 12, "changed back"
+    older = {name: one for name, one in later.position().items() if name != "since"}
+    assert begun(read_position(older), "b").since is None, "another version does not say"
+    packed = msgpack.packb(later.position())
+    assert standing(packed).since == 9
+    for wrong in (12, -1, "9", True, None):
+        assert standing(msgpack.packb({**later.position(), "since": wrong})).since is None
 
 
 def piece_of(tokens: list[int], records: int, *, crc32c: int = 0, **more) -> Piece:
@@ -371,6 +395,7 @@ def test_it_says_what_each_source_has_given() -> None:
     assert standing(stored()).document() == {
         "digest": "0123abcd",
         "step": 12,
+        "since": None,
         "tokens": 10_000,
         "sources": {
             "code": {

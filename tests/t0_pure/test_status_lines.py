@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from stepfs.cli.commands.status import mount_lines, producer_lines
+from stepfs.cli.commands.status import change_lines, mount_lines, producer_lines
 from stepfs.data.waiting import Cause
 from stepfs.doctor.waits import finding, of_cause
 
@@ -140,3 +140,16 @@ def test_a_reader_that_was_refused_and_one_that_waits_are_told_with_the_log():
     assert (
         "refused  step 5 with ENOENT at 01:01:01Z: waited 1 s in vain: …; its log is /var/log/stepfs/run.log" in lines
     )
+
+
+def test_a_changed_plan_says_since_when_and_how_far_groups_are_before_it():
+    def line(standing, **plan):
+        facts = {"digest": "0123456789abcdef", "since_lake_step": 40, "since_is_exact": True}
+        return list(change_lines({"p": {"plan": facts | plan}, "q": {"plan": None}, "r": {}}, standing))
+
+    begins = "changed   plan 01234567 of p since step 40"
+    assert line({}) == [begins]
+    assert line({"run": 28, "eval": 40, ":replica": 3, "a": 39}) == [f"{begins}; a is 1 before it; run is 12 before it"]
+    assert line({"run": 40, ":replica": 3}) == [f"{begins}; every group is behind it"]
+    assert line({}, since_is_exact=False) == ["changed   plan 01234567 of p since about step 40"]
+    assert line({}, since_lake_step=None) == []

@@ -80,6 +80,9 @@ def test_a_source_that_left_and_came_back_goes_on_where_it_was(plan: Path, file_
     changed = run(plan, file_url, "--limit-steps", 9, "--accept-changes")
     assert changed.returncode == 0
     assert "the changed plan makes the steps from 6 on\n" in changed.stderr
+    status = stepfs("status", file_url).stdout
+    assert f"changed   plan {position(file_url).plan[:8]} of plan since step 6\n" in status
+    assert position(file_url).since == 6
     dormant = position(file_url).sources["code"]
     assert (dormant.epoch, dormant.taken, dormant.into, dormant.tokens) == (
         (left.epoch, left.taken, left.into, left.tokens)

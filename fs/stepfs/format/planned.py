@@ -154,6 +154,7 @@ class PlanStanding:
     step: int
     sources: Mapping[str, SourceStanding]
     tokenizer: str = ""  # its identity
+    since: int | None = None  # the plan's step from which on it holds as it is; None: from the first, or nobody knows
 
     def document(self) -> dict[str, Any]:
         """The form in JSON documents; sources in order of names. `share`: of the tokens of all sources."""
@@ -161,6 +162,7 @@ class PlanStanding:
         return {
             "digest": self.digest,
             "step": self.step,
+            "since": self.since,
             "tokens": total,
             "sources": {
                 name: {
@@ -198,7 +200,9 @@ def read_plan_position(packed: bytes) -> PlanStanding | None:
         if not isinstance(name, str) or standing is None:
             return None
         found[name] = standing
-    return PlanStanding(digest, step, found, str(position.get("tokenizer") or ""))
+    since = _count(position.get("since"))
+    known = since if since is not None and since < step else None
+    return PlanStanding(digest, step, found, str(position.get("tokenizer") or ""), known)
 
 
 def _source(fields: Value) -> SourceStanding | None:

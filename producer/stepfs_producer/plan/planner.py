@@ -57,8 +57,10 @@ class Planner:
                 was = replace(was, listing=rule.listing)
             known[name] = was
         rules = self._rules
-        step = 0 if state is None else state.step
-        return State(rules.digest, step, known, REVISION, rules.tokenizer, rules.held_out)
+        step, since = (0, None) if state is None else (state.step, state.since)
+        if state is not None and state.plan != rules.digest:
+            since = step
+        return State(rules.digest, step, known, REVISION, rules.tokenizer, rules.held_out, since)
 
     def next(self, state: State, ahead: Mapping[str, Ahead]) -> StepPlan | Need | End:
         """The step of `state`. `ahead` holds, per source, the known records from its cursor on."""

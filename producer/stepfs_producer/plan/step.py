@@ -65,6 +65,7 @@ class State:
     revision: int = 1  # of the planner
     tokenizer: str = ""  # its identity
     held_out: bool = False  # the records are those that the plan holds out
+    since: int | None = None  # the step from which on a changed plan holds; None: none has changed, or nobody knows
 
     @property
     def tokens(self) -> int:
@@ -82,6 +83,7 @@ class State:
             "tokenizer": self.tokenizer,
             "held_out": self.held_out,
             "sources": {name: self.sources[name].stored for name in sorted(self.sources)},
+            **({} if self.since is None else {"since": self.since}),
         }
 
 
@@ -97,7 +99,8 @@ def read_position(value: object) -> State:
     try:
         sources = {str(name): _source_state(*one) for name, one in fields["sources"].items()}
         made_of = str(fields["tokenizer"]), bool(fields["held_out"])
-        return State(str(fields["plan"]), int(fields["step"]), sources, int(fields["revision"]), *made_of)
+        since = None if fields.get("since") is None else int(fields["since"])
+        return State(str(fields["plan"]), int(fields["step"]), sources, int(fields["revision"]), *made_of, since)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RefusedError(f"the position of this plan is malformed ({error}); name another lake") from error
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 from doubles.faulty_store import FaultyStore, ObjectMap
 from doubles.trio_clock import TrioClock
 
+from stepfs.cli.commands.status import lake_document
 from stepfs.format.ids import Step
 from stepfs.lake.control import Group
 from stepfs.lake.identity import create_lake
+from stepfs.lake.log.reader import LogReader
 from stepfs_producer import AsyncProducer
+from stepfs_producer.plan.step import State
 from stepfs_producer.run.plan_changes import LOOK_S, say_edits, where_it_begins
 from stepfs_producer.run.prepare import LocatedPlan, plan_at
 
@@ -98,3 +102,47 @@ async def test_it_is_said_which_step_is_the_first_and_when_trainers_are_there(au
     assert await told() == line.format(7, 24, 8)
     await Group.of(store, identity, "run").paces(Step(25))
     assert await told() == line.format(25, 6, 2)
+
+
+@pytest.mark.parametrize(
+    ("others", "steps", "since", "said"),
+    [
+        (0, 9, 4, (4, True)),
+        (0, 700, 3, (3, True)),  # alone: however many steps that are
+        (1, 9, 4, (8, True)),  # the newest steps say it
+        (1, 9, None, (None, False)),
+        (2, 300, 10, (30, False)),  # no more: at the producer's pace among the others
+    ],
+)
+async def test_status_says_with_which_step_of_the_lake_it_began(
+    others: int, steps: int, since: int | None, said: tuple[int | None, bool], autojump_clock: object
+) -> None:
+    shared = ObjectMap()
+    identity = await create_lake(FaultyStore(shared, actor="init"), slices=1, clock=TrioClock())
+    async with trio.open_nursery() as nursery:
+        producers = []
+        for name in ("plan", *(f"other-{number}" for number in range(others))):
+            producer = AsyncProducer(
+                "memory://", producer_id=name, store=FaultyStore(shared, actor=name), clock=TrioClock(), max_lead=None
+            )
+            producers.append(await nursery.start(_held_open, producer))
+        for step in range(steps):
+            for producer in producers:
+                changed = since is not None and step >= since
+                position = State("ab" * 16, step + 1, {}, since=since if changed else None).position()
+                await producer.append([b"x"], position=position)
+                await producer.flush()
+        log = await LogReader.open(FaultyStore(shared, actor="look"), identity)
+        nursery.cancel_scope.cancel()
+    found: Any = lake_document(log, {}, [])["producers"]
+    plan = found["plan"]["plan"]
+    assert plan["since"] == since
+    step, exact = said
+    assert plan["since_is_exact"] is exact
+    assert plan["since_lake_step"] == step if exact or step is None else abs(plan["since_lake_step"] - step) <= 1
+
+
+async def _held_open(producer: AsyncProducer, *, task_status: trio.TaskStatus[AsyncProducer]) -> None:
+    async with producer:
+        task_status.started(producer)
+        await trio.sleep_forever()

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from stepfs.format.control import GroupRecord
     from stepfs.format.node import NodeRecord
+    from stepfs.format.planned import PlanStanding
     from stepfs.format.snapshot import LogState
     from stepfs.lake.log.reader import LogReader
 
@@ -140,6 +141,7 @@ def _producers(state: LogState) -> dict[str, Any]:
     """Every producer that ever committed; `plan` comes from its position if `stepfs-produce run` wrote it."""
     from stepfs.format.planned import read_plan_position
 
+    plans = {name: read_plan_position(producer.position) for name, producer in state.producers.items()}
     return {
         producer.producer_id: {
             "epoch": producer.epoch,
@@ -148,10 +150,30 @@ def _producers(state: LogState) -> dict[str, Any]:
             "version": producer.version,
             "time": producer.time_ms / 1000,
             "retired": producer.retired,
-            "plan": None if (plan := read_plan_position(producer.position)) is None else plan.document(),
+            "plan": None if (plan := plans[name]) is None else plan.document() | _begins(state, name, plan),
         }
-        for producer in state.producers.values()
+        for name, producer in state.producers.items()
     }
+
+
+def _begins(state: LogState, name: str, plan: PlanStanding) -> dict[str, int | bool | None]:
+    """The lake's step from which on the producer's plan holds as it is. Only a lake that nobody else writes, or the newest
+    steps, say it to the step; else it is that at which the producer would have been at its pace among the others.
+    """
+    if plan.since is None:
+        return {"since_lake_step": None, "since_is_exact": False}
+    made, seq = plan.step - plan.since, state.producers[name].next_seq
+    mine = [entry.step for entry in state.tail if entry.producer_id == name]
+    exact = True
+    if seq == state.next_step:
+        first = state.next_step - made
+    elif made <= len(mine) and not state.origins:  # a fork may lack steps of its parent
+        first = mine[-made]
+    else:
+        exact, newest = False, mine[-1] if mine else state.next_step - 1
+        steps, own = (newest - mine[0], len(mine) - 1) if len(mine) > 1 else (state.next_step, max(seq, 1))
+        first = newest - (made - 1) * steps // own
+    return {"since_lake_step": max(first, 0), "since_is_exact": exact}
 
 
 def _origins(log: LogReader) -> list[dict[str, object]]:
@@ -239,7 +261,10 @@ def _lake_lines(log: LogReader, groups: Mapping[str, GroupRecord]) -> Iterator[s
     yield f"head      version {state.version}  ({time_text(state.time_ms)})"
     yield f"digest    {state.digest.hex()}"
     yield f"payload   {size_text(state.total_bytes)}, {state.total_records} records in all steps; {size_text(log.live_bytes)} live"
-    yield from producer_lines(_producers(state), SystemClock().now_ms())
+    producers = _producers(state)
+    yield from producer_lines(producers, SystemClock().now_ms())
+    known = log.control.record
+    yield from change_lines(producers, {name: one.need for name, one in (known.holding | known.paces).items()})
     for name, record in sorted(log.control.record.paces.items()):
         yield f"pace      run {name} is at step {record.need}, {max(0, state.next_step - record.need)} steps behind"
     if groups:
@@ -288,6 +313,24 @@ def plan_lines(producers: Mapping[str, Any]) -> Iterator[str]:
     if rows:
         yield ""
         yield from table([*_SOURCES, *map(str.upper, counted)], rows)
+
+
+def change_lines(producers: Mapping[str, Any], standing: Mapping[str, int]) -> Iterator[str]:
+    """A line for each changed plan: from which step of the lake on it holds, and how far groups, at the steps `standing`, are
+    before that.
+    """
+    for name, plan in ((name, each.get("plan") or {}) for name, each in sorted(producers.items())):
+        if (first := plan.get("since_lake_step")) is None:
+            continue
+        groups = {
+            group: step for group, step in standing.items() if not group.startswith(":")
+        }  # without replicas, forks
+        before = [f"{group} is {first - step} before it" for group, step in sorted(groups.items()) if step < first]
+        about = "" if plan["since_is_exact"] else "about "
+        more = before or (["every group is behind it"] if groups else [])
+        yield printable(
+            f"changed   plan {plan['digest'][:8]} of {name} since {about}step {first}{''.join(f'; {one}' for one in more)}"
+        )
 
 
 def _mapping(value: object) -> Mapping[str, object]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -305,6 +305,8 @@ class _Run:
                 await self._note_libraries(stretch)
                 placed = await self._placed(stretch)
                 begin = Planner(prepared.rules).begin(stretch.before if state is None else state)
+                if stretch.behind.since is None:  # of a version that does not keep it
+                    begin = replace(begin, since=None)
                 totals = PlanTotals(begin, begin)
                 reason = await conduct_here(
                     prepared,
