@@ -44,7 +44,7 @@ class Planner:
             if was is not None and was.identity not in (rule.identity, rule.accepted):
                 raise RefusedError(
                     f"source {name} is not the one that this lake has taken samples of (its files' rule, shuffle, columns, "
-                    "images, chat template, transform or tokenizer changed); undo that, or give it a new name to begin it anew"
+                    "images, tag, chat template, transform or tokenizer changed); undo that, or give it a new name to begin it anew"
                 )
             if was is None:
                 was = SourceState(rule.identity, rule.listing)
