@@ -261,10 +261,9 @@ def _lake_lines(log: LogReader, groups: Mapping[str, GroupRecord]) -> Iterator[s
     yield f"head      version {state.version}  ({time_text(state.time_ms)})"
     yield f"digest    {state.digest.hex()}"
     yield f"payload   {size_text(state.total_bytes)}, {state.total_records} records in all steps; {size_text(log.live_bytes)} live"
-    producers = _producers(state)
-    yield from producer_lines(producers, SystemClock().now_ms())
-    known = log.control.record
+    producers, known = _producers(state), log.control.record
     yield from change_lines(producers, {name: one.need for name, one in (known.holding | known.paces).items()})
+    yield from producer_lines(producers, SystemClock().now_ms())
     for name, record in sorted(log.control.record.paces.items()):
         yield f"pace      run {name} is at step {record.need}, {max(0, state.next_step - record.need)} steps behind"
     if groups:
