@@ -177,7 +177,7 @@ def test_a_file_has_the_rows_of_its_spans_as_declared(ext, own, drawn) -> None:
         assert beside["pixels"].tolist() == [[span % 251] * 6 for span in spans for _ in range(span % 3)]
         assert ("pixels" in batch) is not own
         for file, column in ((batch, "grid"), (beside, "pixels")):
-            declared = dict(SPECS)[column]
+            declared = {one.name: one.column for one in SPECS}[column]
             assert (str(file[column].dtype), file[column].shape[1:]) == (f"torch.{declared.dtype}", declared.shape)
         assert batch["grid_counts"].dtype == batch["pixels_counts"].dtype == torch.int32
     assert construct(spec, cut_to(task, [0]))[0] == payloads[:each]

@@ -25,7 +25,8 @@ from PIL import ImageOps
 from tokenizers import Tokenizer
 from transformed import made, records_of
 
-from stepfs.errors import UsageError
+from stepfs.errors import CorruptError, UsageError
+from stepfs.payload import expand
 from stepfs_producer.plan.model import parsed_plan
 from stepfs_producer.plan.sources import Images
 from stepfs_producer.sources.record import Bad, Kind, packed, unpacked
@@ -280,6 +281,9 @@ def test_a_message_that_spells_the_placeholder_shows_no_image(tmp_path) -> None:
     assert not any(is_learned for one, is_learned in zip(ids, mask, strict=True) if one == token)
 
 
+THERE = SHOWS | {"images": {"fields": "a", "decode": "reader"}}
+
+
 @pytest.mark.parametrize(
     ("source", "columns", "message"),
     [
@@ -289,6 +293,9 @@ def test_a_message_that_spells_the_placeholder_shows_no_image(tmp_path) -> None:
         (SHOWS | {"pair": {}}, OF_PLAN, "give one of pair and images"),
         (SHOWS | {"images": {"fields": "a", "patches_min": 9000}}, OF_PLAN, "more than the 4096 of patches_max"),
         ({"transform": "a:b", "images": {"fields": "a", "patches_min": 9}}, OF_PLAN, "patches_min is of a chat's images; remove it"),
+        ({"transform": "a:b", "images": {"fields": "a", "decode": "reader"}}, OF_PLAN, "decode is of a chat's images; remove it"),
+        (THERE, {**OF_PLAN, "pixels": {**OF_PLAN["pixels"], "file": "own"}}, "remove file: own of the column pixels"),
+        (THERE, {**OF_PLAN, "encoded": {"dtype": "uint8", "shape": []}}, "the file's own array is called encoded; give that column another name"),
         ({"images": {"fields": "a"}}, OF_PLAN, "add transform: module:function, or a chat that shows them"),
     ],
 )  # fmt: skip
@@ -297,6 +304,33 @@ def test_mistakes_of_a_plan(source, columns, message) -> None:
     known = {"tokenizer": {"kind": "huggingface", "file": "tokenizer.json"}, "output": output}
     with pytest.raises(UsageError, match=re.escape(message)):
         parsed_plan(known | {"sources": {"a": {"format": "parquet", "files": "a", **source}}})
+
+
+def test_images_of_a_plan_are_decoded_in_one_place_and_stand_in_files_with_room() -> None:
+    sources = {"a": THERE, "b": SHOWS}
+    known: dict = {"tokenizer": {"kind": "huggingface", "file": "tokenizer.json"}}
+    known["sources"] = {name: {"format": "parquet", "files": "a", **one} for name, one in sources.items()}
+    output = {"mesh": "dp=1", "sequence_length": 64, "columns": OF_PLAN}
+    with pytest.raises(
+        UsageError, match=r"sources\.a\.images\.decode: source 'b' gives columns with pixels of its own"
+    ):
+        parsed_plan(known | {"output": output})
+    with pytest.raises(
+        UsageError, match=r"\.tar files have no images that a reader decodes; choose \.safetensors or \.pt"
+    ):
+        parsed_plan(known | {"output": {**output, "ext": ".tar"}})
+
+
+def test_an_image_that_another_pillow_took_is_named() -> None:
+    about = np.array([[3, 14, 2, 255, 255, 255]], np.int32)
+    batch = {
+        "input_ids": np.zeros((1, 4), np.int64), "labels": np.zeros((1, 4), np.int64), "pixels": np.zeros((0, 588), np.uint8),
+        "grid": np.array([[1, 2, 2]], np.int32), "encoded": np.frombuffer(b"abc", np.uint8), "encoded_images": about,
+    }  # fmt: skip
+    with pytest.raises(
+        CorruptError, match=r"image 0 of a batch cannot be decoded \(.*\); install the Pillow of its producer"
+    ):
+        expand(batch)
 
 
 QWEN2 = {"image_processor_type": "Qwen2VLImageProcessorFast", "patch_size": 14, "merge_size": 2, "min_pixels": 784}

@@ -28,6 +28,9 @@ from written import write_megatron
 from spans_audit import by_record, joined, pieces_of
 from stepfs.errors import StepfsError
 from stepfs.payload import expand
+from stepfs.reader.dataset import decoder
+from stepfs.torch import load as read_torch
+from stepfs.torch import micro_batches
 from stepfs_producer.plan.model import parsed_plan
 from stepfs_producer.plan.order import BlockAddress
 from stepfs_producer.plan.planner import Planner
@@ -81,6 +84,11 @@ def _showing(plan: Settings) -> None:
     plan["tokenizer"]["chat_template"] = OF_PARTS
 
 
+def _decoding_there(plan: Settings) -> None:
+    _showing(plan)
+    plan["sources"]["a"]["images"]["decode"] = "reader"
+
+
 def _excluding(plan: Settings) -> None:
     source = {key: value for key, value in plan["sources"]["a"].items() if key in {"format", "files", "records"}}
     [spec] = source_specs(
@@ -109,6 +117,7 @@ def _aligned(plan: Settings) -> None:
 FEATURES: dict[str, tuple[Callable[[Settings], None], str]] = {  # and what names it, where it is refused
     "chat": (_of_source(chat={}), "chat"),
     "shown": (_showing, "images|chat"),
+    "decode": (_decoding_there, "decode|images|chat"),
     "pair": (_of_source(pair={"chosen": "better", "rejected": "worse"}), "pair"),
     "label": (_of_source(pair={"label": "good", "completion": "better"}), "pair"),
     "fim": (_of_source(fim={"tokens": list(FIM), "rate": 1}), "fim"),
@@ -262,8 +271,8 @@ def steps(settings: Settings) -> Iterator[tuple[StepPlan, list[bytes]]]:
 def contents(n: int, features: set[str], kind: str) -> list[str]:
     """The documents of a record, as text."""
     sides = features & {"pair", "label"}
-    if features & {"chat", "shown"} and not sides:
-        shown = PAD * (1 + n % 2) if "shown" in features and kind in WITH_BYTES else ""
+    if features & {"chat", "shown", "decode"} and not sides:
+        shown = PAD * (1 + n % 2) if features & {"shown", "decode"} and kind in WITH_BYTES else ""
         return [f"<|im_start|>user\n{shown}{n}?<|im_end|>\n<|im_start|>assistant\n{n} is it<|im_end|>\n"]
     answers = ("yes",) if "label" in features else ("yes", "no")
     if sides and "chat" in features:
@@ -372,7 +381,7 @@ def prove_labels(arrays: dict[str, np.ndarray], features: set[str], kind: str, m
         ids, labels = arrays["input_ids"][micro][here].tolist(), arrays["labels"][micro][here].tolist()
         learned = [one for one in labels if one >= 0]
         own = ids if "labels: same" in features else ids[1:]
-        if features & {"chat", "shown", "pair", "label"}:
+        if features & {"chat", "shown", "decode", "pair", "label"}:
             answers = model.decode(learned, skip_special_tokens=False)
             whole = [
                 f"{one}{end}"
@@ -389,7 +398,7 @@ def prove_labels(arrays: dict[str, np.ndarray], features: set[str], kind: str, m
             )
         else:
             assert labels[: len(own)] == own
-        if "shown" in features:
+        if features & {"shown", "decode"}:
             number, rows = int(answers.split()[0]), int(arrays["pixels_counts"][row])
             assert rows == 4 * ids.count(model.token_to_id(PAD)) == (4 + 4 * (number % 2)) * (kind in WITH_BYTES)
             assert (arrays["pixels"][at : at + rows] == number).all()
@@ -436,3 +445,42 @@ def test_a_cell_works_or_is_refused_by_name(one: str, other: str, kind: str, pla
     except StepfsError as error:
         if not re.search(f"{FEATURES[one][1]}|{FEATURES[other][1]}", str(error)):
             pytest.fail(f"refused, and neither is named: {error}")
+
+
+@pytest.mark.parametrize("ext", [".safetensors", ".pt"])
+@pytest.mark.parametrize("kind", ["parquet", "webdataset"])
+@pytest.mark.parametrize("more", ["compact", "a file a micro-batch", "tag"])
+def test_images_decoded_by_the_reader_are_those_that_the_producer_decodes(
+    more: str, kind: str, ext: str, plans: dict[str, Settings]
+) -> None:
+    """In each byte, for `StepDataset` and for loops of one's own; also where a file has no image."""
+    made = []
+    for feature in ("shown", "decode"):
+        settings = json.loads(json.dumps(plans[kind]))
+        for name in (feature, more):
+            FEATURES[name][0](settings)
+        settings["output"]["ext"] = ext
+        if kind == "webdataset":
+            settings["sources"]["a"]["chat"] = {"messages": "shown.json"}
+            settings["sources"]["a"] |= {"tag": "lang.txt"} if more == "tag" else {}
+        made.append([payload for _, files in steps(settings) for payload in files])
+    assert 4 * sum(map(len, made[1])) < 3 * sum(map(len, made[0]))
+    batches = [list(map(decoder(ext), map(memoryview, payloads))) for payloads in made]
+    split = [[part for batch in each for part in micro_batches(batch)] for each in batches]
+    raw = [expand(read_torch(payload, "cpu") if ext == ".pt" else load(payload)) for payload in made[1]]
+    for theirs, ours in [*zip(*batches, strict=True), *zip(*split, strict=True), *zip(batches[0], raw, strict=True)]:
+        assert theirs.keys() == ours.keys()
+        for name, array in theirs.items():
+            found = ours[name]
+            assert type(found) is type(array) or isinstance(found, np.ndarray)
+            if hasattr(array, "numpy"):
+                both = [np.asarray(one) for one in (array, found)]
+                assert [both[0].dtype, both[0].shape, both[0].tobytes()] == [
+                    both[1].dtype,
+                    both[1].shape,
+                    both[1].tobytes(),
+                ]
+            else:
+                assert array == found
+    assert any(len(batch["pixels"]) for batch in batches[1])
+    assert all(not len(batch["pixels"]) for batch in map(load, made[1] if ext == ".safetensors" else ()))

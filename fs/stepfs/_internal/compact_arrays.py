@@ -6,6 +6,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from stepfs._internal import image_patches
+
 IGNORED: Final = -100  # a label at which the loss does not look
 _NO_DOCUMENT: Final = -1  # of padding
 _COMPACT: Final = {"input_ids", "cu_seqlens", "cu_seqlens_offsets", "spans"}  # without labels, which full files have
@@ -21,18 +23,25 @@ def expand(batch: Mapping[str, Any]) -> dict[str, Any]:
     """The full arrays of a decoded file of compact ones (`producer/PAYLOADS.md`): those that the same plan writes without
     `arrays: compact`, equal in each byte.
 
-    Takes numpy arrays or torch tensors, and gives the same. Other values stay, and so do all of a file that is full.
+    Takes numpy arrays or torch tensors, and gives the same. Other values stay, and so do all of a file that is full. Images
+    that a file holds encoded become their patches.
     """
+    if image_patches.holds_encoded(batch):
+        batch = image_patches.without_encoded(batch)
+        if hasattr(batch["input_ids"], "numpy"):
+            batch |= {image_patches.PIXELS: _tensor(batch[image_patches.PIXELS])}
     if not is_compact(batch):
         return dict(batch)
     tensor = hasattr(batch["input_ids"], "numpy")
     kept = {name: value for name, value in batch.items() if name not in _COMPACT | {"last_labels", "label_bits"}}
     full = _expanded({name: value.numpy() if tensor else value for name, value in batch.items() if name not in kept})
-    if tensor:
-        from torch import from_numpy  # noqa: PLC0415 - heavy, and here already
+    return ({name: _tensor(value) for name, value in full.items()} if tensor else full) | kept
 
-        return {name: from_numpy(value) for name, value in full.items()} | kept
-    return full | kept
+
+def _tensor(value: NDArray[Any]) -> Any:
+    from torch import from_numpy  # noqa: PLC0415 - heavy, and here already
+
+    return from_numpy(value)
 
 
 def _expanded(compact: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

@@ -126,10 +126,11 @@ def _load_safetensors(payload: memoryview) -> Any:
 
 
 def _full(found: Any) -> Any:
-    """The full arrays, also of a file of compact ones."""
+    """The full arrays, also of a file of compact ones, or with encoded images."""
     from stepfs._internal.compact_arrays import expand, is_compact  # noqa: PLC0415 - numpy is heavy
+    from stepfs._internal.image_patches import holds_encoded  # noqa: PLC0415 - as above
 
-    return expand(found) if is_compact(found) else found
+    return expand(found) if is_compact(found) or holds_encoded(found) else found
 
 
 def _split(file: Any) -> list[Any]:

@@ -256,7 +256,7 @@ def _inside(given: Columns, columns: Sequence[ColumnSpec]) -> dict[str, NDArray[
     for column, rows in zip(columns, given, strict=True):
         found[column.name + COUNTS] = rows.lengths.astype("<i4")
         if not column.own_file:
-            found[column.name] = rows.values
+            found[column.name] = column.column.none() if column.counted else rows.values
     return found
 
 

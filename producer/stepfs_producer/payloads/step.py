@@ -26,6 +26,15 @@ class ColumnSpec(NamedTuple):
 
     name: str
     column: Column
+    counted: bool = False  # samples say how many rows they have, and none of them: a reader makes them
+
+    @property
+    def row_bytes(self) -> int:
+        return 0 if self.counted else self.column.row_bytes
+
+    def none(self) -> NDArray[Any]:
+        """No row, as samples have it."""
+        return self.column.none()[:, :0] if self.counted else self.column.none()
 
     @property
     def own_file(self) -> bool:
@@ -35,7 +44,7 @@ class ColumnSpec(NamedTuple):
 
 def columns_of(specs: Sequence[ColumnSpec], given: Sequence[Mapping[str, NDArray[Any]]]) -> Columns:
     """Each sample gives some of the columns."""
-    nothing = [spec.column.none() for spec in specs]
+    nothing = [spec.none() for spec in specs]
     return tuple(
         Ragged.of([one.get(spec.name, none) for one in given], none) for spec, none in zip(specs, nothing, strict=True)
     )

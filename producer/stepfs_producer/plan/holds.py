@@ -19,13 +19,14 @@ class Part(StrEnum):
     COLUMNS = "room for columns"
     COMPACT = "compact arrays"
     TAGS = "room for tags"
+    ENCODED = "images that a reader decodes"
 
 
 HOLDS: Final[Mapping[str, frozenset[Part]]] = {
     ".safetensors": frozenset(Part),
     ".npy": frozenset({Part.LABELS}),
     ".pt": frozenset(Part),
-    ".tar": frozenset(Part) - {Part.COMPACT},
+    ".tar": frozenset(Part) - {Part.COMPACT, Part.ENCODED},
     IDS_ALONE: frozenset(),
 }
 

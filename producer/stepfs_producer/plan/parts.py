@@ -17,7 +17,7 @@ from stepfs_producer.plan.holds import HOLDS, IDS_ALONE, lack
 from stepfs_producer.plan.holds import Part as PartOfFile
 from stepfs_producer.plan.part import Key, Part
 from stepfs_producer.plan.rules import Exhausted, Packing
-from stepfs_producer.plan.sources import LENGTH_MAX, Column, Length, Long, SourceFiles
+from stepfs_producer.plan.sources import LENGTH_MAX, PIXELS, Column, Length, Long, SourceFiles
 from stepfs_producer.plan.values import (
     Parsed,
     Problem,
@@ -107,6 +107,9 @@ def problems_of_files(output: Output, sources: Mapping[str, SourceFiles]) -> Ite
     for name, source in sources.items():
         if source.pair is not None and (what := lack(output.ext, PartOfFile.SPANS)):
             yield Problem(("sources", name, "pair"), what, of_key=True)
+        if source.encoded_columns:
+            for problem in _problems_of_encoded(name, output, sources):
+                yield Problem(("sources", name, "images", "decode"), problem, of_key=True)
         if source.tag is not None and (what := lack(output.ext, PartOfFile.TAGS)):
             yield Problem(("sources", name, "tag"), what, of_key=True)
         if source.tag is not None and _TAGS in output.columns:
@@ -121,6 +124,19 @@ def problems_of_files(output: Output, sources: Mapping[str, SourceFiles]) -> Ite
         if output.columns and source.fim is not None and source.transform is not None:
             what = "fim rearranges tokens, and rows of columns would not follow them; remove fim, or the columns"
             yield Problem(("sources", name, "fim"), what, of_key=True)
+
+
+def _problems_of_encoded(name: str, output: Output, sources: Mapping[str, SourceFiles]) -> Iterator[str]:
+    """Problems of images that a reader decodes."""
+    if what := lack(output.ext, PartOfFile.ENCODED):
+        yield what
+    if PIXELS in output.columns and output.columns[PIXELS].file == "own":
+        yield f"images that a reader decodes stand in the rank's file; remove file: own of the column {PIXELS}"
+    for column in sources[name].encoded_columns.keys() & output.columns.keys():
+        yield f"the file's own array is called {column}; give that column another name"
+    for other, one in sources.items():
+        if one.gives_columns and not one.encoded_columns:
+            yield f"source {other!r} gives columns with pixels of its own; let the images of both be decoded in one place"
 
 
 def _unknown(what: str, name: str, known: Sequence[str] | Mapping[str, Column]) -> str:

@@ -48,6 +48,7 @@ _DIMENSIONS_MAX: Final = 8
 _ROW_BYTES_MAX: Final = 16 << 20
 _BYTES: Final = "bytes"
 BLOCK_BYTES: Final = 8 << 20
+PIXELS: Final = "pixels"  # the column of a chat's images
 LENGTH_MAX: Final = 1 << 24
 _HALF: Final = Fraction(1, 2)
 _FIELD: Final = text("name of a field")
@@ -168,6 +169,10 @@ class Images(Part):
     """Of a chat: the token that its template writes for an image, by default <|image_pad|>; it stands for merged patches."""
     patches_min: Annotated[int, whole(1, 1 << 16)] | None = None
     """Of a chat: smaller images are made larger, to at least so many patches."""
+    decode: Annotated[Literal["producer", "reader"], choice("place", ("producer", "reader")), Key(later=True)] = (
+        "producer"
+    )
+    """Of a chat. reader: files hold images as they were encoded, and `StepDataset` decodes them."""
 
     def own_problems(self) -> list[Problem]:
         if self.patches_max < self.merge**2:
@@ -184,7 +189,14 @@ class Images(Part):
     def columns(self) -> dict[str, Column]:
         """What becomes of the images of a chat."""
         pixels = (self.patch * self.patch * 3,)
-        return {"pixels": Column(dtype="uint8", shape=pixels), "grid": Column(dtype="int32", shape=(3,))}
+        return {PIXELS: Column(dtype="uint8", shape=pixels), "grid": Column(dtype="int32", shape=(3,))}
+
+    @property
+    def encoded(self) -> dict[str, Column]:
+        """The same, beside them, of images that a reader decodes."""
+        if self.decode == "producer":
+            return {}
+        return {"encoded": Column(dtype="uint8", shape=()), "encoded_images": Column(dtype="int32", shape=(6,))}
 
 
 class Shuffle(Part):
@@ -449,6 +461,11 @@ class SourceFiles(Defaults):
         return {} if self.chat is None or self.images is None else self.images.columns
 
     @property
+    def encoded_columns(self) -> Mapping[str, Column]:
+        """Those beside them, where a reader decodes the images."""
+        return {} if self.chat is None or self.images is None else self.images.encoded
+
+    @property
     def gives_columns(self) -> bool:
         return self.transform is not None or bool(self.image_columns)
 
@@ -515,8 +532,8 @@ class WithImages(SourceFiles, init=False):
             problems.append(Problem(("images",), what))
         problems += [
             Problem(("images", name), f"{name} is of a chat's images; remove it", of_key=True)
-            for name in ("token", "patches_min")
-            if getattr(self.images, name) is not None
+            for name in ("token", "patches_min", "decode")
+            if getattr(self.images, name) not in (None, "producer")
         ]
         return problems
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 import numpy as np
 import trio
 
+from stepfs._internal.image_patches import need_pillow
 from stepfs.errors import AbsentError, RefusedError, StepfsError
 from stepfs.format.planned import Listing
 from stepfs.lake.identity import open_lake
@@ -66,7 +67,6 @@ from stepfs_producer.sources.record import (
     unpacked,
 )
 from stepfs_producer.transforms.documents import Tokenised, TransformSpec
-from stepfs_producer.transforms.images import need_pillow
 from stepfs_producer.transforms.model_folder import other_ids
 from stepfs_producer.transforms.records import open_transform, timed_transform
 from stepfs_producer.transforms.tokenizer import TEXT_BYTES_MAX, ModelTokenizer, load_tokenizer, pinned

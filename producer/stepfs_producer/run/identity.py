@@ -9,6 +9,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final
 
+from stepfs._internal.image_patches import need_pillow
 from stepfs.errors import RefusedError
 from stepfs_producer.plan.model import Plan
 from stepfs_producer.plan.part import Part, keys_of
@@ -18,7 +19,6 @@ from stepfs_producer.plan.step import State
 from stepfs_producer.sources.listing import RULE
 from stepfs_producer.sources.record import SourceSpec
 from stepfs_producer.transforms.documents import TransformSpec
-from stepfs_producer.transforms.images import need_pillow
 
 if TYPE_CHECKING:
     from stepfs_producer.run.load import LoadedSource
@@ -48,7 +48,7 @@ def identity(spec: SourceSpec, transform: TransformSpec, tokenizer_digest: str) 
         "seed": spec.seed,
         "held_out": spec.held_out,
         "tokenizer": [_identity_of(transform.tokenizer.tokenizer), tokenizer_digest],
-        "columns": [[name, _identity_of(column)] for name, column in transform.columns],
+        "columns": [[one.name, _identity_of(one.column)] for one in transform.columns],
         "chat": None if chat is None else [chat.templates.default, tokens],
     }
     if source.is_of_chats or source.fim is not None:

@@ -171,7 +171,7 @@ class StepBuilder:
 
     def _row_bytes(self, plan: StepPlan) -> int:
         rows = plan.spans[:, len(Span) :].sum(axis=0).tolist()
-        return sum(count * spec.column.row_bytes for count, spec in zip(rows, self._spec.columns, strict=True))
+        return sum(count * spec.row_bytes for count, spec in zip(rows, self._spec.columns, strict=True))
 
     async def _keep_pace(self) -> None:
         """A pace is a limit, and lost time is not made up for."""

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import trio
 
+from stepfs._internal.image_patches import MODULES
 from stepfs.errors import AbsentError, CorruptError, MissingPackageError, RefusedError, UsageError
 from stepfs.format.grid import Grid
 from stepfs.format.identity import LakeIdentity
@@ -42,7 +43,7 @@ from stepfs_producer.plan.order import BlockAddress
 from stepfs_producer.plan.planner import REVISION, Planner
 from stepfs_producer.plan.resolve import resolve
 from stepfs_producer.plan.rules import Exhausted, Rules, SourceRule
-from stepfs_producer.plan.sources import Chat, Long
+from stepfs_producer.plan.sources import PIXELS, Chat, Long
 from stepfs_producer.plan.step import SourceState, State, position_bytes_max, read_position
 from stepfs_producer.plan.values import parse_shard
 from stepfs_producer.run.identity import identity, revised
@@ -64,7 +65,6 @@ from stepfs_producer.sources.listing import (
 from stepfs_producer.sources.reading import block_crc32c, read_block
 from stepfs_producer.sources.record import BlockTask, SourceSpec
 from stepfs_producer.transforms.documents import ChatSpec, TokenizerSpec, TransformSpec
-from stepfs_producer.transforms.images import MODULES
 from stepfs_producer.transforms.model_folder import require_image_rule, special_tokens, templates_of
 from stepfs_producer.transforms.records import open_transform
 from stepfs_producer.transforms.tokenizer import load_tokenizer, pinned
@@ -141,7 +141,9 @@ def grid_of(plan: Plan) -> Grid:
 
 def column_specs(plan: Plan) -> tuple[ColumnSpec, ...]:
     """The specs of columns, in order of names."""
-    return tuple(ColumnSpec(*one) for one in sorted(plan.output.columns.items()))
+    encoded = {name: column for source in plan.sources.values() for name, column in source.encoded_columns.items()}
+    found = plan.output.columns | encoded
+    return tuple(ColumnSpec(name, found[name], bool(encoded) and name == PIXELS) for name in sorted(found))
 
 
 def transform_spec(plan: Plan, name: str, tokenizer: TokenizerSpec, *, directory: str) -> TransformSpec:

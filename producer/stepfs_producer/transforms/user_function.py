@@ -185,7 +185,7 @@ def _columns(given: object, specs: Sequence[ColumnSpec]) -> dict[str, NDArray[An
         return {}
     if not isinstance(given, Mapping):
         raise UnfitRecordError(f"columns of type {type(given).__name__}; return arrays by name")
-    declared = dict(specs)
+    declared = {spec.name: spec.column for spec in specs}
     found = {}
     for name, values in given.items():
         column = declared.get(name)
