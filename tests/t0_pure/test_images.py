@@ -333,6 +333,14 @@ def test_an_image_that_another_pillow_took_is_named() -> None:
         expand(batch)
 
 
+def test_columns_of_ones_own_with_these_names_stay() -> None:
+    batch = {
+        name: np.ones((2, 3), np.uint8)
+        for name in ("input_ids", "labels", "pixels", "grid", "encoded", "encoded_images")
+    }
+    assert expand(batch) == batch
+
+
 QWEN2 = {"image_processor_type": "Qwen2VLImageProcessorFast", "patch_size": 14, "merge_size": 2, "min_pixels": 784}
 
 

@@ -153,3 +153,5 @@ def test_a_changed_plan_says_since_when_and_how_far_groups_are_before_it():
     assert line({"run": 40, ":replica": 3}) == [f"{begins}; every group is behind it"]
     assert line({}, since_is_exact=False) == ["changed   plan 01234567 of p since about step 40"]
     assert line({}, since_lake_step=None) == []
+    retired = {"plan": {"digest": "0", "since_lake_step": 4, "since_is_exact": True}, "retired": True}
+    assert list(change_lines({"p": retired}, {})) == []

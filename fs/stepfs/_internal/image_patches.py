@@ -78,7 +78,9 @@ def cut(image: Any, size: tuple[int, int], patch: int, merge: int) -> NDArray[np
 
 def holds_encoded(batch: object) -> bool:
     """Whether this is a decoded file of a plan with `images: {decode: reader}`."""
-    return isinstance(batch, Mapping) and batch.keys() >= {PIXELS, "grid", ENCODED, ENCODED_AS}
+    if not isinstance(batch, Mapping) or not batch.keys() >= {PIXELS, "grid", ENCODED, ENCODED_AS}:
+        return False
+    return len(batch[PIXELS]) == 0 and batch[ENCODED_AS].shape[1:] == (6,)  # else columns of these names
 
 
 def without_encoded(batch: Mapping[str, Any]) -> dict[str, Any]:

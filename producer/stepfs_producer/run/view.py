@@ -20,7 +20,7 @@ import numpy as np
 import trio
 from numpy.typing import NDArray
 
-from stepfs._internal.image_patches import ENCODED, ENCODED_AS
+from stepfs._internal.image_patches import ENCODED, ENCODED_AS, holds_encoded
 from stepfs.errors import AbsentError, CorruptError, MissingPackageError, RefusedError, UsageError
 from stepfs.format.ids import Step
 from stepfs.format.planned import read_plan_position
@@ -49,7 +49,7 @@ KINDS: Final = (".safetensors", ".pt", ".pth", ".tar", ".npy", ".bin")
 SIDES: Final = (None, "chosen", "rejected")
 _PIXEL: Final = 3  # bytes, RGB
 _DIMENSIONS: Final = 2  # of an array of tokens: micro-batch, token
-_ENCODED: Final = {name + behind for name in (ENCODED, ENCODED_AS) for behind in ("", COUNTS)}  # not to be decoded
+_ENCODED: Final = {name + behind for name in (ENCODED, ENCODED_AS) for behind in ("", COUNTS)}
 _WIDE: Final = 1 << 16  # a vocabulary whose ids take four bytes
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -192,11 +192,13 @@ def decoded(ext: str, payload: bytes | memoryview, words: Words) -> Decoded:
             raise NoSpansError(kind)
         return Decoded(stack[0], stack[1], stack[3], None, (), stack.shape[2], {})
     spans = read_spans(ext, payload)
-    batch: dict[str, Any] = (
-        _of_tar(payload)
-        if found is None
-        else expand({one.name: one.values for one in found.arrays if one.name not in _ENCODED} | {"spans": spans.table})
-    )
+    if found is None:
+        batch: dict[str, Any] = _of_tar(payload)
+    else:
+        batch = {one.name: one.values for one in found.arrays} | {"spans": spans.table}
+        if holds_encoded(batch):  # their sizes are shown, and `grid` has these
+            batch = {name: value for name, value in batch.items() if name not in _ENCODED}
+        batch = expand(batch)
     length = int(str((found.facts if found is not None else {}).get("sequence_length", spans.ids.shape[1])))
     return Decoded(spans.ids, batch["labels"], batch["doc_ids"], spans.table, spans.sources, length, batch, spans.tags)
 

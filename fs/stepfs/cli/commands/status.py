@@ -319,7 +319,7 @@ def change_lines(producers: Mapping[str, Any], standing: Mapping[str, int]) -> I
     before that.
     """
     for name, plan in ((name, each.get("plan") or {}) for name, each in sorted(producers.items())):
-        if (first := plan.get("since_lake_step")) is None:
+        if (first := plan.get("since_lake_step")) is None or producers[name].get("retired"):
             continue
         groups = {
             group: step for group, step in standing.items() if not group.startswith(":")
