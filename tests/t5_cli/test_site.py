@@ -6,13 +6,19 @@ import html
 import json
 import re
 import subprocess
-from functools import cache
+import threading
+from collections.abc import Iterator
+from functools import cache, partial
 from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import quote
 
+import chromium
 import pytest
 import tools
 from lakes import stepfs
+from realmount import until
 
 import face
 from site_pages import reference
@@ -118,6 +124,54 @@ def test_the_search_finds_each_message_under_an_anchor(built):
     said = {message.text.replace("`", "") for message in found()[0]}
     assert len(said) > 800
     assert sorted(said - titles) == []
+
+
+@pytest.fixture
+def served(built) -> Iterator[str]:
+    """The site on a server: browsers let no page of a file search."""
+    quiet = type("Quiet", (SimpleHTTPRequestHandler,), {"log_message": lambda *_: None})
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(quiet, directory=str(built))) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.nightly
+def test_no_page_is_wider_than_its_window_or_complains(built, served, tmp_path):
+    pages = sorted(str(path.relative_to(built)) for path in built.rglob("*.html"))
+    with chromium.browser(tmp_path / "profile") as browser:
+        for width, dark, shown in ((400, True, pages), (1280, False, pages[::8])):
+            for page in shown:
+                browser.open(served + page, width=width, dark=dark)
+                wide = browser.value("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
+                assert wide[0] <= wide[1], f"{page} at {width}"
+                assert browser.complaints() == [], page
+                assert [url for url in browser.requests() if not url.startswith((served, "data:"))] == []
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("typed", "leads_to"), [
+        ("the mount does not answer within 5 s", "operate/troubleshooting.html#m-the-mount-does-not-answer"),
+        ("is there already; name another file for the bundle", "operate/troubleshooting.html#m-is-there-already-name-another"),
+        ("STEPFS_LOG_DIR", "reference/variables.html"), ("stepfs_data_hedges_won_total", "reference/metrics.html"),
+        ("sequence_length", "reference/plan-keys.html"),
+    ],
+)  # fmt: skip
+def test_who_types_it_finds_it(served, tmp_path, typed, leads_to):
+    first = "[...document.querySelectorAll('.md-search-result__link')].slice(0, 5).map(one => one.href)"
+    with chromium.browser(tmp_path / "profile") as browser:
+        browser.open(f"{served}index.html?q={quote(typed)}", width=1280)
+        found: list[str] = []
+
+        def answered() -> bool:
+            found[:] = browser.value(first) or []
+            return bool(found)
+
+        until(answered, lambda: f"no result for {typed}", within_s=60)
+    assert any(leads_to in re.sub(r"\?[^#]*", "", link) for link in found), found
 
 
 @pytest.mark.nightly

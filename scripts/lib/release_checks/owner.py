@@ -32,7 +32,9 @@ def missing(root: Path, tag: str = "") -> list[str]:
 
 
 def version_of(root: Path) -> str:
-    return re.findall(r'^__version__ = "(.+)"$', _text(root, "fs/stepfs/__init__.py"), re.MULTILINE)[0]
+    return next(
+        one[1] for one in re.finditer(r'^__version__ = "(.+)"$', _text(root, "fs/stepfs/__init__.py"), re.MULTILINE)
+    )
 
 
 def _wrong(root: Path) -> Iterator[tuple[str, str]]:

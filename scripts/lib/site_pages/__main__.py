@@ -16,6 +16,8 @@ from site_pages.messages import ROOT
 from site_pages.pages import LinkError, Site
 
 _HERE: Final = Path(__file__).parent
+_NAMES: Final = {f"reference/{name}" for name in ("variables", "plan-keys", "metrics")}
+_FIRST: Final = "---\nsearch: {boost: 2}\n---\n"  # for who types a name: before messages that have it, too
 _MARK: Final = "sitemap.xml"  # of what mkdocs has built
 
 
@@ -27,7 +29,7 @@ def build(target: Path) -> None:
         for place, text in site.texts():
             page = work / "docs" / f"{place}.md"
             page.parent.mkdir(parents=True, exist_ok=True)
-            page.write_text(text, encoding="utf-8")
+            page.write_text((_FIRST if place in _NAMES else "") + text, encoding="utf-8")
         for place, picture in site.pictures.items():
             (work / "docs" / place).parent.mkdir(exist_ok=True)
             shutil.copy(picture, work / "docs" / place)

@@ -36,7 +36,7 @@ def _tasks() -> Group:
     return Group(
         "Tasks",
         (
-            Page("tasks/index", "Before you begin", (f"{_GUIDE}#", f"{_GUIDE}#before-you-begin")),
+            Page("tasks/index", "Guide: before you begin", (f"{_GUIDE}#", f"{_GUIDE}#before-you-begin")),
             Group(
                 "Train",
                 (
@@ -98,7 +98,7 @@ def _operate() -> Group:
     return Group(
         "Operate",
         (
-            Page("operate/index", "Settings", (f"{_OPERATIONS}#",)),
+            Page("operate/index", "Operations: settings", (f"{_OPERATIONS}#",)),
             *_cut(
                 _OPERATIONS,
                 "operate",

@@ -7,6 +7,7 @@ subsections, but for those that are a page of their own). What no page names bec
 from __future__ import annotations
 
 import posixpath
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from site_pages.prose import Heading, for_mkdocs, headings, prose_of, relinked, 
 from site_pages.prose import links as links_in
 
 SCHEMAS: Final = "fs/schemas/"
+_FILE_NAME: Final = re.compile(r"\[([\w/]*\b[A-Z]+(?:\.md)?)\]\(([^)\s]+\.md[^)\s]*)\)")
 
 
 class Page(NamedTuple):
@@ -108,7 +110,7 @@ class Site:
             return group._replace(members=members)
         file, folder = self.files[group.rest], posixpath.dirname(next(_pages([group])).place)
         rest = [one for one in file.headings if one.level == 2 and not file.owners[one.line]]
-        more = [Page(f"{folder}/{one.anchor}", one.title, (f"{file.name}#{one.anchor}",)) for one in rest]
+        more = [Page(posixpath.join(folder, one.anchor), one.title, (f"{file.name}#{one.anchor}",)) for one in rest]
         for page in more:
             self._claim(page)
         return group._replace(members=(*members, *more))
@@ -129,6 +131,7 @@ class Site:
                     text = f"{'#' * (one.level + down)} {one.title} {{ #{one.anchor} }}"
                 elif line in outside:
                     text = relinked(text, {old: self._link(file.name, old, page.place) for old in links_in(text)})
+                    text = _FILE_NAME.sub(lambda link: f"[{self._name(page.place, link[2])}]({link[2]})", text)
                 made.append(text)
             yield from for_mkdocs(made)
             yield ""
@@ -148,6 +151,13 @@ class Site:
             self.pictures[f"pictures/{posixpath.basename(name)}"] = self.root / name
             return posixpath.relpath(f"pictures/{posixpath.basename(name)}", here)
         raise LinkError(f"{source}: {target} is on no page of the site")
+
+    def _name(self, place: str, target: str) -> str:
+        """What the menu calls the page of a link, whose words name a file of the tree."""
+        owner = posixpath.normpath(posixpath.join(posixpath.dirname(place), target.partition("#")[0])).removesuffix(
+            ".md"
+        )
+        return next(page.name for page in _pages(self.menu) if page.place == owner)
 
     def _owner(self, name: str, anchor: str) -> str:
         file = self.files[name]
