@@ -68,6 +68,8 @@ def test_each_error_that_the_code_raises_is_a_kind():
         ("class OwnError(UsageError): ...\nraise OwnError('it is late')", {"it is late"}),
         ("raise UsageError('%s is late' % x)", {f"{VALUE} is late"}),
         ("raise UsageError(f'{a}{b} {c} is late')", {f"{VALUE} is late"}),
+        ("WHY = {1: 'it is late'}\nraise UsageError(WHY.get(x, 'it is early'))", {"it is late", "it is early"}),
+        ("from m import why as reason\ndef why():\n    return 'it is late'\nraise UsageError(reason())", {"it is late"}),
         ("raise UsageError(*error.args)\nraise OSError('not ours')", set()),
     ],
 )  # fmt: skip

@@ -193,6 +193,7 @@ HELD_BY = {  # the promise: its tests, or files of them
         "test_a_check_calls_nothing_damaged_that_a_later_version_wrote_and_repairs_nothing",
     ),
     41: (
+        "test_a_fleet_is_upgraded_and_goes_back_under_a_trainer",
         "test_the_three_lines_upgrade_a_mount_under_a_dataloader",
         "test_a_producer_that_runs_stops_where_writers_need_what_it_lacks",
     ),

@@ -180,6 +180,8 @@ def test_a_directory_with_something_else_is_left_alone(tmp_path):
     done = tools.ran("site_pages", str(tmp_path))
     assert (done.returncode, done.stderr.count("\n"), "name an empty directory" in done.stderr) == (4, 1, True)
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+    done = tools.ran("site_pages", "/proc/site")
+    assert (done.returncode, done.stderr.count("\n"), "can be written" in done.stderr) == (1, 1, True)
 
 
 def test_the_reference_has_every_public_name():

@@ -50,7 +50,11 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write(f"site: {target} holds something else; name an empty directory\n")
         return 4
     try:
+        target.mkdir(parents=True, exist_ok=True)
         build(target)
+    except OSError as error:
+        sys.stderr.write(f"site: {error.filename}: {error.strerror}; name a directory that can be written\n")
+        return 1
     except LinkError as error:
         sys.stderr.write(f"site: {error}\n")
         return 1

@@ -62,6 +62,7 @@ class _Scope:
     calls: list[ast.Call] = field(default_factory=list)
     assigned: defaultdict[str, list[ast.expr]] = field(default_factory=lambda: defaultdict(list))
     returned: list[ast.expr] = field(default_factory=list)
+    aliases: dict[str, str] = field(default_factory=dict)  # name here → name where it is defined
 
     @property
     def parameters(self) -> list[str]:
@@ -95,6 +96,8 @@ class _Sources:
                     scope = _Scope(node, module)
                     self.scopes.append((file, scope))
                     self.functions[name].append(scope)
+                case ast.ImportFrom(names=names):
+                    scope.aliases |= {one.asname: one.name for one in names if one.asname}
                 case ast.ClassDef(name=name, bases=bases):
                     self.bases[name] = [_name(base) for base in bases]
                 case ast.Call(func=func):
@@ -160,7 +163,8 @@ def _kind_of(sources: _Sources, file: str, call: ast.Call) -> tuple[str, tuple[i
 
 def _joined(call: ast.Call, places: tuple[int, ...], reader: _Reader) -> list[str]:
     """Detail and remedy of a finding are one message, as the doctor prints them."""
-    parts = [reader.texts(call.args[at]) or [VALUE] for at in places if at < len(call.args)]
+    given = [call.args[at] for at in places if at < len(call.args)]
+    parts = [reader.texts(one) or [VALUE] for one in given]
     return [*dict.fromkeys(_tidy(": ".join(one)) for one in product(*parts))][:_VARIANTS_MAX]
 
 
@@ -187,14 +191,20 @@ class _Reader:
                 return [re.sub(r"%[srdg]", VALUE, text) for text in self.texts(left, depth)]
             case ast.Name(id=name) | ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name):
                 return self._assigned(name, depth)
+            case ast.Call():
+                return self._called(node, depth)
+        return [text for one in _choices(node) for text in self.texts(one, depth)]
+
+    def _called(self, call: ast.Call, depth: int) -> list[str]:
+        match call:
             case ast.Call(func=func, args=arguments) if _name(func) == "command":
                 words = [one.value if isinstance(one, ast.Constant) else VALUE for one in arguments]
                 return [" ".join(map(str, words))]
             case ast.Call(func=ast.Attribute(value=ast.Constant(value=str())), args=[inner]):  # "; ".join(…)
                 return self.texts(inner, depth + 1)
-            case ast.Call(func=func):
-                return self._returned(_name(func), depth)
-        return [text for one in _choices(node) for text in self.texts(one, depth)]
+            case ast.Call(func=ast.Attribute(value=table, attr="get"), args=[_, *rest]):
+                return [text for one in (table, *rest) for text in self.texts(one, depth + 1)]
+        return self._returned(_name(call.func), depth)
 
     def _part(self, node: ast.expr, depth: int) -> list[str]:
         """Of an f-string: words that depend on a condition, and a constant's, are words of the message."""
@@ -222,6 +232,7 @@ class _Reader:
 
     def _returned(self, name: str, depth: int) -> list[str]:
         found: list[str] = []
+        name = self.sources.modules[id(self.scope.module)].aliases.get(name, name)
         for scope in self.sources.functions[name][:3]:
             inner = _Reader(self.sources, scope, self.deep)
             found += [text for value in scope.returned for text in inner.texts(value, depth + 1)]
@@ -237,7 +248,12 @@ def _choices(node: ast.expr) -> list[ast.expr]:
             return values
         case ast.List(elts=values) | ast.Tuple(elts=values):
             return values
-        case ast.ListComp(elt=value) | ast.GeneratorExp(elt=value) | ast.Subscript(value=value):
+        case (
+            ast.ListComp(elt=value)
+            | ast.GeneratorExp(elt=value)
+            | ast.Subscript(value=value)
+            | ast.Starred(value=value)
+        ):
             return [value]
     return []
 

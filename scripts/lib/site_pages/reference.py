@@ -22,7 +22,7 @@ from site_pages.prose import code, escaped, for_mkdocs, slug, table
 from stepfs import errors
 from stepfs.cli.app import app
 from stepfs.csi.node import OPTIONS
-from stepfs.data.counters import HELP
+from stepfs.data.counters import HELP, METRICS
 from stepfs.mount import metrics
 from stepfs.mount.options import MountOptions
 from stepfs_producer.cli.app import app as produce
@@ -213,14 +213,22 @@ def _fields(schema: Mapping[str, Any], place: str) -> list[tuple[str, str, str]]
 def metric_names() -> list[tuple[str, str, str]]:
     """(name as it is scraped, what it says, labels) of each metric of both programs."""
     found = [(f"stepfs_{name}", said, "") for name, (said, _) in metrics.GAUGES.items()]
-    found += [(f"stepfs_data_{name}_total", said, "") for name, said in HELP.items()]
+    found += [(f"stepfs_data_{METRICS[name]}_total", said, "") for name, said in HELP.items()]
     for module in (metrics, run_metrics):
-        for node in ast.walk(ast.parse(inspect.getsource(module))):
+        nodes = [*ast.walk(ast.parse(inspect.getsource(module)))]
+        named = {ast.unparse(one.targets[0]): one.value for one in nodes if isinstance(one, ast.Assign)}
+        for node in nodes:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _ENDS:
                 name = ast.unparse(node.args[0]).replace("_PREFIX + ", "stepfs_produce_").replace("'", "")
                 labels = [one.value for one in node.keywords if one.arg == "labels"] or node.args[2:3]
                 if re.fullmatch(r"stepfs_\w+", name):  # others are those of the tables above
-                    found.append((name + _ENDS[node.func.id], _words_of(node.args[1])[0], " ".join(_words_of(*labels))))
+                    found.append(
+                        (
+                            name + _ENDS[node.func.id],
+                            _words_of(named.get(ast.unparse(node.args[1]), node.args[1]))[0],
+                            " ".join(_words_of(*labels)),
+                        )
+                    )
     return sorted(set(found))
 
 
