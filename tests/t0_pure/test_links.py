@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from site_pages.menu import menu
 from site_pages.pages import Group, LinkError, Page, Site
 from site_pages.prose import for_mkdocs, headings, links
 
@@ -65,6 +66,12 @@ def test_the_search_for_links_finds_what_it_is_for(tmp_path: Path, text: str, wr
 )  # fmt: skip
 def test_what_another_reader_of_markdown_needs_is_added(text: str, made: str) -> None:
     assert "\n".join(for_mkdocs(text.split("\n"))) == made
+
+
+def test_the_menu_of_the_site_names_headings_that_exist_and_each_link_has_a_page() -> None:
+    places = dict(Site(ROOT, menu()).texts(generated=False))
+    assert len(places) > 60
+    assert [place for place in places if place.startswith("/") or ".." in place] == []
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ A new section of README, GUIDE or OPERATIONS becomes a page by itself, at the en
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from site_pages import reference
 from site_pages.pages import Group, Page
@@ -81,6 +82,7 @@ def _tasks() -> Group:
                         ("What the model reads", "what-the-model-reads"),
                         ("A report", "a-report-to-look-at"),
                         ("Look inside", "look-inside"),
+                        ("Why the GPU waited", "why-the-gpu-waited"),
                         ("A loss spike at step N", "a-loss-spike-at-step-n"),
                         ("An author asks to be left out", "an-author-asks-to-be-left-out"),
                         ("One lake, two stores", "one-lake-two-stores"),
@@ -119,7 +121,7 @@ def _operate() -> Group:
                 (f"{_OPERATIONS}#upgrade-and-removal", f"{_SEMANTICS}#versions"),
             ),
             *_cut(_OPERATIONS, "operate", ("Logs and diagnosis", "logs-and-diagnosis")),
-            Page("operate/troubleshooting", "Troubleshooting by message", text=reference.messages()),
+            Page("operate/troubleshooting", "Troubleshooting by message", generated=reference.messages),
         ),
         rest=_OPERATIONS,
     )
@@ -130,22 +132,22 @@ def _reference() -> Group:
         "Reference",
         (
             *(
-                Page(f"reference/{name}", f"Commands: {name}", text=reference.commands(name))
+                Page(f"reference/{name}", f"Commands: {name}", generated=partial(reference.commands, name))
                 for name in ("stepfs", "stepfs-produce")
             ),
-            Page("reference/variables", "Variables", text=reference.variables()),
-            Page("reference/plan-keys", "Plan keys", text=reference.plan_keys()),
-            Page("reference/python", "Python", text=reference.python()),
-            Page("reference/documents", "JSON documents", ("fs/JSON.md",), reference.documents()),
-            Page("reference/metrics", "Metrics and alerts", text=reference.metrics_page()),
-            Page("reference/csi-attributes", "CSI attributes", text=reference.csi_attributes()),
+            Page("reference/variables", "Variables", generated=reference.variables),
+            Page("reference/plan-keys", "Plan keys", generated=reference.plan_keys),
+            Page("reference/python", "Python", generated=reference.python),
+            Page("reference/documents", "JSON documents", ("fs/JSON.md",), reference.documents),
+            Page("reference/metrics", "Metrics and alerts", generated=reference.metrics_page),
+            Page("reference/csi-attributes", "CSI attributes", generated=reference.csi_attributes),
             Page("reference/payloads", "Arrays in files", ("producer/PAYLOADS.md",)),
             Page("reference/promises", "Promises", (_SEMANTICS,)),
             Page(
                 "reference/exit-codes",
                 "Exit codes and errors",
                 (f"{_OPERATIONS}#commands-and-exit-codes",),
-                reference.exit_codes(),
+                reference.exit_codes,
             ),
         ),
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -21,12 +21,12 @@ _FILE_NAME: Final = re.compile(r"\[([\w/]*\b[A-Z]+(?:\.md)?)\]\(([^)\s]+\.md[^)\
 
 
 class Page(NamedTuple):
-    """A page: its place on the site, without ending; its name in the menu; parts of the tree's pages, and what follows."""
+    """A page: its place on the site, without ending; its name in the menu; parts of the tree's pages; what the code says."""
 
     place: str
     name: str
     parts: tuple[str, ...] = ()
-    text: str = ""
+    generated: Callable[[], str] | None = None
 
 
 class Group(NamedTuple):
@@ -88,10 +88,11 @@ class Site:
             self._claim(page)
         self.menu = [self._with_rest(group) for group in self.menu]
 
-    def texts(self) -> Iterator[tuple[str, str]]:
-        """(place, markdown) of each page."""
+    def texts(self, *, generated: bool = True) -> Iterator[tuple[str, str]]:
+        """(place, markdown) of each page; without what is `generated`, or with it. `LinkError` for the first wrong link."""
         for page in _pages(self.menu):
-            yield page.place, "\n".join([*self._text(page), page.text])
+            made = page.generated() if generated and page.generated else ""
+            yield page.place, "\n".join([*self._text(page), made])
 
     def navigation(self) -> list[object]:
         """As mkdocs wants it."""

@@ -39,6 +39,7 @@ _SETTINGS: Final = {  # variables of no option; a test finds a new one
     "STEPFS_SSE": "Server-side encryption of `s3://`: `AES256`, `aws:kms` or `aws:kms:dsse`.",
     "STEPFS_SSE_KMS_KEY_ID": "The key of `aws:kms`.",
 }
+_COMMANDS_MAX: Final = 6  # that are named
 _ENDS: Final = {  # what a kind of metric puts behind its name
     "CounterMetricFamily": "_total", "GaugeMetricFamily": "", "InfoMetricFamily": "_info", "_family": "_bucket",
 }  # fmt: skip
@@ -103,7 +104,7 @@ def variables() -> str:
                 if one.envvar:
                     options[one.envvar].append((f"[`{program} {name}`]({program}.md#{name})", one))
     rows = [
-        (code(name), escaped(found[0][1].help or ""), ", ".join(place for place, _ in found), code(found[0][1].opts[0]))
+        (code(name), escaped(found[0][1].help or ""), _places([place for place, _ in found]), code(found[0][1].opts[0]))
         for name, found in options.items()
     ]
     rows += [(code(name), escaped(said), "", "") for name, said in _SETTINGS.items()]
@@ -112,6 +113,10 @@ def variables() -> str:
         "Settings of the stores are those of AWS, Google and Azure: [Stores](../operate/stores.md).\n\n"
         + table(("variable", "meaning", "of", "option"), *sorted(rows))
     )
+
+
+def _places(commands: list[str]) -> str:
+    return ", ".join(commands) if len(commands) <= _COMMANDS_MAX else "most commands"
 
 
 def plan_keys() -> str:
