@@ -13,6 +13,15 @@ import pytest
 import tools
 
 COMMITTED = 1_700_000_000
+NOISE = """
+import os
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+class Noise(BuildHookInterface):
+    def initialize(self, version, build_data):
+        with open(os.path.join(self.root, "noise"), "wb") as file:
+            file.write(os.urandom(9))
+        build_data["force_include"][file.name] = "stepfs/noise"
+"""
 
 
 def git(root, *arguments):
@@ -102,9 +111,11 @@ def test_what_is_not_committed_is_not_released(checkout, change):
 def test_what_cannot_be_released_says_why(checkout):
     settings = checkout / "pyproject.toml"
     text = settings.read_text()
-    settings.write_text(text + "\n[tool.hatch.build.targets.sdist]\nreproducible = false\n")
-    git(checkout, "commit", "-qam", "its time depends on the clock")
-    assert "stepfs-1.2.3.tar.gz is not reproducible" in released(checkout).stderr
+    settings.write_text(text + '\n[tool.hatch.build.targets.wheel.hooks.custom]\npath = "noise.py"\n')
+    (checkout / "noise.py").write_text(NOISE)
+    git(checkout, "add", ".")
+    git(checkout, "commit", "-qm", "each build differs")
+    assert "stepfs-1.2.3-py3-none-any.whl is not reproducible" in released(checkout).stderr
     settings.write_text(text)
     (checkout / "fs/stepfs/__init__.py").write_text("version = 1\n")
     git(checkout, "commit", "-qam", "no version")
