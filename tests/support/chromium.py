@@ -66,13 +66,13 @@ class Browser:
                 return found
             self.events.append(answer)
 
-    def open(self, page: Path, *, width: int, dark: bool = False) -> None:
-        """Show it, whole."""
+    def open(self, page: Path | str, *, width: int, dark: bool = False) -> None:
+        """Show a file, or a URL, whole."""
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
         self.events.clear()
-        self.call("Page.navigate", url=page.resolve().as_uri())
+        self.call("Page.navigate", url=page if isinstance(page, str) else page.resolve().as_uri())
         while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
             self.events.append(self._next())
 

@@ -187,6 +187,22 @@ HELD_BY = {  # the promise: its tests, or files of them
         "test_a_block_that_nobody_opened_waits_for_its_copy",
         "test_rests_grow_and_end_with_the_first_answer",
     ),
+    39: ("test_every_byte_is_read_and_every_check_holds", "test_what_a_trainer_saved_is_loaded"),
+    40: (
+        "test_who_lacks_what_writers_need_writes_nothing_and_reads_on",
+        "test_a_check_calls_nothing_damaged_that_a_later_version_wrote_and_repairs_nothing",
+    ),
+    41: (
+        "test_a_fleet_is_upgraded_and_goes_back_under_a_trainer",
+        "test_the_three_lines_upgrade_a_mount_under_a_dataloader",
+        "test_a_producer_that_runs_stops_where_writers_need_what_it_lacks",
+    ),
+    42: (
+        "test_values_of_another_version_take_the_default",
+        "test_what_cannot_take_over_says_why_and_the_mount_is_as_it_was",
+    ),
+    43: ("test_the_digest_of_a_plan_is_the_same_for_ever", "test_what_changed_is_said_in_lines"),
+    44: ("test_nothing_public_changes_without_a_line_in_the_changelog",),
     NOT: (
         "test_every_change_is_refused_and_special_facts_are_not_there",
         "test_content_is_fixed_when_a_file_is_opened_and_never_cached_by_the_kernel",

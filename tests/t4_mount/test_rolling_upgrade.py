@@ -1,4 +1,4 @@
-"""A fleet goes from one version to the next, and back, in the order of OPERATIONS, on one S3 server under a trainer that reads.
+"""A fleet goes from one version to the next, and back, in the order of rule 41, on one S3 server under a trainer that reads.
 
 Mounts and readers first, then reclaim and replicate, then producers, then what only the later one has. The later version is
 this tree with edits that a release might make.

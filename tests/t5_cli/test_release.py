@@ -13,6 +13,15 @@ import pytest
 import tools
 
 COMMITTED = 1_700_000_000
+NOISE = """
+import os
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+class Noise(BuildHookInterface):
+    def initialize(self, version, build_data):
+        with open(os.path.join(self.root, "noise"), "wb") as file:
+            file.write(os.urandom(9))
+        build_data["force_include"][file.name] = "stepfs/noise"
+"""
 
 
 def git(root, *arguments):
@@ -102,9 +111,11 @@ def test_what_is_not_committed_is_not_released(checkout, change):
 def test_what_cannot_be_released_says_why(checkout):
     settings = checkout / "pyproject.toml"
     text = settings.read_text()
-    settings.write_text(text + "\n[tool.hatch.build.targets.sdist]\nreproducible = false\n")
-    git(checkout, "commit", "-qam", "its time depends on the clock")
-    assert "stepfs-1.2.3.tar.gz is not reproducible" in released(checkout).stderr
+    settings.write_text(text + '\n[tool.hatch.build.targets.wheel.hooks.custom]\npath = "noise.py"\n')
+    (checkout / "noise.py").write_text(NOISE)
+    git(checkout, "add", ".")
+    git(checkout, "commit", "-qm", "each build differs")
+    assert "stepfs-1.2.3-py3-none-any.whl is not reproducible" in released(checkout).stderr
     settings.write_text(text)
     (checkout / "fs/stepfs/__init__.py").write_text("version = 1\n")
     git(checkout, "commit", "-qam", "no version")
@@ -112,6 +123,26 @@ def test_what_cannot_be_released_says_why(checkout):
     assert (done.returncode, "release: ValueError" in done.stderr) == (1, True), done.stderr
 
 
-def test_an_option_that_does_not_exist_is_a_usage_error():
-    done = released(tools.ROOT, "--wrong")
-    assert (done.returncode, "usage: scripts/release" in done.stderr) == (2, True)
+@pytest.mark.nightly
+def test_the_index_gets_links_that_hold_and_the_same_bytes_from_the_sdist(checkout):
+    shutil.copytree(tools.ROOT / "scripts/lib/release_checks", checkout / "scripts/lib/release_checks")
+    git(checkout, "add", ".")
+    git(checkout, "commit", "-qm", "checks")
+    done = released(checkout, "--links", "https://code.test/blob/v1.2.3")
+    assert done.returncode == 0, done.stderr
+    with zipfile.ZipFile(checkout / "dist/stepfs-1.2.3-py3-none-any.whl") as archive:
+        metadata = archive.read("stepfs-1.2.3.dist-info/METADATA").decode()
+    assert "](https://code.test/blob/v1.2.3/fs/GUIDE.md)" in metadata
+    assert not re.search(r"\]\((?!https://)", metadata)
+    assert "](fs/GUIDE.md)" in (checkout / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"), [
+        (["--wrong"], "usage: scripts/release"), (["--links"], "--links: give the https://"), (["--links", "here"], "--links: give"),
+        (["--links", "https://x.test", "--wrong"], "usage"),
+    ],
+)  # fmt: skip
+def test_an_option_that_does_not_exist_is_a_usage_error(options, said):
+    done = released(tools.ROOT, *options)
+    assert (done.returncode, said in done.stderr) == (2, True)
