@@ -137,7 +137,9 @@ class Job:
         """A line for a log; its rates are those since the line before."""
         now_s, mark = self._clock(), self._mark
         (before_s, before), self._told = self._told, (now_s, mark.counts)
-        rates = {name: (count - before.get(name, count)) / (now_s - before_s) for name, count in mark.counts.items()}
+        rates = {
+            name: (count - before.get(name, count)) / ((now_s - before_s) or 1.0) for name, count in mark.counts.items()
+        }
         if not rates:
             return printable(f"{self.name}: nothing yet after {age_text(now_s - self._begun_s)}")
         first = next(iter(rates))
@@ -269,6 +271,12 @@ def watched(target: str) -> Iterator[Job]:
         yield job
 
 
+def print_above(text: str) -> None:
+    """Print a line, or several, on stdout, above what is drawn there: `typer.echo` would write into it."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
 @contextmanager
 def _told(job: Job) -> Iterator[None]:
     ended = threading.Event()
@@ -317,17 +325,14 @@ def _drawn(job: Job, stream: TextIO, *, screen: bool = False) -> Iterator[None]:
     )
     before = sys.stderr
     interruption.restore_terminal = stream.fileno(), (_LEAVE_SCREEN if screen else b"") + _SHOW_CURSOR
-    try:
-        with live:
-            logs = [
-                one for one in logging.root.handlers if isinstance(one, logging.StreamHandler) and one.stream is before
-            ]
-            for handler in logs:
-                handler.setStream(sys.stderr)
-            try:
-                yield
-            finally:
-                for handler in logs:
-                    handler.setStream(before)
+    logs = [one for one in logging.root.handlers if isinstance(one, logging.StreamHandler) and one.stream is before]
+    try:  # not `with live`: Ctrl-C may come when the first frame is there, and it has not begun
+        live.start(refresh=True)
+        for handler in logs:
+            handler.setStream(sys.stderr)
+        yield
     finally:
+        for handler in logs:
+            handler.setStream(before)
+        live.stop()
         interruption.restore_terminal = None

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Final
 
-import typer
-
 from stepfs._internal import interruption
 from stepfs._internal.declared_option import Opt
 from stepfs.cli.columns import json_text, size_text
 from stepfs.cli.failure import is_a_log, say
-from stepfs.cli.live import Mark, progress
+from stepfs.cli.live import Mark, print_above, progress
 from stepfs.cli.options import EndpointUrl, Json, Lake
 from stepfs.cli.target import opened_store, origin_stores
 from stepfs.errors import StoreUnreachableError, UsageError
@@ -110,10 +108,10 @@ def _show(report: Report, lake: str, lake_id: str, *, dry_run: bool, as_json: bo
             "deleted": deleted,
         }
         more = {"reason": report.reason, "dry_run": dry_run}
-        typer.echo(json_text(facts | more, indent=None))
+        print_above(json_text(facts | more, indent=None))
         return
     verb = "would delete" if dry_run else "deleted"
-    typer.echo(
+    print_above(
         f"{verb} {report.deleted_objects} objects ({size_text(report.deleted_bytes)}); "
         f"live from step {report.first_live_step}, log from version {report.floor} ({report.reason})"
     )

@@ -11,7 +11,7 @@ from stepfs._internal import interruption
 from stepfs._internal.declared_option import Opt
 from stepfs.cli.columns import json_text, size_text
 from stepfs.cli.failure import is_a_log, say
-from stepfs.cli.live import Job, Mark, progress
+from stepfs.cli.live import Job, Mark, print_above, progress
 from stepfs.cli.options import EndpointUrl, Json, Lake, not_empty
 from stepfs.cli.target import opened_store
 from stepfs.errors import StepfsError, StoreUnreachableError, command
@@ -136,10 +136,10 @@ def _show(replica: Replica, *, as_json: bool, is_last: bool = False) -> None:
         steps = {"head": state.version, "digest": state.digest.hex(), "first_step": first, "next_step": state.next_step}
         copied = {"objects": copier.copied, "bytes": copier.copied_bytes}
         facts = {"lake_id": state.lake_id, "home": home, "copy": copy, **steps, "copied": copied}
-        typer.echo(json_text(facts, indent=None))
+        print_above(json_text(facts, indent=None))
         return
     span = f"steps {first} to {state.next_step - 1} of {home}" if state.next_step > first else f"no step of {home} yet"
-    typer.echo(f"{copy} has {span}; copied {copier.copied} objects ({size_text(copier.copied_bytes)})")
+    print_above(f"{copy} has {span}; copied {copier.copied} objects ({size_text(copier.copied_bytes)})")
     if is_last and (hold := replica.hold) is not None:
         retire = command("stepfs", "retire-group", home, hold.name)
-        typer.echo(f"until this runs again, {home} keeps what is needed at {copy} now; to end that: {retire}")
+        print_above(f"until this runs again, {home} keeps what is needed at {copy} now; to end that: {retire}")

@@ -15,7 +15,7 @@ from stepfs._internal.clock import age_text, state_text
 from stepfs._internal.declared_option import Opt
 from stepfs.cli.columns import printable, size_text, table, time_text
 from stepfs.cli.failure import is_a_log
-from stepfs.cli.live import LINE_EVERY_S, Mark, watched
+from stepfs.cli.live import LINE_EVERY_S, Mark, print_above, watched
 from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory
 from stepfs.cli.target import is_lake
 from stepfs.mount.redact import redact_url
@@ -65,7 +65,7 @@ async def _status(target: str, as_json: bool, watch: bool, store_options: StoreO
                 text = "\n".join(printable(line) for line in lines)
                 block = json.dumps(document, indent=None if watch else 2) if as_json else text
                 if block != shown and (as_json or time.monotonic() >= due_s):
-                    _print(block)
+                    print_above(block)
                     shown, due_s = block, time.monotonic() + LINE_EVERY_S
                 if not watch:
                     return
@@ -77,11 +77,6 @@ def _counts(document: Mapping[str, object]) -> dict[str, float]:
         return {"steps": _number(document, "next_step"), "bytes": _number(document, "total_bytes")}
     paths = {"steps read": ("last_step",), "bytes read": ("bytes_read",), "bytes fetched": ("data", "bytes_fetched")}
     return {name: _number(document, *path) for name, path in paths.items()}
-
-
-def _print(block: str) -> None:
-    sys.stdout.write(block + "\n")
-    sys.stdout.flush()
 
 
 async def _lake_reports(lake: str, store_options: StoreOptions) -> AsyncGenerator[Report, None]:
