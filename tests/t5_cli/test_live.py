@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import forked
 import pytest
-from lakes import stepfs
+from lakes import SLICES, commit, stepfs
 from terminal import Screen, Terminal
 
 from stepfs._internal import interruption
@@ -289,6 +289,35 @@ def test_what_is_printed_meanwhile_stands_above_the_screen(lake):
     assert first.startswith("deleted 0 objects")
     assert not any("looking" in line for line in lines)
     assert "reclaim file:" not in shown.screen.text
+
+
+def test_each_command_says_how_far_it_is_and_of_what(file_url, tmp_path, monkeypatch):
+    marks: list[Mark] = []
+    monkeypatch.setattr(Job, "update", lambda _, mark: marks.append(mark))
+    stepfs("init", file_url, "--slices", SLICES)
+    commit(file_url, range(600))  # more than a segment of the index
+
+    def last(*words) -> tuple[dict[str, float], float | None]:
+        marks.clear()
+        assert stepfs(*words).err == ""
+        assert [each.counts for each in marks] == sorted(
+            [each.counts for each in marks], key=lambda one: [*one.values()]
+        )
+        return dict(marks[-1].counts), marks[-1].whole
+
+    size = stepfs("verify", file_url, "--json").document["bytes"]
+    assert last("verify", file_url) == ({"steps": 600, "bytes": size}, 600)
+    counts, whole = last("replicate", file_url, f"file://{tmp_path}/copy")
+    assert (counts["objects"], whole) == (600, 600)
+    assert last("fork", file_url, f"file://{tmp_path}/fork", "--until", 512) == ({"steps": 512}, 512)
+    other = f"file://{tmp_path}/other"  # which nobody holds
+    stepfs("init", other, "--slices", SLICES)
+    commit(other, range(100))
+    stepfs("checkpoint", other, "--group", "g", "--new-group", 80)
+    counts, whole = last("reclaim", other, "--grace", 0)
+    assert counts["objects"] >= 80
+    assert whole is not None
+    assert 0.9 < counts["bytes"] / whole < 3  # of steps this small the log is a good part
 
 
 def test_a_document_has_nothing_beside_it(lake, tmp_path):

@@ -125,9 +125,9 @@ class Job:
         self._told: tuple[float, Mapping[str, float]] = (self._begun_s, {})
 
     def update(self, mark: Mark) -> None:
-        self._mark, self._seen_s = mark, self._clock()
         if self._follows:
-            self._sample(self._seen_s, mark)
+            self._sample(self._clock(), mark)
+        self._mark, self._seen_s = mark, self._clock()  # behind it: a frame may be drawn at any time
 
     def _sample(self, now_s: float, mark: Mark) -> None:
         for name, count in mark.counts.items():
@@ -137,14 +137,16 @@ class Job:
         """A line for a log; its rates are those since the line before."""
         now_s, mark = self._clock(), self._mark
         (before_s, before), self._told = self._told, (now_s, mark.counts)
-        rates = {
-            name: (count - before.get(name, count)) / ((now_s - before_s) or 1.0) for name, count in mark.counts.items()
-        }
-        if not rates:
+        if not mark.counts:
             return printable(f"{self.name}: nothing yet after {age_text(now_s - self._begun_s)}")
-        first = next(iter(rates))
-        done = [*_done(mark, rates[first]), *(_rate_text(name, rate) for name, rate in rates.items() if name in before)]
-        return printable(f"{self.name}: {', '.join(done)}" + (f"; {mark.said}" if mark.said else ""))
+        span_s = (now_s - before_s) or 1.0
+        rates = {name: (count - before[name]) / span_s for name, count in mark.counts.items() if name in before}
+        texts = _done(mark, next(iter(rates.values()), None))
+        texts += [
+            f"{_amount(name, rate)}/s" if "bytes" in name else f"{_amount(name, rate)} {name}/s"
+            for name, rate in rates.items()
+        ]
+        return printable(f"{self.name}: {', '.join(texts)}" + (f"; {mark.said}" if mark.said else ""))
 
     def frame(self, width: int, height: int, letters: Letters) -> list[list[Part]]:
         """Lines of at most `width` letters, at most `height`."""
@@ -167,30 +169,25 @@ class Job:
 
     def _counted(self, mark: Mark, width: int, letters: Letters) -> Iterator[list[Part]]:
         if not mark.counts:
-            if not self._follows:
-                yield [("looking", "dim")]
+            yield [("" if self._follows else "looking", "dim")]
             return
         first, done = next(iter(mark.counts.items()))
-        if mark.whole and not self._follows:
-            part = min(1.0, done / mark.whole)
-            room = width - 8
+        if mark.whole:
+            part, room = min(1.0, done / mark.whole), width - 8
             full = int(part * room)
             yield [(letters.bar[0] * full, "cyan"), (letters.bar[1] * (room - full), "dim"), (f" {part:6.1%}", "")]
         if not self._follows:
-            history = self._histories.get(first)
-            texts = _done(mark, None if history is None else history.mean())
-            yield [(letters.fitted(", ".join(texts), width), "")]
-        wide = max(len(name) for name in mark.counts)
+            yield [(letters.fitted(", ".join(_done(mark, self._histories[first].mean())), width), "")]
+        wide = max(map(len, mark.counts))
         for name in mark.counts:
-            history = self._histories[name] if name in self._histories else History()
-            rate, rates = history.mean(), history.rates()
+            rate, rates = self._histories[name].mean(), self._histories[name].rates()
             text = f"{name:{wide}} {'-' if rate is None else _amount(name, rate) + '/s':>11}  "
-            yield [(text, ""), (letters.line(rates[-max(0, width - len(text)) :]), "cyan")]
+            yield [(text, ""), (letters.line(rates[max(0, len(rates) - width + len(text)) :]), "cyan")]
         yield []
 
 
 def _done(mark: Mark, rate: float | None) -> list[str]:
-    """What is done, of what, and the time that is left: of bytes and the like behind the first what is done alone."""
+    """What is done, of the first count with its whole and the time that is left."""
     (first, done), *others = mark.counts.items()
     size = "bytes" in first
     of = "" if mark.whole is None else f" of {size_text(int(mark.whole)) if size else int(mark.whole)}"
@@ -199,10 +196,6 @@ def _done(mark: Mark, rate: float | None) -> list[str]:
     if mark.whole and rate and done < mark.whole:
         texts.append(f"{age_text((mark.whole - done) / rate)} left")
     return texts
-
-
-def _rate_text(name: str, rate: float) -> str:
-    return f"{_amount(name, rate)}/s" if "bytes" in name else f"{_amount(name, rate)} {name}/s"
 
 
 def _amount(name: str, count: float) -> str:
