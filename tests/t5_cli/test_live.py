@@ -207,6 +207,31 @@ def test_a_frame_is_one_write_over_the_one_before(monkeypatch):
     assert last
 
 
+def test_a_run_goes_on_when_its_terminal_is_gone(tmp_path):
+    (tmp_path / "a.txt").write_text("some text\n" * 200)
+    words = [
+        "text",
+        f"file://{tmp_path}/lake",
+        "-i",
+        tmp_path / "a.txt",
+        "--slices",
+        1,
+        "--seq-len",
+        64,
+        "--ext",
+        ".bin",
+    ]
+    ours, theirs = os.openpty()
+    with forked.Forked("stepfs_producer", *words, terminal=theirs) as process:
+        os.close(theirs)
+        shown = b""
+        while b"text-0-of-1" not in shown:
+            shown += os.read(ours, 65536)
+        os.close(ours)
+        out, _ = process.communicate()
+    assert (process.returncode, out[:12]) == (0, "text-0-of-1:")
+
+
 def test_a_process_that_is_ended_in_the_middle_leaves_the_terminal_as_it_was(monkeypatch):
     read, write = os.pipe()
     monkeypatch.setattr(interruption, "restore_terminal", (write, b"\x1b[?1049l\x1b[?25h"))

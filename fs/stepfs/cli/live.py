@@ -14,11 +14,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from textwrap import wrap
-from typing import TYPE_CHECKING, Final, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO, cast
 
 from stepfs._internal import interruption
 from stepfs._internal.clock import age_text
@@ -287,6 +287,24 @@ def _told(job: Job) -> Iterator[None]:
         thread.join(1.0)  # not longer: nobody may read stderr
 
 
+class _Stream:
+    """A terminal that may go while the command goes on, as behind `disown`."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> None:
+        with suppress(OSError):
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
+
+
 class _Frames:
     """A job as rich draws it."""
 
@@ -307,7 +325,9 @@ def _drawn(job: Job, stream: TextIO, *, screen: bool = False) -> Iterator[None]:
     from rich.console import Console
     from rich.live import Live
 
-    console = Console(file=stream, force_terminal=True, force_interactive=True, highlight=False)
+    console = Console(
+        file=cast("TextIO", _Stream(stream)), force_terminal=True, force_interactive=True, highlight=False
+    )
     live = Live(
         _Frames(job, screen=screen),
         console=console,
@@ -319,8 +339,8 @@ def _drawn(job: Job, stream: TextIO, *, screen: bool = False) -> Iterator[None]:
     before = sys.stderr
     interruption.restore_terminal = stream.fileno(), (_LEAVE_SCREEN if screen else b"") + _SHOW_CURSOR
     logs = [one for one in logging.root.handlers if isinstance(one, logging.StreamHandler) and one.stream is before]
-    try:  # not `with live`: Ctrl-C may come when the first frame is there, and it has not begun
-        live.start(refresh=True)
+    try:
+        live.start()  # rich's thread draws all frames but the last: Ctrl-C comes in the middle of none
         for handler in logs:
             handler.setStream(sys.stderr)
         yield
