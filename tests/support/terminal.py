@@ -9,10 +9,13 @@ import re
 import signal
 import struct
 import subprocess
-import sys
+import sysconfig
 import termios
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
+# Not `python -m`: where Ctrl-C comes inside an `exec`, as dataclasses are made, that ends by the signal whatever we say.
+_SCRIPTS = Path(sysconfig.get_path("scripts"))
 _CONTROL = re.compile(r"\x1b\[(\??)(\d*)[\d;]*([A-Za-z])|([\s\S])")
 
 
@@ -80,7 +83,7 @@ class Terminal:
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
         variables = {**os.environ, "TERM": "xterm-256color", **(env or {})}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", *map(str, words)], stdin=theirs, stdout=theirs, stderr=theirs, env=variables
+            [_SCRIPTS / str(words[0]), *map(str, words[1:])], stdin=theirs, stdout=theirs, stderr=theirs, env=variables
         )
         os.close(theirs)
 

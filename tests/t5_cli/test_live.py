@@ -262,7 +262,7 @@ COMMANDS = {
     "fork": ["stepfs", "fork", LAKE, "s3://training/other"],
     "reclaim": ["stepfs", "reclaim", LAKE],
     "status": ["stepfs", "status", LAKE, "--watch"],
-    "plan into": ["stepfs_producer", "run", "plan.yaml", LAKE],
+    "plan into": ["stepfs-produce", "run", "plan.yaml", LAKE],
 }
 
 
