@@ -60,7 +60,7 @@ async def _status(target: str, as_json: bool, watch: bool, store_options: StoreO
         async with aclosing(reports):
             async for document, lines in reports:
                 if job is not None:
-                    job.update(Mark(_counts(document), notes=lines))
+                    job.update(Mark(counts_of(document), notes=lines))
                     continue
                 text = "\n".join(printable(line) for line in lines)
                 block = json.dumps(document, indent=None if watch else 2) if as_json else text
@@ -71,11 +71,17 @@ async def _status(target: str, as_json: bool, watch: bool, store_options: StoreO
                     return
 
 
-def _counts(document: Mapping[str, object]) -> dict[str, float]:
+def counts_of(document: Mapping[str, object]) -> dict[str, float]:
     """What grows, of a lake or of a mount."""
-    if "total_bytes" in document:
+    if "pid" not in document:  # a lake
         return {"steps": _number(document, "next_step"), "bytes": _number(document, "total_bytes")}
-    paths = {"steps read": ("last_step",), "bytes read": ("bytes_read",), "bytes fetched": ("data", "bytes_fetched")}
+    paths: dict[str, tuple[str, ...]] = {
+        "steps read": ("last_step",),
+        "bytes read": ("bytes_read",),
+        "bytes fetched": ("data", "bytes_fetched"),
+    }
+    if document.get("last_step") is None:
+        del paths["steps read"]  # none yet is no step 0
     return {name: _number(document, *path) for name, path in paths.items()}
 
 
