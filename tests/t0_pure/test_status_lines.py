@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from stepfs.cli.commands.status import change_lines, mount_lines, producer_lines
+from stepfs.cli.commands.status import change_lines, counts_of, mount_lines, producer_lines
 from stepfs.data.waiting import Cause
 from stepfs.doctor.waits import finding, of_cause
 
@@ -52,6 +52,14 @@ def test_the_screen_of_a_mount_at_work():
         "cache    3.00 GiB of 8.00 GiB in memory, 0 B of 0 B on disk",
         "store    answers, 11.0/s requests; trouble: none",
     ]
+
+
+def test_what_grows_of_a_mount_is_what_it_has_read():
+    of_its_lake = {"total_bytes": 7, "next_step": 1835}
+    read = {"bytes read": 2 << 20, "bytes fetched": 4 << 20}
+    assert counts_of(LATER | of_its_lake) == {"steps read": 1830, **read}
+    assert counts_of(LATER | of_its_lake | {"last_step": None}) == read
+    assert counts_of(of_its_lake) == {"steps": 1835, "bytes": 7}
 
 
 def test_a_nearer_place_has_a_line_once_it_was_asked():

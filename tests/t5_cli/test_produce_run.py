@@ -224,11 +224,12 @@ def test_metrics_name_every_source_until_a_signal_ends_it(plan: Path, file_url: 
 
 
 def test_lines_are_objects_if_asked(plan: Path, file_url: str, monkeypatch) -> None:
-    monkeypatch.setattr("stepfs_producer.cli.reports._LINE_EVERY_S", 0.0)
-    done = run(plan, file_url, "--limit-steps", 2, "--log-format", "json")
+    with monkeypatch.context() as patch:
+        patch.setattr("stepfs.cli.live.LINE_EVERY_S", 0.001)
+        done = run(plan, file_url, "--limit-steps", 2, "--log-format", "json")
     assert done.returncode == 0
     *_, line = map(json.loads, done.err.splitlines())
-    assert (line["level"], line["logger"], line["message"][:14]) == ("INFO", "stepfs-produce", "plan: 2 steps,")
+    assert (line["level"], line["logger"], line["message"][:14]) == ("INFO", "stepfs-produce", "plan into file")
     assert line["timestamp"].endswith("Z")
     refused = run(plan, file_url, "--producer-id", "p" * 300, "--log-format", "json")
     (line,) = map(json.loads, refused.err.splitlines())

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -21,8 +20,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 END_S: Final = 1.5
 INTERRUPTED: Final = 128 + signal.SIGINT
-_SHOW_CURSOR: Final = "\x1b[?25h"  # a progress bar hides it
 
+# A terminal's descriptor, and what makes it as it was, while a command draws there.
+restore_terminal: tuple[int, bytes] | None = None
 _owns_process = False
 _ending = False
 
@@ -87,6 +87,6 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 def _end(code: int) -> None:
     with suppress(Exception):
-        if sys.stderr.isatty():
-            os.write(sys.stderr.fileno(), _SHOW_CURSOR.encode())
+        if restore_terminal is not None:
+            os.write(*restore_terminal)
     os._exit(code)

@@ -12,12 +12,21 @@ def json_text(facts: Mapping[str, object], *, indent: int | None = 2) -> str:
     return json.dumps({"schema": JSON_SCHEMA, **facts}, indent=indent)
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+class Row(str):
+    """A line of a table that knows its cells: a narrow screen shortens them."""
+
+    __slots__ = ("cells",)
+    cells: tuple[str, ...]
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[Row]:
     """Lines of a left-aligned table; nothing at all when there are no rows."""
     if rows:
         widths = [max(len(cell) for cell in column) for column in zip(header, *rows, strict=True)]
         for row in (header, *rows):
-            yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            line = Row("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+            line.cells = tuple(row)
+            yield line
 
 
 def size_text(size: int) -> str:

@@ -115,9 +115,10 @@ def log_as_json() -> None:
             handler.setFormatter(_as_json)
 
 
-def is_a_log() -> bool:
-    """Whether stderr is read later, line by line."""
-    return _as_json is not None or not sys.stderr.isatty()
+def is_a_log(stream: TextIO | None = None) -> bool:
+    """Whether a stream, of itself stderr, is read line by line, so that nothing may be drawn there."""
+    terminal = (stream or sys.stderr).isatty() and os.environ.get("TERM") not in {"dumb", "unknown"}
+    return _as_json is not None or not terminal
 
 
 def explain(error: BaseException) -> tuple[int, str]:

@@ -6,7 +6,7 @@ a half-made fork is no lake.
 
 import logging
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
@@ -203,11 +203,19 @@ def parent_steps(cut: Cut, first_live: Step, next_step: Step) -> list[range]:
     return [range(first_live, kept_until), range(kept_from, end)]
 
 
-async def fork(parent: LogReader, store: Store, cut: Cut, clock: Clock, *, rewind: bool = False) -> LakeIdentity:
+async def fork(
+    parent: LogReader,
+    store: Store,
+    cut: Cut,
+    clock: Clock,
+    *,
+    rewind: bool = False,
+    note: Callable[[int, int], None] = lambda _steps, _whole: None,
+) -> LakeIdentity:
     """Create the lake `store` as a fork of `parent`. `RefusedError` if there is a lake already.
 
     `rewind`: producers stand as at `until`; errors of `producers_before`. If the parent was opened with `until_damage`, the
-    fork has the steps before the damage.
+    fork has the steps before the damage. `note` is called with the steps that are written and their whole number.
     """
     await refuse_existing(store)
     # Report mistakes before anything is written.
@@ -221,7 +229,7 @@ async def fork(parent: LogReader, store: Store, cut: Cut, clock: Clock, *, rewin
             await _look(parent)
             shared = parent_steps(cut, parent.first_live_step, parent.state.next_step)
         producers = await producers_before(parent, cut.until) if rewind else parent.state.producers
-        await _write(parent, store, lake_id, cut, shared, producers, clock)
+        await _write(parent, store, lake_id, cut, shared, producers, clock, note)
         if group is not None:
             await _check_held(group, store)
         filled = True
@@ -296,6 +304,7 @@ async def _write(
     stretches: list[range],
     producers: Mapping[str, snapshot.ProducerState],
     clock: Clock,
+    note: Callable[[int, int], None],
 ) -> None:
     """Write everything but the identity, which makes it a lake."""
     origin = Origin(
@@ -305,7 +314,7 @@ async def _write(
         skip_end=cut.skip_end,
         end=Step(parent.first_live_step + sum(map(len, stretches))),
     )
-    state = await _fill(parent, store, lake_id, origin, stretches, producers, clock=clock)
+    state = await _fill(parent, store, lake_id, origin, stretches, producers, clock=clock, note=note)
     record = ControlRecord(
         record_id=entropy.token(RECORD_ID_BYTES),
         time_ms=state.time_ms,
@@ -395,6 +404,7 @@ async def _fill(
     producers: Mapping[str, snapshot.ProducerState],
     *,
     clock: Clock,
+    note: Callable[[int, int], None],
 ) -> snapshot.LogState:
     """Write the fork's segments, origin commit and snapshot; everything but the identity, which makes it a lake.
 
@@ -415,6 +425,7 @@ async def _fill(
             keys.extent(keys.index_prefix(lake_id), segment.index),
             snapshot.encode_segment(lake_id, base.slices, segment),
         )
+        note(min(steps.stop, origin.end) - entries.first, origin.end - entries.first)
         return snapshot.pack_ref(segment)
 
     number = min(_SEGMENTS_AT_ONCE, at_once(segment_bytes(base.slices)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -11,6 +11,7 @@ import typer
 
 from stepfs._internal.declared_option import Opt
 from stepfs.cli.failure import expect_document, log_as_json, reported
+from stepfs.cli.live import progress
 from stepfs.cli.options import EndpointUrl, Json, Lake, PlanDirectory, not_empty, with_options
 from stepfs.cli.program import new_program
 from stepfs.cli.target import check_order, is_lake
@@ -62,18 +63,26 @@ def run(
     values: Annotated[dict[str, Any], RunOptions],
 ) -> None:
     """Run PLAN into LAKE, created when absent; run again after any ending, it continues exactly."""
-    from stepfs.reader.tracing import trace as traced
-    from stepfs_producer.cli.reports import run_and_report
-    from stepfs_producer.run.prepare import plan_at
-
     if log_format == "json":
         log_as_json()
     check_order(lake, plan, "stepfs-produce", "run", lake, plan)
     options = RunOptions(lake, **values, store_options=StoreOptions(endpoint_url))
-    with nullcontext() if trace is None else traced(trace):
-        code = run_and_report(plan_at(Path(plan), held_out=holdout), options, as_json=as_json)
+    with nullcontext() if trace is None else _traced(trace):
+        with progress(f"{options.producer_id} into", lake) as job:  # before what takes a second to import
+            from stepfs_producer.cli.reports import report_run, run_shown
+            from stepfs_producer.run.prepare import plan_at
+
+            place = plan_at(Path(plan), held_out=holdout)
+            result, code = run_shown(place, options, job)
+        report_run(place, result, as_json=as_json)
     if code:
         raise typer.Exit(code)
+
+
+def _traced(path: Path) -> AbstractContextManager[object]:
+    from stepfs.reader.tracing import trace
+
+    return trace(path)
 
 
 def check(
@@ -381,7 +390,7 @@ def text(
     Documents stand end to end in the order of the files, and every one is in exactly one step; the last step is padded. Files
     must not change meanwhile. For everything else, such as several sources or shuffling, write a plan: `stepfs-produce run`.
     """
-    from stepfs_producer.cli.reports import run_and_report
+    from stepfs_producer.cli.reports import report_run, run_shown
     from stepfs_producer.cli.text_plan import parsed_shard, shape_of_lake, text_plan
     from stepfs_producer.run.prepare import LocatedPlan
     from stepfs_producer.sources.hub import with_commits
@@ -405,7 +414,11 @@ def text(
         fixed_shape=True,
         store_options=store_options,
     )
-    if code := run_and_report(LocatedPlan(with_commits(plan)), run_options, as_json=as_json):
+    place = LocatedPlan(with_commits(plan))
+    with progress(f"{run_options.producer_id} into", lake) as job:
+        result, code = run_shown(place, run_options, job)
+    report_run(place, result, as_json=as_json)
+    if code:
         raise typer.Exit(code)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from functools import partial
@@ -21,7 +21,8 @@ import typer
 from stepfs._internal import interruption
 from stepfs._internal.limits import usable_cpus
 from stepfs.cli.columns import printable, size_text, table
-from stepfs.cli.failure import announce, is_a_log, say
+from stepfs.cli.failure import announce, say
+from stepfs.cli.live import Job, Mark, progress, short
 from stepfs.cli.target import opened_lineage
 from stepfs.errors import AbsentError, DifferentError
 from stepfs.format.ids import JSON_SCHEMA, POSITION_BYTES_MAX
@@ -60,7 +61,7 @@ from stepfs_producer.sources.record import RECORD_BYTES_MAX
 from stepfs_producer.transforms.tokenizer import TEXT_BYTES_MAX
 
 _USAGE: Final = 2
-_LINE_EVERY_S: Final = 60.0
+_NOTES_EVERY_S: Final = 0.2
 _BAD_SHOWN: Final = 3
 _PAGE_BYTES_MAX: Final = 64 << 20
 _LINE_TOKENS: Final = 100  # documents that are shorter in the mean may be lines
@@ -425,20 +426,26 @@ def _warn(line: str, level: int = logging.WARNING) -> None:
     announce(printable(line), level)
 
 
-def run_and_report(place: LocatedPlan, options: RunOptions, *, as_json: bool = False) -> int:
-    """Run to the end of the plan, the limit or a signal; the exit code."""
+def run_shown(place: LocatedPlan, options: RunOptions, job: Job) -> tuple[RunResult | None, int]:
+    """Run to the end of the plan, the limit or a signal; the result, if it came to one, and the exit code."""
     with Stopping(_warn) as stopping:
+        show = partial(showing_plan, job=job)
         try:
-            result = trio.run(partial(run_plan, place, options, stopping, say=_warn, progress=showing_plan))
+            result = trio.run(partial(run_plan, place, options, stopping, say=_warn, progress=show))
         except KeyboardInterrupt:
-            return stopping.exit_code
+            return None, stopping.exit_code
+    return result, stopping.exit_code if result.ending is EndReason.STOPPED else 0
+
+
+def report_run(place: LocatedPlan, result: RunResult | None, *, as_json: bool) -> None:
+    if result is None:
+        return
     for line in result.totals.bad_lines():
         _warn(f"skipped: {line}")
     met = any(one["excluded"] for one in result.totals.sources().values())
     if place.plan.exclude and not met and not any(one.excluded for one in result.totals.state.sources.values()):
         _warn(f"exclude: none of its {len(place.plan.exclude)} documents was met in {result.totals.state.step} steps")
     typer.echo(json.dumps(result.document()) if as_json else _run_line(result))
-    return stopping.exit_code if result.ending is EndReason.STOPPED else 0
 
 
 def _run_line(result: RunResult) -> str:
@@ -471,82 +478,40 @@ def _run_line(result: RunResult) -> str:
 
 
 @contextmanager
-def showing_plan(name: str, steps_max: int | None) -> Iterator[Show]:
-    """A callable (totals, tokens held ahead by source) that keeps the bar current; without a terminal, a line a minute."""
-    if is_a_log():
-        yield _MinuteLines(name).show
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[line]}"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(name, total=steps_max, line="")
+def showing_plan(name: str, steps_max: int | None, job: Job | None = None) -> Iterator[Show]:
+    """A callable (totals, tokens held ahead by source) that keeps what is shown current; by itself without a `job`."""
+    with progress(name) if job is None else nullcontext(job) as shown:
+        due_s, notes, said = 0.0, list[str](), ""
 
         def show(totals: PlanTotals, held: Mapping[str, int]) -> None:
-            measures = totals.measures()
-            low = sorted(held, key=lambda one: held[one])[:3]
-            line = (
-                f"{totals.state.step} steps  {_short(totals.tokens)} tokens  fill {measures['fill']:.3f}  "
-                f"slowest/mean {measures['slowest_to_mean']:.3f}  plan {measures['planning_ms']:.0f} ms  ahead: "
-                + " ".join(f"{one} {_short(held[one])}" for one in low)
-            )
-            progress.update(task, completed=totals.state.step, line=line)
+            nonlocal due_s, notes, said
+            if time.monotonic() >= due_s:  # steps may be many
+                due_s = time.monotonic() + _NOTES_EVERY_S
+                notes, said = [*_plan_notes(totals, held)], _plan_line(totals)
+            counts = {"steps": totals.state.step, "tokens": totals.tokens}
+            shown.update(Mark(counts, steps_max, notes, said))
 
         yield show
 
 
-@contextmanager
-def _showing_parts(name: str) -> Iterator[Callable[[int, int], None]]:
-    """A callable (done, all) that keeps a bar current; without a terminal, a line a minute."""
-    begun_s = told_s = time.monotonic()
-    if is_a_log():
-
-        def tell(done: int, whole: int) -> None:
-            nonlocal told_s
-            if time.monotonic() - told_s >= _LINE_EVERY_S:
-                told_s = time.monotonic()
-                say(f"{name}: {done} of {whole} parts in {told_s - begun_s:.0f} s")
-
-        yield tell
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(name, total=None)
-        yield lambda done, whole: progress.update(task, completed=done, total=whole)
+def _plan_line(totals: PlanTotals) -> str:
+    shares = (f"{printable(name)} {one['share']:.2%}" for name, one in totals.sources().items())
+    return ", ".join(shares) + totals.pace()
 
 
-class _MinuteLines:
-    """Prints a line of progress each minute, for a log."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._told_s, self._steps = time.monotonic(), 0
-
-    def show(self, totals: PlanTotals, held: Mapping[str, int]) -> None:
-        del held
-        now_s = time.monotonic()
-        passed_s = now_s - self._told_s
-        if passed_s < _LINE_EVERY_S:
-            return
-        shares = ", ".join(f"{printable(name)} {one['share']:.2%}" for name, one in totals.sources().items())
-        rate = (totals.steps - self._steps) / passed_s
-        _warn(f"{self._name}: {totals.state.step} steps, {rate:.2f}/s; {shares}{totals.pace()}", logging.INFO)
-        self._told_s, self._steps = now_s, totals.steps
-
-
-def _short(count: int) -> str:
-    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if count >= size:
-            return f"{count / size:.1f}{unit}"
-    return str(count)
+def _plan_notes(totals: PlanTotals, held: Mapping[str, int]) -> Iterator[str]:
+    measures = totals.measures()
+    yield (
+        f"fill {measures['fill']:.3f}, slowest ÷ mean rank {measures['slowest_to_mean']:.3f}, "
+        f"planning {measures['planning_ms']:.0f} ms a step"
+    )
+    yield from filter(None, totals.pace().split("; "))
+    yield ""
+    rows = [
+        [name, f"{one['share']:.2%}", f"{one['wanted']:.2%}", short(one["tokens"]), short(held.get(name, 0))]
+        for name, one in sorted(totals.sources().items(), key=lambda named: -named[1]["tokens"])
+    ]
+    yield from table(["SOURCE", "SHARE", "WANTED", "TOKENS", "AHEAD"], rows)
 
 
 def simulation_report(path: Path, *, steps: int, workers: int | None, held_out: bool, as_json: bool) -> str:
@@ -590,7 +555,11 @@ def _page(done: SimulationResult) -> Iterator[str]:
 
 def tokenize_report(path: Path, out: Path, *, source: str, workers: int | None, held_out: bool, as_json: bool) -> str:
     place = plan_at(path, held_out=held_out)
-    with _showing_parts(f"tokenize {source}") as show:
+    with progress(f"tokenize {source}") as job:
+
+        def show(parts: int, whole: int) -> None:
+            job.update(Mark({"parts": parts}, whole))
+
         done = interruption.run(partial(tokenize_source, place, source, out, workers, show=show))
     if as_json:
         return json.dumps({"schema": JSON_SCHEMA, **done.document()}, ensure_ascii=False)

@@ -10,6 +10,7 @@ import typer
 from stepfs._internal import interruption
 from stepfs._internal.declared_option import Opt
 from stepfs.cli.columns import json_text, printable
+from stepfs.cli.live import Mark, progress
 from stepfs.cli.options import EndpointUrl, Json
 from stepfs.cli.target import opened_store
 from stepfs.errors import UsageError
@@ -17,6 +18,7 @@ from stepfs.mount.redact import redact_url
 from stepfs.store.api import StoreOptions
 
 if TYPE_CHECKING:
+    from stepfs.format.identity import LakeIdentity
     from stepfs.lake.fork import Cut, UnreachableCommits
     from stepfs.lake.log.reader import LogReader
 
@@ -58,28 +60,33 @@ def fork(
         raise UsageError("--rewind goes with --until alone")
     skipped, options = _skipped(skip), StoreOptions(endpoint_url)
 
-    async def make() -> None:
+    def note(steps: int, whole: int) -> None:
+        job.update(Mark({"steps": steps}, whole))
+
+    async def make() -> tuple[LogReader, Cut, LakeIdentity, int, UnreachableCommits | None]:
         async with opened_store(lake, options) as above, opened_store(new, options) as store:
             parent = await LogReader.open(above, await open_lake(above), until_damage=until_damage)
             cut = _cut(parent, skipped, until)
-            identity = await forks.fork(parent, store, cut, SystemClock(), rewind=rewind)
+            identity = await forks.fork(parent, store, cut, SystemClock(), rewind=rewind, note=note)
             count = sum(map(len, forks.parent_steps(cut, parent.first_live_step, parent.state.next_step)))
             rest = await left_out(parent) if parent.damage is not None else None
-        if as_json:
-            lakes = {"lake": redact_url(new), "lake_id": identity.lake_id, "parent": redact_url(lake)}
-            typer.echo(_document(lakes, parent, cut, count, rest))
-            return
-        typer.echo(f"created lake {identity.lake_id} at {new}, a fork of {lake}, with {count} steps")
-        if until is not None:
-            typer.echo(
-                f"producers go back to step {until}, and make the steps from there on again"
-                if rewind
-                else "producers stand behind what was left out: they never make it again (with --rewind they do)"
-            )
-        if until_damage:
-            _tell_damage(parent, rest)
+            return parent, cut, identity, count, rest
 
-    interruption.run(make)
+    with progress("fork", lake, quiet=as_json) as job:
+        parent, cut, identity, count, rest = interruption.run(make)
+    if as_json:
+        lakes = {"lake": redact_url(new), "lake_id": identity.lake_id, "parent": redact_url(lake)}
+        typer.echo(_document(lakes, parent, cut, count, rest))
+        return
+    typer.echo(f"created lake {identity.lake_id} at {new}, a fork of {lake}, with {count} steps")
+    if until is not None:
+        typer.echo(
+            f"producers go back to step {until}, and make the steps from there on again"
+            if rewind
+            else "producers stand behind what was left out: they never make it again (with --rewind they do)"
+        )
+    if until_damage:
+        _tell_damage(parent, rest)
 
 
 def _skipped(skip: str | None) -> tuple[int, int | None] | None:

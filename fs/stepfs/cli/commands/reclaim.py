@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Final
 
-import typer
-
 from stepfs._internal import interruption
 from stepfs._internal.declared_option import Opt
 from stepfs.cli.columns import json_text, size_text
-from stepfs.cli.failure import say
+from stepfs.cli.failure import is_a_log, say
+from stepfs.cli.live import Mark, print_above, progress
 from stepfs.cli.options import EndpointUrl, Json, Lake
 from stepfs.cli.target import opened_store, origin_stores
 from stepfs.errors import StoreUnreachableError, UsageError
@@ -69,7 +68,10 @@ def reclaim(
         raise UsageError(f"--grace {grace}: use at most {_GRACE_S_MAX / 3600:g}h")
     options = StoreOptions(endpoint_url)
 
-    async def work() -> None:
+    def note(whole_bytes: int, objects: int, size: int) -> None:
+        job.update(Mark({"bytes": size, "objects": objects}, whole_bytes or None))
+
+    async def work() -> tuple[Report, str]:
         async with opened_store(lake, options) as store, origin_stores(store, options) as origins:
             reclaimer: Reclaimer | None = None
             while True:
@@ -77,19 +79,22 @@ def reclaim(
                     identity = await open_lake(store)
                     if reclaimer is None or reclaimer.identity != identity:
                         reclaimer = Reclaimer(
-                            store, identity, origins=origins, max_percent=max_percent, grace_s=grace_s
+                            store, identity, origins=origins, max_percent=max_percent, grace_s=grace_s, note=note
                         )
                     report = await reclaimer.run(dry_run=dry_run)
+                    if interval_s is None:
+                        return report, identity.lake_id
                     _show(report, lake, identity.lake_id, dry_run=dry_run, as_json=as_json)
                 except StoreUnreachableError as error:
                     if interval_s is None:
                         raise
                     say(f"stepfs: {error}; trying again in {interval_s:g} s")
-                if interval_s is None:
-                    return
                 await trio.sleep(interval_s)
 
-    interruption.run(work)
+    # One that goes on has a line of its own for each run.
+    with progress("reclaim", lake, quiet=as_json or (interval_s is not None and is_a_log())) as job:
+        report, lake_id = interruption.run(work)
+    _show(report, lake, lake_id, dry_run=dry_run, as_json=as_json)
 
 
 def _show(report: Report, lake: str, lake_id: str, *, dry_run: bool, as_json: bool) -> None:
@@ -103,10 +108,10 @@ def _show(report: Report, lake: str, lake_id: str, *, dry_run: bool, as_json: bo
             "deleted": deleted,
         }
         more = {"reason": report.reason, "dry_run": dry_run}
-        typer.echo(json_text(facts | more, indent=None))
+        print_above(json_text(facts | more, indent=None))
         return
     verb = "would delete" if dry_run else "deleted"
-    typer.echo(
+    print_above(
         f"{verb} {report.deleted_objects} objects ({size_text(report.deleted_bytes)}); "
         f"live from step {report.first_live_step}, log from version {report.floor} ({report.reason})"
     )

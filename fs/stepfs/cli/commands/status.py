@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing, contextmanager, nullcontext
+from contextlib import aclosing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -13,13 +14,15 @@ from stepfs._internal import interruption
 from stepfs._internal.clock import age_text, state_text
 from stepfs._internal.declared_option import Opt
 from stepfs.cli.columns import printable, size_text, table, time_text
+from stepfs.cli.failure import is_a_log
+from stepfs.cli.live import LINE_EVERY_S, Mark, print_above, watched
 from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory
 from stepfs.cli.target import is_lake
 from stepfs.mount.redact import redact_url
 from stepfs.store.api import StoreOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from stepfs.format.control import GroupRecord
     from stepfs.format.node import NodeRecord
@@ -37,7 +40,9 @@ Report = tuple[dict[str, object], list[str]]  # the document, and the same in li
 def status(
     target: LakeOrDirectory,
     as_json: Json = False,
-    watch: Annotated[bool, Opt("--watch", "Show it again every second until interrupted.")] = False,
+    watch: Annotated[
+        bool, Opt("--watch", "Show it again every second until interrupted; where there is no terminal, every 10 s.")
+    ] = False,
     endpoint_url: EndpointUrl = None,
 ) -> None:
     """Show the state of a lake or of a mount.
@@ -50,32 +55,35 @@ def status(
 
 async def _status(target: str, as_json: bool, watch: bool, store_options: StoreOptions) -> None:
     reports = _lake_reports(target, store_options) if is_lake(target) else _mount_reports(Path(target))
-    shown = None
-    with _screen() if watch and not as_json and sys.stdout.isatty() else nullcontext(_print) as show:
+    drawn = watch and not as_json and not is_a_log(sys.stdout)
+    shown, due_s = None, 0.0
+    with watched(target) if drawn else nullcontext() as job:
         async with aclosing(reports):
             async for document, lines in reports:
+                if job is not None:
+                    job.update(Mark(counts_of(document), notes=lines))
+                    continue
                 text = "\n".join(printable(line) for line in lines)
                 block = json.dumps(document, indent=None if watch else 2) if as_json else text
-                if block != shown:
-                    show(block)
-                    shown = block
+                if block != shown and (as_json or time.monotonic() >= due_s):
+                    print_above(block)
+                    shown, due_s = block, time.monotonic() + LINE_EVERY_S
                 if not watch:
                     return
 
 
-def _print(block: str) -> None:
-    sys.stdout.write(block + "\n")
-    sys.stdout.flush()
-
-
-@contextmanager
-def _screen() -> Iterator[Callable[[str], None]]:
-    """The terminal's other screen, which shows the latest block until the command ends."""
-    from rich.live import Live
-    from rich.text import Text
-
-    with Live(screen=True, auto_refresh=False) as live:
-        yield lambda block: live.update(Text(block), refresh=True)
+def counts_of(document: Mapping[str, object]) -> dict[str, float]:
+    """What grows, of a lake or of a mount."""
+    if "pid" not in document:  # a lake
+        return {"steps": _number(document, "next_step"), "bytes": _number(document, "total_bytes")}
+    paths: dict[str, tuple[str, ...]] = {
+        "steps read": ("last_step",),
+        "bytes read": ("bytes_read",),
+        "bytes fetched": ("data", "bytes_fetched"),
+    }
+    if document.get("last_step") is None:
+        del paths["steps read"]  # none yet is no step 0
+    return {name: _number(document, *path) for name, path in paths.items()}
 
 
 async def _lake_reports(lake: str, store_options: StoreOptions) -> AsyncGenerator[Report, None]:

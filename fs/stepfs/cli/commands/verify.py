@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +13,7 @@ from stepfs._internal import interruption
 from stepfs._internal.declared_option import Opt
 from stepfs.cli.columns import json_text, printable, size_text
 from stepfs.cli.failure import explain, say
+from stepfs.cli.live import Job, Mark, progress
 from stepfs.cli.options import EndpointUrl, Json, LakeOrDirectory
 from stepfs.cli.target import lake_of, opened_store, origin_stores
 from stepfs.errors import CorruptError, NewerFormatError, StepfsError, UsageError, leaves
@@ -22,6 +22,7 @@ from stepfs.store.api import StoreOptions
 
 if TYPE_CHECKING:
     from stepfs.format.identity import LakeIdentity
+    from stepfs.lake.log.reader import LogReader
     from stepfs.lake.origins import OriginStores
     from stepfs.lake.verify.data import Damage, Verification
     from stepfs.store.api import Store
@@ -61,9 +62,10 @@ def verify(
                 say(printable(done or "the newest control record is sound: nothing to repair"))
                 for line in await repair_log(store, identity):
                     say(printable(line))
-            return await _verify(store, origins, lake, content=check_payload, quiet=as_json)
+            return await _verify(store, origins, lake, job, content=check_payload)
 
-    result, lines, is_sound, lake_id = interruption.run(look)
+    with progress("verify", lake, quiet=as_json) as job:
+        result, lines, is_sound, lake_id = interruption.run(look)
     if as_json:
         errors = [asdict(damage) for damage in result.errors]
         found = {
@@ -86,7 +88,7 @@ def verify(
 
 
 async def _verify(
-    store: Store, origins: OriginStores, lake: str, *, content: bool, quiet: bool
+    store: Store, origins: OriginStores, lake: str, job: Job, *, content: bool
 ) -> tuple[Verification, list[str], bool, str | None]:
     """The damage, lines with remedies, whether every object that is still read is sound, and the lake's id."""
     from stepfs.lake.control import Control
@@ -103,8 +105,7 @@ async def _verify(
         ext = _checkable(identity.ext) if content else ""
         found = await verify_metadata(store, identity)
         log = await LogReader.open(store, identity)
-        with _progress(log.state.next_step - log.first_live_step, quiet=quiet) as advance:
-            result = await verify_lake(log, origins=origins, progress=advance, content=ext)
+        result = await verify_lake(log, origins=origins, progress=_advance(job, log), content=ext)
     except (StepfsError, ExceptionGroup) as error:
         code, line = explain(error)
         is_newer = any(isinstance(leaf, NewerFormatError) for leaf in leaves(error))
@@ -155,16 +156,11 @@ def _damage_line(damage: Damage) -> str:
     return ": ".join([*([", ".join(where)] if where else []), damage.problem])
 
 
-@contextmanager
-def _progress(total: int, *, quiet: bool) -> Iterator[Callable[[Verification], None] | None]:
-    if quiet or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
+def _advance(job: Job, log: LogReader) -> Callable[[Verification], None]:
+    live = log.state.next_step - log.first_live_step
 
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("verifying", total=total)
-        yield lambda result: bar.update(
-            task, completed=result.steps, description=f"verifying {size_text(result.payload_bytes)}"
-        )
+    def advance(result: Verification) -> None:
+        notes = [f"{len(result.errors)} errors, the newest: {_damage_line(result.errors[-1])}"] if result.errors else []
+        job.update(Mark({"steps": result.steps, "bytes": result.payload_bytes}, live, notes))
+
+    return advance

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import trio
@@ -42,6 +43,9 @@ _SEGMENT_BYTES_MAX: Final = 8 << 20  # a run moves through the lake once and doe
 _DELETES_MAX: Final = 3  # attempts, each behind a look of its own
 _KEPT: Final = 2  # snapshots that can be read
 _TIMELESS: Final = " (0 s by the store's clock; a store that sends no Date says so for ever: use --grace 0)"
+
+
+Note = Callable[[int, int], None]  # of the objects and bytes that are deleted
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +81,15 @@ class CountingRemover:
     comes before each attempt, for a store may have been put back to an older copy while one got no answer.
     """
 
-    def __init__(self, store: Store | None, look: Callable[[], Awaitable[object]] = trio.lowlevel.checkpoint) -> None:
+    def __init__(
+        self,
+        store: Store | None,
+        look: Callable[[], Awaitable[object]] = trio.lowlevel.checkpoint,
+        note: Note = lambda _objects, _bytes: None,
+    ) -> None:
         self._store = store
         self._look = look
+        self._note = note
         self.objects = 0
         self.bytes = 0
 
@@ -88,6 +98,7 @@ class CountingRemover:
             await self._delete(self._store, [entry.key for entry in entries])
         self.objects += len(entries)
         self.bytes += sum(entry.size for entry in entries)
+        self._note(self.objects, self.bytes)
 
     async def _delete(self, store: Store, keys: Sequence[str]) -> None:
         for attempt in range(1, _DELETES_MAX + 1):
@@ -116,8 +127,11 @@ class Reclaimer:
         max_percent: float = 100.0,
         clock: Clock | None = None,
         grace_s: float = 0.0,
+        note: Callable[[int, int, int], None] = lambda _whole_bytes, _objects, _bytes: None,
     ) -> None:
+        """`note` is called with about the bytes to delete, 0 if not known, and the objects and bytes that are deleted."""
         self.identity = identity
+        self._note = note
         self._store = store
         self._origins = origins
         self._max_percent = max_percent
@@ -177,6 +191,7 @@ class Reclaimer:
         _check_share(reader, need, self._max_percent)
         target = await _target(reader, need)
         before = self._progress
+        live_bytes = reader.live_bytes
         search = orphans or before is None or abs(self._clock.now_ms() - before.searched_ms) >= _SEARCH_MS
         if target.first_live > reader.first_live_step:
             if dry_run:
@@ -187,7 +202,8 @@ class Reclaimer:
                     return None
                 await _follow(reader)
                 target = Target(reader.first_live_step, control.floor)
-        report = await self._sweep(reader, target, need, dry_run=dry_run, search=search)
+        note = partial(self._note, live_bytes - reader.live_bytes)
+        report = await self._sweep(reader, target, need, note, dry_run=dry_run, search=search)
         if not dry_run and self._origins is not None and self._released != target.first_live:
             await release_origins(reader, self._origins, self._clock)
             self._released = target.first_live
@@ -207,14 +223,16 @@ class Reclaimer:
     def _forget(self) -> None:
         self._reader = self._progress = None  # what was read so far may be of another history
 
-    async def _sweep(self, reader: LogReader, target: Target, need: Need, *, dry_run: bool, search: bool) -> Report:
+    async def _sweep(
+        self, reader: LogReader, target: Target, need: Need, note: Note, *, dry_run: bool, search: bool
+    ) -> Report:
         """Delete the objects below `target`, or with `dry_run` count them: both walk through the same objects."""
 
         async def look() -> None:
             await reader.check_history()
             await reader.control.check_history()  # the advance is the newer one
 
-        remover = CountingRemover(None if dry_run else self._store, look)
+        remover = CountingRemover(None if dry_run else self._store, look, note)
         before, now_ms = self._progress, self._clock.now_ms()
         last: LastDead = {}
         if before is None or before.swept != target or search:
