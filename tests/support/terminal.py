@@ -6,6 +6,7 @@ import fcntl
 import os
 import pty
 import re
+import select
 import signal
 import struct
 import subprocess
@@ -13,6 +14,8 @@ import sysconfig
 import termios
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+
+from finished import PATIENCE_S
 
 # Not `python -m`: where Ctrl-C comes inside an `exec`, as dataclasses are made, that ends by the signal whatever we say.
 _SCRIPTS = Path(sysconfig.get_path("scripts"))
@@ -102,6 +105,8 @@ class Terminal:
         return self.process.wait()
 
     def _read(self) -> bool:
+        ready, _, _ = select.select([self._ours], [], [], PATIENCE_S)
+        assert ready, f"nothing more is written:\n{self.screen.text}"
         try:
             piece = os.read(self._ours, 65536)
         except OSError:  # EIO: the other end is closed

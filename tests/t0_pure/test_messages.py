@@ -25,6 +25,7 @@ PASSED_ON = {
     "producer/stepfs_producer/plan/file/yaml_file.py": "a line for each `Problem`",
     "producer/stepfs_producer/plan/model.py": "lines of a `PlanError`",
     "producer/stepfs_producer/plan/part.py": "the error of a value",
+    "producer/stepfs_producer/plan/parts.py": "what a kind of file lacks for encoded images",
     "producer/stepfs_producer/run/check.py": "the error of a file or function",
     "producer/stepfs_producer/sources/compressed.py": "what a decompressor says",
     "producer/stepfs_producer/sources/tables.py": "the error of pyarrow",

@@ -17,6 +17,8 @@ def test_what_changes_is_named_and_not_written_beside_the_changelog_of_before(tm
     kept = json.loads(face.FACE.read_text())
     del kept["commands"]["stepfs"]["ls"]
     kept["exit_codes"]["AbsentError"] = 9
+    now = face.face()
+    monkeypatch.setattr(face, "face", lambda: now)  # made once: it takes seconds
     other, changelog = tmp_path / "face.json", tmp_path / "CHANGELOG.md"
     changelog.write_text("as it was")
     monkeypatch.setattr(face, "FACE", other)

@@ -148,7 +148,7 @@ class Site:
             return posixpath.relpath(f"{self._owner(name, anchor)}.md", here) + (f"#{anchor}" if anchor else "")
         if name.startswith(SCHEMAS):
             return posixpath.relpath("reference/documents.md", here) + f"#{slug(posixpath.basename(name))}"
-        if name.endswith(".png") and (self.root / name).is_file():
+        if name.endswith((".png", ".svg")) and (self.root / name).is_file():
             self.pictures[f"pictures/{posixpath.basename(name)}"] = self.root / name
             return posixpath.relpath(f"pictures/{posixpath.basename(name)}", here)
         raise LinkError(f"{source}: {target} is on no page of the site")
