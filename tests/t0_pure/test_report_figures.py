@@ -38,17 +38,21 @@ def commits(*places: tuple[float, int, int]) -> list[CommitPoint]:
 def test_a_forecast_goes_on_as_the_last_fifth_did():
     slow = [(day / 10, day, day * 10) for day in range(8)]
     points = commits(*slow, (1.0, 100, 1000), (2.0, 200, 3000))
-    found = forecast_of(points, 3 * DAY, 300, 500, 20_000)
+    found = forecast_of(points, 2 * DAY, 300, 500, 20_000)
     assert (found.steps_per_day, found.bytes_per_day) == (100, 2000)
-    assert (found.ends, found.bytes_at_end) == (6 * DAY, 500 + 300 * 20)
+    assert (found.ends, found.bytes_at_end) == (5 * DAY, 500 + 300 * 20)
     assert found.full is None, "the plan ends before"
-    assert forecast_of(points, 3 * DAY, 300, 500, 4000).full == 5 * DAY
-    assert forecast_of(points, 3 * DAY, None, 500, 20_000).full == 13 * DAY
-    endless = forecast_of(points, 3 * DAY, None, 500, None)
+    assert forecast_of(points, 2 * DAY, 300, 500, 4000).full == 4 * DAY
+    assert forecast_of(points, 2 * DAY, None, 500, 20_000).full == 12 * DAY
+    rests = forecast_of(points, 3 * DAY, None, 500, 20_000)  # nothing came for a day
+    assert (rests.bytes_per_day, rests.full) == (1000, 23 * DAY)
+    endless = forecast_of(points, 2 * DAY, None, 500, None)
     assert (endless.ends, endless.bytes_at_end, endless.full) == (None, None, None)
 
 
-@pytest.mark.parametrize("points", [[], [(1.0, 1, 1)], [(1.0, 1, 1), (1.0, 2, 2)], [(2.0, 1, 1), (1.0, 2, 2)]])
+@pytest.mark.parametrize(
+    "points", [[], [(1.0, 1, 1)], [(1.0, 1, 1), (1.0, 2, 2)], [(2.0, 1, 1), (1.0, 2, 2)], [(0.0, 1, 1), (1e-4, 2, 2)]]
+)
 def test_commits_without_a_pace_give_none(points):
     assert forecast_of(commits(*points), 0.0, 5, 0, 5) is None
 

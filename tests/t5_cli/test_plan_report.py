@@ -73,7 +73,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_of_a_lake_it_finds_in_the_files_what_the_plan_had_meant(made: Path) -> None:
+def test_of_a_lake_it_finds_in_the_files_what_the_plan_had_meant(made: Path, monkeypatch) -> None:
+    monkeypatch.setattr("stepfs_producer.report.figures._SPAN_S_MIN", 0.0)  # it was made within seconds
     of_plan = reported(made / "plan.yaml", "--limit-steps", STEPS, "--json").document
     of_lake = reported(f"file://{made}/lake", "--json", "--capacity", "1G").document
     for document in (of_plan, of_lake):

@@ -19,6 +19,7 @@ from stepfs_producer.run.results import slowest_to_mean
 from stepfs_producer.run.view import Row
 
 _MIX_POINTS: Final = 16  # at which the mix of several steps is taken
+_SPAN_S_MIN: Final = 60.0  # of commits; a shorter one tells no pace
 _RECENT: Final = 5  # the last fifth of what is known says at which pace a lake grows
 DAY_S: Final = 86_400
 
@@ -159,13 +160,19 @@ def spread(steps: range, most: int) -> list[int]:
 def forecast_of(
     points: Sequence[CommitPoint], now_s: float, steps_left: int | None, live_bytes: int, free_bytes: int | None
 ) -> Forecast | None:
-    """None where commits do not show a pace. `points`: in order of steps; `free_bytes`: that the store still takes."""
+    """None where commits do not show a pace, which is that until now: a lake that rests is full later. `points`: in order of
+    steps; `free_bytes`: that the store still takes.
+    """
     recent = points[-max(2, len(points) // _RECENT) :]
-    if len(recent) < 2 or recent[-1].time <= recent[0].time:
+    if (
+        len(recent) < 2
+        or recent[-1].time <= recent[0].time
+        or max(now_s, recent[-1].time) - recent[0].time < _SPAN_S_MIN
+    ):
         return None
     begin, end = recent[0], recent[-1]
     span_s, steps, grown = (
-        end.time - begin.time,
+        max(now_s, end.time) - begin.time,
         end.next_step - begin.next_step,
         end.total_bytes - begin.total_bytes,
     )
