@@ -84,7 +84,10 @@ class Terminal:
         self.screen, self.written, self._ours = Screen(width, height), b"", -1
         self._ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
-        variables = {**os.environ, "TERM": "xterm-256color", **(env or {})}
+        inherited = {
+            name: value for name, value in os.environ.items() if name not in {"COLUMNS", "LINES"}
+        }  # as pytest-xdist sets
+        variables = {**inherited, "TERM": "xterm-256color", **(env or {})}
         self.process = subprocess.Popen(
             [_SCRIPTS / str(words[0]), *map(str, words[1:])], stdin=theirs, stdout=theirs, stderr=theirs, env=variables
         )
