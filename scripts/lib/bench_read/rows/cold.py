@@ -38,7 +38,7 @@ class Cold:
         for server in ("warm", "cold"):
             self._seconds = {}
             with ExitStack() as stack:
-                options = ["--prefetch", "0", "--cache-size", f"{2 * self._bed.plan.file_bytes // MIB + 64}M"]
+                options = ["--prefetch", "0", "--memory", f"{2 * self._bed.plan.file_bytes // MIB + 64}M"]
                 mount = stack.enter_context(self._bed.mounted(self._large.url, *options))
                 for other in range(RAW + 1, RAW + 3):
                     self._bed.read_once(mount.path(0, other))

@@ -25,7 +25,7 @@ def cpu(bed: Bed) -> None:
     url = bed.lake("cpu", 1, ([body_of(step, size)] for step in range(STEPS)))
     budget = max(64, _MEMORY_STEPS * size // MIB)
     touch_memory(4 * budget * MIB)
-    with bed.mounted(url, "--cache-size", f"{budget}M") as mount:
+    with bed.mounted(url, "--memory", f"{budget}M") as mount:
         read, due = plain(), time.monotonic()
         for step in range(STEPS):
             if step == COUNTED[0]:

@@ -172,7 +172,7 @@ class Large:
         options = ["--no-prime", "--ranks", f"{RAW}", "--prefetch", str(len(self._rounds))]
         budget = total * 3 // 2 // MIB + 256
         touch_memory(4 * total)
-        with self._bed.mounted(self.url, *options, "--cache-size", f"{budget}M") as mount:
+        with self._bed.mounted(self.url, *options, "--memory", f"{budget}M") as mount:
             if not until(lambda: mount.data()["bytes_fetched"] >= total, 120):
                 self._bed.report.say("NOT everything could be fetched ahead")
             for number in self._rounds:

@@ -41,9 +41,9 @@ def link(bed: Bed) -> None:
         with slowed(bed.server.endpoint_url, bandwidth, delay_s) as store:
             far = {"environment": {"AWS_ENDPOINT_URL_S3": store.url}}
             for number in range(rounds):
-                with bed.mounted(url, "--cache-size", memory, **far) as mount:
+                with bed.mounted(url, "--memory", memory, **far) as mount:
                     seconds.setdefault("first step", []).append(bed.read_once(mount.path(number, 0)))
-            with bed.mounted(url, "--prefetch", "0", "--cache-size", memory, **far) as mount:
+            with bed.mounted(url, "--prefetch", "0", "--memory", memory, **far) as mount:
                 for number in range(_TOUCHED):
                     bed.read_once(mount.path(2 * rounds + number, 0))
                 for number in range(rounds, 2 * rounds):

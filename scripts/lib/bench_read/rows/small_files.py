@@ -70,7 +70,7 @@ class Small:
         plan = self._plan
         options = ["--ranks", f"0-{plan.small_ranks - 1}", "--prefetch", str(plan.small_steps)]
         budget = self._count * plan.small_bytes * 3 // MIB + 256
-        with self._bed.mounted(self.url, *options, "--cache-size", f"{budget}M") as mount:
+        with self._bed.mounted(self.url, *options, "--memory", f"{budget}M") as mount:
             if not mount.primed(self._count):
                 self._bed.report.say(f"NOT everything could be primed: {mount.data()}")
             paths = [mount.path(step, rank) for step in range(plan.small_steps) for rank in range(plan.small_ranks)]

@@ -29,7 +29,7 @@ def without_mount(bed: Bed, large: Large) -> None:
     cold: dict[str, list[float]] = {}
     primed: dict[str, list[float]] = {}
     memory = max(64 * MIB, 6 * size)
-    options = ["--prefetch", "0", "--cache-size", f"{memory // MIB}M"]
+    options = ["--prefetch", "0", "--memory", f"{memory // MIB}M"]
     with bed.mounted(url, *options) as mount, _reader(url, memory, 0) as ask:
         for other in (RAW + 1, RAW + 2):
             bed.read_once(mount.path(0, other))
