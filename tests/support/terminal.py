@@ -107,6 +107,11 @@ class Terminal:
         os.close(self._ours)
         return self.process.wait()
 
+    def left_alone(self) -> int:
+        """The exit code of a command whose terminal goes."""
+        os.close(self._ours)
+        return self.process.wait(PATIENCE_S)
+
     def _read(self) -> bool:
         ready, _, _ = select.select([self._ours], [], [], PATIENCE_S)
         assert ready, f"nothing more is written:\n{self.screen.text}"

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,10 +16,8 @@ from pathlib import Path
 
 import pytest
 from realmount import PATIENCE_S, clear, needs_resend, until
-from test_versions import shown, version_of
+from two_versions import LATER, NOW, shown, stale, version_of, write_trees
 
-ROOT = Path(__file__).parents[2]
-pytestmark = [needs_resend, pytest.mark.nightly, pytest.mark.timeout(600)]
 EDITS = {
     "format/codec": [
         (
@@ -80,20 +76,7 @@ class Versions:
 
     def __init__(self, tmp_path: Path) -> None:
         self.here = tmp_path
-        for version, edits in (("0.1.0", {}), ("0.2.0", EDITS)):
-            tree = tmp_path / version
-            for package in ("fs", "producer"):
-                shutil.copytree(ROOT / package, tree / package, ignore=shutil.ignore_patterns("__pycache__"))
-            for package in ("fs/stepfs", "producer/stepfs_producer"):
-                init = tree / package / "__init__.py"
-                init.write_text(re.sub('__version__ = ".*"', f'__version__ = "{version}"', init.read_text()))
-            for name, pairs in edits.items():
-                path = tree / f"fs/stepfs/{name}.py"
-                text = path.read_text()
-                for old, new in pairs:
-                    assert old in text, (name, old)
-                    text = text.replace(old, new)
-                path.write_text(text)
+        write_trees(tmp_path, EDITS)
 
     def environment(self, version: str) -> dict[str, str]:
         tree = self.here / version
@@ -142,8 +125,15 @@ def on(process: subprocess.Popen[str], lines: int = 3) -> None:
         assert process.stdout.readline(), "it has ended"
 
 
+def test_each_edit_is_of_what_is_there():
+    assert stale(EDITS) == []
+
+
+@needs_resend
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
 def test_a_fleet_is_upgraded_and_goes_back_under_a_trainer(s3_url, tmp_path, request):
-    run, old, new = Versions(tmp_path), "0.1.0", "0.2.0"
+    run, old, new = Versions(tmp_path), NOW, LATER
     mount, copy = tmp_path / "m", f"{s3_url}-copy"
     mount.mkdir()
     request.addfinalizer(lambda: clear(mount, None))

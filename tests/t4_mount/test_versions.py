@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,8 +12,8 @@ from pathlib import Path
 import pytest
 from realmount import PATIENCE_S, clear, needs_resend, payload, until
 from steady import SIZE
+from two_versions import shown, stale, version_of, write_trees
 
-ROOT = Path(__file__).parents[2]
 pytestmark = [needs_resend, pytest.mark.usefixtures("real_daemons")]
 
 # What a later version may change: file → (text, what is in its place).
@@ -71,19 +68,7 @@ class Installed:
 
     def __init__(self, tmp_path: Path, edits) -> None:
         self.here = tmp_path
-        for version, changes in (("0.1.0", {}), ("0.2.0", edits)):
-            tree = tmp_path / version
-            for package in ("fs", "producer"):
-                shutil.copytree(ROOT / package, tree / package, ignore=shutil.ignore_patterns("__pycache__"))
-            init = tree / "fs/stepfs/__init__.py"
-            init.write_text(re.sub('__version__ = ".*"', f'__version__ = "{version}"', init.read_text()))
-            for name, pairs in changes.items():
-                path = tree / f"fs/stepfs/{name}.py"
-                text = path.read_text()
-                for old, new in pairs:
-                    assert old in text, (name, old)
-                    text = text.replace(old, new)
-                path.write_text(text)
+        write_trees(tmp_path, edits)
         limits = '{"stepfs.mount.launch:PATIENCE_S": 8.0}'
         self.env = {
             **os.environ, "PYTHONPATH": f"{tmp_path}/now/fs:{tmp_path}/now/producer", "STEPFS_LOG_DIR": str(tmp_path / "logs"),
@@ -100,20 +85,8 @@ class Installed:
         return subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
-def version_of(directory: Path) -> str:
-    return re.findall('version="([^"]+)"', (directory / ".stepfs/metrics").read_text())[0]
-
-
-def shown(directory: Path, name: str):
-    return json.loads((directory / f".stepfs/{name}.json").read_text())
-
-
 def test_each_edit_is_of_what_is_there():
-    """A push that renames a room would break the night's matrix without a word."""
-    texts = {name: (ROOT / f"fs/stepfs/{name}.py").read_text() for edits in EDITS.values() for name in edits}
-    for edits in EDITS.values():
-        for name, pairs in edits.items():
-            assert [old for old, _ in pairs if old not in texts[name]] == [], name
+    assert [found for edits in EDITS.values() for found in stale(edits)] == []
 
 
 @pytest.mark.nightly

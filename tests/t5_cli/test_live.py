@@ -10,7 +10,9 @@ import re
 import signal
 import socket
 import sys
+import sysconfig
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import forked
@@ -197,7 +199,7 @@ def test_a_frame_is_one_write_over_the_one_before(monkeypatch):
         for steps in range(3):
             job.update(Mark({"steps": steps}, 3))
             sys.stderr.write("a line above\n")
-    assert interruption.restore_terminal is None
+    assert interruption._drawing is None
     *frames, last = [piece for piece in pieces if "\x1b[2K" in piece]
     assert all("verify file:///lake" in frame for frame in frames)
     screen = Screen(80, 24)
@@ -234,7 +236,7 @@ def test_a_run_goes_on_when_its_terminal_is_gone(tmp_path):
 
 def test_a_process_that_is_ended_in_the_middle_leaves_the_terminal_as_it_was(monkeypatch):
     read, write = os.pipe()
-    monkeypatch.setattr(interruption, "restore_terminal", (write, b"\x1b[?1049l\x1b[?25h"))
+    monkeypatch.setattr(interruption, "_drawing", (write, b"\x1b[?1049l\x1b[?25h"))
     monkeypatch.setattr("os._exit", lambda code: os.write(write, b"%d" % code))
     interruption._end(130)
     os.close(write)
@@ -284,6 +286,26 @@ def test_a_command_shows_itself_before_the_store_answers_and_leaves_a_clean_term
     assert not shown.screen.other
     assert LAKE not in shown.screen.text or name == "plan into"
     assert not shown.screen.scrolled + shown.screen.wrapped
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("name", ["verify", "status"])
+def test_a_signal_that_ends_a_command_leaves_a_clean_terminal(name, number, silent):
+    shown = Terminal(COMMANDS[name], env=silent)
+    shown.until(lambda screen: f"{name} {LAKE}" in screen.text)
+    assert shown.ended(number) == -number
+    assert (shown.screen.cursor, shown.screen.other) == (True, False)
+
+
+def test_a_watch_ends_once_nobody_can_see_it(lake):
+    """Behind `nohup`, where the end of the terminal is no signal."""
+    ignored = (
+        "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); os.execvp(sys.argv[1], sys.argv[1:])"
+    )
+    script = Path(sysconfig.get_path("scripts"))
+    shown = Terminal([script / "python", "-c", ignored, script / "stepfs", "status", lake, "--watch"])
+    shown.until(lambda screen: "tok-1" in screen.text)
+    assert shown.left_alone() == 0
 
 
 @pytest.mark.parametrize(("width", "env"), [(80, {}), (40, {"PYTHONIOENCODING": "ascii"}), (80, {"NO_COLOR": "1"})])

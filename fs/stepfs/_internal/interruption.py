@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -22,7 +22,7 @@ END_S: Final = 1.5
 INTERRUPTED: Final = 128 + signal.SIGINT
 
 # A terminal's descriptor, and what makes it as it was, while a command draws there.
-restore_terminal: tuple[int, bytes] | None = None
+_drawing: tuple[int, bytes] | None = None
 _owns_process = False
 _ending = False
 
@@ -70,6 +70,34 @@ def run(work: Callable[..., Awaitable[T]], *arguments: object, clock: Clock | No
         signal.signal(signal.SIGINT, _interrupt)
 
 
+@contextmanager
+def drawing(descriptor: int, restores: bytes) -> Iterator[None]:
+    """A command draws on a terminal, which is restored if a signal or `end_soon` ends the process in the middle."""
+    global _drawing  # noqa: PLW0603
+    taken = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
+    _drawing = descriptor, restores
+    for number in taken:
+        signal.signal(number, _end_by)
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
+        _drawing = None
+
+
+def _end_by(number: int, _: FrameType | None) -> None:
+    _restore()
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+def _restore() -> None:
+    with suppress(Exception):
+        if _drawing is not None:
+            os.write(*_drawing)
+
+
 def end_soon(code: int) -> None:
     """End this process with `code` after `END_S`, unless it has ended by itself; no other program than a command."""
     global _ending  # noqa: PLW0603
@@ -86,7 +114,5 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _end(code: int) -> None:
-    with suppress(Exception):
-        if restore_terminal is not None:
-            os.write(*restore_terminal)
+    _restore()
     os._exit(code)

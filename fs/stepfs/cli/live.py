@@ -14,8 +14,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby, pairwise
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Final, TextIO, cast
@@ -121,6 +122,7 @@ class Job:
         self._begun_s = clock()
         self._seen_s: float | None = None
         self._mark = Mark()
+        self.unseen = False  # the terminal has gone
         self._histories: dict[str, History] = {}
         self._told: tuple[float, Mapping[str, float]] = (self._begun_s, {})
 
@@ -290,19 +292,23 @@ def _told(job: Job) -> Iterator[None]:
 class _Stream:
     """A terminal that may go while the command goes on, as behind `disown`."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+    def __init__(self, stream: TextIO, job: Job) -> None:
+        self._stream, self._job = stream, job
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> None:
-        with suppress(OSError):
-            self._stream.write(text)
+        self._try(partial(self._stream.write, text))
 
     def flush(self) -> None:
-        with suppress(OSError):
-            self._stream.flush()
+        self._try(self._stream.flush)
+
+    def _try(self, write: Callable[[], object]) -> None:
+        try:
+            write()
+        except OSError:
+            self._job.unseen = True
 
 
 class _Frames:
@@ -326,7 +332,7 @@ def _drawn(job: Job, stream: TextIO, *, screen: bool = False) -> Iterator[None]:
     from rich.live import Live
 
     console = Console(
-        file=cast("TextIO", _Stream(stream)), force_terminal=True, force_interactive=True, highlight=False
+        file=cast("TextIO", _Stream(stream, job)), force_terminal=True, force_interactive=True, highlight=False
     )
     live = Live(
         _Frames(job, screen=screen),
@@ -337,15 +343,14 @@ def _drawn(job: Job, stream: TextIO, *, screen: bool = False) -> Iterator[None]:
         redirect_stdout=sys.stdout.isatty(),
     )
     before = sys.stderr
-    interruption.restore_terminal = stream.fileno(), (_LEAVE_SCREEN if screen else b"") + _SHOW_CURSOR
     logs = [one for one in logging.root.handlers if isinstance(one, logging.StreamHandler) and one.stream is before]
-    try:
-        live.start()  # rich's thread draws all frames but the last: Ctrl-C comes in the middle of none
-        for handler in logs:
-            handler.setStream(sys.stderr)
-        yield
-    finally:
-        for handler in logs:
-            handler.setStream(before)
-        live.stop()
-        interruption.restore_terminal = None
+    with interruption.drawing(stream.fileno(), (_LEAVE_SCREEN if screen else b"") + _SHOW_CURSOR):
+        try:
+            live.start()  # rich's thread draws all frames but the last: Ctrl-C comes in the middle of none
+            for handler in logs:
+                handler.setStream(sys.stderr)
+            yield
+        finally:
+            for handler in logs:
+                handler.setStream(before)
+            live.stop()

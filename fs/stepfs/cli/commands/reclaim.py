@@ -56,16 +56,10 @@ def reclaim(
     """
     import trio
 
-    from stepfs.format.arguments import parse_duration
     from stepfs.lake.identity import open_lake
     from stepfs.lake.reclaim.run import Reclaimer
 
-    interval_s = None if every is None else parse_duration(every)
-    if interval_s is not None and interval_s < _INTERVAL_S_MIN:
-        raise UsageError(f"--every {every}: use at least {_INTERVAL_S_MIN:g}s, better 60s")
-    grace_s = parse_duration(grace)
-    if grace_s > _GRACE_S_MAX:
-        raise UsageError(f"--grace {grace}: use at most {_GRACE_S_MAX / 3600:g}h")
+    interval_s, grace_s = _seconds(every, grace)
     options = StoreOptions(endpoint_url)
 
     def note(whole_bytes: int, objects: int, size: int) -> None:
@@ -95,6 +89,17 @@ def reclaim(
     with progress("reclaim", lake, quiet=as_json or (interval_s is not None and is_a_log())) as job:
         report, lake_id = interruption.run(work)
     _show(report, lake, lake_id, dry_run=dry_run, as_json=as_json)
+
+
+def _seconds(every: str | None, grace: str) -> tuple[float | None, float]:
+    from stepfs.format.arguments import parse_duration
+
+    interval_s, grace_s = None if every is None else parse_duration(every), parse_duration(grace)
+    if interval_s is not None and interval_s < _INTERVAL_S_MIN:
+        raise UsageError(f"--every {every}: use at least {_INTERVAL_S_MIN:g}s, better 60s")
+    if grace_s > _GRACE_S_MAX:
+        raise UsageError(f"--grace {grace}: use at most {_GRACE_S_MAX / 3600:g}h")
+    return interval_s, grace_s
 
 
 def _show(report: Report, lake: str, lake_id: str, *, dry_run: bool, as_json: bool) -> None:

@@ -26,6 +26,12 @@ if TYPE_CHECKING:
 
 _AGAIN_S: Final = 1.0  # after an outage
 _SHOW_S: Final = 60.0  # between lines of one that goes on
+_Every = Annotated[
+    float | None,
+    Opt(
+        "--every", "Go on, and look for new steps this often, such as 250ms.", "DURATION", parse_interval, environ=True
+    ),
+]
 
 
 def replicate(
@@ -33,16 +39,7 @@ def replicate(
     copy: Annotated[
         str, typer.Argument(metavar="COPY", help="URL of the replica, in another store.", callback=not_empty)
     ],
-    every: Annotated[
-        float | None,
-        Opt(
-            "--every",
-            "Go on, and look for new steps this often, such as 250ms.",
-            "DURATION",
-            parse=parse_interval,
-            environ=True,
-        ),
-    ] = None,
+    every: _Every = None,
     first: Annotated[
         int | None, Opt("--from", "A new replica begins at this step, or at the head.", "STEP", least=0)
     ] = None,

@@ -62,6 +62,8 @@ async def _status(target: str, as_json: bool, watch: bool, store_options: StoreO
             async for document, lines in reports:
                 if job is not None:
                     job.update(Mark(counts_of(document), notes=lines))
+                    if job.unseen:  # behind `nohup`: a watch that nobody can see is over
+                        return
                     continue
                 text = "\n".join(printable(line) for line in lines)
                 block = json.dumps(document, indent=None if watch else 2) if as_json else text
