@@ -221,7 +221,7 @@ PRINTED = {
     ],
     "One lake, two stores": [
         "step-000000008",
-        r"created lake \w+ at file://\S+/new, a fork of file://\S+/copy at step 9, with 9 steps",
+        r"created lake \w+ at file://\S+/new, a fork of file://\S+/copy, with 9 steps",
         "group :home is retired",
         r"step 7: \[\d+, 256\](?s:.*)\nstep 11: ",
     ],
