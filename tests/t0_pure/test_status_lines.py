@@ -121,7 +121,7 @@ def test_who_must_act_and_when_the_trainer_reaches_the_frontier():
             "readers  waited 3.1 % of the last minute: 2.8 % for commits (the trainer reads 4.4 steps/s, producers commit 4.1),"
             " 0.3 % for bytes from the store; 0 waiting for a commit, 8 open files"
         ),
-        "waits    3.1 s in 4 waits, each reader's added up (2.8 s commit, 0.3 s store); at least one waited in 2.0 s",
+        "waits    3.1 s in 4 waits so far, each reader's added up (2.8 s commit, 0.3 s store); at least one waited in 2.0 s",
         "act      the producers must act: start more of them, or give each more workers; `stepfs status LAKE` names the quiet ones",
         "outlook  at this pace the trainer reaches the frontier in 3 min (the trainer reads 4.4 steps/s, producers commit 4.1)",
     ]

@@ -14,7 +14,7 @@ import pytest
 from realmount import PATIENCE_S, STEPFS, mounted, needs_resend, stepfs, until
 from succession import kill
 
-from stepfs.view.names import Fixed
+from stepfs.view.inodes import Fixed
 
 
 class Tracing:

@@ -24,18 +24,18 @@ _FOR: Final = {
     "takeover": "for the next daemon",
 }
 
-# Who must act, and how.
+# What to do, and whose it is where that is not this node's.
 _ADVICE: Final = {
     "commit": "the producers must act: start more of them, or give each more workers; `stepfs status LAKE` names the quiet ones",
-    "store": "this mount must fetch more at a time or further ahead: name its `--ranks`, more `--memory` or `--prefetch`; or"
-    " read a replica (`--near`)",
-    "throttled": "the store must act: fewer mounts and producers at once on this bucket, or a prefix or server with a higher limit",
-    "unreachable": "the store or the network must act: `stepfs doctor LAKE` looks at both",
-    "near": "the nearer place must act: look at its disk or server, or mount without `--near`",
-    "disk": "the cache disk must act: a faster `--cache-dir`, or more `--memory`",
-    "memory": "this node must act: more `--memory`, or fewer `--ranks`, so that the next step fits beside this one",
-    "daemon": "this node must act: its processors are taken, or the daemon was stopped; leave it a core",
-    "takeover": "its log says why another daemon has taken over, and `dmesg` whether memory was short",
+    "store": "mount so that more is fetched at a time or further ahead: name the `--ranks` read here, give more `--memory` or"
+    " `--prefetch`; or read a replica (`--near`)",
+    "throttled": "run fewer mounts and producers at once on this bucket, or ask its operator for a higher limit or another prefix",
+    "unreachable": "run `stepfs doctor LAKE`, which looks at the store and at the network to it",
+    "near": "look at the disk or server behind `--near`, or mount without it",
+    "disk": "mount with a faster `--cache-dir`, or with more `--memory`",
+    "memory": "mount with more `--memory`, or with fewer `--ranks`, so that the next step fits beside this one",
+    "daemon": "leave the daemon a core of this node: the processors are taken, or the daemon was stopped",
+    "takeover": "read in the log why another daemon has taken over, and in `dmesg` whether memory was short",
 }
 
 
@@ -86,7 +86,7 @@ def wait_lines(status: Mapping[str, Any]) -> Iterator[str]:
     if counted := sum(counts.values()):
         by_cause = ", ".join(f"{value:.1f} s {cause}" for cause, value in _largest(seconds) if value >= _SHOWN)
         yield (
-            f"waits    {sum(seconds.values()):.1f} s in {counted} waits, each reader's added up ({by_cause});"
+            f"waits    {sum(seconds.values()):.1f} s in {counted} waits so far, each reader's added up ({by_cause});"
             f" at least one waited in {status['waits']['blocked_s']:.1f} s"
         )
     if advice := advice_of(minute):

@@ -28,7 +28,7 @@ from stepfs.reader.options import LakeOptions
 from stepfs.store.api import Store
 from stepfs.store.opening import open_store
 from stepfs.store.silence import Silence
-from stepfs.view.names import STEP_MAX
+from stepfs.view.inodes import STEP_MAX
 from stepfs.view.ranks import check_steps, hinted_slices
 
 _log = logging.getLogger("stepfs.reader")

@@ -23,7 +23,7 @@ from stepfs.lake.origins import check_resumable
 from stepfs.reader.annotations import Annotations, joined
 from stepfs.reader.lake import Lake, Sampler
 from stepfs.torch import holds_micro_batches, micro_batches, need, need_torch
-from stepfs.view.names import STEP_MAX
+from stepfs.view.inodes import STEP_MAX
 from stepfs.view.ranks import RankMap, nearest_divisors
 
 _log = logging.getLogger("stepfs.reader")

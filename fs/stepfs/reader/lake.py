@@ -26,7 +26,7 @@ from stepfs.format.snapshot import LogState
 from stepfs.format.tgb import SLICE_ENTRY_BYTES
 from stepfs.reader.assembly import ReaderParts, open_reader
 from stepfs.reader.options import DEADLINE_S, LakeOptions
-from stepfs.view.names import STEP_MAX
+from stepfs.view.inodes import STEP_MAX
 from stepfs.view.ranks import RankMap
 
 T = TypeVar("T")

@@ -16,7 +16,8 @@ from stepfs.errors import UsageError, WrongTypeError
 from stepfs.format.arguments import INTERVAL_S_MIN, check_integer, check_text, parse_duration, parse_size
 from stepfs.format.grid import Grid
 from stepfs.store.api import StoreOptions
-from stepfs.view.names import RANK_MAX, STEP_MAX
+from stepfs.view.inodes import STEP_MAX
+from stepfs.view.names import RANK_MAX
 from stepfs.view.ranks import RankMap, as_keyword, parse_ranks, parse_steps, rank_map
 
 DEADLINE_S: Final = 300.0

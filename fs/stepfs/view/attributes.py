@@ -11,7 +11,8 @@ from typing import Final
 
 from stepfs.format.ids import SEGMENT_STEPS, SliceIndex, Step
 from stepfs.format.snapshot import StepEntry
-from stepfs.view.names import Fixed, directory_inode, slice_inode, step_name
+from stepfs.view.inodes import Fixed, directory_inode, slice_inode
+from stepfs.view.names import step_name
 from stepfs.view.tree import Presence, StepTable, Tree
 
 FOREVER_S: Final = 10.0 * 365 * 86400

@@ -10,7 +10,7 @@ from stepfs._internal.control_files import read_config, read_status
 from stepfs.errors import AbsentError
 from stepfs.format.identity import LakeIdentity
 from stepfs.format.ids import Step
-from stepfs.view.names import STEP_MAX
+from stepfs.view.inodes import STEP_MAX
 from stepfs.view.ranks import FileNames, rank_map
 from stepfs.view.tree import StepTable, ViewOptions, listed_steps
 

@@ -16,7 +16,8 @@ from stepfs.errors import RefusedError, UsageError
 from stepfs.format.grid import Grid
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.format.mesh import Mesh, parse_mesh
-from stepfs.view.names import RANK_MAX, STEP_MAX, parse_rank, rank_name
+from stepfs.view.inodes import STEP_MAX
+from stepfs.view.names import RANK_MAX, parse_rank, rank_name
 
 if TYPE_CHECKING:  # the codec, for those who read a lake
     from stepfs.format.identity import LakeIdentity

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 from stepfs.format.identity import LakeIdentity
 from stepfs.format.ids import Step
 from stepfs.format.snapshot import LogState, StepEntry
-from stepfs.view.names import STEP_MAX
+from stepfs.view.inodes import STEP_MAX
 
 AHEAD_STEPS_MAX: Final = 1000  # how far beyond the frontier `--wait` resolves directories
 

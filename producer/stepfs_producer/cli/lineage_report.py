@@ -17,7 +17,7 @@ from stepfs.cli.target import lake_of, opened_lineage
 from stepfs.errors import AbsentError, StepfsError, UsageError, command
 from stepfs.format.ids import JSON_SCHEMA
 from stepfs.store.api import StoreOptions
-from stepfs.view.names import SliceFile, StepDirectory, node_of
+from stepfs.view.inodes import SliceFile, StepDirectory, node_of
 from stepfs_producer.run.history.lineage import Shown, ShownSpan, Wanted, shown_spans
 
 

@@ -22,7 +22,7 @@ from stepfs.mount.fuse.files import FileTable
 from stepfs.mount.fuse.guard import Meter
 from stepfs.mount.fuse.kernel import LookupCounts
 from stepfs.mount.fuse.operations import PendingSizes, StepOperations
-from stepfs.view.names import Fixed
+from stepfs.view.inodes import Fixed
 from stepfs.view.ranks import FileNames, rank_map
 from stepfs.view.tree import Tree, ViewOptions
 

@@ -20,7 +20,7 @@ from stepfs.follow.polling import INTERVAL_S_MAX, PollInterval, Spacing
 from stepfs.format.ids import Step
 from stepfs.mount.fuse.kernel import LookupCounts, Withdrawal
 from stepfs.mount.host.kernel import has_pending_signal
-from stepfs.view.names import directory_inode
+from stepfs.view.inodes import directory_inode
 from stepfs.view.tree import Tree, ViewOptions
 
 

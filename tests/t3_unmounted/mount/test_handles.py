@@ -19,7 +19,7 @@ from stepfs.format.ids import SliceIndex, Step
 from stepfs.mount.fuse.files import FileTable, Handles, OpenContent, OpenSlice, inode_of, length_of
 from stepfs.mount.fuse.guard import Shares
 from stepfs.mount.fuse.operations import PendingSizes
-from stepfs.view.names import (
+from stepfs.view.inodes import (
     SLICES_SERVED_MAX,
     STEP_MAX,
     Fixed,

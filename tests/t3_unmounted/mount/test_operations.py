@@ -17,7 +17,7 @@ from stepfs.format.ids import SEGMENT_STEPS, Step
 from stepfs.lake.origins import OriginLostError
 from stepfs.mount.fuse.guard import CHANGES
 from stepfs.mount.fuse.operations import PendingSizes
-from stepfs.view.names import Fixed, directory_inode, slice_inode
+from stepfs.view.inodes import Fixed, directory_inode, slice_inode
 
 
 async def test_a_committed_step_is_a_directory_with_one_file_per_slice():

@@ -22,7 +22,7 @@ from stepfs.format.snapshot import ProducerState
 from stepfs.mount.fuse.files import FileTable, OpenSlice
 from stepfs.mount.fuse.link import TASKS_MAX
 from stepfs.mount.host import kernel
-from stepfs.view.names import slice_inode, wait_file_inode
+from stepfs.view.inodes import slice_inode, wait_file_inode
 
 
 async def test_with_wait_a_directory_beyond_the_frontier_resolves_at_once_unlisted(autojump_clock):

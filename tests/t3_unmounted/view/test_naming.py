@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from stepfs.format.grid import Grid
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.format.mesh import parse_mesh
-from stepfs.view.names import (
-    RANK_MAX,
+from stepfs.view.inodes import (
     SLICES_SERVED_MAX,
     STEP_MAX,
     Fixed,
@@ -22,15 +21,11 @@ from stepfs.view.names import (
     WaitFile,
     directory_inode,
     node_of,
-    parse_number,
-    parse_rank,
-    parse_step,
-    rank_name,
     slice_inode,
     step_file_inode,
-    step_name,
     wait_file_inode,
 )
+from stepfs.view.names import RANK_MAX, parse_number, parse_rank, parse_step, rank_name, step_name
 from stepfs.view.ranks import FileNames, rank_map
 
 steps = st.integers(0, STEP_MAX).map(Step)

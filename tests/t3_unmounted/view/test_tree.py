@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from stepfs.errors import RefusedError
 from stepfs.format.ids import SliceIndex, Step
 from stepfs.view import attributes
-from stepfs.view.names import Fixed, directory_inode, slice_inode
+from stepfs.view.inodes import Fixed, directory_inode, slice_inode
 from stepfs.view.ranks import check_steps
 from stepfs.view.tree import AHEAD_STEPS_MAX, Presence, Tree, ViewOptions
 

@@ -12,6 +12,7 @@ import os
 import socket
 import sys
 import threading
+import time
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -24,7 +25,11 @@ from stepfs.mount.options import MountOptions
 
 _log = logging.getLogger("stepfs.mount")
 
-_REST_S = 2.0
+_LATER = (  # and seconds before
+    ("stepfs.mount.metrics", 2.0),
+    ("stepfs._internal.scrape", 0.0),
+    ("stepfs.payload", 8.0),  # numpy takes 0.1 s of a processor: not beside the first reads
+)
 
 
 def main(arguments: list[str]) -> int:
@@ -68,14 +73,13 @@ def _get_ready(options: MountOptions, log: str | None) -> None:
             configure_log(options, FollowedLog(Path(log)))
         except (OSError, RefusedError) as error:  # what was open when it started takes the lines
             _log.warning("%s", error)
-    later = threading.Timer(_REST_S, _import_the_rest)  # not beside the first reads
-    later.daemon = True
-    later.start()
+    threading.Thread(target=_import_the_rest, daemon=True).start()
 
 
 def _import_the_rest() -> None:
     """Else, after an installation in place, it would come from another version."""
-    for name in ("stepfs.mount.metrics", "stepfs._internal.scrape", "stepfs.payload"):
+    for name, seconds in _LATER:
+        time.sleep(seconds)
         with suppress(ImportError):
             import_module(name)
 

@@ -48,7 +48,7 @@ from stepfs.mount.status import Heartbeat, LastMinute, Machine, Reports
 from stepfs.store.api import Store, StoreOptions
 from stepfs.store.opening import open_store
 from stepfs.store.silence import Silence
-from stepfs.view.names import Fixed
+from stepfs.view.inodes import Fixed
 from stepfs.view.ranks import FileNames, hinted_slices, rank_map
 
 if TYPE_CHECKING:

@@ -24,7 +24,8 @@ from stepfs.mount.fuse.files import FileTable, OpenContent, OpenDirectory, OpenF
 from stepfs.mount.fuse.guard import refusal
 from stepfs.view import attributes
 from stepfs.view.attributes import Attributes
-from stepfs.view.names import Fixed, Node, StepFile, WaitFile, parse_number, step_file_inode, step_name, wait_file_inode
+from stepfs.view.inodes import Fixed, Node, StepFile, WaitFile, step_file_inode, wait_file_inode
+from stepfs.view.names import parse_number, step_name
 from stepfs.view.tree import Tree
 
 _log = logging.getLogger("stepfs.mount")

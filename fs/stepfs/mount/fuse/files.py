@@ -25,14 +25,8 @@ from stepfs.mount.fuse.kernel import LookupCounts
 from stepfs.mount.host.kernel import lineage
 from stepfs.view import attributes
 from stepfs.view.attributes import BLOCK_BYTES_HINT, Attributes
-from stepfs.view.names import (
-    CONTROL_DIRECTORY,
-    INODES_PER_STEP,
-    directory_inode,
-    slice_inode,
-    step_file_inode,
-    step_name,
-)
+from stepfs.view.inodes import INODES_PER_STEP, directory_inode, slice_inode, step_file_inode
+from stepfs.view.names import CONTROL_DIRECTORY, step_name
 from stepfs.view.ranks import FileNames
 from stepfs.view.tree import StepTable, Tree
 

@@ -24,7 +24,7 @@ from stepfs._internal.histogram import Histogram
 from stepfs.errors import ReclaimedError, StepfsError, StoreUnreachableError
 from stepfs.follow.waits import WaitOutcome
 from stepfs.format.ids import Step
-from stepfs.view.names import SliceFile, node_of
+from stepfs.view.inodes import SliceFile, node_of
 
 _log = logging.getLogger("stepfs.mount")
 

@@ -27,7 +27,8 @@ from stepfs.mount.fuse.link import Link, descriptor_of_libfuse, has_ended, held
 from stepfs.mount.host.abort import places_of
 from stepfs.mount.host.mount_points import unmount
 from stepfs.mount.host.mount_table import FSTYPE, descriptor_of, mount_at, source_of
-from stepfs.view.names import Fixed, step_name
+from stepfs.view.inodes import Fixed
+from stepfs.view.names import step_name
 from stepfs.view.ranks import FileNames
 from stepfs.view.tree import Tree
 

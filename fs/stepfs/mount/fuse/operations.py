@@ -45,19 +45,8 @@ from stepfs.mount.fuse.kernel import LookupCounts
 from stepfs.mount.fuse.link import TASKS_MAX
 from stepfs.view import attributes
 from stepfs.view.attributes import Attributes
-from stepfs.view.names import (
-    CONTROL_DIRECTORY,
-    LATEST,
-    Fixed,
-    SliceFile,
-    StepDirectory,
-    StepFile,
-    WaitFile,
-    directory_inode,
-    node_of,
-    parse_step,
-    step_name,
-)
+from stepfs.view.inodes import Fixed, SliceFile, StepDirectory, StepFile, WaitFile, directory_inode, node_of
+from stepfs.view.names import CONTROL_DIRECTORY, LATEST, parse_step, step_name
 from stepfs.view.ranks import FileNames, RankMap
 from stepfs.view.tree import Presence, Tree
 
