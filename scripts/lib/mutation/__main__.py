@@ -22,7 +22,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Final
 
-from mutants.changes import Mutant, mutants_of
+from mutation.changes import Mutant, mutants_of
 
 ROOT: Final = Path(__file__).resolve().parents[3]
 LAYERS: Final = ("tests/t0_pure", "tests/t1_protocol", "tests/t2_stores", "tests/t3_unmounted")
@@ -50,7 +50,8 @@ class Map:
         by_file: defaultdict[str, list[str]] = defaultdict(list)
         for test in sorted(tests, key=lambda test: self.seconds.get(test, 0.0)):
             by_file[test.partition("::")[0]].append(test)
-        chosen, left = [], budget_s
+        chosen: list[str] = []
+        left = budget_s
         for turn in itertools.zip_longest(*by_file.values()):
             for test in filter(None, turn):
                 left -= self.seconds.get(test, 0.0)
@@ -70,7 +71,9 @@ class Verdict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="mutants", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="mutation", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--count", type=int, default=300, help="default: 300")
     parser.add_argument("--room", action="append", metavar="DIR", help="only below it; may be repeated")
     parser.add_argument("--budget", type=float, default=20.0, metavar="S", help="seconds of tests a mutant; default 20")
@@ -82,7 +85,7 @@ def main() -> None:
         "--against", type=Path, metavar="FILE", help="an earlier mutants.json: exit 1 where it caught more"
     )
     parser.add_argument(
-        "--out", type=Path, default=ROOT / ".mutants", help="default: .mutants/; keeps the map of tests"
+        "--out", type=Path, default=ROOT / ".mutation", help="default: .mutation/; keeps the map of tests"
     )
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -100,7 +103,7 @@ def main() -> None:
 def draw(rooms: Iterable[str], count: int) -> list[Mutant]:
     files = sorted({path for room in rooms for path in (ROOT / room).rglob("*.py")})
     if not files:
-        sys.exit(f"mutants: no Python files below {', '.join(rooms)}")
+        sys.exit(f"mutation: no Python files below {', '.join(rooms)}")
     found = [each for path in files for each in mutants_of(str(path.relative_to(ROOT)), path.read_bytes())]
     print(f"{min(count, len(found))} of {len(found)} mutants in {len(files)} files")
     return sorted(found, key=lambda mutant: mutant.rank)[:count]
@@ -116,7 +119,7 @@ def load_map(out: Path, jobs: int) -> Map:
                         "--cov-report=", f"--costs={costs}", *LAYERS], cwd=ROOT, check=False,
                        env=environment(ROOT, COVERAGE_FILE=str(data)))  # fmt: skip
         if not data.exists():
-            sys.exit("mutants: no coverage was recorded; scripts/setup --nightly brings what records it")
+            sys.exit("mutation: no coverage was recorded; scripts/setup --nightly brings what records it")
     from coverage import CoverageData  # noqa: PLC0415 (nightly tests alone need it)
 
     recorded = CoverageData(basename=str(data))

@@ -1,8 +1,8 @@
-"""`scripts/mutants`: small mistakes of a file, each of them one, none in words for people."""
+"""`scripts/mutation`: small mistakes of a file, each of them one, none in words for people."""
 
 import ast
 
-from mutants.changes import mutants_of
+from mutation.changes import mutants_of
 
 SOURCE = '''
 LIMIT = 3

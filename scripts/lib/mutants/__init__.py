@@ -1,1 +1,0 @@
-"""How much the tests notice: `scripts/mutants`."""

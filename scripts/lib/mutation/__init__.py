@@ -1,0 +1,1 @@
+"""How much the tests notice: `scripts/mutation`."""
