@@ -10,7 +10,7 @@ import trio
 from crc32c import crc32c
 from doubles.object_map import ObjectMap
 from doubles.trio_clock import TrioClock
-from fork_stores import Stores
+from fork_stores import CUT, Stores
 from producer_world import World, feed
 from replica_stores import Pair, copied
 from scenarios import scenario
@@ -178,6 +178,27 @@ async def test_a_replica_begins_with_the_very_segments_and_snapshot_of_its_lake(
     assert segments
     for key in (*segments, newest(world, snapshot_prefix)):
         assert pair.place.objects[key] == world.shared.objects[key]
+
+
+@scenario(small, on=grow)
+async def test_a_fork_keeps_what_a_later_version_has_put_into_the_entries_of_steps(world: World) -> None:
+    """Its segments cannot be the very bytes: steps, versions and origins have other numbers there."""
+    prefix, place = index_prefix(world.identity.lake_id), ObjectMap()
+    for key in [key for key in world.shared.objects if key.startswith(prefix)]:
+        data = world.shared.objects[key]
+        end = envelope_bytes(data, key)
+        body: Any = unpack(data[HEADER_BYTES:end], key)
+        fresh = encode(Kind.STEP_ENTRY, body | {"schemas": f"of {body['step']}"})
+        world.shared.put(key, fresh + data[len(fresh) :])
+    child = await Stores.of(world, place, "operator").fork(world.identity)
+    forked = [key for key in place.objects if key.startswith(index_prefix(child.lake_id))]
+    kept = []
+    for key in forked:
+        data = place.objects[key]
+        body = unpack(data[HEADER_BYTES : envelope_bytes(data, key)], key)
+        kept.append((body["step"], body.get("schemas")))
+    assert any(word for _, word in kept)
+    assert kept == [(step, f"of {step}" if step < CUT.step else None) for step, _ in kept]  # the first of each segment
 
 
 def of_format_2(data: bytes) -> bytes:
