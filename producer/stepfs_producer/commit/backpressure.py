@@ -147,6 +147,11 @@ class BackPressure:
             self._bound,
         )
 
+    @property
+    def is_held(self) -> bool:
+        """Whether an append waits for a group or for room."""
+        return self._held
+
     def note_held(self, head: LogState, pending: CommitWindow) -> None:
         """Note that no append is admitted; after `SAY_AFTER_S`, then each `SAY_EVERY_S`, warn what would end the wait."""
         now_s = trio.current_time()

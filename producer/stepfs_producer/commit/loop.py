@@ -57,6 +57,7 @@ Rebase = Callable[[LogState, Stamp], Commit | Refusal]
 Lost = Callable[[], Awaitable[list[Descriptor]]]
 SETTLE_S_MAX: Final = 30.0
 START_GIVE_UP_S: Final = 30.0  # a wrong endpoint looks like an outage and should be reported soon
+HELD_LOOK_S: Final = 300.0  # between looks of a held producer at the log, six requests each
 IDENTITY_CHECK_S: Final = 60.0  # while committing, a recreated lake is noticed within this time (hazard 7)
 LOSSES_WORTH_SAYING: Final = 32
 
@@ -319,7 +320,9 @@ class CommitLoop:
         backoff: Backoff,
         snapshots: SnapshotWriter,
         changed: trio.lowlevel.ParkingLot,
+        is_held: Callable[[], bool],
     ) -> None:
+        """`is_held`: whether an append waits for others than this loop."""
         self.state = started.state
         self.tally = CommitStats()
         self.retiring = False
@@ -333,6 +336,7 @@ class CommitLoop:
         self._backoff = backoff
         self._snapshots = snapshots
         self._changed = changed
+        self._is_held = is_held
         self._identity_checked_s = trio.current_time()
         self._said_giving_way = False
         self._said_losing = False
@@ -351,32 +355,42 @@ class CommitLoop:
         up.
         """
         while not self.retired:
-            await self._due()
+            work = await self._due()
             try:
-                await self._turn()
+                await work()
             except StoreUnreachableError as error:
                 await self._backoff.failed(error)
 
-    async def _due(self) -> None:
-        """Wait until there is a durable append and the pacer allows a commit."""
+    async def _due(self) -> Callable[[], Awaitable[None]]:
+        """Wait until there is a durable append and the pacer allows a commit, or until a held producer looks at the log."""
         while True:
             if self._pending.ready_tgbs:
                 now_s = trio.current_time()
                 due_s = self._pacer.due_s(now_s=now_s, oldest_s=self._pending.oldest_s, crowded=self._pending.crowded)
                 if now_s >= due_s:
-                    return
+                    return self._turn
                 with trio.move_on_at(due_s):
                     await self._changed.park()
             elif self.retiring and self._pending.first_seq == self._pending.certain_seq:
-                return
+                return self._turn
             else:
-                await self._changed.park()
+                with trio.move_on_after(HELD_LOOK_S) as idle:
+                    await self._changed.park()
+                if idle.cancelled_caught and self._is_held():
+                    return self._look
+
+    async def _look(self) -> None:
+        """No commit will show to a producer that is held back that it was fenced, or that the lake has ended."""
+        await self._turn()
+        if self.head.sealed:
+            raise self._error_of(SealedRefusal())
 
     async def _turn(self) -> None:
         await self._check_identity()
         started_s = trio.current_time()
         self.tally.attempts += 1
-        outcome = await self._committer.attempt(self._rebase, self._lost, alone=self._pacer.is_alone)
+        creates = self.retiring or self._pending.ready_tgbs > 0  # else no create tells of others
+        outcome = await self._committer.attempt(self._rebase, self._lost, alone=creates and self._pacer.is_alone)
         exposure_s = self._committer.exposure_s
         if tracing.ring is not None:
             tracing.ring.add("commits", type(outcome).__name__, trio.current_time() - started_s, head=self.head.version)

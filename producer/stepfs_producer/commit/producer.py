@@ -260,6 +260,12 @@ class AsyncProducer(Readings):
         settings, reader = self._settings, started.committer.reader
         pending = CommitWindow(started.state.next_seq, memory_bytes_max=settings.max_pending_bytes)
         snapshots = SnapshotWriter(store, started.identity, reader)
+        lead = BackPressure(
+            reader.control,
+            steps_max=settings.max_lead,
+            live_bytes_max=settings.max_live_bytes,
+            without_groups=settings.max_lead_without_groups,
+        )
         loop = CommitLoop(
             store,
             started,
@@ -268,12 +274,7 @@ class AsyncProducer(Readings):
             backoff=self._backoff("commit"),
             snapshots=snapshots,
             changed=self._changed,
-        )
-        lead = BackPressure(
-            reader.control,
-            steps_max=settings.max_lead,
-            live_bytes_max=settings.max_live_bytes,
-            without_groups=settings.max_lead_without_groups,
+            is_held=lambda: lead.is_held,
         )
         writer = TgbWriter(store, started.identity, started.me, at_once=settings.uploads)
         self._running = Running(started, pending, loop, snapshots, writer, lead, self._pacer)
