@@ -10,9 +10,11 @@ import argparse
 import itertools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -90,9 +92,10 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     drawn = draw(options.room or ROOMS, options.count)
-    trees = [copy_tree(options.out.resolve() / f"tree-{number}") for number in range(options.jobs)]
-    known = load_map(options.out.resolve(), trees)
-    verdicts = list(judge(drawn, known, trees, options))
+    with tempfile.TemporaryDirectory(prefix="stepfs-mutation-") as directory:
+        trees = [copy_tree(Path(directory) / f"tree-{number}") for number in range(options.jobs)]
+        known = load_map(options.out.resolve(), trees)
+        verdicts = list(judge(drawn, known, trees, options))
     tell(verdicts)
     (options.out / "mutants.json").write_text(
         json.dumps([{**asdict(each), "name": each.mutant.name} for each in verdicts])
@@ -130,7 +133,7 @@ def load_map(out: Path, trees: list[Path]) -> Map:
     tests: dict[str, dict[int, list[str]]] = {}
     for name in recorded.measured_files():
         lines = recorded.contexts_by_lineno(name).items()
-        tests[str(Path(name).relative_to(trees[0]))] = {
+        tests[re.sub(r"^.*/(?=(fs|producer)/stepfs)", "", name)] = {
             line: sorted({context.partition("|")[0] for context in contexts if context} - passed_by)
             for line, contexts in lines
         }
@@ -175,7 +178,6 @@ def judge(drawn: list[Mutant], known: Map, trees: list[Path], options: argparse.
 
 
 def copy_tree(tree: Path) -> Path:
-    shutil.rmtree(tree, ignore_errors=True)
     tree.mkdir()
     for name in COPIED:
         source = ROOT / name
