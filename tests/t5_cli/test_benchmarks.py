@@ -121,8 +121,8 @@ def bench(program, *arguments, out):
         command, env=tools.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as running:
         try:
-            printed, said = running.communicate(timeout=100)
-        except subprocess.TimeoutExpired:
+            printed, said = running.communicate()
+        except BaseException:  # the test's own time is over
             running.terminate()  # it takes its mounts and servers along
             raise
     assert running.returncode == 0, said

@@ -114,13 +114,14 @@ def _moved(lane: Lane) -> int:
 
 
 async def _make_short(url: str) -> None:
-    """A hundred real commits."""
+    """A hundred real commits, of a producer that then retires: one that may come back is a contender for a while."""
     store = open_store(url)
     await create_lake(store, slices=SLICES)
     async with AsyncProducer(url, producer_id="generator", store=store) as producer:
         for _ in range(SHORT_STEPS):
             await producer.append(_BATCH, position=None)
             await producer.flush()
+        await producer.retire()
     await store.aclose()
 
 
