@@ -78,7 +78,7 @@ def main() -> None:
     )
     parser.add_argument("--count", type=int, default=300, help="default: 300")
     parser.add_argument("--room", action="append", metavar="DIR", help="only below it; may be repeated")
-    parser.add_argument("--budget", type=float, default=20.0, metavar="S", help="seconds of tests a mutant; default 20")
+    parser.add_argument("--budget", type=float, default=60.0, metavar="S", help="seconds of tests a mutant; default 60")
     parser.add_argument(
         "--alone", action="store_true", help="run all tests of a mutant, and say what each file alone catches"
     )
