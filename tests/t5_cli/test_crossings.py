@@ -262,8 +262,6 @@ past × chats: t5_cli/test_plan_chats.py::test_pairs_stay_together_and_a_text_is
 """
 
 CELLS = {pair: SAME.get(cell, cell) for pair, _, cell in (line.partition(": ") for line in TABLE.strip().splitlines())}
-# crossings that are wrong, and known: their tests are expected to fail, and pass once they are mended
-KNOWN = ["seal × lead", "lead × replaced"]
 
 
 def module(path: str) -> Path:
@@ -321,12 +319,12 @@ def test_a_cell_names_a_test_that_is_there_or_the_code_that_keeps_the_two_apart(
         assert [module(named) for named in re.findall(r"[\w/]+\.py", path)], "a reason names the code"
 
 
-def test_the_crossings_that_are_wrong_are_known():
+def test_no_crossing_is_known_to_be_wrong():
     def fails(cell: str) -> bool:
         path, _, name = cell.partition("::")
-        return bool(name) and any(mark in functions_in(path)[name] for mark in ("xfail", "AS_NEW"))
+        return bool(name) and "xfail" in functions_in(path)[name]
 
-    assert [pair for pair in CELLS if fails(CELLS[pair])] == KNOWN
+    assert [pair for pair in CELLS if fails(CELLS[pair])] == []
 
 
 def options_of_commands() -> dict[str, set[str]]:
