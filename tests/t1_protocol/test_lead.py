@@ -14,7 +14,7 @@ from lakework import reclaim
 from producer_world import SLICES, World, append, feed, payload, simulate
 from scenarios import scenario
 
-from stepfs.errors import AbsentError, OtherHistoryError, RefusedError, SealedError
+from stepfs.errors import AbsentError, FencedError, OtherHistoryError, RefusedError, SealedError
 from stepfs.format.ids import Step
 from stepfs.format.keys import control_prefix, log_prefix
 from stepfs.lake.control import Group
@@ -87,17 +87,27 @@ async def test_a_producer_goes_on_when_the_group_that_holds_it_is_retired(world:
         await producer.flush()
 
 
-@pytest.mark.parametrize("ending", ["sealed", "replaced"])
-def test_a_producer_that_is_held_notices_the_end_of_the_lake(ending: str) -> None:
+@pytest.mark.parametrize(
+    ("ending", "error"),
+    [
+        ("sealed", SealedError),
+        ("replaced", (AbsentError, OtherHistoryError, RefusedError)),
+        ("succeeded", FencedError),
+    ],
+)
+def test_a_producer_that_is_held_notices_the_end_of_the_lake(ending: str, error: Any) -> None:
     async def scenario(world: World) -> None:
         await groups(world, 1)
         operator = world.store("operator")
-        with pytest.raises(SealedError if ending == "sealed" else (AbsentError, OtherHistoryError, RefusedError)):
+        with pytest.raises(error):
             async with world.producer("p", max_lead=LEAD) as producer:
                 with trio.move_on_after(60.0):
                     await feed(producer, 100)
                 if ending == "sealed":
                     await seal(await LogReader.open(operator, world.identity), TrioClock())
+                elif ending == "succeeded":
+                    async with world.producer("p", world.store("its successor")):
+                        pass
                 else:
                     await operator.delete([entry.key for entry in await operator.list("")])
                     await create_lake(operator, slices=SLICES)
