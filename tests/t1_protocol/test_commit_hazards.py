@@ -42,6 +42,7 @@ from stepfs.lake.identity import create_lake
 from stepfs.lake.log import snapshots as log_snapshots
 from stepfs.lake.log.reader import LogReader
 from stepfs.store.api import Put, Store
+from stepfs.store.probe import examine_store
 from stepfs_producer import AsyncProducer
 from stepfs_producer.commit import loop as commit_loop
 from stepfs_producer.commit import producer as producer_room
@@ -546,6 +547,32 @@ def test_a_lake_that_a_false_412_refused_is_said_to_be_tried_again() -> None:
         await create_lake(store, slices=1)
 
     small(refused, on=grow)
+
+
+class Revived(FaultyStore):
+    """The put of the probe's read timed out and was made again: late attempts undo the next deletes of its key."""
+
+    late = 0
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        bodies = {key: self.shared.objects.get(key, b"") for key in keys}
+        await super().delete(keys)
+        for key, body in bodies.items():
+            if self.late > 0 and len(body) > 1000:  # no other object of the probe is as long
+                self.late -= 1
+                self.shared.put(key, body)
+
+
+@pytest.mark.parametrize(("late", "seen"), [(2, ""), (99, "a deleted object is still there")])
+def test_a_probe_looks_again_when_late_puts_undo_a_delete(late: int, seen: str) -> None:
+    """Seed 9973401: a sound store was refused for an attempt of 40 s before. One that deletes nothing is refused still."""
+
+    async def probed(world: World) -> None:
+        store = Revived(world.shared, actor="founder")
+        store.late = late
+        assert [check.seen for check in (await examine_store(store)).checks if not check.passed] == [seen] * bool(seen)
+
+    small(probed, on=grow)
 
 
 async def hazard_08_append(world: World) -> None:
