@@ -61,6 +61,17 @@ def test_a_second_one_waits_for_the_first_and_finds_nothing_to_do(checkout: Path
     assert ["pyfuse3" in call for call in asked if "--no-build-isolation" not in call].count(True) == 1
 
 
+def test_an_environment_that_is_a_link_is_left_as_it_is(checkout: Path) -> None:
+    """It emptied another checkout's, which programs were running from."""
+    other = checkout / "other checkout's"
+    (other / "bin").mkdir(parents=True)
+    (other / "bin/python").touch()
+    (checkout / ".venv").symlink_to(other)
+    assert setup(checkout, checkout / "said").wait(60) == 1
+    assert f"what it names: {other}; remove the link" in (checkout / "said").read_text()
+    assert (other / "bin/python").exists()
+
+
 SOURCES, DOCUMENTS = "every source byte", "every document is there"
 
 
