@@ -5,7 +5,7 @@ A mutant puts one classic mistake back. If its run still passed, the scenario wo
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -554,7 +554,8 @@ class Revived(FaultyStore):
 
     late = 0
 
-    async def delete(self, keys: Sequence[str]) -> None:
+    async def delete(self, keys: Iterable[str]) -> None:
+        keys = list(keys)
         bodies = {key: self.shared.objects.get(key, b"") for key in keys}
         await super().delete(keys)
         for key, body in bodies.items():

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 
+from finished import without_progress
 from typer import Typer, testing
 from typer.main import get_command
 from typer.testing import CliRunner
@@ -32,7 +33,8 @@ class Ended(subprocess.CompletedProcess[str]):
 
     @property
     def err(self) -> str:
-        return self.stderr
+        """But for lines of progress, which `stderr` has."""
+        return without_progress(self.stderr)
 
     @property
     def document(self):

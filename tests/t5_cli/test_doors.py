@@ -43,6 +43,19 @@ def printed(output: Path) -> Counter[tuple[int, str]]:
     return Counter((int(step), crc) for step, crc in found)
 
 
+def printed_by(job: list[tuple[subprocess.Popen[bytes], Path]]) -> Counter[tuple[int, str]]:
+    return sum((printed(output) for _, output in job), Counter())
+
+
+def ids_of(lake: Lake) -> Counter[tuple[int, str]]:
+    return Counter(
+        (int(step), f"{zlib.crc32(batch['input_ids'].numpy().tobytes()):08x}")
+        for step in lake
+        for rank in range(SLICES)
+        for batch in micro_batches(load(bytes(step[rank])))
+    )
+
+
 @pytest.mark.nightly
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("program", "needs", "before", "after"), DOORS)
@@ -69,13 +82,13 @@ def test_a_killed_job_goes_on_with_the_ids_that_come_next(program, needs, before
 
     with Lake(file_url) as lake:
         try:
+            there = ids_of(lake)
             first = start("before", before)
-            for _, output in first:
-                until(
-                    lambda output=output: (HALF - 1) in {step for step, _ in printed(output)},
-                    output.read_text,
-                    within_s=100,
-                )
+            until(
+                lambda: printed_by(first) == there,
+                lambda: "".join(output.read_text() for _, output in first),
+                within_s=100,
+            )
             for process, _ in first:
                 os.killpg(process.pid, signal.SIGKILL)
             produced(file_url, corpus, STEPS)
@@ -87,13 +100,8 @@ def test_a_killed_job_goes_on_with_the_ids_that_come_next(program, needs, before
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-        expected = Counter(
-            (int(step), f"{zlib.crc32(batch['input_ids'].numpy().tobytes()):08x}")
-            for step in lake
-            for rank in range(SLICES)
-            for batch in micro_batches(load(bytes(step[rank])))
-        )
-    once, again = (sum((printed(output) for _, output in job), Counter()) for job in (first, second))
+        expected = ids_of(lake)
+    once, again = printed_by(first), printed_by(second)
     assert {step for step, _ in again} >= set(range(HALF, STEPS))
     assert once | again == expected
     for found in (once, again):  # whole steps, and none twice
