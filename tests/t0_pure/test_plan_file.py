@@ -222,6 +222,7 @@ def bomb(levels: int) -> bytes:
         (b"a: &a [*a]\n", "nested deeper than 32 levels; a plan is flatter"),
         (b"a: &a {b: *a}\n", "nested deeper than 32 levels; a plan is flatter"),
         (b"[" * 5000, "p.yaml:1:33: nested deeper than 32 levels; a plan is flatter"),
+        (b"[" + b"[1], " * 40 + b"[" * 5000, "p.yaml:1:233: nested deeper than 32 levels; a plan is flatter"),
         (b"- " * 100_001, "nested deeper than 32 levels; a plan is flatter"),
         (b"#" * (BYTES_MAX + 1), "p.yaml:1:1: 4194305 bytes; a plan has at most 4194304"),
         (WHOLE + b"seed: 1\nseed: 2\n", "p.yaml:4:1: key 'seed' stands here twice (first at 3:1); remove one"),

@@ -255,6 +255,14 @@ async def test_a_dry_run_knows_what_a_killed_reclaimer_left(world: World, monkey
 
 
 @scenario(small)
+async def test_a_dry_run_writes_no_snapshot_that_the_run_needs(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    await everything(world)
+    for key in [key for key in world.shared.objects if key.startswith(snapshot_prefix(world.identity.lake_id))]:
+        world.shared.remove(key)
+    await compare(world, monkeypatch)
+
+
+@scenario(small)
 async def test_a_dry_run_on_a_sealed_lake(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     await everything(world)
     await seal(await LogReader.open(process(world, "sealer"), world.identity), TrioClock())

@@ -116,6 +116,7 @@ def test_another_version_than_the_listed_one_is_refused(root: str, put: Put) -> 
             "sources are files, or lie at s3://, gs://, az:// or hf://; fetch it first: curl -O https://host",
         ),
         ("hf://models/a/b", "'hf://models/a/b' names no data set of the Hub; write hf://datasets/OWNER/NAME@REVISION/"),
+        ("file://host/a", "'file://host/a' is not absolute; write file:///directory"),
         ("hf://datasets/a", "names no data set of the Hub; write hf://datasets/OWNER/NAME@REVISION/data/"),
     ],
 )
