@@ -1,7 +1,10 @@
 """`scripts/mutation`: small mistakes of a file, each of them one, none in words for people."""
 
 import ast
+from pathlib import Path
 
+from mutation.__main__ import test_of as found_in
+from mutation.__main__ import unknown_of
 from mutation.changes import mutants_of
 
 SOURCE = '''
@@ -57,3 +60,10 @@ def test_a_mutant_is_one_change_of_a_file_that_compiles_and_names_itself_once() 
     # The name tells a mutant from others, and stays as it is where lines before it come or go.
     later = [mutant.name for mutant in mutants_of("first.py", b"\n\n" + source)]
     assert later == [mutant.name for mutant in mutants]
+
+
+def test_tests_are_named_as_pytest_names_them() -> None:
+    """Names that were cut at a parameter's sign were found by nobody, and their mutants were called caught."""
+    assert found_in("tests/a.py::test_b[x|y]|run") == "tests/a.py::test_b[x|y]"
+    said = "ERROR: not found: /t/tests/a.py::test_b\n(no match in any of [<Module a.py>])\n"
+    assert unknown_of(said, Path("/t")) == {"tests/a.py::test_b"}

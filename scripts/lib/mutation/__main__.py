@@ -134,12 +134,16 @@ def load_map(out: Path, trees: list[Path]) -> Map:
     for name in recorded.measured_files():
         lines = recorded.contexts_by_lineno(name).items()
         tests[re.sub(r"^.*/(?=(fs|producer)/stepfs)", "", name)] = {
-            line: sorted({context.partition("|")[0] for context in contexts if context} - passed_by)
-            for line, contexts in lines
+            line: sorted({test_of(context) for context in contexts if context} - passed_by) for line, contexts in lines
         }
     rows = [line.split("\t") for line in costs.read_text().splitlines()[1:]]
     print(f"{len(rows)} tests; {len(passed_by)} fail in a copy, and judge nothing")
     return Map(tests, {test: float(seconds) for _, seconds, test in rows})
+
+
+def test_of(context: str) -> str:
+    """Of pytest-cov's `test|phase`; the parameters of a test may have the same sign."""
+    return context.rpartition("|")[0]
 
 
 PYTEST: Final = ("-m", "pytest", "-p", "layers", "-q", "-W", "ignore::pytest.PytestCollectionWarning")
@@ -189,6 +193,21 @@ def copy_tree(tree: Path) -> Path:
     return tree
 
 
+def run(tests: list[str], tree: Path, *, all_of_them: bool) -> subprocess.CompletedProcess[str]:
+    chosen = tree / "chosen"
+    chosen.write_text("\n".join(tests))
+    command = [*python(), *PYTEST, "-n", "0", "-p", "no:cacheprovider", "--timeout", "30", "--tb=no", "-rfE",
+               f"--basetemp={tree / 'tmp'}", *([] if all_of_them else ["-x"]), f"@{chosen}"]  # fmt: skip
+    return subprocess.run(
+        command, cwd=tree, env=environment(tree), capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def unknown_of(said: str, tree: Path) -> set[str]:
+    """Tests, without their parameters, as pytest names what it does not find."""
+    return {line.removeprefix(f"ERROR: not found: {tree}/") for line in said.splitlines() if "ERROR: not found" in line}
+
+
 def try_out(mutant: Mutant, tests: list[str], tree: Path, *, all_of_them: bool) -> Verdict:
     if not tests:
         return Verdict(mutant, "no test")
@@ -196,13 +215,9 @@ def try_out(mutant: Mutant, tests: list[str], tree: Path, *, all_of_them: bool) 
     source = path.read_bytes()
     path.write_bytes(mutant.applied(source))
     try:
-        chosen = tree / "chosen"
-        chosen.write_text("\n".join(tests))
-        command = [*python(), *PYTEST, "-n", "0", "-p", "no:cacheprovider", "--timeout", "30", "--tb=no", "-rfE",
-                   f"--basetemp={tree / 'tmp'}", *([] if all_of_them else ["-x"]), f"@{chosen}"]  # fmt: skip
-        done = subprocess.run(
-            command, cwd=tree, env=environment(tree), capture_output=True, text=True, timeout=300, check=False
-        )
+        done = run(tests, tree, all_of_them=all_of_them)
+        if unknown := unknown_of(done.stderr, tree):  # the mutant is in what tests are made of: others judge it
+            done = run([test for test in tests if test.partition("[")[0] not in unknown], tree, all_of_them=all_of_them)
     except subprocess.TimeoutExpired:
         return Verdict(mutant, "hung")
     finally:
