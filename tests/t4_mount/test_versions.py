@@ -126,6 +126,9 @@ def test_a_mount_goes_on_under_another_version(steady, tmp_path, request, edit, 
         assert version_of(directory) == (before if refused else after)
         assert held.read(1 << 20) == payload(2, 1, SIZE)
         assert (directory / "step-000000003/rank-00000.bin").read_bytes() == payload(3, 0, SIZE)
+    if not refused and act == "kill":  # it answers before its keeper has heard so
+        said, logs = f"after pid {first['pid']} that died", tmp_path / "logs"
+        until(lambda: any(said in log.read_text() for log in logs.iterdir()), "it does not get ready")
     if not refused:  # and the keeper is of that version by now: a death, and back again
         os.kill(serves["pid"], signal.SIGKILL)
         assert shown(directory, "config")["follows"] == serves["pid"]
