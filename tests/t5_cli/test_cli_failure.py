@@ -110,6 +110,9 @@ def test_of_several_errors_the_most_severe_decides():
 def test_interrupt_is_quiet_even_inside_groups(capsys):
     assert fail_with(KeyboardInterrupt()) == 130
     assert fail_with(BaseExceptionGroup("n", [KeyboardInterrupt(), ValueError("x")])) == 130
+    of_a_class = RuntimeError("Error calling __set_name__")  # by Python 3.11, while modules are imported
+    of_a_class.__cause__ = KeyboardInterrupt()
+    assert fail_with(of_a_class) == 130
     assert capsys.readouterr() == ("", "")
 
 

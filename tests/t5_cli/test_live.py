@@ -275,7 +275,7 @@ def test_a_command_shows_itself_before_the_store_answers_and_leaves_a_clean_term
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.txt").write_text("some text\n" * 200)
     (tmp_path / "plan.yaml").write_text(
-        "output: {slices: 1}\nstages: [{from: 0, sequence_length: 64}]\nsources: {a: {format: text, files: a.txt}}\n"
+        "output: {mesh: dp=1, sequence_length: 64}\nsources: {a: {format: text, files: a.txt}}\n"
         "mix: [{from: 0, weights: {a: 1}}]\n"
     )
     shown = Terminal(COMMANDS[name], env=silent)

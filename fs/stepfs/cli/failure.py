@@ -44,6 +44,8 @@ def reported(program: str = "stepfs") -> Iterator[None]:
     except _CONTROL_FLOW:
         raise
     except Exception as error:  # noqa: BLE001 — the edge: every exception becomes one line
+        if isinstance(error.__cause__, KeyboardInterrupt):  # Python 3.11 makes it an error where a class is defined
+            raise SystemExit(EXIT_INTERRUPTED) from None
         code, line = explain(error)
         _say(program, error, code, line)
         raise SystemExit(code) from None
