@@ -217,7 +217,10 @@ def try_out(mutant: Mutant, tests: list[str], tree: Path, *, all_of_them: bool) 
     try:
         done = run(tests, tree, all_of_them=all_of_them)
         if unknown := unknown_of(done.stderr, tree):  # the mutant is in what tests are made of: others judge it
-            done = run([test for test in tests if test.partition("[")[0] not in unknown], tree, all_of_them=all_of_them)
+            tests = [test for test in tests if test.partition("[")[0] not in unknown]
+            if not tests:  # pytest would run all there are
+                return Verdict(mutant, "no test")
+            done = run(tests, tree, all_of_them=all_of_them)
     except subprocess.TimeoutExpired:
         return Verdict(mutant, "hung")
     finally:
